@@ -93,10 +93,10 @@ kunit: ## The module's KUnit tests alone, on the ordinary and the debug kernel
 hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
 	@$(RUNNER) hazards
 
-bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--quick for less
+bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--page only writes
 	@$(RUNNER) bench $(BENCH)
 
-cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 writes them there
+cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 writes them there and into the page
 	@$(RUNNER) cost $(if $(UPDATE),--update)
 
 mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses

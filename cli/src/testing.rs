@@ -13,17 +13,19 @@ use crate::host::recording::{encode, Recording};
 use crate::host::{Host, Unseen};
 use crate::report::Out;
 
-/// Compares with a file of `cli/tests`, which `UPDATE_GOLDEN=1` writes anew.
-///
-/// JSON stands there [`folded`].
+/// Compares output with a file of `cli/tests`, in which JSON is [`folded`].
 pub(crate) fn golden(name: &str, text: &str) {
-    let text = folded(text);
+    same_as_file(name, &folded(text));
+}
+
+/// Compares with a file, named from `cli/tests` on. `UPDATE_GOLDEN=1` writes it anew.
+pub(crate) fn same_as_file(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")
         .join(name);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, &text).unwrap();
+        fs::write(&path, text).unwrap();
         return;
     }
     let kept = fs::read_to_string(&path).unwrap_or_default();

@@ -18,24 +18,34 @@ struct cost_shape {
 	unsigned long len;
 	/* From one page of 64 KiB to the next. */
 	unsigned long stride;
-	/* Entries of the scatter list that come of it. */
+	/* Entries of the scatter list that our module makes of it. */
 	int entries;
+	/* The memory is freed while it is registered. */
+	int is_revoked;
 };
 
-/* One of the client's callbacks. */
+/* One of the client's callbacks, or the end of the memory. */
 struct cost_callback {
 	const char *name;
 	void (*call)(void);
 };
 
 /* services.c. Each ends the process with a message where something is wrong. */
-void cost_load(int persistent);
+void cost_load(int is_ours, int persistent);
 void cost_begin(const struct cost_shape *shape);
 void cost_end(void);
-extern const struct cost_callback cost_callbacks[];	/* in order; the last has no name */
+/* Entries of the scatter list, and allocations that a registration keeps. */
+long cost_entries(void);
+long cost_allocations(void);
+/* In order; the last has no name. */
+extern const struct cost_callback cost_deregistered[], cost_revoked[];
 
-/* Sections of the program, bounded by the linker: the module's instructions, all counters. */
+/*
+ * Sections of the program, bounded by the linker: instructions of the module and of the
+ * kernel's objects, all counters.
+ */
 extern const char __start_cost_module[], __stop_cost_module[];
+extern const char __start_cost_kernel[], __stop_cost_kernel[];
 extern struct cost_call __start_cost_calls[], __stop_cost_calls[];
 
 /*

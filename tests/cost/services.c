@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The kernel and the provider as our module sees them, in a user process: what
- * the callbacks of a registration call, and the structures that they read.
+ * The kernel and the provider as a peer-memory module sees them, in a user process:
+ * what the callbacks of a registration call, and the structures that they read.
  *
  * Compiled by kbuild with the kernel's headers and flags, so that structures
  * and prototypes are the kernel's. What is called and is neither here nor among
@@ -160,6 +160,15 @@ void *__kmalloc_noprof(DECL_TOKEN_PARAMS(size, token), gfp_t flags)
 	return allocate(size, sizeof(u64), flags);
 }
 
+/* The pools that a kmalloc() of constant size names. Only their address is used. */
+kmem_buckets kmalloc_caches[NR_KMALLOC_TYPES];
+
+void *__kmalloc_cache_noprof(struct kmem_cache *pool, gfp_t flags, size_t size)
+{
+	COUNT("kmalloc");
+	return allocate(size, sizeof(u64), flags);
+}
+
 void kfree(const void *memory)
 {
 	COUNT("kfree");
@@ -257,6 +266,12 @@ bool try_module_get(struct module *module)
 	COUNT("try_module_get");
 	held[MODULES]++;
 	return true;
+}
+
+void __module_get(struct module *module)
+{
+	COUNT("module_get");
+	held[MODULES]++;
 }
 
 void module_put(struct module *module)
@@ -405,10 +420,13 @@ static const struct cost_shape *shape;
 static struct pin {
 	struct nvidia_p2p_page_table table;
 	struct nvidia_p2p_page *pages;
+	void (*free_callback)(void *data);
+	void *data;
 } pins[2];
 static struct nvidia_p2p_dma_mapping mapping;
 
-static int pin(u64 len, struct nvidia_p2p_page_table **found)
+static int pin(u64 len, struct nvidia_p2p_page_table **found,
+	       void (*free_callback)(void *data), void *data)
 {
 	u32 count = len / SZ_64K;
 	struct pin *new = &pins[held[PINS]];
@@ -429,6 +447,8 @@ static int pin(u64 len, struct nvidia_p2p_page_table **found)
 		new->pages[i].physical_address = BAR_START + i * shape->stride;
 		new->table.pages[i] = &new->pages[i];
 	}
+	new->free_callback = free_callback;
+	new->data = data;
 	*found = &new->table;
 	return 0;
 }
@@ -449,7 +469,7 @@ int nvidia_p2p_get_pages(uint64_t token, uint32_t space, uint64_t addr,
 			 void (*free_callback)(void *data), void *data)
 {
 	COUNT("nvidia_p2p_get_pages");
-	return pin(len, found);
+	return pin(len, found, free_callback, data);
 }
 
 int nvidia_p2p_put_pages(uint64_t token, uint32_t space, uint64_t addr,
@@ -464,7 +484,7 @@ int nvidia_p2p_get_pages_persistent(uint64_t addr, uint64_t len,
 				    uint32_t flags)
 {
 	COUNT("nvidia_p2p_get_pages_persistent");
-	return pin(len, found);
+	return pin(len, found, NULL, NULL);
 }
 
 int nvidia_p2p_put_pages_persistent(uint64_t addr,
@@ -497,36 +517,68 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 	return 0;
 }
 
+static void unmap(struct nvidia_p2p_dma_mapping *undone)
+{
+	if (undone != &mapping)
+		host_fail("the provider does not know this mapping", (long)undone);
+	held[PROVIDER_MAPPINGS]--;
+	host_free(mapping.dma_addresses);
+}
+
 int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_page_table *of,
 			       struct nvidia_p2p_dma_mapping *undone)
 {
 	COUNT("nvidia_p2p_dma_unmap_pages");
-	if (undone != &mapping)
-		host_fail("the provider does not know this mapping", (long)undone);
-	held[PROVIDER_MAPPINGS]--;
-	host_free(mapping.dma_addresses);
+	unmap(undone);
+	return 0;
+}
+
+/* Both do nothing in nv-p2p.c, either: see revoke(). */
+int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *undone)
+{
+	COUNT("nvidia_p2p_free_dma_mapping");
+	return 0;
+}
+
+int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *put)
+{
+	COUNT("nvidia_p2p_free_page_table");
 	return 0;
 }
 
 /* --- what loading the module takes; counted by nobody ------------------------ */
 
-static const struct peer_memory_client *client;
+#define TICKET	7
 
+static const struct peer_memory_client *client;
+static bool wants_persistent, is_revoking;
+
+/* ib_core's part of a revocation. Called once, for the region that is revoked. */
 static int invalidate(void *handle, u64 ticket)
 {
-	host_fail("nothing is revoked here", ticket);
+	COUNT("ib_invalidate_peer_memory");
+	if (!is_revoking || handle != client || ticket != TICKET)
+		host_fail("the module revokes what is not revoked, by its ticket", ticket);
+	is_revoking = false;
+	return 0;
 }
 
-/* The first is whom ib_core asks first: the client of the mode. */
+/* A client with the callback is revocable. */
 void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
 				     invalidate_peer_memory *callback)
 {
-	if (!client)
+	if (wants_persistent == !callback)
 		client = peer;
 	if (callback)
 		*callback = invalidate;
 	return (void *)peer;
+}
+
+/* Only for a module that does not load. */
+void ib_unregister_peer_memory_client(void *handle)
+{
+	host_fail("a client is taken back", (long)handle);
 }
 
 /* A registration that is counted logs nothing: the call would be counted. */
@@ -568,14 +620,24 @@ static const struct kernel_param *parameter(const char *name)
 
 int init_module(void);
 
-/* Loads the module: with the persistent client alone, or the revocable one first. */
-void cost_load(int persistent)
+/* NVIDIA's module makes an entry for each page. */
+static bool joins_pages;
+
+/*
+ * Loads the module. NVIDIA's makes both clients; ours makes the persistent one alone, or
+ * both.
+ */
+void cost_load(int is_ours, int persistent)
 {
 	int ret;
 
-	*(int *)parameter("persistent_api_support")->arg = persistent;
-	/* Looks at sysfs, and no registration does. */
-	*(bool *)parameter("memory_peers")->arg = false;
+	wants_persistent = persistent;
+	joins_pages = is_ours;
+	if (is_ours) {
+		*(int *)parameter("persistent_api_support")->arg = persistent;
+		/* Looks at sysfs, and no registration does. */
+		*(bool *)parameter("memory_peers")->arg = false;
+	}
 	ret = init_module();
 	if (ret)
 		host_fail("the module does not load", ret);
@@ -598,6 +660,16 @@ void cost_begin(const struct cost_shape *next)
 	memset(&sgt, 0, sizeof(sgt));
 }
 
+long cost_entries(void)
+{
+	return sgt.nents;
+}
+
+long cost_allocations(void)
+{
+	return held[ALLOCATIONS] - before[ALLOCATIONS];
+}
+
 /* Everything that was taken must have been given back. */
 void cost_end(void)
 {
@@ -618,7 +690,7 @@ static void acquire(void)
 
 static void get_pages(void)
 {
-	int ret = client->get_pages(ADDR, shape->len, 1, 0, &sgt, context, 7);
+	int ret = client->get_pages(ADDR, shape->len, 1, 0, &sgt, context, TICKET);
 
 	if (ret)
 		host_fail(__func__, ret);
@@ -626,13 +698,14 @@ static void get_pages(void)
 
 static void dma_map(void)
 {
+	int wanted = joins_pages ? shape->entries : shape->len / SZ_64K;
 	struct scatterlist *sg;
 	int entries, i;
 	int ret = client->dma_map(&sgt, context, &hca.dev, 0, &entries);
 
 	if (ret)
 		host_fail(__func__, ret);
-	if (entries != shape->entries || sgt.nents != entries)
+	if (entries != wanted || sgt.nents != entries)
 		host_fail("another number of entries", entries);
 	for_each_sgtable_dma_sg(&sgt, sg, i)
 		if (sg_dma_address(sg) != BAR_START + i * shape->stride ||
@@ -663,13 +736,39 @@ static void release_callback(void)
 	client->release(context);
 }
 
-const struct cost_callback cost_callbacks[] = {
+/*
+ * The memory is freed: nvidia.ko calls the callback of the pin, and frees the page table
+ * and its mapping. A client that unmaps by itself (PEER_MEM_INVALIDATE_UNMAPS) is only
+ * asked to release afterwards.
+ */
+static void revoke(void)
+{
+	is_revoking = true;
+	pins[0].free_callback(pins[0].data);
+	if (is_revoking)
+		host_fail("ib_core is not told of the revocation", 0);
+	if (held[PROVIDER_MAPPINGS])
+		unmap(&mapping);
+	unpin(&pins[0].table);
+}
+
+const struct cost_callback cost_deregistered[] = {
 	{ "acquire", acquire },
 	{ "get_pages", get_pages },
 	{ "dma_map", dma_map },
 	{ "get_page_size", get_page_size },
 	{ "dma_unmap", dma_unmap },
 	{ "put_pages", put_pages },
+	{ "release", release_callback },
+	{}
+};
+
+const struct cost_callback cost_revoked[] = {
+	{ "acquire", acquire },
+	{ "get_pages", get_pages },
+	{ "dma_map", dma_map },
+	{ "get_page_size", get_page_size },
+	{ "revoke", revoke },
 	{ "release", release_callback },
 	{}
 };

@@ -1,392 +1,289 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The bench: `gdr bench` with our module and with NVIDIA's, in turn, on the same kernel and machines; tables, JSON and plots of
-//! what it says, and the page on it.
-//!
-//! The page is not compared with what a run makes, as that on the hazards is: instructions change with every compiler.
+//! `runner bench`: the costs of our module beside those of NVIDIA's. Counts instructions without a VM (`cost.rs`), takes the
+//! figures that only a VM shows from `gdr bench`, and writes `docs/performance.md` from both.
 
-mod goals;
-mod machine;
 mod page;
-mod plot;
-mod reasons;
-mod record;
-mod table;
-mod timed;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{ensure, Context as _, Result};
-use clap::{Args, ValueEnum as _};
-use serde::Serialize;
+use anyhow::{bail, ensure, Context as _, Result};
+use clap::Args;
 
-use self::goals::Goal;
-use self::machine::{Clock, Machine, PinMode, MODES};
-use self::record::{Beside, Figure, Row};
-use self::timed::Timed;
+use crate::arch::Arch;
 use crate::paths::Paths;
 use crate::progress::{duration, output};
-use crate::vm::Peermem;
-use crate::{documents, kernel, setup, vm};
-use peermem_figures::{Calibration, Line, Part, Prices, What, Workers};
+use crate::test::add_last_words;
+use crate::vm::{Options, Peermem, Provider};
+use crate::{cost, kernel, programs, setup, stamp, vm};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Measures these parts alone; leaves docs/performance.md as it is
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
-    only: Vec<Part>,
-    /// How often each module is measured, in turn with the other
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// How often everything is measured in a round, but registrations of more than 1 GiB and start-ups
-    #[arg(long, default_value_t = 3)]
-    repeats: u32,
-    /// One round, up to 1 GiB; leaves docs/performance.md as it is
+    /// Measures nothing: writes docs/performance.md from tests/cost/figures and tests/cost/vm-figures
     #[arg(long)]
-    quick: bool,
-    /// Fragmented memory, too, up to 64 GiB, which takes many times as long
-    #[arg(long, conflicts_with = "quick")]
-    long: bool,
-    /// Where the results go [default: results, in the repository]
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
+    page: bool,
+    /// Counts nothing: takes tests/cost/figures as it is, and measures in the VMs alone
+    #[arg(long, conflicts_with = "page")]
+    vm: bool,
 }
 
-impl Selection {
-    fn parts(&self) -> &[Part] {
-        if self.only.is_empty() {
-            Part::value_variants()
-        } else {
-            &self.only
-        }
-    }
+/// Room for a registration of 64 GiB, in MiB.
+const BAR: u64 = 128 * 1024;
 
-    fn rounds(&self) -> usize {
-        if self.quick {
-            1
-        } else {
-            self.rounds
-        }
-    }
-
-    /// Whether all is measured that the page tells of.
-    fn is_whole(&self) -> bool {
-        !self.quick && self.only.is_empty()
-    }
-
-    fn folder(&self, paths: &Paths) -> PathBuf {
-        match &self.results {
-            Some(folder) => folder.clone(),
-            None => paths.repo.join("results"),
-        }
-    }
+/// A machine of the bench: its clock and the parts of `gdr bench` that belong there.
+struct Machine {
+    counts_instructions: bool,
+    parts: &'static [&'static str],
 }
 
-/// All of a mode, of all rounds.
+const MACHINES: [Machine; 2] = [
+    Machine {
+        counts_instructions: true,
+        parts: &["registrations", "revocation"],
+    },
+    Machine {
+        counts_instructions: false,
+        parts: &["threads"],
+    },
+];
+
+/// The name of a module in the figures.
+const OURS: &str = "ours";
+const NVIDIAS: &str = "nvidia";
+
+/// The figures that only a VM shows, and what they were measured with.
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Measured {
-    name: &'static str,
-    ours: BTreeMap<What, Row>,
-    theirs: BTreeMap<What, Row>,
-    /// Ours and theirs.
-    freed: [BTreeMap<u64, Figure>; 2],
-    alive: [BTreeMap<u64, Beside>; 2],
-    timed: [Timed; 2],
-    goals: Vec<Goal>,
+    /// Date, commit, kernel and the like, by name.
+    environment: BTreeMap<String, String>,
+    /// By module, mode and name: "ours persistent 64KiB.bytes".
+    figures: BTreeMap<String, u64>,
 }
 
 impl Measured {
-    /// Of the lines of our module and of theirs.
-    fn of(mode: &PinMode, [ours, theirs]: &[Vec<Line>; 2]) -> Result<Self> {
-        let freed = [record::revocations(ours)?, record::revocations(theirs)?];
-        let alive = [record::alive(ours)?, record::alive(theirs)?];
-        let timed = [Timed::of(ours)?, Timed::of(theirs)?];
-        let (ours, theirs) = (record::rows(ours)?, record::rows(theirs)?);
-        let pairs = goals::pairs(&ours, &theirs);
-        let mut goals = goals::of_registrations(&mode.limits, &pairs, &alive);
-        goals.extend(goals::of_revocations(&freed[0], &freed[1]));
-        goals.push(timed::goal(&timed[0]));
-        Ok(Self {
-            name: mode.name,
-            ours,
-            theirs,
-            freed,
-            alive,
-            timed,
-            goals,
-        })
+    fn read(text: &str) -> Result<Self> {
+        let mut measured = Self::default();
+        for line in text.lines() {
+            if let Some((name, value)) = line
+                .strip_prefix("# ")
+                .and_then(|line| line.split_once(": "))
+            {
+                measured
+                    .environment
+                    .insert(name.to_owned(), value.to_owned());
+            } else if !line.starts_with('#') && !line.is_empty() {
+                let (name, value) = line.rsplit_once(' ').context("a line without a number")?;
+                let value = value.parse().with_context(|| line.to_owned())?;
+                let old = measured.figures.insert(name.to_owned(), value);
+                ensure!(old.is_none(), "for the second time: {line}");
+            }
+        }
+        Ok(measured)
+    }
+
+    fn text(&self) -> String {
+        let mut text = "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
+            #\n\
+            # Figures of a registration that only the test VM shows. Written by `make bench`.\n\
+            #\n"
+        .to_owned();
+        for (name, value) in &self.environment {
+            let _ = writeln!(text, "# {name}: {value}");
+        }
+        text.push('\n');
+        for (name, value) in &self.figures {
+            let _ = writeln!(text, "{name} {value}");
+        }
+        text
+    }
+
+    fn get(&self, module: &str, mode: &str, name: &str) -> Option<u64> {
+        let name = format!("{module} {mode} {name}");
+        self.figures.get(&name).copied()
     }
 }
 
-/// Where and how it was measured.
-#[derive(Debug, Clone, Default, Serialize)]
-struct Environment {
-    processor: String,
-    date: String,
-    /// Of the tree that was measured.
-    commit: String,
-    qemu: String,
-    kernel: String,
-    ours: String,
-    theirs: String,
-    rounds: usize,
-    calibration: Option<Calibration>,
-    prices: Option<Prices>,
+fn file(repo: &Path) -> PathBuf {
+    repo.join("tests/cost/vm-figures")
 }
 
-/// A row of the JSON.
-#[derive(Serialize)]
-struct Entry<'a> {
-    mode: &'static str,
-    module: &'static str,
-    #[serde(flatten)]
-    what: &'a What,
-    #[serde(flatten)]
-    row: &'a Row,
-    whole_ns: f64,
-    mutex_ns: f64,
-}
-
-#[derive(Serialize)]
-struct Results<'a> {
-    environment: &'a Environment,
-    goals: BTreeMap<&'static str, &'a [Goal]>,
-    /// By mode, ours and NVIDIA's: regions, and nanoseconds of the machine's clock.
-    revocations: BTreeMap<&'static str, &'a [BTreeMap<u64, Figure>; 2]>,
-    /// By mode, ours and NVIDIA's: regions that are alive, and what one more costs.
-    alive: BTreeMap<&'static str, &'a [BTreeMap<u64, Beside>; 2]>,
-    rows: Vec<Entry<'a>>,
-    /// By mode, ours and NVIDIA's.
-    timed: BTreeMap<&'static str, &'a [Timed; 2]>,
-}
-
-fn first_line(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .env("PATH", vm::system_path())
-        .output()
-        .with_context(|| format!("cannot start {program}"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+fn first_line(command: &mut Command) -> Result<String> {
+    let text = output(command.env("PATH", vm::system_path()))?;
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// The commit of the tree that is measured, and whether the tree is not quite that.
+/// The commit of the tree that is measured, and a note if `src` differs from the commit.
 fn commit(repo: &Path) -> Result<String> {
-    let git = |arguments: &[&str]| {
-        output(
-            Command::new("git")
-                .args(arguments)
-                .env("PATH", vm::system_path())
-                .current_dir(repo),
-        )
-    };
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned();
-    let changed = git(&["status", "--porcelain", "--", "src"])?;
-    Ok(match changed.trim() {
-        "" => commit,
-        _ => format!("{commit} with changes to `src` that are not committed"),
-    })
+    let git =
+        |arguments: &[&str]| first_line(Command::new("git").args(arguments).current_dir(repo));
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    Ok(
+        match git(&["status", "--porcelain", "--", "src"])?.as_str() {
+            "" => commit,
+            _ => format!("{commit} with changes to `src` that are not committed"),
+        },
+    )
 }
 
-fn processor() -> Result<String> {
-    let text = fs::read_to_string("/proc/cpuinfo")?;
-    let name = text
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-        .map_or("a processor without a name", |(_, name)| name);
-    let count = text
-        .lines()
-        .filter(|line| line.starts_with("processor"))
-        .count();
-    Ok(format!("{count} × {name}"))
+/// `runner cost`, which also writes the page if it writes the counts.
+pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
+    let code = cost::run(paths, selection)?;
+    if selection.update {
+        page::write(&paths.repo)?;
+    }
+    Ok(code)
 }
 
-/// Runs all rounds; the tables, and where the rest lies. 1 where a goal is missed.
+/// Counts and measures all, and writes the page. Returns 1 if a goal is missed or was not measured.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
-    let rounds = selection.rounds();
-    ensure!(rounds > 0 && selection.repeats > 0, "nothing to measure");
-    setup::all(paths, [kernel::DEFAULT])?;
-    // Before the long part: a page that does not say what was measured is not written.
-    let commit = match commit(&paths.repo) {
-        Ok(commit) => commit,
-        Err(error) if selection.is_whole() => {
-            return Err(error.context("docs/performance.md states the commit that was measured"));
+    if !selection.page {
+        if !selection.vm {
+            cost::update(paths)?;
         }
-        Err(_) => "unknown".to_owned(),
-    };
-    let folder = selection.folder(paths);
-    let lines_folder = folder.join("lines");
-    let mut said: Vec<[Vec<Line>; 2]> = MODES.iter().map(|_| [Vec::new(), Vec::new()]).collect();
-    let mut environment = Environment {
-        processor: processor()?,
-        date: first_line("date", &["-u", "+%F"])?,
-        commit,
-        qemu: first_line("qemu-system-x86_64", &["--version"])?,
-        rounds,
-        ..Environment::default()
-    };
-    for round in 0..rounds {
-        for clock in Clock::ALL {
-            for (mode, lines) in MODES.iter().zip(&mut said) {
-                let mut order = [(0, Peermem::Ours), (1, Peermem::Nvidia)];
-                if round % 2 == 1 {
-                    order.reverse();
-                }
-                for (index, module) in order {
-                    let machine = Machine {
-                        clock,
-                        mode,
-                        module,
-                        round,
-                    };
-                    let begun = Instant::now();
-                    let found = machine.measure(paths, selection, &lines_folder);
-                    let Some(found) = found.with_context(|| machine.name())? else {
-                        continue;
-                    };
-                    println!(
-                        "  {}: {} lines ({})",
-                        machine.name(),
-                        found.lines.len(),
-                        duration(begun.elapsed())
-                    );
-                    for line in &found.lines {
-                        match line {
-                            Line::Calibration(found) => environment.calibration = Some(*found),
-                            Line::Prices(found) => environment.prices = Some(*found),
-                            _ => {}
-                        }
-                    }
-                    lines[index].extend(found.lines);
-                    environment.kernel = found.release;
-                    match module {
-                        Peermem::Nvidia => environment.theirs = found.version,
-                        _ => environment.ours = found.version,
-                    }
-                }
+        measure(paths)?;
+    }
+    let (missed, unmeasured) = page::write(&paths.repo)?;
+    println!("  done in {}", duration(started.elapsed()));
+    if (missed, unmeasured) == (0, 0) {
+        println!("bench: all goals met");
+        return Ok(0);
+    }
+    println!("bench: {missed} goals missed, {unmeasured} not measured");
+    Ok(1)
+}
+
+/// Boots each machine with each module in each mode, and writes the figures as they come.
+fn measure(paths: &Paths) -> Result<()> {
+    setup::all(paths, [kernel::DEFAULT])?;
+    let mut measured = Measured::default();
+    let environment = [
+        (
+            "date",
+            first_line(Command::new("date").args(["-u", "+%F"]))?,
+        ),
+        ("commit", commit(&paths.repo)?),
+        (
+            "qemu",
+            first_line(Command::new("qemu-system-x86_64").arg("--version"))?,
+        ),
+    ];
+    for (name, value) in environment {
+        measured.environment.insert(name.to_owned(), value);
+    }
+    for machine in &MACHINES {
+        for mode in cost::MODES {
+            for module in [Peermem::Ours, Peermem::Nvidia] {
+                machine.measure(paths, mode, module, &mut measured)?;
+                stamp::update(&file(&paths.repo), measured.text().as_bytes())?;
             }
         }
     }
-    let measured = MODES
-        .iter()
-        .zip(&said)
-        .map(|(mode, lines)| Measured::of(mode, lines))
-        .collect::<Result<Vec<_>>>()?;
-    write(&folder, &environment, &measured)?;
-    if selection.is_whole() {
-        let file = paths.repo.join(page::PAGE);
-        let text = page::page(&environment, &measured);
-        fs::write(&file, &text)?;
-        println!("  {} written", file.display());
-        let readme = paths.repo.join(page::README);
-        documents::check(&readme, page::README_PART, &page::readme(&text)?, true)?;
-    }
-    println!("measured in {}", duration(started.elapsed()));
-    let missed = measured
-        .iter()
-        .flat_map(|mode| &mode.goals)
-        .filter(|goal| goal.is_met() == Some(false))
-        .count();
-    if missed > 0 {
-        println!("bench: {missed} goals missed");
-        return Ok(1);
-    }
-    println!("bench: all goals met");
-    Ok(0)
-}
-
-/// JSON, tables and plots.
-fn write(folder: &Path, environment: &Environment, measured: &[Measured]) -> Result<()> {
-    let mut results = Results {
-        environment,
-        goals: BTreeMap::new(),
-        revocations: BTreeMap::new(),
-        alive: BTreeMap::new(),
-        rows: Vec::new(),
-        timed: BTreeMap::new(),
-    };
-    for mode in measured {
-        results.goals.insert(mode.name, &mode.goals);
-        results.revocations.insert(mode.name, &mode.freed);
-        results.alive.insert(mode.name, &mode.alive);
-        results.timed.insert(mode.name, &mode.timed);
-        for (module, rows) in [("ours", &mode.ours), ("nvidia", &mode.theirs)] {
-            results.rows.extend(rows.iter().map(|(what, row)| Entry {
-                mode: mode.name,
-                module,
-                what,
-                row,
-                whole_ns: goals::whole(what, row),
-                mutex_ns: goals::mutex(what, row),
-            }));
-        }
-        draw(folder, mode)?;
-    }
-    fs::write(
-        folder.join("bench.json"),
-        serde_json::to_string_pretty(&results)?,
-    )?;
-    let text = page::tables(measured);
-    fs::write(folder.join("tables.md"), &text)?;
-    print!("{text}");
-    println!("  results: {}", folder.display());
     Ok(())
 }
 
-/// A figure of a registration, by its name, its title and its unit.
-type Plot = (
-    &'static str,
-    &'static str,
-    &'static str,
-    fn(&What, &Row) -> f64,
-);
+impl Machine {
+    fn options(&self, mode: &str, module: Peermem) -> Options {
+        let mut options = Options {
+            peermem: module,
+            // The bench subtracts this one's cost.
+            provider: Provider::Ours,
+            kernel: kernel::DEFAULT.to_owned(),
+            bench: true,
+            icount: self.counts_instructions,
+            smp: if self.counts_instructions { 1 } else { 4 },
+            gpus: 1,
+            bar: BAR,
+            timeout: Some(1800),
+            env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+            frozen: true,
+            ..Options::default()
+        };
+        match (module, mode) {
+            // NVIDIA's module has no parameter: its client without the callback serves NICs that cannot revoke.
+            (Peermem::Nvidia, "persistent") => options.rxe_param.push("peer_inval=0".to_owned()),
+            (Peermem::Ours, "revocable") => {
+                options.param.push("persistent_api_support=0".to_owned());
+            }
+            _ => {}
+        }
+        options
+    }
 
-const PLOTS: &[Plot] = &[
-    (
-        "own",
-        "own cost of a registration's life",
-        "instructions",
-        |_, row| row.own.median,
-    ),
-    (
-        "whole",
-        "whole cost at a V100's prices",
-        "nanoseconds",
-        goals::whole,
-    ),
-    (
-        "memory",
-        "own kernel memory while registered",
-        "bytes",
-        |_, row| row.held as f64,
-    ),
-];
+    fn measure(
+        &self,
+        paths: &Paths,
+        mode: &str,
+        module: Peermem,
+        measured: &mut Measured,
+    ) -> Result<()> {
+        let begun = Instant::now();
+        let options = self.options(mode, module);
+        let boot = setup::boot(paths, &options)?;
+        let mut command = programs::gdr_command(paths, Arch::X86_64, "bench");
+        command.extend(self.parts.iter().map(|part| (*part).to_owned()));
+        let (outcome, said) = vm::run_with(
+            paths,
+            &options,
+            &boot,
+            &command,
+            Vec::new(),
+            |said: &mut Vec<String>, line, _| said.push(line.to_owned()),
+        )?;
+        let whose = match module {
+            Peermem::Nvidia => NVIDIAS,
+            _ => OURS,
+        };
+        let name = format!("{} ({whose}, {mode})", self.parts.join(", "));
+        let mut problems = outcome.failures;
+        if outcome.status != Some(0) {
+            problems.push(format!("its exit status is {:?}", outcome.status));
+            add_last_words(&said, &mut problems);
+        }
+        if !problems.is_empty() {
+            let log = outcome.log.display();
+            bail!("{name}: {} (kernel log: {log})", problems.join("\n"));
+        }
+        let mut found = 0;
+        for line in &said {
+            if let Some(figure) = line.strip_prefix("figure ") {
+                let (figure, value) = figure.split_once(' ').with_context(|| line.clone())?;
+                let value = value.parse().with_context(|| line.clone())?;
+                measured
+                    .figures
+                    .insert(format!("{whose} {mode} {figure}"), value);
+                found += 1;
+            }
+        }
+        ensure!(found > 0, "{name}: no figure");
+        let versions = [("kernel", boot.release), (whose, boot.peermem_version)];
+        for (name, value) in versions {
+            measured.environment.insert(name.to_owned(), value);
+        }
+        println!("  {name}: {found} figures ({})", duration(begun.elapsed()));
+        Ok(())
+    }
+}
 
-/// The plots of what was measured.
-fn draw(folder: &Path, mode: &Measured) -> Result<()> {
-    let pairs = goals::pairs(&mode.ours, &mode.theirs);
-    let file = |name: &str| folder.join(format!("{name}-{}.svg", mode.name));
-    let title = |what: &str| format!("{what}, {}", mode.name);
-    for &(name, what, unit, take) in PLOTS {
-        if !pairs.is_empty() {
-            let lines = plot::lines(&pairs, take);
-            plot::draw(&file(name), &title(what), &plot::over_length(unit), &lines)?;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_read_as_it_is_written() {
+        let text = "# commit: abc\n\nours persistent 64KiB.bytes 544\n";
+        let measured = Measured::read(text).unwrap();
+        assert_eq!(measured.environment["commit"], "abc");
+        let bytes = |module| measured.get(module, "persistent", "64KiB.bytes");
+        assert_eq!([OURS, NVIDIAS].map(bytes), [Some(544), None]);
+        let again = Measured::read(&measured.text()).unwrap();
+        assert_eq!(again.figures, measured.figures);
+        assert_eq!(again.environment["commit"], "abc");
+        for wrong in ["ours", "ours persistent x", "a 1\na 2"] {
+            assert!(Measured::read(wrong).is_err(), "{wrong}");
         }
     }
-    for workers in Workers::ALL {
-        let lines = plot::crowds(&mode.timed, workers);
-        if lines.iter().all(|line| !line.points.is_empty()) {
-            let what = format!("{} that register at once, wall time", workers.name());
-            plot::draw(
-                &file(workers.name()),
-                &title(&what),
-                &plot::OVER_NUMBER,
-                &lines,
-            )?;
-        }
-    }
-    Ok(())
 }

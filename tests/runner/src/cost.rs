@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a registration costs: our module's own instructions by callback, counted without a machine, and held against the
-//! figures that `tests/cost/figures` has.
+//! Cost of a registration, of our module and of NVIDIA's: instructions by callback, counted without a VM and compared with
+//! `tests/cost/figures`.
 //!
 //! The module's file, as it would be loaded, is linked with the services of `tests/cost` into a user process, which makes
-//! registrations in it. Callgrind counts each instruction; those in the module's sections are the module's own.
+//! registrations in it. Callgrind counts each instruction. The section of its address says whether the module or an object of
+//! the kernel's build has it. Other services are counted by the call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -24,18 +25,60 @@ use crate::{apt, kernel, setup, stamp};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Writes the figures that were counted into tests/cost/figures
+    /// Writes the figures that were counted into tests/cost/figures and docs/performance.md
     #[arg(long)]
-    update: bool,
+    pub(crate) update: bool,
 }
 
-const MODES: &[&str] = &["persistent", "revocable"];
+pub(crate) const MODES: [&str; 2] = ["persistent", "revocable"];
 
-/// The ways in which the module is built.
-const BUILDS: &[Build] = &[Build::InTree, Build::Portable];
+/// The functions of a client in the order of their calls, and the revocation.
+pub(crate) const CALLBACKS: &[&str] = &[
+    "acquire",
+    "get_pages",
+    "dma_map",
+    "get_page_size",
+    "revoke",
+    "dma_unmap",
+    "put_pages",
+    "release",
+];
 
-/// Prefix of the portable build's modes.
+/// A module whose registrations are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Ours(Build),
+    Nvidia,
+}
+
+impl Subject {
+    pub(crate) const ALL: [Self; 3] = [
+        Self::Ours(Build::InTree),
+        Self::Ours(Build::Portable),
+        Self::Nvidia,
+    ];
+
+    /// Prefix of the names of the module's registrations.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Self::Ours(Build::InTree) => "",
+            Self::Ours(Build::Portable) => PORTABLE,
+            Self::Nvidia => NVIDIA,
+        }
+    }
+
+    /// Name of the module in tables.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours(Build::InTree) => "ours, in-tree",
+            Self::Ours(Build::Portable) => "ours, portable",
+            Self::Nvidia => "NVIDIA's",
+        }
+    }
+}
+
 const PORTABLE: &str = "portable-";
+pub(crate) const NVIDIA: &str = "nvidia-";
 
 /// Objects of the kernel's build that the module's code runs with; all else is in `tests/cost/services.c`.
 const KERNEL_OBJECTS: &[&str] = &[
@@ -48,42 +91,49 @@ const KERNEL_OBJECTS: &[&str] = &[
 /// Beside them, those of the in-tree build.
 const RUST_OBJECTS: &[&str] = &["rust/core.o", "rust/helpers/helpers.o", "rust/kernel.o"];
 
-/// The section of the program that has all instructions of the module.
+/// The sections of the program that have all instructions of the module, and of the kernel's objects.
 const MODULE_SECTION: &str = "cost_module";
+const KERNEL_SECTION: &str = "cost_kernel";
 
-/// So many percent may an instruction count differ, up or down. Calls may not.
+/// Tolerance for instruction counts, in percent. Other counts must match exactly.
 const TOLERANCE: u64 = 2;
 
 /// Begins the line of the figures' file that says what the module was compiled with.
 const COMPILED: &str = "# Compiled with ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    /// In one callback.
+pub(crate) enum Kind {
+    /// Instructions of the module in one callback.
     Instructions,
-    /// Of one service, in all callbacks.
+    /// Instructions of the kernel's objects in one callback.
+    Kernel,
+    /// Calls of one service, in all callbacks.
     Calls,
+    /// Objects that exist while the memory is registered.
+    Holds,
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Instructions, Self::Calls];
+    const ALL: [Self; 4] = [Self::Instructions, Self::Kernel, Self::Calls, Self::Holds];
 
     fn name(self) -> &'static str {
         match self {
             Self::Instructions => "instructions",
+            Self::Kernel => "kernel",
             Self::Calls => "calls",
+            Self::Holds => "holds",
         }
     }
 }
 
-/// What a figure is of.
+/// The name of one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Figure {
+pub(crate) struct Figure {
     /// Mode and shape: "persistent 64KiB".
-    registration: String,
-    kind: Kind,
-    /// The callback, or the service.
-    name: String,
+    pub(crate) registration: String,
+    pub(crate) kind: Kind,
+    /// The callback, the service or the kind of object.
+    pub(crate) name: String,
 }
 
 impl fmt::Display for Figure {
@@ -92,19 +142,19 @@ impl fmt::Display for Figure {
     }
 }
 
-type Figures = BTreeMap<Figure, u64>;
+pub(crate) type Figures = BTreeMap<Figure, u64>;
 
 /// Figures, and what they were counted with.
 #[derive(Debug, PartialEq, Eq)]
-struct Counted {
-    compilers: String,
-    figures: Figures,
+pub(crate) struct Counted {
+    pub(crate) compilers: String,
+    pub(crate) figures: Figures,
 }
 
 /// One test for each registration: whether it costs what the file says. Of the module that is there.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
-    let counted = count(paths, true, BUILDS)?;
-    let kept = read(&fs::read_to_string(file(paths)).unwrap_or_default())?;
+    let counted = count(paths, true, &Subject::ALL)?;
+    let kept = kept(&paths.repo)?;
     let mut tests = compare(&kept.figures, &counted.figures);
     advise(&mut tests, &kept, &counted);
     tests.push(nowhere_dearer(&counted.figures));
@@ -113,21 +163,31 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
 
 /// The same of the in-tree build alone, which is compiled first.
 pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
-    let counted = count(paths, false, &[Build::InTree])?;
-    let mut kept = read(&fs::read_to_string(file(paths)).unwrap_or_default())?;
-    kept.figures
-        .retain(|figure, _| !figure.registration.starts_with(PORTABLE));
+    let counted = count(paths, false, &[Subject::Ours(Build::InTree)])?;
+    let mut kept = kept(&paths.repo)?;
+    kept.figures.retain(|figure, _| {
+        ![PORTABLE, NVIDIA]
+            .iter()
+            .any(|prefix| figure.registration.starts_with(prefix))
+    });
     let mut tests = compare(&kept.figures, &counted.figures);
     advise(&mut tests, &kept, &counted);
     Ok(tests)
 }
 
+/// Counts, and writes the figures.
+pub(crate) fn update(paths: &Paths) -> Result<()> {
+    let counted = count(paths, false, &Subject::ALL)?;
+    stamp::update(&file(&paths.repo), write(&counted).as_bytes())?;
+    Ok(())
+}
+
 /// Counts, shows, and compares or writes.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
-    let counted = count(paths, false, BUILDS)?;
+    let counted = count(paths, false, &Subject::ALL)?;
     print!("{}", table(&counted.figures));
-    let file = file(paths);
-    let kept = read(&fs::read_to_string(&file).unwrap_or_default())?;
+    let file = file(&paths.repo);
+    let kept = kept(&paths.repo)?;
     let mut tests = compare(&kept.figures, &counted.figures);
     if !selection.update {
         advise(&mut tests, &kept, &counted);
@@ -156,11 +216,16 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     Ok(i32::from(failed))
 }
 
-fn file(paths: &Paths) -> PathBuf {
-    paths.repo.join("tests/cost/figures")
+fn file(repo: &Path) -> PathBuf {
+    repo.join("tests/cost/figures")
 }
 
-fn count(paths: &Paths, frozen: bool, builds: &[Build]) -> Result<Counted> {
+/// The figures of the file. None if there is no file.
+pub(crate) fn kept(repo: &Path) -> Result<Counted> {
+    read(&fs::read_to_string(file(repo)).unwrap_or_default())
+}
+
+fn count(paths: &Paths, frozen: bool, subjects: &[Subject]) -> Result<Counted> {
     apt::install(paths, apt::COST)?;
     let toolchain = setup::tools(paths)?;
     let extent = if frozen {
@@ -173,19 +238,29 @@ fn count(paths: &Paths, frozen: bool, builds: &[Build]) -> Result<Counted> {
     let directory = kernel.products.join("cost.linked");
     fs::create_dir_all(&directory)?;
     let mut figures = Figures::new();
-    for build in builds {
-        let builder = Builder::new(paths, &toolchain, &kernel, frozen).with(Some(*build))?;
-        let (prefix, objects) = match build {
-            Build::InTree => ("", [KERNEL_OBJECTS, RUST_OBJECTS].concat()),
-            Build::Portable => (PORTABLE, KERNEL_OBJECTS.to_vec()),
+    for subject in subjects {
+        let builder = Builder::new(paths, &toolchain, &kernel, frozen);
+        let (module, objects, services) = match subject {
+            Subject::Ours(build) => {
+                let builder = builder.with(Some(*build))?;
+                let objects = match build {
+                    Build::InTree => [KERNEL_OBJECTS, RUST_OBJECTS].concat(),
+                    Build::Portable => KERNEL_OBJECTS.to_vec(),
+                };
+                (builder.ours()?, objects, builder.services()?)
+            }
+            Subject::Nvidia => (
+                builder.control()?,
+                KERNEL_OBJECTS.to_vec(),
+                builder.services()?,
+            ),
         };
         let objects: Vec<PathBuf> = objects
             .into_iter()
             .map(|object| kernel.build.join(object))
             .collect();
-        let module = builder.ours()?;
-        let program = link(paths, &objects, &directory, &builder.services()?, &module)?;
-        run_modes(&program, &directory, prefix, &mut figures)?;
+        let program = link(paths, &objects, &directory, &services, &module)?;
+        run_modes(&program, &directory, *subject, &mut figures)?;
     }
     Ok(Counted {
         compilers: compilers(&kernel)?,
@@ -194,7 +269,16 @@ fn count(paths: &Paths, frozen: bool, builds: &[Build]) -> Result<Counted> {
 }
 
 /// Runs the program in each mode, and adds what it counts.
-fn run_modes(program: &Path, directory: &Path, prefix: &str, figures: &mut Figures) -> Result<()> {
+fn run_modes(
+    program: &Path,
+    directory: &Path,
+    subject: Subject,
+    figures: &mut Figures,
+) -> Result<()> {
+    let whose = match subject {
+        Subject::Ours(_) => "ours",
+        Subject::Nvidia => "nvidia",
+    };
     for mode in MODES {
         let dumps = directory.join(format!("{mode}.callgrind"));
         let said = output(
@@ -205,11 +289,16 @@ fn run_modes(program: &Path, directory: &Path, prefix: &str, figures: &mut Figur
                 .arg("--combine-dumps=yes")
                 .arg(format!("--callgrind-out-file={}", dumps.display()))
                 .arg(program)
-                .arg(mode),
+                .args([whose, mode]),
         )?;
         let dumps = fs::read_to_string(&dumps)
             .with_context(|| format!("callgrind wrote no {}", dumps.display()))?;
-        add(figures, &format!("{prefix}{mode}"), &said, &dumps)?;
+        add(
+            figures,
+            &format!("{}{mode}", subject.prefix()),
+            &said,
+            &dumps,
+        )?;
     }
     Ok(())
 }
@@ -242,18 +331,20 @@ fn link(
     module: &Path,
 ) -> Result<PathBuf> {
     let at = |name: &str| directory.join(name);
-    // Its instructions in one section, whose bounds the linker tells.
-    let mut objcopy = Command::new("objcopy");
-    objcopy.arg("--strip-debug");
-    for section in code_sections(&output(Command::new("objdump").arg("-hw").arg(module))?) {
-        objcopy.arg(format!("--rename-section={section}={MODULE_SECTION}"));
-    }
-    output(objcopy.arg(module).arg(at("module.o")))?;
-    output(
-        Command::new("ld")
-            .args(["-r", "--no-warn-execstack", "-o"])
-            .args([&at("joined.o"), services, &at("module.o")])
-            .args(kernel_objects),
+    let joined = |name: &str, objects: &[PathBuf]| {
+        output(
+            Command::new("ld")
+                .args(["-r", "--no-warn-execstack", "-o"])
+                .arg(at(name))
+                .args(objects),
+        )
+    };
+    joined("objects.o", kernel_objects)?;
+    in_one_section(module, MODULE_SECTION, &at("module.o"))?;
+    in_one_section(&at("objects.o"), KERNEL_SECTION, &at("sections.o"))?;
+    joined(
+        "joined.o",
+        &[services.to_owned(), at("module.o"), at("sections.o")],
     )?;
     let undefined = output(
         Command::new("nm")
@@ -273,11 +364,7 @@ fn link(
             .arg("-o")
             .arg(at("missing.o")),
     )?;
-    output(
-        Command::new("ld")
-            .args(["-r", "--no-warn-execstack", "-o"])
-            .args(["kernel.o", "joined.o", "missing.o"].map(at)),
-    )?;
+    joined("kernel.o", &["joined.o", "missing.o"].map(at))?;
     // The C library has functions of the same names.
     output(
         Command::new("objcopy")
@@ -297,6 +384,18 @@ fn link(
             .arg(at("kernel.o")),
     )?;
     Ok(at("cost"))
+}
+
+/// Copies an object, with all its instructions in one section, whose bounds the linker tells.
+fn in_one_section(object: &Path, name: &str, copy: &Path) -> Result<()> {
+    let headers = output(Command::new("objdump").arg("-hw").arg(object))?;
+    let sections: BTreeSet<&str> = code_sections(&headers).into_iter().collect();
+    let mut objcopy = Command::new("objcopy");
+    objcopy.arg("--strip-debug");
+    for section in sections {
+        objcopy.arg(format!("--rename-section={section}={name}"));
+    }
+    output(objcopy.arg(object).arg(copy)).map(drop)
 }
 
 /// The names of the sections with instructions, of what `objdump -hw` says.
@@ -328,7 +427,7 @@ fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
 
 /// Adds what the program said in a mode, and what callgrind counted.
 fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()> {
-    let mut text = None;
+    let mut texts = BTreeMap::new();
     let mut set = |shape: &str, kind, name: &str, value: u64| {
         let figure = Figure {
             registration: format!("{mode} {shape}"),
@@ -339,25 +438,35 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
     };
     for line in said.lines() {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
-            ["text", start, end] => text = Some(hex(start)?..hex(end)?),
+            [name @ ("module" | "kernel"), start, end] => {
+                texts.insert(name, hex(start)?..hex(end)?);
+            }
             // Functions of several names count as one.
             ["calls", shape, service, times] => {
                 set(shape, Kind::Calls, service, times.parse()?);
             }
+            ["holds", shape, what, number] => {
+                set(shape, Kind::Holds, what, number.parse()?);
+            }
             _ => bail!("the program said: {line}"),
         }
     }
-    let text = text.context("the program did not say where the module is")?;
-    let counts = instructions(dumps, &text)?;
-    if counts.is_empty() {
-        bail!("callgrind dumped nothing");
-    }
-    for (title, count) in counts {
-        let (shape, callback) = title.split_once(' ').context("a dump without a title")?;
-        if count == 0 {
-            bail!("no instruction of the module's in {title}");
+    for (name, kind) in [("module", Kind::Instructions), ("kernel", Kind::Kernel)] {
+        let text = texts
+            .get(name)
+            .with_context(|| format!("the program did not say where the {name} is"))?;
+        let counts = instructions(dumps, text)?;
+        if counts.is_empty() {
+            bail!("callgrind dumped nothing");
         }
-        set(shape, Kind::Instructions, callback, count);
+        for (title, count) in counts {
+            let (shape, callback) = title.split_once(' ').context("a dump without a title")?;
+            match (kind, count) {
+                (Kind::Instructions, 0) => bail!("no instruction of the module's in {title}"),
+                (_, 0) => {}
+                _ => set(shape, kind, callback, count),
+            }
+        }
     }
     Ok(())
 }
@@ -403,16 +512,24 @@ fn write(counted: &Counted) -> String {
     let mut text = format!(
         "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
          #\n\
-         # What a registration costs: instructions of nvidia-peermem's own, by callback, and calls of services of\n\
-         # the kernel's and of the provider's functions. Written by `make cost UPDATE=1`; tests/runner/README.md has\n\
-         # how they are counted.\n\
+         # Cost of a registration with our module and with NVIDIA's: instructions of the module and of the kernel's\n\
+         # objects, by callback; calls of the kernel's services and of nvidia.ko; objects that a registration holds.\n\
+         # Written by `make cost UPDATE=1`; tests/runner/README.md has how they are counted.\n\
          #\n\
          {COMPILED}{}\n\n",
         counted.compilers
     );
+    let mut line = None;
     for (figure, value) in &counted.figures {
-        let _ = writeln!(text, "{} {figure} {value}", figure.registration);
+        let this = (&figure.registration, figure.kind);
+        if line != Some(this) {
+            let end = if line.is_some() { "\n" } else { "" };
+            let _ = write!(text, "{end}{} {}", figure.registration, figure.kind.name());
+            line = Some(this);
+        }
+        let _ = write!(text, " {}={value}", figure.name);
     }
+    text.push('\n');
     text
 }
 
@@ -429,30 +546,35 @@ fn read(text: &str) -> Result<Counted> {
             continue;
         }
         let wrong = || format!("tests/cost/figures: {line}");
-        let [mode, shape, kind, name, value] = line.split(' ').collect::<Vec<_>>()[..] else {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [mode, shape, kind, counts @ ..] = &words[..] else {
             bail!("{}", wrong());
         };
-        let figure = Figure {
-            registration: format!("{mode} {shape}"),
-            kind: Kind::ALL
-                .into_iter()
-                .find(|known| known.name() == kind)
-                .with_context(wrong)?,
-            name: name.to_owned(),
-        };
-        let value = value.parse().with_context(wrong)?;
-        if counted.figures.insert(figure, value).is_some() {
-            bail!("{}: for the second time", wrong());
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|known| known.name() == *kind)
+            .with_context(wrong)?;
+        for count in counts {
+            let (name, value) = count.split_once('=').with_context(wrong)?;
+            let figure = Figure {
+                registration: format!("{mode} {shape}"),
+                kind,
+                name: name.to_owned(),
+            };
+            let value = value.parse().with_context(wrong)?;
+            if counted.figures.insert(figure, value).is_some() {
+                bail!("{}: {name} for the second time", wrong());
+            }
         }
     }
     Ok(counted)
 }
 
-/// Whether a figure may change so without the file.
+/// Returns `true` if a figure may change like this without a change of the file.
 fn is_near(kind: Kind, old: u64, new: u64) -> bool {
     match kind {
-        Kind::Instructions => old.abs_diff(new) * 100 <= old * TOLERANCE,
-        Kind::Calls => old == new,
+        Kind::Instructions | Kind::Kernel => old.abs_diff(new) * 100 <= old * TOLERANCE,
+        Kind::Calls | Kind::Holds => old == new,
     }
 }
 
@@ -500,7 +622,7 @@ fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
 }
 
 /// The sum of a registration's figures of one kind, or of those of this name.
-fn sum(figures: &Figures, registration: &str, kind: Kind, name: Option<&str>) -> u64 {
+pub(crate) fn sum(figures: &Figures, registration: &str, kind: Kind, name: Option<&str>) -> u64 {
     figures
         .iter()
         .filter(|(figure, _)| figure.registration == registration && figure.kind == kind)
@@ -554,41 +676,28 @@ fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
     }
 }
 
-/// For people: instructions by callback and registration, and how many calls there are.
+/// For people: a line for each registration, with its instructions by callback.
 fn table(figures: &Figures) -> String {
-    let mut columns: Vec<&str> = Vec::new();
-    let mut rows: Vec<&str> = Vec::new();
-    for figure in figures.keys() {
-        if !columns.contains(&figure.registration.as_str()) {
-            columns.push(&figure.registration);
-        }
-        if figure.kind == Kind::Instructions && !rows.contains(&figure.name.as_str()) {
-            rows.push(&figure.name);
-        }
+    let registrations: BTreeSet<&str> = figures
+        .keys()
+        .map(|figure| figure.registration.as_str())
+        .collect();
+    let mut text = format!("{:36}", "instructions");
+    for name in CALLBACKS.iter().chain(&["together", "kernel", "calls"]) {
+        let _ = write!(text, "{name:>14}");
     }
-    let mut text = "Instructions of the module's own\n".to_owned();
-    let mut row = |name: &str, cells: Vec<String>| {
-        let _ = write!(text, "{name:16}");
-        for (cell, column) in cells.iter().zip(&columns) {
-            let _ = write!(text, "  {cell:>width$}", width = column.len());
+    text.push('\n');
+    for registration in registrations {
+        let of = |kind, name| sum(figures, registration, kind, name);
+        let _ = write!(text, "{registration:36}");
+        for name in CALLBACKS {
+            let _ = write!(text, "{:>14}", of(Kind::Instructions, Some(*name)));
+        }
+        for kind in [Kind::Instructions, Kind::Kernel, Kind::Calls] {
+            let _ = write!(text, "{:>14}", of(kind, None));
         }
         text.push('\n');
-    };
-    row(
-        "",
-        columns.iter().map(|column| (*column).to_owned()).collect(),
-    );
-    let each = |kind, name| {
-        columns
-            .iter()
-            .map(|column| sum(figures, column, kind, name).to_string())
-            .collect()
-    };
-    for name in rows {
-        row(name, each(Kind::Instructions, Some(name)));
     }
-    row("together", each(Kind::Instructions, None));
-    row("calls", each(Kind::Calls, None));
     text
 }
 
@@ -603,16 +712,16 @@ mod tests {
     #[test]
     fn the_file_is_read_as_it_is_written() {
         let text = "# Compiled with gcc 1, rustc 2\n\
-                    persistent 64KiB instructions acquire 761\npersistent 64KiB calls kmalloc 5\n";
+                    persistent 64KiB instructions acquire=761\npersistent 64KiB calls kmalloc=5\n";
         let counted = figures(text);
         assert_eq!(counted.compilers, "gcc 1, rustc 2");
         assert_eq!(counted.figures.len(), 2);
         assert_eq!(figures(&write(&counted)), counted);
         for wrong in [
             "persistent 64KiB instructions acquire",
-            "persistent 64KiB instructions acquire many",
+            "persistent 64KiB instructions acquire=many",
             "persistent 64KiB cycles acquire 1",
-            "persistent 64KiB calls a 1\npersistent 64KiB calls a 2",
+            "persistent 64KiB calls a=1\npersistent 64KiB calls a=2",
         ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
@@ -621,11 +730,11 @@ mod tests {
     #[test]
     fn figures_may_change_a_little_and_calls_may_not() {
         let kept = "# Compiled with a\n\
-                    m s instructions acquire 1000\nm s instructions gone 1\nm s calls kfree 100\n\
-                    m t instructions acquire 1000\nm u instructions acquire 1000\nm v calls kfree 100\n";
+                    m s instructions acquire=1000\nm s instructions gone=1\nm s calls kfree=100\n\
+                    m t instructions acquire=1000\nm u instructions acquire=1000\nm v calls kfree=100\n";
         let counted = "# Compiled with b\n\
-                       m s instructions acquire 1021\nm s instructions new 1\nm s calls kfree 101\n\
-                       m t instructions acquire 1020\nm u instructions acquire 979\nm v calls kfree 100\n";
+                       m s instructions acquire=1021\nm s instructions new=1\nm s calls kfree=101\n\
+                       m t instructions acquire=1020\nm u instructions acquire=979\nm v calls kfree=100\n";
         let (kept, counted) = (figures(kept), figures(counted));
         let mut tests = compare(&kept.figures, &counted.figures);
         advise(&mut tests, &kept, &counted);
@@ -663,14 +772,14 @@ mod tests {
     fn the_portable_build_is_held_against_the_other() {
         let verdict = |portable: u64| {
             let text = format!(
-                "m s instructions acquire 7\nm s instructions release 3\nm s calls kfree 1\n\
-                 portable-m s instructions acquire {portable}\nportable-m s calls kfree 9\n"
+                "m s instructions acquire=7\nm s instructions release=3\nm s calls kfree=1\n\
+                 portable-m s instructions acquire={portable}\nportable-m s calls kfree=9\n"
             );
             nowhere_dearer(&figures(&text).figures).verdict
         };
         assert_eq!(verdict(10), Verdict::Passed);
         assert_eq!(verdict(11), Verdict::Failed);
-        let without = figures("m s instructions acquire 7\n");
+        let without = figures("m s instructions acquire=7\n");
         assert_eq!(nowhere_dearer(&without.figures).verdict, Verdict::Failed);
     }
 
@@ -690,7 +799,7 @@ mod tests {
         );
         assert!(instructions("positions: instr line\n", &(0..1)).is_err());
         let mut none = Figures::new();
-        let said = "text 0x10 0x20\n";
+        let said = "module 0x10 0x20\nkernel 0x20 0x30\n";
         assert!(add(&mut none, "m", said, "").is_err());
         assert!(add(
             &mut none,
@@ -700,12 +809,23 @@ mod tests {
         )
         .is_err());
         assert!(add(&mut none, "m", "", dumps).is_err());
+        assert!(add(&mut none, "m", "module 0x1000 0x2000\n", dumps).is_err());
+        // The release has no instruction of such a module.
+        let said = "module 0x1000 0x1fff\nkernel 0x2000 0x3000\n";
+        assert!(add(&mut none, "m", said, dumps).is_err());
+        let said = "module 0x1000 0x2000\nkernel 0x2000 0x3000\nholds 64KiB entries 1\n";
+        let mut both = Figures::new();
+        add(&mut both, "m", said, dumps).unwrap();
+        let of = |kind| sum(&both, "m 64KiB", kind, None);
+        assert_eq!(of(Kind::Instructions), 7);
+        assert_eq!(of(Kind::Kernel), 5);
+        assert_eq!(of(Kind::Holds), 1);
     }
 
     #[test]
     fn calls_of_one_service_by_several_functions_are_one_figure() {
         let mut all = Figures::new();
-        let said = "text 0x1 0x2\ncalls s kfree 1\ncalls s kfree 4\n";
+        let said = "module 0x1 0x2\nkernel 0x2 0x3\ncalls s kfree 1\ncalls s kfree 4\n";
         let dumps = "desc: Trigger: Client Request: s c\npositions: instr\n0x1 6\n";
         add(&mut all, "m", said, dumps).unwrap();
         let text = write(&Counted {
@@ -713,7 +833,7 @@ mod tests {
             figures: all,
         });
         assert!(
-            text.ends_with("\nm s instructions c 6\nm s calls kfree 5\n"),
+            text.ends_with("\nm s instructions c=6\nm s calls kfree=5\n"),
             "{text}"
         );
     }

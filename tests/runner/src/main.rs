@@ -106,7 +106,7 @@ enum Action {
     },
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
-    /// What both modules cost, side by side; writes docs/performance.md. Status 1 where a goal is missed
+    /// Measures both modules beside each other and writes docs/performance.md; status 1 where a goal is missed
     Bench(bench::Selection),
     /// Counts what a registration costs in instructions; status 1 where that is not what tests/cost/figures says
     Cost(cost::Selection),
@@ -174,7 +174,7 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
         Action::Demo { kernel, .. } => test::demo(paths, kernel),
         Action::Hazards => hazards::write(paths),
         Action::Bench(selection) => bench::run(paths, &selection),
-        Action::Cost(selection) => cost::run(paths, &selection),
+        Action::Cost(selection) => bench::count(paths, &selection),
         Action::Deb => setup::deb(paths),
         Action::Lint => test::lint(paths),
     }

@@ -89,7 +89,6 @@ pub(crate) fn build(
         "Cargo.lock",
         "cli",
         "tests/verbs",
-        "tests/figures",
         "tests/gpu/standin.h",
     ] {
         key.path(&paths.repo, &paths.repo.join(input))?;

@@ -75,7 +75,7 @@ enum Verb {
         #[arg(long)]
         host_memory: bool,
     },
-    /// Measure what the module costs, one line of JSON for each thing measured
+    /// Measure the part of the module's cost that only a virtual machine shows
     Bench(bench::Options),
     /// Run epochs of a stress run, results in KTAP
     Stress(stress::Options),

@@ -596,7 +596,7 @@ fn the_documentation_has_each_check() {
         });
         parts.splice(first..first + count, rows);
     }
-    testing::golden("../../docs/doctor.md", &parts.concat());
+    testing::same_as_file("../../docs/doctor.md", &parts.concat());
 }
 
 /// Faults of one check. A check without any has a test of its own, or never says worse than a note.

@@ -123,7 +123,9 @@ fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-static USED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+)"));
+/// Names of files of cases, one or several in braces.
+static USED: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+|\{[^}]*\})"));
 
 /// The sources of a case of the verbs program: the file with its name in it, those of other cases that it uses, and what all
 /// cases do.
@@ -150,7 +152,11 @@ fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
     while let Some(file) = left.pop() {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         if found.insert(file) {
-            let names = USED.captures_iter(&text).map(|name| name[1].to_owned());
+            let names = USED.captures_iter(&text).flat_map(|names| {
+                let names = names[1].to_owned();
+                let words = names.split(|c: char| !c.is_alphanumeric() && c != '_');
+                words.map(str::to_owned).collect::<Vec<_>>()
+            });
             let files = names.map(|name| cases.join(format!("{name}.rs")));
             left.extend(files.filter(|file| file.exists()));
         }
@@ -203,6 +209,10 @@ mod tests {
         ] {
             assert_eq!(verbs.iter().any(|name| name == file), is_in, "{file}");
         }
+        // One of several in braces.
+        let coherent = names(&of_verbs(&repo, "coherent.").unwrap());
+        assert!(coherent.contains(&"dma.rs".to_owned()));
+        assert!(!coherent.contains(&"rules.rs".to_owned()));
         // A name of several cases.
         assert!(names(&of_verbs(&repo, "input.table").unwrap()).contains(&"input.rs".to_owned()));
     }

@@ -140,7 +140,7 @@ pub(super) const SUITE: &[Run] = &[
     cargo("the runner's own tests", "test -p runner").src(&["src/compat.h"]),
     cargo(
         "the tools' own tests",
-        "test --release -p gdr -p peermemctl -p peermem-verbs -p peermem-figures",
+        "test --release -p gdr -p peermemctl -p peermem-verbs",
     )
     // These tests read the module's output.
     .src(&[

@@ -4,10 +4,9 @@
 use std::time::Instant;
 
 use anyhow::{ensure, Result};
-use peermem_figures::{Alive, Costs, Line};
 
+use super::probe;
 use super::probe::{Held, Reading, Watch};
-use super::{nanoseconds, probe, say};
 use crate::gpu::{Allocation, PAGE};
 use crate::lab::Lab;
 use crate::rdma::{full_access, Region};
@@ -45,23 +44,19 @@ impl Life {
     }
 }
 
-fn own(costs: &Costs) -> i64 {
-    costs.values().map(|cost| cost.own).sum()
-}
-
 fn life(lab: &Lab, span: Span) -> Result<Life> {
     probe::reset()?;
     let begin = Instant::now();
     let region = lab.near.register(span, full_access())?;
-    let reg_mr_ns = nanoseconds(begin.elapsed())?;
-    let register = own(&Reading::take()?.costs()?);
+    let reg_mr_ns = u64::try_from(begin.elapsed().as_nanos())?;
+    let register = Reading::take()?.own()?;
     probe::reset()?;
     let begin = Instant::now();
     drop(region);
-    let dereg_mr_ns = nanoseconds(begin.elapsed())?;
+    let dereg_mr_ns = u64::try_from(begin.elapsed().as_nanos())?;
     Ok(Life {
         register,
-        deregister: own(&Reading::take()?.costs()?),
+        deregister: Reading::take()?.own()?,
         reg_mr_ns,
         dereg_mr_ns,
     })
@@ -128,31 +123,5 @@ pub(crate) fn at_zero(watch: &Watch) -> Result<()> {
         left.held,
         left.objects
     );
-    Ok(())
-}
-
-/// Measures beside each number of regions, and prints.
-pub(super) fn measure(lab: &Lab, numbers: &[usize]) -> Result<()> {
-    for &number in numbers {
-        let pages = Pages::of(lab, number)?;
-        let span = pages.one_more()?;
-        // The allocators have what it takes, then.
-        drop(lab.near.register(span, full_access())?);
-        let watch = Watch::begin()?;
-        let regions = pages.register(lab)?;
-        let memory = watch.read()?;
-        let found = watch.looking_away(|| least(lab, span))?;
-        drop(regions);
-        at_zero(&watch)?;
-        say(&Line::Alive(Alive {
-            regions: u64::try_from(number)?,
-            register: found.register,
-            deregister: found.deregister,
-            reg_mr_ns: found.reg_mr_ns,
-            dereg_mr_ns: found.dereg_mr_ns,
-            held: memory.held,
-            objects: memory.objects,
-        }))?;
-    }
     Ok(())
 }

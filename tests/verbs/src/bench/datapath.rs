@@ -1,75 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! perftest, unmodified, over GPU memory and over host memory, with the same devices.
+//! perftest's programs, which the cases run unmodified: their port and their results.
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{ensure, Context, Result};
-use peermem_figures::{Datapath, Line};
+use anyhow::{Context, Result};
 
-use super::say;
-use crate::lab::Setup;
-use crate::sys;
-use crate::sys::Running;
-
-/// Those of which one end alone polls: two that do leave an emulated machine no processor for the work.
-const PROGRAMS: [&str; 3] = [
-    "ib_write_bw -s 65536 -n 500",
-    "ib_read_bw -s 65536 -n 500",
-    "ib_read_lat -s 64 -n 500",
-];
-
-/// How long one may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Where it listens.
+/// The port at which perftest's programs listen.
 pub(crate) const PORT: u16 = 18515;
 
-/// Runs each program with both kinds of memory in turn, and prints.
-pub(super) fn measure(setup: &Setup, repeats: u32) -> Result<()> {
-    for program in PROGRAMS {
-        for _ in 0..repeats {
-            for memory in ["host", "gpu"] {
-                let figure = pair(setup, program, memory)
-                    .with_context(|| format!("{program}, {memory} memory"))?;
-                say(&Line::Datapath(Datapath {
-                    program: program.to_owned(),
-                    memory: memory.to_owned(),
-                    figure,
-                }))?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The average bandwidth, or the typical latency.
-fn pair(setup: &Setup, program: &str, memory: &str) -> Result<f64> {
-    let end = |device: &str, address: &[&str]| {
-        let mut words = program.split(' ');
-        let mut command = Command::new(words.next().unwrap_or_default());
-        command.args(words).args(["-d", device, "-x", "1"]);
-        if memory == "gpu" {
-            command.arg("--mmap=/dev/nvidia0");
-        }
-        Running::start(command.args(address))
-    };
-    let mut server = end(&setup.devices[1], &[])?;
-    sys::wait_until(PATIENCE, || Ok(listens(PORT)? || !server.is_running()?))?;
-    let client = end(&setup.devices[0], &["127.0.0.1"])?.finish(PATIENCE)?;
-    let server = server.finish(PATIENCE)?;
-    ensure!(
-        client.success() && server.success(),
-        "failed:\n{}\n{}",
-        server.tail(10),
-        client.tail(10)
-    );
-    result(&client.output).with_context(|| client.tail(10))
-}
-
-/// Whether a program waits for its other end at a port of TCP's.
+/// Returns `true` if a program waits for its other end at a TCP port.
 pub(crate) fn listens(port: u16) -> Result<bool> {
     const LISTENING: &str = "0A";
     let port = format!(":{port:04X}");

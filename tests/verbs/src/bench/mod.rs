@@ -1,120 +1,307 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `gdr bench`: what the module that is loaded costs. Prints one line of JSON for each thing measured; `tests/runner` runs it with
-//! each module in turn, and compares.
+//! `gdr bench`: the part of the module's cost that only a virtual machine shows. `runner bench` runs it with our module and with
+//! NVIDIA's. Prints a line `figure NAME VALUE` for each figure.
 //!
-//! Registrations, revocations and the data path belong into a machine whose clock counts instructions (`-icount`): there they
-//! repeat. The other parts are about several processors, and wall time.
+//! Counts belong into a machine whose clock counts instructions (`--icount --smp 1`): a nanosecond there is an instruction.
+//! Threads at once need several processors.
 
 pub(crate) mod alive;
-mod cost;
-mod crowd;
 pub(crate) mod datapath;
-mod pgsz;
 pub(crate) mod probe;
-mod processes;
-mod revocation;
-mod small;
-mod startup;
 
-use std::time::Duration;
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicU8};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use clap::Args;
-use peermem_figures::{Line, Part, Prices};
+use anyhow::{anyhow, ensure, Context, Result};
+use clap::{Args, ValueEnum};
 
+use self::alive::{at_zero, Pages};
+use self::probe::{Reading, Watch};
+use crate::cases::register::{allocate_aligned, peer_region};
+use crate::counters::Counters;
+use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::lab::{Lab, PinMode, Setup};
-use crate::measure::parse_length;
+use crate::rdma::full_access;
+use crate::{counters, sys};
 
-/// The order of memory in which no two pages lie side by side.
-const FRAGMENTED: &str = "64k";
+const GIB: u64 = 1 << 30;
 
-/// What is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// What to measure
     #[arg(value_enum, required = true)]
     parts: Vec<Part>,
-    /// Lengths to register: 64K, 1GiB, …
-    #[arg(long, value_delimiter = ',', value_parser = parse_length, default_value = "64K,1M,16M,256M,1G,8G,64G")]
-    lengths: Vec<u64>,
-    /// Orders of the memory behind them, as the stand-in GPU names them
-    #[arg(long, value_delimiter = ',', default_value = "contiguous,2m,64k")]
-    layouts: Vec<String>,
-    /// The longest that is registered where no two pages of the memory lie side by side: rxe takes long for those
-    #[arg(long, value_parser = parse_length, default_value = "8G")]
-    longest_fragmented: u64,
-    /// Regions on one allocation that is then freed, if the module revokes
-    #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000")]
-    regions: Vec<usize>,
-    /// Regions that are alive while one more is registered and deregistered
-    #[arg(long, value_delimiter = ',', default_value = "0,1000,10000,100000")]
-    alive: Vec<usize>,
-    /// Threads, and processes, that register at once
-    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64")]
-    threads: Vec<usize>,
-    /// Connections of each process of a start-up, two regions each
-    #[arg(long, default_value_t = 128)]
-    connections: usize,
-    /// How often each is measured; registrations of more than 1 GiB, and start-ups, are once
-    #[arg(long, default_value_t = 5)]
-    repeats: u32,
 }
 
-/// What a V100's provider takes for a pin and an unpin, in µs, and how many times that the stand-in is given: all else is
-/// emulated (13 ns an instruction, where this was chosen), and so about as many times slower.
-const PIN: u64 = 70;
-const UNPIN: u64 = 38;
-const SLOWER: u64 = 20;
-
-/// For what is measured in wall time: what the stand-in is told to take for pins and unpins. Says it.
-fn prices() -> Result<[Parameter; 2]> {
-    let (pin_us, unpin_us) = (PIN * SLOWER, UNPIN * SLOWER);
-    say(&Line::Prices(Prices { pin_us, unpin_us }))?;
-    Ok([
-        Parameter::set("nvidia", "pin_us", &pin_us.to_string())?,
-        Parameter::set("nvidia", "unpin_us", &unpin_us.to_string())?,
-    ])
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Part {
+    /// Instructions and kernel memory of one registration, the kernel's services included
+    Registrations,
+    /// Instructions from the free of an allocation to its end, with many regions on it
+    Revocation,
+    /// Threads that register at once, beside as many that only call nvidia.ko
+    Threads,
 }
 
-fn say(line: &Line) -> Result<()> {
-    println!("{}", serde_json::to_string(line)?);
-    Ok(())
+struct Shape {
+    name: &'static str,
+    /// The order of the GPU's memory, as the stand-in names it.
+    layout: &'static str,
+    bytes: u64,
+    /// Registrations that are measured. The least counts: an interrupt is not the module's.
+    samples: usize,
 }
 
-fn nanoseconds(time: Duration) -> Result<u64> {
-    Ok(u64::try_from(time.as_nanos())?)
-}
+const SHAPES: [Shape; 4] = [
+    Shape {
+        name: "64KiB",
+        layout: "contiguous",
+        bytes: PAGE,
+        samples: 16,
+    },
+    Shape {
+        name: "1GiB-contiguous",
+        layout: "contiguous",
+        bytes: GIB,
+        samples: 3,
+    },
+    Shape {
+        name: "1GiB-fragmented",
+        layout: "64k",
+        bytes: GIB,
+        samples: 2,
+    },
+    Shape {
+        name: "64GiB-contiguous",
+        layout: "contiguous",
+        bytes: 64 * GIB,
+        samples: 1,
+    },
+];
 
-/// Measures, and prints.
+/// Regions on the allocation that is freed.
+const REVOKED: [usize; 4] = [1, 100, 1_000, 10_000];
+
+const THREADS: [usize; 2] = [4, 16];
+
 pub(crate) fn run(options: &Options, setup: &Setup) -> Result<()> {
+    let lab = Lab::open(setup)?;
     for part in &options.parts {
         match part {
-            Part::Registrations => registrations(options, setup)?,
+            Part::Registrations => registrations(&lab)?,
             Part::Revocation if setup.mode() == PinMode::Revocable => {
-                revocation::measure(&Lab::open(setup)?, &options.regions, options.repeats)?;
+                for regions in REVOKED {
+                    figure(&format!("free.{regions}"), free(&lab, regions)?);
+                }
             }
             Part::Revocation => {}
-            Part::Alive => alive::measure(&Lab::open(setup)?, &options.alive)?,
-            Part::Threads => crowd::measure(setup, &options.threads, options.repeats)?,
-            Part::Small => small::measure(setup, options.repeats)?,
-            Part::Startup => startup::measure(setup, options.connections)?,
-            Part::Datapath => datapath::measure(setup, options.repeats)?,
+            Part::Threads => crowds(&lab)?,
         }
     }
     Ok(())
 }
 
-fn registrations(options: &Options, setup: &Setup) -> Result<()> {
-    let lab = Lab::open(setup)?;
-    say(&Line::Calibration(probe::Reading::take()?.calibration()?))?;
-    for layout in &options.layouts {
-        for &bytes in &options.lengths {
-            if layout == FRAGMENTED && bytes > options.longest_fragmented {
-                continue;
-            }
-            cost::measure(&lab, layout, bytes, options.repeats)?;
+fn figure(name: &str, value: impl std::fmt::Display) {
+    println!("figure {name} {value}");
+}
+
+/// Reports the module's part of a registration's life: the instructions, with those of the kernel functions that the module
+/// calls, and the kernel memory that it holds.
+fn registrations(lab: &Lab) -> Result<()> {
+    // The first registration of all keeps a record of its GPU.
+    let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
+    let page = first.span(0, usize::try_from(PAGE)?)?;
+    drop(lab.near.register(page, full_access())?);
+    for shape in SHAPES {
+        let _layout = Parameter::set("nvidia", "layout", shape.layout)?;
+        let size = shape.bytes.next_power_of_two().max(GRANULE);
+        let memory = allocate_aligned(lab, shape.bytes, size)?;
+        let span = memory.span(0, usize::try_from(shape.bytes)?)?;
+        let before = Counters::read()?;
+        let watch = Watch::begin()?;
+        let region = lab.near.register(span, full_access())?;
+        let held = watch.read()?;
+        let entries = peer_region(&lab.near, &region)?.entries;
+        drop(region);
+        at_zero(&watch)?;
+        drop(watch);
+        let activity = Counters::read()?.activity(&before)?;
+        let mut least = (i64::MAX, u64::MAX);
+        for _ in 0..shape.samples {
+            probe::reset()?;
+            drop(lab.near.register(span, full_access())?);
+            let reading = Reading::take()?;
+            least = least.min((reading.own()?, reading.mapping()));
         }
+        let say = |what: &str, value: u64| figure(&format!("{}.{what}", shape.name), value);
+        say("instructions", u64::try_from(least.0)?);
+        say("mapping", least.1);
+        say("bytes", held.held);
+        say("entries", entries);
+        say("pins", activity.pins);
+        say("unpins", activity.unpins);
+    }
+    Ok(())
+}
+
+/// Frees an allocation that has so many regions. Returns the nanoseconds of the machine's clock.
+fn free(lab: &Lab, number: usize) -> Result<u128> {
+    let mut pages = Pages::of(lab, number)?;
+    let regions = pages.register(lab)?;
+    let before = Counters::read()?;
+    let begin = Instant::now();
+    pages.memory.free()?;
+    let elapsed = begin.elapsed();
+    let callbacks = Counters::read()?.activity(&before)?.callbacks;
+    ensure!(
+        usize::try_from(callbacks)? == number,
+        "{callbacks} callbacks for {number} regions"
+    );
+    let alive = counters::peer_regions(lab.near.name())?
+        .iter()
+        .filter(|region| region.state == "valid")
+        .count();
+    ensure!(alive == 0, "{alive} of {number} regions live on");
+    drop(regions);
+    Ok(elapsed.as_nanos())
+}
+
+/// Time for which the work of all threads is counted. Several windows of both kinds alternate.
+const WINDOW: Duration = Duration::from_millis(400);
+const WINDOWS: usize = 5;
+
+/// Time limit until each thread has done something.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time of a pin and of an unpin of the stand-in, which sleeps with its lock held: 20 times the published 70 and 38 µs of a
+/// V100, since an emulated processor is about as many times slower.
+const PRICES: [(&str, &str); 2] = [("pin_us", "1400"), ("unpin_us", "760")];
+
+/// Work of a thread on 64 KiB of memory of its own, again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Work {
+    Register,
+    /// The calls of nvidia.ko that a registration needs, once each, without a client, ib_core or NIC (`tests/bench/provider.c`).
+    Pin,
+    End,
+}
+
+/// Rounds, and the time that they took.
+#[derive(Default)]
+struct Rate {
+    rounds: u64,
+    elapsed: Duration,
+}
+
+impl Rate {
+    fn add(&mut self, (rounds, elapsed): (u64, Duration)) {
+        self.rounds += rounds;
+        self.elapsed += elapsed;
+    }
+
+    /// In 1,000 seconds.
+    fn get(&self) -> u128 {
+        u128::from(self.rounds) * 1_000_000 / self.elapsed.as_millis().max(1)
+    }
+}
+
+/// The order to all threads, and the rounds that each has done.
+struct Board {
+    order: AtomicU8,
+    done: Vec<AtomicU64>,
+}
+
+impl Board {
+    fn order(&self, work: Work) {
+        self.order.store(work as u8, Relaxed);
+    }
+
+    fn is_ordered(&self, work: Work) -> bool {
+        self.order.load(Relaxed) == work as u8
+    }
+
+    fn read(&self) -> Vec<u64> {
+        self.done.iter().map(|done| done.load(Relaxed)).collect()
+    }
+
+    /// Counts the rounds of all threads in a window, once each is at the work. Returns the window's length, too: a host under
+    /// load lets the sleep last longer.
+    fn rounds(&self, work: Work) -> Result<(u64, Duration)> {
+        self.order(work);
+        let begun = self.read();
+        let all_at_it = || Ok(self.read().iter().zip(&begun).all(|(now, then)| now > then));
+        ensure!(
+            sys::wait_until(PATIENCE, all_at_it)?,
+            "not all threads have done something in {} s",
+            PATIENCE.as_secs()
+        );
+        let sum = || self.read().into_iter().sum::<u64>();
+        let (begin, before) = (Instant::now(), sum());
+        thread::sleep(WINDOW);
+        let (elapsed, after) = (begin.elapsed(), sum());
+        Ok((after - before, elapsed))
+    }
+}
+
+/// Reports how many rounds threads do in 1,000 seconds if they register, and if they only call nvidia.ko. The ratio is the
+/// figure: nvidia.ko's lock is all that threads should wait for.
+fn crowds(lab: &Lab) -> Result<()> {
+    let _prices = PRICES
+        .iter()
+        .map(|(name, value)| Parameter::set("nvidia", name, value))
+        .collect::<Result<Vec<_>>>()?;
+    for number in THREADS {
+        let board = Board {
+            order: AtomicU8::new(Work::Register as u8),
+            done: (0..number).map(|_| AtomicU64::new(0)).collect(),
+        };
+        let (mut registered, mut allowed) = (Rate::default(), Rate::default());
+        thread::scope(|scope| {
+            let threads: Vec<_> = board
+                .done
+                .iter()
+                .map(|done| scope.spawn(|| toil(lab, &board, done)))
+                .collect();
+            let watched: Result<()> = (0..WINDOWS).try_for_each(|_| {
+                registered.add(board.rounds(Work::Register)?);
+                allowed.add(board.rounds(Work::Pin)?);
+                Ok(())
+            });
+            board.order(Work::End);
+            for thread in threads {
+                thread.join().map_err(|_| anyhow!("a thread panicked"))??;
+            }
+            watched
+        })?;
+        figure(&format!("threads.{number}.registered"), registered.get());
+        figure(&format!("threads.{number}.allowed"), allowed.get());
+    }
+    Ok(())
+}
+
+/// A thread's part.
+fn toil(lab: &Lab, board: &Board, done: &AtomicU64) -> Result<()> {
+    let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
+    let span = memory.span(0, usize::try_from(PAGE)?)?;
+    let address = span.addr().to_string();
+    let path = format!("/sys/kernel/debug/bench/{}", lab.setup.mode());
+    let mut provider = File::options()
+        .write(true)
+        .open(&path)
+        .with_context(|| path.clone())?;
+    while !board.is_ordered(Work::End) {
+        if board.is_ordered(Work::Register) {
+            drop(lab.near.register(span, full_access())?);
+        } else {
+            provider.write_all(address.as_bytes()).context("pin")?;
+        }
+        done.fetch_add(1, Relaxed);
     }
     Ok(())
 }

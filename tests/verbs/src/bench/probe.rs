@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `tests/bench` measures around the functions of the module under test.
+//! The measurements of `tests/bench` around the functions of the module under test.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
-use peermem_figures::{Calibration, Cost, Costs};
 
 const CALLS: &str = "/sys/kernel/debug/bench/calls";
 const MEMORY: &str = "/sys/kernel/debug/bench/memory";
@@ -15,12 +14,23 @@ const PAGE_ORDER: &str = "/sys/kernel/debug/bench/page_order";
 
 /// Calls of the provider's by kind, in the order in which they are told.
 const KINDS: usize = 5;
+const MAP: usize = 2;
+const UNMAP: usize = 3;
 
 /// Calls, and the cycles that all of them took.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Calls {
     calls: u64,
     cycles: u64,
+}
+
+/// Cycles that measuring itself adds, which are taken off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Calibration {
+    /// Added to a function of the module's.
+    function: i64,
+    /// Added to the module's part by a call of the provider's.
+    provider_call: i64,
 }
 
 /// One function's sums.
@@ -99,7 +109,7 @@ impl Reading {
         self.0.get(name).with_context(|| format!("no {name}"))
     }
 
-    pub(crate) fn calibration(&self) -> Result<Calibration> {
+    fn calibration(&self) -> Result<Calibration> {
         let each = |function: &Function| -> Result<i64> {
             let own = function.all.cycles.checked_sub(function.provider_cycles());
             let own = own.context("the provider took longer than its caller")?;
@@ -113,34 +123,29 @@ impl Reading {
         })
     }
 
-    /// What the module's functions cost.
-    pub(crate) fn costs(&self) -> Result<Costs> {
+    /// Cycles of the module's functions, and of the kernel functions that they call, without the provider's and without those
+    /// that measuring adds.
+    pub(crate) fn own(&self) -> Result<i64> {
         let calibration = self.calibration()?;
-        let mut costs = Costs::new();
+        let mut own = 0;
         for (name, function) in &self.0 {
             if FIXED.contains(&name.as_str()) {
                 continue;
             }
             let signed = |value: u64| i64::try_from(value);
-            let provider = function.provider_cycles();
-            let [pin, unpin, map, unmap, _] = function.provider;
-            costs.insert(
-                name.clone(),
-                Cost {
-                    calls: function.all.calls,
-                    own: signed(function.all.cycles)?
-                        - signed(provider)?
-                        - signed(function.all.calls)? * calibration.function
-                        - signed(function.provider_calls())? * calibration.provider_call,
-                    provider,
-                    pins: pin.calls,
-                    unpins: unpin.calls,
-                    maps: map.calls,
-                    unmaps: unmap.calls,
-                },
-            );
+            own += signed(function.all.cycles)?
+                - signed(function.provider_cycles())?
+                - signed(function.all.calls)? * calibration.function
+                - signed(function.provider_calls())? * calibration.provider_call;
         }
-        Ok(costs)
+        Ok(own)
+    }
+
+    /// Cycles of the provider's mapping and unmapping.
+    pub(crate) fn mapping(&self) -> u64 {
+        let of =
+            |function: &Function| function.provider[MAP].cycles + function.provider[UNMAP].cycles;
+        self.0.values().map(of).sum()
     }
 }
 
@@ -302,11 +307,11 @@ mod tests {
                 provider_call: 40
             }
         );
-        let costs = reading.costs().expect("costs");
-        assert_eq!(costs.len(), 2);
-        assert_eq!(costs["acquire"].own, 1000 - 600 - 20 - 40);
-        assert_eq!((costs["acquire"].pins, costs["acquire"].maps), (1, 0));
-        assert_eq!(costs["dma_map"].own, 500 - 100 - 2 * 20 - 2 * 40);
+        assert_eq!(
+            reading.own().expect("costs"),
+            (1000 - 600 - 20 - 40) + (500 - 100 - 2 * 20 - 2 * 40)
+        );
+        assert_eq!(reading.mapping(), 100);
     }
 
     #[test]
