@@ -134,16 +134,10 @@ static void registration(const struct cost_shape *what, int counted)
 		cost_end();
 }
 
-/*
- * memcpy() takes another way if addresses differ in their low bits, and the place of the
- * stack depends on the environment: this frame begins at a page.
- */
-static __attribute__((noinline)) void registrations(int persistent)
+static void registrations(int persistent)
 {
-	volatile char begin __attribute__((aligned(4096))) = 0;
 	struct cost_call *call;
 
-	(void)begin;
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(*shapes); i++) {
 		if (shapes[i].is_revoked && persistent)
 			continue;
@@ -158,11 +152,21 @@ static __attribute__((noinline)) void registrations(int persistent)
 	}
 }
 
+/*
+ * memcpy() takes another way if addresses differ in their low bits, and the
+ * place of the stack depends on the environment: main()'s frame has one of these.
+ */
+struct aligned {
+	_Alignas(4096) char first;
+};
+
 int main(int argc, char **argv)
 {
 	const char *whose = argc > 2 ? argv[1] : "";
+	struct aligned aligned = { 0 };
 	int is_ours, persistent;
 
+	asm("" : : "r"(&aligned) : "memory");
 	mode = argc > 2 ? argv[2] : "";
 	is_ours = !strcmp(whose, "ours");
 	persistent = !strcmp(mode, "persistent");
