@@ -15,7 +15,7 @@ use crate::command::tool;
 use crate::index::undefined;
 use crate::kernel::Kernel;
 use crate::paths::Paths;
-use crate::progress::Stage;
+use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 pub(crate) use crate::vm::Build;
@@ -36,6 +36,9 @@ struct Recipe<'a> {
     /// Applied to a copy of the sources, and built there.
     patches: &'a [PathBuf],
 }
+
+/// The root of the module's Rust code.
+const ROOT: &str = "src/nvidia_peermem.rs";
 
 /// The command that compiles the object of the Rust code below `root`, from the source in `repo`.
 fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::Command {
@@ -250,8 +253,12 @@ impl<'a> Builder<'a> {
 
     /// Has a recipe for our module link the object that serves all kernels.
     fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
-        let object = self.object("src/nvidia_peermem.rs", self.kernel.arch)?;
-        recipe.inputs.push(object.clone());
+        let object = self.object(ROOT, self.kernel.arch)?;
+        self.link_object(recipe, &object)
+    }
+
+    fn link_object(&self, recipe: &mut Recipe<'_>, object: &Path) -> Result<()> {
+        recipe.inputs.push(object.to_owned());
         if self.kernel.has_symbol_versions {
             let symbols = self.gpu_symbols()?;
             recipe
@@ -313,18 +320,17 @@ impl<'a> Builder<'a> {
 
     /// Makes each object again from a copy of the source in another directory: the bytes must be the same.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
-        let root = "src/nvidia_peermem.rs";
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
         let copy = elsewhere.join("source");
         let _ = fs::remove_dir_all(&copy);
         fs::create_dir_all(&copy)?;
         let folders = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
         let mut copying = std::process::Command::new("cp");
-        crate::progress::output(copying.arg("-r").args(folders).arg(&copy))?;
+        output(copying.arg("-r").args(folders).arg(&copy))?;
         for arch in [Arch::X86_64, Arch::Arm64] {
-            let object = self.object(root, arch)?;
+            let object = self.object(ROOT, arch)?;
             let other = elsewhere.join(arch.machine()).join("object.o");
-            crate::progress::output(&mut script(&copy, arch.machine(), root, &other))?;
+            output(&mut script(&copy, arch.machine(), ROOT, &other))?;
             if fs::read(&object)? != fs::read(&other)? {
                 bail!("{} and {} differ", object.display(), other.display());
             }
@@ -332,18 +338,29 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The same with patches applied, the last of which gives it its name.
+    /// The module of this repository with patches applied, the last of which gives it its name.
     pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
-        if self.build == Build::Portable {
-            bail!("patches to our module are tried with --build in-tree only");
-        }
         let name = patches.last().and_then(|patch| patch.file_stem());
         let name = name.context("no patch")?.to_string_lossy();
-        let name = format!("mutant-{name}");
+        let name = match self.build {
+            Build::InTree => format!("mutant-{name}"),
+            Build::Portable => format!("mutant-{name}-portable"),
+        };
         let mut recipe = self.our_recipe();
         recipe.name = &name;
         recipe.inputs.extend_from_slice(patches);
         recipe.patches = patches;
+        if self.build == Build::Portable {
+            let copy = patch::patched(self.paths, patches)?;
+            let object = self.paths.cache.join("mutants/object.o");
+            output(&mut script(
+                &copy,
+                self.kernel.arch.machine(),
+                ROOT,
+                &object,
+            ))?;
+            self.link_object(&mut recipe, &object)?;
+        }
         // A suite runs with what it built at its beginning. This is not among that.
         let builder = Builder {
             frozen: false,
@@ -613,7 +630,11 @@ impl<'a> Builder<'a> {
             (source, format!("{}.build", recipe.name))
         } else {
             let copy = patch::patched(self.paths, recipe.patches)?;
-            (copy, "mutants.build".to_owned())
+            let output = match self.build {
+                Build::InTree => "mutants.build",
+                Build::Portable => "mutants-portable.build",
+            };
+            (copy, output.to_owned())
         };
         let mut output = self.kernel.products.join(output);
         let mut source = source;

@@ -18,6 +18,7 @@ use anyhow::{bail, ensure, Result};
 use clap::Args;
 
 use crate::lock::Lock;
+use crate::modules::Build;
 use crate::paths::Paths;
 use crate::progress::duration;
 use crate::results::{Test, Verdict};
@@ -39,6 +40,18 @@ pub(crate) struct Selection {
     /// Names them and what they take out, and runs nothing
     #[arg(long)]
     list: bool,
+    /// With the portable build: only those of files that wrap C, and their tests in virtual machines
+    #[arg(long)]
+    portable: bool,
+}
+
+impl Selection {
+    fn build(&self) -> Build {
+        match self.portable {
+            true => Build::Portable,
+            false => Build::InTree,
+        }
+    }
 }
 
 /// Tells of one result.
@@ -83,10 +96,16 @@ fn on_host(
         .collect()
 }
 
-/// Those whose name, or test, has one of `words`; all if there are none.
-fn chosen(paths: &Paths, words: &[String]) -> Result<Vec<Mutant>> {
+/// Those whose name, or test, has one of `words`; all if there are none. On the portable build only the border with C is
+/// another one: files that wrap C, and the C files.
+fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> {
     let mut mutants = all(paths)?;
     for mutant in &mut mutants {
+        if build == Build::Portable {
+            let is_border = mutant.wraps_c(&paths.repo)?;
+            let in_machine = |check: &Check| matches!(check.place, Place::Vm { .. });
+            mutant.checks.retain(|check| is_border && in_machine(check));
+        }
         let name = mutant.name.clone();
         let chosen = |check: &Check| words.iter().any(|word| check.label(&name).contains(word));
         mutant
@@ -105,10 +124,15 @@ fn chosen(paths: &Paths, words: &[String]) -> Result<Vec<Mutant>> {
 /// left out that have passed with the same sources, patch and case: their only note is [`UNCHANGED`].
 ///
 /// Kernels, modules and programs must have been made.
-pub(crate) fn tests(paths: &Paths, words: &[String], fresh: bool) -> Result<Vec<Test>> {
+pub(crate) fn tests(
+    paths: &Paths,
+    words: &[String],
+    fresh: bool,
+    build: Build,
+) -> Result<Vec<Test>> {
     let toolchain = Toolchain::find(paths)?;
-    let mutants = chosen(paths, words)?;
-    let mut kept = Kept::new(paths, &toolchain)?;
+    let mutants = chosen(paths, words, build)?;
+    let mut kept = Kept::new(paths, &toolchain, build)?;
     // Each with the key that its result is kept by; a result when there is one.
     let mut all = Vec::new();
     for mutant in &mutants {
@@ -161,7 +185,7 @@ pub(crate) fn tests(paths: &Paths, words: &[String], fresh: bool) -> Result<Vec<
             }
         });
         let mut started = Instant::now();
-        Machines::new(paths).run(in_machines, |number, result| {
+        Machines::new(paths, build).run(in_machines, |number, result| {
             add(number, started, result);
             started = Instant::now();
         });
@@ -190,7 +214,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         }
         return Ok(0);
     }
-    let mutants = chosen(paths, &selection.words)?;
+    let mutants = chosen(paths, &selection.words, selection.build())?;
     let mut kernels = vec![crate::kernel::DEFAULT.to_owned()];
     for check in mutants.iter().flat_map(|mutant| &mutant.checks) {
         kernels.extend(machine::kernel(check)?);
@@ -199,7 +223,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     kernels.dedup();
     setup::all(paths, kernels.iter().map(String::as_str))?;
     let started = Instant::now();
-    let results = tests(paths, &selection.words, true)?;
+    let results = tests(paths, &selection.words, true, selection.build())?;
     let failed = results
         .iter()
         .filter(|test| test.verdict != Verdict::Passed)

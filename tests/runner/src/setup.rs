@@ -10,7 +10,7 @@ use crate::arch::Arch;
 use crate::index::{self, Index};
 use crate::kernel::{Extent, Kernel};
 pub(crate) use crate::lock::Lock;
-use crate::modules::Builder;
+use crate::modules::{Build, Builder};
 use crate::paths::Paths;
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
@@ -148,11 +148,16 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
 }
 
 /// Our module for a kernel, with these patches applied, if there are any.
-pub(crate) fn our_module(paths: &Paths, kernel: &str, patches: &[PathBuf]) -> Result<PathBuf> {
+pub(crate) fn our_module(
+    paths: &Paths,
+    kernel: &str,
+    build: Build,
+    patches: &[PathBuf],
+) -> Result<PathBuf> {
     let toolchain = Toolchain::find(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel, Extent::Frozen)?;
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder::new(paths, &toolchain, &kernel, true);
+    let builder = Builder::new(paths, &toolchain, &kernel, true).with(Some(build))?;
     match patches {
         [] => builder.ours(),
         patches => builder.patched(patches),

@@ -202,7 +202,7 @@ fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
         Place::Vm { .. } => run.machine(kernel).map(|machine| machine.kernel),
         Place::Hazards(_) => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
         Place::Debian(release) => Some(release.kernel.to_owned()),
-        Place::Mutants | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
+        Place::Mutants(_) | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
         Place::Cargo(_) | Place::Lint => None,
     }
 }
@@ -242,7 +242,7 @@ impl Suite<'_> {
             .iter()
             .map(|run| match run.place {
                 // How many of them are to be run is not known before.
-                Place::Mutants => None,
+                Place::Mutants(_) => None,
                 _ => self.history().time(run.name),
             })
             .collect();
@@ -573,9 +573,9 @@ fn one(
     let (tests, problems) = match run.place {
         Place::Cargo(arguments) => cases::on_host(paths, toolchain, run.format, arguments)?,
         Place::Lint => (lint::run(paths, None, |_| true)?, Vec::new()),
-        Place::Mutants => {
+        Place::Mutants(build) => {
             let fresh = selection.full || selection.fresh;
-            (mutants::tests(paths, &[], fresh)?, Vec::new())
+            (mutants::tests(paths, &[], fresh, build)?, Vec::new())
         }
         Place::Cost => (crate::cost::tests(paths)?, Vec::new()),
         Place::Debian(release) => debian::tests(paths, release)?,

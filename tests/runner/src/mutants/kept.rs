@@ -11,6 +11,7 @@ use regex::Regex;
 
 use super::rule::{Check, Mutant, Place};
 use super::{host, machine};
+use crate::modules::Build;
 use crate::patch::FAKES;
 use crate::paths::Paths;
 use crate::results::pattern;
@@ -38,9 +39,10 @@ pub(super) struct Kept<'a> {
 }
 
 impl<'a> Kept<'a> {
-    pub(super) fn new(paths: &'a Paths, toolchain: &Toolchain) -> Result<Self> {
+    pub(super) fn new(paths: &'a Paths, toolchain: &Toolchain, build: Build) -> Result<Self> {
         let mut common = Key::default();
         common.text("tools", &toolchain.versions("gcc")?);
+        common.text("build", build.name());
         for own in
             ["mutants.rs", "mutants", "patch.rs"].map(|name| format!("tests/runner/src/{name}"))
         {
@@ -60,10 +62,7 @@ impl<'a> Kept<'a> {
         let mut key = self.common.clone();
         key.text("test", &check.label(&mutant.name));
         let mut files: BTreeSet<PathBuf> = mutant.patches.iter().cloned().collect();
-        for patch in &mutant.patches {
-            let text = fs::read_to_string(patch).with_context(|| patch.display().to_string())?;
-            files.extend(changed(&text).map(|file| repo.join(file)));
-        }
+        files.extend(mutant.changed()?.into_iter().map(|file| repo.join(file)));
         match &check.place {
             Place::Host { package, .. } => files.extend(of_package(repo, package, &check.test)?),
             Place::Vm { .. } => {
@@ -99,11 +98,6 @@ impl<'a> Kept<'a> {
     pub(super) fn add(&self, name: &str, key: &str) {
         let _ = stamp::update(&self.stamp(name), key.as_bytes());
     }
-}
-
-/// The files that a patch changes.
-fn changed(patch: &str) -> impl Iterator<Item = &str> {
-    patch.lines().filter_map(|line| line.strip_prefix("+++ b/"))
 }
 
 /// The sources of a test of a package on the host: its module, and all that is no other test's. `test` begins with the module's
@@ -173,12 +167,6 @@ mod tests {
             .iter()
             .filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned()))
             .collect()
-    }
-
-    #[test]
-    fn a_patch_names_what_it_changes() {
-        let patch = "# rule: 1\n--- a/src/x.rs\n+++ b/src/x.rs\n@@\n+++ c\n--- a/y\n+++ b/y\n";
-        assert_eq!(changed(patch).collect::<Vec<_>>(), ["src/x.rs", "y"]);
     }
 
     #[test]

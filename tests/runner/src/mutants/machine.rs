@@ -14,6 +14,7 @@ use anyhow::{anyhow, bail, Result};
 use super::rule::{Check, Mutant, Place, Sign};
 use super::seen::Seen;
 use crate::arch::Arch;
+use crate::modules::Build;
 use crate::paths::Paths;
 use crate::results::{Format, Reader};
 use crate::vm::Options;
@@ -161,14 +162,16 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
 /// The machines of one run of mutants.
 pub(super) struct Machines<'a> {
     paths: &'a Paths,
+    build: Build,
     /// Modules by kernel and patches.
     modules: BTreeMap<(String, &'a [PathBuf]), Result<PathBuf, String>>,
 }
 
 impl<'a> Machines<'a> {
-    pub(super) fn new(paths: &'a Paths) -> Self {
+    pub(super) fn new(paths: &'a Paths, build: Build) -> Self {
         Self {
             paths,
+            build,
             modules: BTreeMap::new(),
         }
     }
@@ -247,12 +250,13 @@ impl<'a> Machines<'a> {
 
     /// The module with these patches.
     fn module(&mut self, kernel: &str, patches: &'a [PathBuf]) -> Result<PathBuf> {
-        let paths = self.paths;
+        let (paths, build) = (self.paths, self.build);
         let file = self
             .modules
             .entry((kernel.to_owned(), patches))
             .or_insert_with(|| {
-                setup::our_module(paths, kernel, patches).map_err(|error| format!("{error:#}"))
+                setup::our_module(paths, kernel, build, patches)
+                    .map_err(|error| format!("{error:#}"))
             });
         file.clone().map_err(|error| anyhow!("{error}"))
     }
@@ -265,6 +269,7 @@ impl<'a> Machines<'a> {
         steps: &[Step<'a>],
     ) -> Result<Vec<Seen>> {
         let mut options = options(words)?;
+        options.build = Some(self.build);
         options.timeout = limit;
         let mut boot = setup::boot(self.paths, &options)?;
         for step in steps {

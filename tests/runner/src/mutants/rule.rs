@@ -153,6 +153,32 @@ impl Mutant {
     pub(super) fn base(&self) -> &[PathBuf] {
         &self.patches[..self.patches.len() - 1]
     }
+
+    /// The files that its patches change.
+    pub(super) fn changed(&self) -> Result<Vec<String>> {
+        let mut files = Vec::new();
+        for patch in &self.patches {
+            let text = fs::read_to_string(patch).with_context(|| patch.display().to_string())?;
+            files.extend(changed(&text).map(str::to_owned));
+        }
+        Ok(files)
+    }
+
+    /// Returns true if it changes a C file of the module, or a Rust file that has `unsafe`.
+    pub(super) fn wraps_c(&self, repo: &Path) -> Result<bool> {
+        for file in self.changed()? {
+            let text = fs::read_to_string(repo.join(&file)).with_context(|| file.clone())?;
+            if !file.ends_with(".rs") || text.contains("unsafe {") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The files that a patch changes.
+fn changed(patch: &str) -> impl Iterator<Item = &str> {
+    patch.lines().filter_map(|line| line.strip_prefix("+++ b/"))
 }
 
 fn check(key: &str, value: &str) -> Result<Check> {
@@ -291,6 +317,28 @@ mod tests {
             Path::new("/x/m.patch"),
             &format!("{head}--- a/src/x.rs\n# not: this\n"),
         )
+    }
+
+    #[test]
+    fn a_patch_names_what_it_changes() {
+        let patch = "# rule: 1\n--- a/src/x.rs\n+++ b/src/x.rs\n@@\n+++ c\n--- a/y\n+++ b/y\n";
+        assert_eq!(changed(patch).collect::<Vec<_>>(), ["src/x.rs", "y"]);
+    }
+
+    #[test]
+    fn the_border_is_where_unsafe_is() {
+        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mutant = |file: &str| {
+            let patch = std::env::temp_dir().join(format!("border-{}", std::process::id()));
+            fs::write(&patch, format!("+++ b/{file}\n")).unwrap();
+            let head = "# rule: 1\n# removes: a\n# without: b\n# vm: x\n# sign: hangs\n";
+            let mutant = Mutant::parse("m", &patch, head).unwrap();
+            let found = mutant.wraps_c(&repo).unwrap();
+            fs::remove_file(&patch).unwrap();
+            found
+        };
+        assert!(mutant("src/nv.rs") && mutant("src/helpers.c") && mutant("src/compat.h"));
+        assert!(!mutant("src/revocable.rs") && !mutant("src/ranges.rs"));
     }
 
     #[test]

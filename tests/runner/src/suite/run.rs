@@ -52,8 +52,8 @@ pub(crate) enum Place {
     Cargo(&'static str),
     /// The schedules of the known hazards: ours must hold, and `docs/hazards.md` be what they make. With a build, ours alone.
     Hazards(Option<Build>),
-    /// The tests of our module with one rule after the other taken out.
-    Mutants,
+    /// The tests of our module, built this way, with one rule after the other taken out.
+    Mutants(Build),
     /// The cost of a registration, in instructions of our module.
     Cost,
     /// Installed on a Debian host, which boots its own kernel.

@@ -179,7 +179,15 @@ pub(super) const SUITE: &[Run] = &[
     vm("KUnit: the portable build", KUNIT)
         .with(&[Kunit, PORTABLE])
         .groups(KUNIT_SUITES),
-    run("mutants: each rule taken out", Place::Mutants),
+    run(
+        "mutants: each rule taken out",
+        Place::Mutants(machine::Build::InTree),
+    ),
+    run(
+        "mutants: rules at the border with C, the portable build",
+        Place::Mutants(machine::Build::Portable),
+    )
+    .only_in_full(),
     cargo(
         "the module's logic, on the host",
         "test -p peermem-host -- --show-output",

@@ -91,6 +91,15 @@ pub(crate) enum Build {
     Portable,
 }
 
+impl Build {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::InTree => "in-tree",
+            Self::Portable => "portable",
+        }
+    }
+}
+
 /// How the machine is to be.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Options {
