@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # shellcheck shell=sh disable=SC2034 # what is found here is used there
 #
-# What scripts/check and scripts/headers, which source it, know of a host: its
-# files, below PROBE_ROOT, which is the host's root by default; the kernel that
-# KVER and KDIR name; how its distribution calls things.
+# Facts about a host for scripts/check and scripts/headers, which source this file: the host's
+# files, below PROBE_ROOT (default: the host's root), the kernel of KVER and KDIR, and the names of
+# its distribution.
 
 root=${PROBE_ROOT:+$(cd -P "$PROBE_ROOT" && pwd)} || exit 2
 root=${root%/}
-# Where modinfo and the like are, which not every user's PATH has.
+# Folders of modinfo and similar tools, which some users' PATH lacks.
 PATH=$PATH:$root/usr/sbin:$root/sbin
 export LC_ALL=C
 
-# Where a path of the host's lies, and the host's name of it.
+# `at` prints the place of a host's path below the root. `name` prints the host's path for a place.
 at() { case $1 in "$root"/* | [!/]*) printf '%s\n' "$1" ;; *) printf '%s\n' "$root$1" ;; esac; }
 name() { printf '%s\n' "${1#"$root"}"; }
 
-# What a link stands for. One with an absolute target would lead out of PROBE_ROOT. A function in round brackets keeps its
-# variables to itself.
+# Prints the target of a link. An absolute target would lead out of PROBE_ROOT. The round brackets
+# make the variables local.
 follow() (
 	path=$1
 	hops=x
-	# No further than the kernel: a link may lead back to itself.
+	# Same limit as in the kernel: a link may lead back to itself.
 	while [ ${#hops} -le 40 ] && to=$(readlink "$path"); do
 		hops=x$hops
 		case $to in /*) path=$(at "$to") ;; *) path=$(dirname "$path")/$to ;; esac
@@ -28,11 +28,13 @@ follow() (
 	printf '%s\n' "$path"
 )
 
-# The first version number in a text, and whether version $1 is $2 or newer.
+# `version` prints the first version number in a text. `at_least` succeeds if version $1 is $2 or
+# newer.
 version() { printf '%s\n' "$1" | sed -nE '1s/^[^0-9]*([0-9]+(\.[0-9]+)*).*/\1/p'; }
 at_least() { [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-# KVER is a release, by default of the kernel that runs, KDIR its build folder, which knows whose it is.
+# KVER is a release (default: the running kernel). KDIR is its build folder, which contains its
+# release.
 find_kernel() {
 	running=$(cat "$root/proc/sys/kernel/osrelease" 2>/dev/null) || running=''
 	release=${KVER:-$running}
@@ -42,9 +44,9 @@ find_kernel() {
 	found=$("$here/rust-bindings/release.sh" "$kdir")
 	release=${found:-$release}
 	series=$(version "$release" | cut -d . -f 1,2)
-	# Ubuntu's package of Rust's metadata, wherever the link in its headers leads.
+	# Ubuntu's package of Rust metadata, regardless of the link in its headers.
 	lib_rust=$root/usr/src/linux-lib-rust-$release
-	# Distributions have it beside the kernel, too.
+	# Distributions also install the configuration beside the kernel.
 	for configuration in "$kdir/include/config/auto.conf" "$root/boot/config-$release" "$root/lib/modules/$release/config" \
 		/dev/null; do
 		[ ! -r "$configuration" ] || break
@@ -53,20 +55,20 @@ find_kernel() {
 
 has_metadata() { [ -s "$(follow "$1/rust")/libkernel.rmeta" ]; }
 
-# An option of the kernel's configuration: y, m, a value, or nothing.
+# Prints an option of the kernel's configuration: y, m, a value, or nothing.
 config() { sed -n "s/^CONFIG_$1=\"\{0,1\}\([^\"]*\).*/\1/p" "$configuration"; }
 
-# The module that exports symbol $1 by the Module.symvers $2.
+# Prints the module that exports symbol $1, according to the Module.symvers $2.
 exporter() {
 	[ ! -e "$2" ] || awk -F '\t' -v symbol="$1" '$2 == symbol { sub(".*/", "", $3); print $3; exit }' "$2"
 }
 
-# The file of the first of these modules that is installed for this kernel.
+# Prints the file of the first of these modules that is installed for this kernel.
 installed() { PROBE_ROOT=$root "$here/rust-bindings/installed.sh" "$release" "$@"; }
 
 os_release() { sed -n "s/^$1=//p" "$root/etc/os-release" 2>/dev/null | tr -d '"'; }
 
-# The name under which `install` knows a distribution and those like it, or nothing.
+# Sets $family to the name by which `install` knows a distribution and similar ones, or to nothing.
 find_family() {
 	case " $(os_release ID) $(os_release ID_LIKE) " in
 	*' ubuntu '*) family=ubuntu ;;
@@ -77,7 +79,8 @@ find_family() {
 	esac
 }
 
-# How to install $1: by the name of its package, or as $2 describes it. $3 is that name where it depends on the kernel.
+# Prints how to install $1: by the name of its package, or as $2 describes it. $3 is a package name
+# that depends on the kernel.
 install() (
 	of=${3-}
 	case $release in

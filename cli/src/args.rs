@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The command line. Completions and the man pages are made from it.
+//! The command line. Completions and man pages are generated from it.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ Examples:
   sudo peermemctl record -o host.json         for somebody else to look at, with
   peermemctl doctor --machine host.json";
 
-/// The command of the processes that `verify` starts.
+/// Name of the hidden command that `verify` runs in its child processes.
 pub(crate) const VERIFY_PART: &str = "verify-part";
 
 /// Shows, checks and proves the path between NVIDIA GPUs and RDMA devices.
@@ -90,12 +90,12 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns `true` for a monitoring plugin, whose exit statuses are other ones.
+    /// Returns `true` for a monitoring plugin, which has exit statuses of its own.
     pub(crate) fn is_plugin(&self) -> bool {
         matches!(self, Self::Doctor(args) if args.nagios)
     }
 
-    /// The recording that is to answer.
+    /// Returns the recording to read in place of this machine.
     pub(crate) fn recording(&self) -> Option<&Path> {
         let source = match self {
             Self::Topo(args) => &args.source,
@@ -112,7 +112,7 @@ impl Command {
     }
 }
 
-/// Bytes, or with K, M, G, T (KiB, MiB, …) powers of 1024.
+/// Parses a number of bytes, with an optional unit of a power of 1024: K, M, G, T, KiB, MiB, ….
 fn size(text: &str) -> Result<u64, String> {
     let end = text
         .find(|character: char| !character.is_ascii_digit())
@@ -135,12 +135,12 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "too large".to_owned())
 }
 
-/// Where to listen.
+/// Address to listen on.
 #[derive(Debug, Clone)]
 pub(crate) struct Listen {
-    /// As it was given.
+    /// The argument as given.
     pub(crate) text: String,
-    /// All that it stands for; the first that can be had is taken.
+    /// All addresses that the argument resolves to. The server uses the first one that it can bind.
     pub(crate) addresses: Vec<SocketAddr>,
 }
 
@@ -149,7 +149,7 @@ impl FromStr for Listen {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let addresses = match text.strip_prefix(':').map(str::parse::<u16>) {
-            // On all addresses: with IPv6 those of IPv4, too.
+            // The IPv6 socket also accepts IPv4 connections.
             Some(Ok(port)) => vec![
                 (Ipv6Addr::UNSPECIFIED, port).into(),
                 (Ipv4Addr::UNSPECIFIED, port).into(),

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module reports in debugfs or, built for the proprietary nvidia.ko, in `/proc`. `docs/observe.md` promises the form of the lines: records of
-//! `key=value`, read by key. A key that is not known here is kept, one that is not there is none.
+//! Reader of the module's files in debugfs, or in `/proc` if the module was built for the
+//! proprietary nvidia.ko.
+//!
+//! `docs/observe.md` specifies the format: lines of `key=value`, read by key. Unknown keys are
+//! kept, and missing keys read as `None`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,29 +13,31 @@ use serde::Serialize;
 
 use crate::host::{number, Host, Unseen};
 
-/// Where the module's files are in debugfs.
+/// The module's directory in debugfs.
 pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
-/// Where they are if the module was built for the proprietary nvidia.ko. Then it has none in debugfs.
+/// The module's directory if it was built for the proprietary nvidia.ko. It then has no files in
+/// debugfs.
 pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
-/// The versions of the form of the lines that are known here. In 2, `not_in_bar` counts what `has_struct_pages` does in 3.
+/// Supported versions of the line format. Version 2 counts as `not_in_bar` what version 3 counts as
+/// `has_struct_pages`.
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
-/// Why the module's files cannot be read.
+/// Reason why the module's files cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Missing {
     NotLoaded,
-    /// /sys cannot be read, so that nothing shows whether the module is loaded.
+    /// /sys cannot be read, so it is unknown whether the module is loaded.
     NoSysfs(Unseen),
-    /// What is loaded under the name is another's module, of this version.
+    /// Another module with this name is loaded. Holds its version.
     Other(String),
-    /// The files are in this folder.
+    /// Access to the files in this directory is denied.
     Denied(&'static str),
     /// The kernel has no debugfs.
     NoDebugfs,
     NotMounted,
-    /// debugfs is there, and the module's directory is neither there nor in `/proc`.
+    /// debugfs is mounted, but the module's directory is neither there nor in `/proc`.
     NoFiles,
-    /// Lines of a form that is not known here; what the file says.
+    /// Unknown format version, or an invalid version line, as the file has it.
     Format(String),
     /// The module is older than this file.
     Older {
@@ -100,12 +105,12 @@ impl fmt::Display for Missing {
 
 impl std::error::Error for Missing {}
 
-/// The module that is loaded: ours, with its files in sight.
+/// Our module, loaded and with readable files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Module {
-    /// As in `/sys/module/nvidia_peermem/version`.
+    /// Version from `/sys/module/nvidia_peermem/version`.
     pub(crate) version: String,
-    /// Of the lines in its files.
+    /// Version of the line format.
     pub(crate) format: u64,
 }
 
@@ -113,12 +118,12 @@ pub(crate) struct Module {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Records<T> {
     pub(crate) records: Vec<T>,
-    /// Lines that could not be understood.
+    /// Number of lines that could not be parsed.
     pub(crate) unreadable: u64,
 }
 
 impl Module {
-    /// Looks whether its files can be read.
+    /// Finds the loaded module and checks that its files can be read.
     pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         const FILE: &str = "version";
         match host.has("/sys/module/nvidia_peermem") {
@@ -149,7 +154,8 @@ impl Module {
     }
 
     fn why_absent(host: &dyn Host) -> Missing {
-        // NVIDIA's version is the driver's; ours says what it is, unless who built it said otherwise.
+        // NVIDIA's module has the driver's version. Ours contains "-rs", unless the builder changed
+        // it.
         if let Ok(version) = host.text("/sys/module/nvidia_peermem/version") {
             if !version.contains("-rs") {
                 return Missing::Other(version);
@@ -158,22 +164,22 @@ impl Module {
         is_mounted(host).err().unwrap_or(Missing::NoFiles)
     }
 
-    /// The registrations, by their numbers.
+    /// Reads the live registrations, in order of their numbers.
     pub(crate) fn registrations(&self, host: &dyn Host) -> Result<Records<Registration>, Missing> {
         self.records(host, "registrations", Registration::of)
     }
 
-    /// All that is counted.
+    /// Reads all counters.
     pub(crate) fn counters(&self, host: &dyn Host) -> Result<Records<Counter>, Missing> {
         self.records(host, "counters", Counter::of)
     }
 
-    /// The last refusals of what may have been meant for a GPU, the oldest first.
+    /// Reads the last refusals of memory that may have been GPU memory, oldest first.
     pub(crate) fn refusals(&self, host: &dyn Host) -> Result<Records<Refusal>, Missing> {
         self.records(host, "refusals", Refusal::of)
     }
 
-    /// The last refusals of what was not meant for a GPU.
+    /// Reads the last refusals of memory that was not GPU memory.
     pub(crate) fn non_gpu(&self, host: &dyn Host) -> Result<Records<Refusal>, Missing> {
         self.records(host, "non_gpu", Refusal::of)
     }
@@ -192,7 +198,7 @@ impl Module {
             why => missing(host, file, why),
         })?;
         let text = String::from_utf8_lossy(&bytes);
-        // A line without its end may be half of one, and half a number is another number.
+        // A line without its end may be cut off, and a cut-off number is a wrong number.
         let (whole, cut) = text.rsplit_once('\n').unwrap_or(("", &text));
         let mut read = records(whole, of);
         if !cut.is_empty() {
@@ -202,10 +208,10 @@ impl Module {
     }
 }
 
-/// Whether debugfs is there to be read.
+/// Returns an error unless debugfs is mounted and readable.
 pub(crate) fn is_mounted(host: &dyn Host) -> Result<(), Missing> {
     match host.names("/sys/kernel/debug") {
-        // Where it is mounted there is always something in it.
+        // A mounted debugfs is never empty.
         Ok(names) if names.is_empty() => Err(Missing::NotMounted),
         Ok(_) => Ok(()),
         Err(Unseen::Absent) => Err(Missing::NoDebugfs),
@@ -213,8 +219,8 @@ pub(crate) fn is_mounted(host: &dyn Host) -> Result<(), Missing> {
     }
 }
 
-/// Returns the folder with the module's files, or where they would be in debugfs. Anybody sees whether the one in `/proc` is
-/// there.
+/// Returns the directory of the module's files, or their place in debugfs. Every user can see if
+/// the directory in `/proc` exists.
 pub(crate) fn directory(host: &dyn Host) -> &'static str {
     match host.has(PROC) {
         Ok(true) => PROC,
@@ -257,12 +263,12 @@ fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
     all
 }
 
-/// One record: keys and values in their order.
+/// One record: keys and values in file order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Line<'a> {
-    /// None: a word that has no `=`, or a quote that does not end.
+    /// Parses a line. Returns `None` for a word without `=` or an unterminated quote.
     pub(crate) fn parse(line: &'a str) -> Option<Self> {
         let mut pairs = Vec::with_capacity(16);
         let mut rest = line;
@@ -284,7 +290,7 @@ impl<'a> Line<'a> {
         Some(Self(pairs))
     }
 
-    /// The value of a key as it stands there, of a quoted one what is between the quotes.
+    /// Returns the raw value of a key, without its quotes.
     pub(crate) fn get(&self, key: &str) -> Option<&'a str> {
         self.0
             .iter()
@@ -297,7 +303,7 @@ impl<'a> Line<'a> {
         Some(self.0.remove(place).1)
     }
 
-    /// The value of a key; `-` is none.
+    /// Removes a key and returns its value. A `-` reads as `None`.
     fn take(&mut self, key: &str) -> Option<&'a str> {
         self.any(key).filter(|value| *value != "-")
     }
@@ -319,13 +325,13 @@ impl<'a> Line<'a> {
         self.take(key).and_then(Time::parse)
     }
 
-    /// What a thread calls itself.
+    /// Removes a key and returns its value, which is the name of a thread.
     pub(crate) fn name(&mut self, key: &str) -> Option<String> {
-        // A thread may call itself `-`.
+        // `-` is a valid thread name.
         self.any(key).map(unescaped)
     }
 
-    /// What nobody took.
+    /// Returns the remaining keys and values.
     fn rest(self) -> BTreeMap<String, String> {
         self.0
             .into_iter()
@@ -334,7 +340,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// `\xNN` as the byte that it stands for; what is no UTF-8 then is replaced.
+/// Decodes `\xNN` escapes to bytes, and replaces invalid UTF-8.
 fn unescaped(text: &str) -> String {
     if !text.contains('\\') {
         return text.to_owned();
@@ -363,12 +369,12 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A moment by the monotonic clock, in microseconds.
+/// A point in time of the monotonic clock, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) u64);
 
 impl Time {
-    /// Seconds, with a fraction or without.
+    /// Parses seconds, with an optional fraction.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
         let digits =
@@ -381,18 +387,18 @@ impl Time {
         whole.checked_add(fraction.parse().ok()?).map(Self)
     }
 
-    /// What has passed from then to now, in microseconds; 0 where the clocks disagree.
+    /// Returns the time from `self` to `now`, in microseconds, or 0 if `now` is earlier.
     pub(crate) fn until(self, now: Self) -> u64 {
         now.0.saturating_sub(self.0)
     }
 
-    /// In seconds.
+    /// Returns the time in seconds.
     pub(crate) fn seconds(self) -> f64 {
         seconds(self.0)
     }
 }
 
-/// Microseconds as seconds.
+/// Converts microseconds to seconds.
 pub(crate) fn seconds(microseconds: u64) -> f64 {
     // CAST: Exact below 2^53 microseconds, which is 285 years.
     microseconds as f64 / 1e6
@@ -401,31 +407,31 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
 /// A registration, active or orphaned: a line of `registrations`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Registration {
-    /// From 1, never used twice while the module is loaded.
+    /// Number from 1, not reused while the module is loaded.
     pub(crate) id: u64,
-    /// `pinned`, `mapped`, `revoked`, `orphaned`.
+    /// One of `pinned`, `mapped`, `revoked`, `orphaned`.
     pub(crate) state: Option<String>,
-    /// `persistent`, `revocable`.
+    /// `persistent` or `revocable`.
     pub(crate) mode: Option<String>,
     pub(crate) addr: Option<u64>,
-    /// In bytes, as pinned.
+    /// Pinned length, in bytes.
     pub(crate) len: Option<u64>,
-    /// The provider's page, in bytes.
+    /// Page size of nvidia.ko, in bytes.
     pub(crate) page: Option<u64>,
-    /// The pins that it consists of.
+    /// Number of pins.
     pub(crate) chunks: Option<u64>,
-    /// Of its scatter list; 0 until it is mapped.
+    /// Number of scatter list entries; 0 until mapped.
     pub(crate) entries: Option<u64>,
-    /// PCI addresses. None: the module does not know.
+    /// PCI addresses. Empty if the module does not know.
     pub(crate) gpus: Vec<String>,
-    /// The PCI address of the device that does the DMA.
+    /// PCI address of the device that does the DMA.
     pub(crate) hca: Option<String>,
-    /// The process, as the first PID namespace numbers it.
+    /// Process ID in the first PID namespace.
     pub(crate) tgid: Option<u32>,
-    /// The thread that registered.
+    /// Thread that made the registration.
     pub(crate) pid: Option<u32>,
     pub(crate) since: Option<Time>,
-    /// The thread's name of that time.
+    /// Name of the thread at that time.
     pub(crate) comm: Option<String>,
     pub(crate) other: BTreeMap<String, String>,
 }
@@ -483,7 +489,7 @@ impl Counter {
 /// A line of `refusals` or `non_gpu`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// From 0; a gap: overwritten.
+    /// Number from 0. A gap means overwritten entries.
     pub(crate) seq: u64,
     pub(crate) first: Option<Time>,
     pub(crate) last: Option<Time>,
@@ -491,14 +497,14 @@ pub(crate) struct Refusal {
     pub(crate) mode: Option<String>,
     pub(crate) step: Option<String>,
     pub(crate) reason: Option<String>,
-    /// What nvidia.ko returned, a negative errno; 0: it was not nvidia.ko.
+    /// Negative errno from nvidia.ko, or 0 if the refusal did not come from nvidia.ko.
     pub(crate) code: Option<i64>,
     pub(crate) addr: Option<u64>,
     pub(crate) len: Option<u64>,
     pub(crate) tgid: Option<u32>,
     pub(crate) pid: Option<u32>,
     pub(crate) comm: Option<String>,
-    /// The reason in words.
+    /// Reason as text.
     pub(crate) text: Option<String>,
     pub(crate) other: BTreeMap<String, String>,
 }
@@ -549,7 +555,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the module's own lines of code write is read as what they were given.
+        /// Lines that the module's code writes read back as the values that it was given.
         #[test]
         fn the_modules_refusals_are_read_back(
             reason in reasons(),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernel's list of dma-bufs, `/sys/kernel/debug/dma_buf/bufinfo`: who made each, and which devices are attached to
-//! it. By `dma_buf_debug_show` in `drivers/dma-buf/dma-buf.c` of Linux 7.3.
+//! The kernel's list of dma-bufs, `/sys/kernel/debug/dma_buf/bufinfo`: their exporters and attached
+//! devices.
+//!
+//! The format is that of `dma_buf_debug_show` in `drivers/dma-buf/dma-buf.c` of Linux 7.3.
 
 use crate::debugfs;
 use crate::debugfs::Missing;
@@ -12,26 +14,29 @@ pub(crate) const FILE: &str = "/sys/kernel/debug/dma_buf/bufinfo";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) bytes: u64,
-    /// What made it calls itself: the name of a driver, mostly.
+    /// Name of the exporter, usually a driver.
     pub(crate) exporter: String,
-    /// The devices that have it attached, once for each time: PCI addresses, and names of other devices.
+    /// Attached devices, once per attachment: PCI addresses, and names of other devices.
     pub(crate) attached: Vec<String>,
 }
 
 impl Buffer {
-    /// Whether it is memory of an NVIDIA GPU. nvidia.ko's `nv-dmabuf.c` names its exports so; that of older drivers
-    /// (570.124.04) leaves them the module's name, which `DEFINE_DMA_BUF_EXPORT_INFO` gives.
+    /// Returns `true` if the dma-buf is memory of an NVIDIA GPU. nvidia.ko's `nv-dmabuf.c` sets the
+    /// exporter's name.
+    ///
+    /// Older drivers (570.124.04) keep the default of `DEFINE_DMA_BUF_EXPORT_INFO`, which is the
+    /// module's name.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.exporter.as_str(), "nv_dmabuf" | "nvidia")
     }
 }
 
-/// All that there are.
+/// Reads all dma-bufs.
 pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
     match host.bytes(FILE) {
         Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)).map_err(Unseen::Failed),
         Err(Unseen::Absent) => match debugfs::is_mounted(host) {
-            // The kernel has no dma-bufs at all.
+            // The kernel has no dma-bufs.
             Ok(()) => Ok(Vec::new()),
             Err(Missing::Denied(_)) => Err(Unseen::Denied),
             Err(why) => Err(Unseen::Failed(why.to_string())),
@@ -40,19 +45,21 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
     }
 }
 
-/// What is known of a line. What users call their dma-bufs is in there, line ends included: so a line counts only where
-/// one can be, and a record only with all its digits, for which a name is too short.
+/// Meaning of a line. Names that users give to dma-bufs appear in the file, including line breaks.
+/// A line is therefore accepted only where the format allows it.
+///
+/// A record needs all its digits, which do not fit into a name.
 enum Line<'a> {
     Record {
         bytes: u64,
         exporter: &'a str,
     },
-    /// The devices follow.
+    /// Header of the list of devices.
     Attached,
     Device(&'a str),
-    /// How many devices there were.
+    /// Number of attached devices.
     Devices(u64),
-    /// How many dma-bufs there were, and their bytes.
+    /// Number of dma-bufs, and their total size in bytes.
     All(u64, u64),
     Other,
 }
@@ -80,7 +87,7 @@ impl<'a> Line<'a> {
         Self::record(line).unwrap_or(Self::Other)
     }
 
-    /// Size, flags, mode, references, exporter, and behind it the inode and the name.
+    /// Parses size, flags, mode, references and exporter. The inode and the name follow.
     fn record(line: &'a str) -> Option<Self> {
         let mut fields = line.split('\t');
         let mut number = |radix| {
@@ -139,7 +146,7 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
     }
 }
 
-/// The list without what users call their dma-bufs, and without what is not read here.
+/// Removes the names that users gave to dma-bufs, and all lines that are not read here.
 pub(crate) fn without_names(text: &str) -> String {
     let mut kept = String::new();
     let mut is_attached = false;
@@ -178,7 +185,7 @@ pub(crate) mod tests {
 
     use proptest::prelude::*;
 
-    /// As the kernel prints it: exporter, name, bytes, attached devices.
+    /// Formats the file as the kernel does, from exporter, name, bytes and attached devices.
     pub(crate) fn bufinfo(buffers: &[(&str, &str, u64, &[&str])]) -> String {
         let mut text = "\nDma-buf Objects:\nsize    \tflags   \tmode    \tcount   \texp_name\tino     \tname\n".to_owned();
         for (inode, (exporter, name, bytes, attached)) in buffers.iter().enumerate() {
@@ -224,14 +231,14 @@ pub(crate) mod tests {
             ]
         );
         assert_eq!(parse(&bufinfo(&[])), Ok(Vec::new()));
-        // Kernels before 4.19 have neither inode nor name.
+        // Kernels before 4.19 print neither inode nor name.
         let older = "\nDma-buf Objects:\nsize    \tflags   \tmode    \tcount   \texp_name\n\
                      04194304\t00000002\t00000007\t00000002\tnvidia\n\tAttached Devices:\n\t0000:18:00.0\n\
                      Total 1 devices attached\n\n\nTotal 1 objects, 4194304 bytes\n";
         assert_eq!(parse(older).unwrap().len(), 1);
     }
 
-    /// `DMA_BUF_SET_NAME` takes 31 bytes, line ends too.
+    /// `DMA_BUF_SET_NAME` accepts 31 bytes, including line breaks.
     #[test]
     fn a_name_changes_nothing() {
         let plain = |name: &str| {

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `doctor` says of one thing, and what commands exit with.
+//! Findings of `doctor`, and exit statuses of all commands.
 
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// Worth knowing; nothing is wrong.
+    /// Useful information; nothing is wrong.
     Note,
-    /// Could not be looked at; `found` says why.
+    /// Could not be examined; `found` says why.
     NotVisible,
-    /// Costs speed, or may.
+    /// Reduces performance, or may do so.
     Warning,
     /// Does not work.
     Fault,
 }
 
 impl Level {
-    /// As in the JSON.
+    /// Returns the name in the JSON output.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -31,45 +31,45 @@ impl Level {
         }
     }
 
-    /// Whether it makes the program exit with [`Status::Findings`].
+    /// Returns `true` if this level makes the program exit with [`Status::Findings`].
     pub(crate) fn is_finding(self) -> bool {
         matches!(self, Self::Warning | Self::Fault)
     }
 }
 
-/// What a check looked at.
+/// Subject of a check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub(crate) enum Subject {
-    /// The machine as a whole.
+    /// The whole machine.
     Machine,
-    /// A GPU, by its PCI address.
+    /// A GPU, by PCI address.
     Gpu { gpu: String },
-    /// An RDMA device, by its name.
+    /// An RDMA device, by name.
     Hca { hca: String },
-    /// The path between two.
+    /// The path between a GPU and an RDMA device.
     Pair { gpu: String, hca: String },
 }
 
-/// What one check says of one subject.
+/// Result of one check for one subject.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Finding {
-    /// The name of the check, which stays the same: scripts go by it. `Check::findings` sets it.
+    /// Stable name of the check, which scripts rely on. Set by `Check::findings`.
     pub(crate) check: &'static str,
     pub(crate) level: Level,
     pub(crate) subject: Subject,
-    /// What was seen, in one sentence, with figures.
+    /// Observation in one sentence, with numbers.
     pub(crate) found: String,
-    /// Why it matters.
+    /// Reason why the finding matters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) why: Option<String>,
-    /// What it costs, with whose figure that is.
+    /// Cost of the problem, with the source of the number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) costs: Option<String>,
-    /// The command or setting that fixes it. Commands, and nothing else, stand between backticks.
+    /// Command or setting that fixes the problem. Backticks enclose commands only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
-    /// Of [`Level::NotVisible`]: root would see it.
+    /// Set with [`Level::NotVisible`] if root could see the data.
     #[serde(skip_serializing_if = "is_false")]
     pub(crate) needs_root: bool,
 }
@@ -80,7 +80,7 @@ fn is_false(it: &bool) -> bool {
 }
 
 impl Finding {
-    /// What was found, and nothing beside it.
+    /// Creates a finding without the optional fields.
     pub(crate) fn new(level: Level, subject: Subject, found: impl Into<String>) -> Self {
         Self {
             check: "",
@@ -94,45 +94,45 @@ impl Finding {
         }
     }
 
-    /// With why it matters.
+    /// Sets the reason why the finding matters.
     pub(crate) fn why(mut self, why: impl Into<String>) -> Self {
         self.why = Some(why.into());
         self
     }
 
-    /// With what it costs.
+    /// Sets the cost of the problem.
     pub(crate) fn costs(mut self, costs: impl Into<String>) -> Self {
         self.costs = Some(costs.into());
         self
     }
 
-    /// The commands of how to fix it, to be run as they are.
+    /// Returns the commands in the fix, ready to run.
     pub(crate) fn commands(&self) -> Vec<&str> {
         let parts = self.fix.as_deref().unwrap_or_default().split('`');
         parts.skip(1).step_by(2).collect()
     }
 
-    /// Adds the fix. Commands with a name that a shell would not take unquoted are left out.
+    /// Sets the fix. Leaves out commands with a name that the shell would need quoted.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(without_unfit(fix.into()));
         self
     }
 }
 
-/// How the program exits.
+/// Exit status of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Status {
-    /// 0: it looked, and all is well.
+    /// 0: the command succeeded, and all is well.
     Ok,
-    /// 1: it looked, and something is wrong.
+    /// 1: the command succeeded, and something is wrong.
     Findings,
-    /// 2: it could not look; a message on standard error says why.
+    /// 2: the command failed. Standard error has the reason.
     Failed,
-    /// What a monitoring plugin exits with, which counts otherwise: 0, 1, 2, 3.
+    /// Exit status of a monitoring plugin, whose numbers mean something else: 0, 1, 2, 3.
     Plugin(Plugin),
 }
 
-/// The states of a monitoring plugin.
+/// States of a monitoring plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Plugin {
     Ok,
@@ -142,7 +142,7 @@ pub(crate) enum Plugin {
 }
 
 impl Status {
-    /// The number for the shell.
+    /// Returns the number for the shell.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -156,30 +156,30 @@ impl Status {
     }
 }
 
-/// Mark in a command, in place of a word that the shell would not take as it is.
+/// Placeholder in a command for a word that the shell would not take literally.
 const UNFIT: char = '\0';
 
-/// Returns a device's name as a word of a command, or a mark by which [`without_unfit`] knows the command. A recording, or
-/// `rdma dev set`, may give a device any name.
+/// Returns a device's name as a word of a command, or a placeholder that [`without_unfit`]
+/// recognises. A recording, or `rdma dev set`, may give a device any name.
 pub(crate) fn argument(name: &str) -> &str {
     word(name, "_.:-")
 }
 
-/// Returns a file's path as a word of a command, or the same mark.
+/// Returns a file's path as a word of a command, or the same placeholder.
 pub(crate) fn path_argument(path: &str) -> &str {
     word(path, "_.:-/@")
 }
 
 fn word<'a>(text: &'a str, marks: &str) -> &'a str {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || marks.contains(letter);
-    // A word that begins with a dash is an option.
+    // A word that begins with a dash would be an option.
     match !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {
         true => text,
         false => "\0",
     }
 }
 
-/// Leaves out each command, between backticks, in which [`argument`] found an unfit word.
+/// Removes each command, between backticks, in which [`argument`] found an unsafe word.
 pub(crate) fn without_unfit(fix: String) -> String {
     if !fix.contains(UNFIT) {
         return fix;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl list`: who holds which GPU memory registered, and through which RDMA device. [`regions`] has `--all`.
+//! `peermemctl list`: registered GPU memory, its owners, and the RDMA devices. [`regions`]
+//! implements `--all`.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use crate::{args, regions, registrations, render, watch};
 const SCHEMA: &str = "peermemctl.list";
 const VERSION: u32 = 2;
 
-/// The body of the JSON.
+/// Body of the JSON output.
 #[derive(Serialize)]
 struct Body<'a> {
     module: &'a Module,
@@ -34,7 +35,7 @@ struct Body<'a> {
     notes: Vec<String>,
 }
 
-/// Shows the registrations. An error: they cannot be seen.
+/// Lists the registrations. Returns an error if they cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
     if args.all {
         return regions::run(host, args, out);
@@ -75,7 +76,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
     })
 }
 
-/// Why there is no list, and what tells the rest.
+/// Returns the error for an unavailable list, with an alternative to try.
 fn why(why: Missing) -> anyhow::Error {
     match why {
         Missing::NotLoaded | Missing::Other(_) => anyhow!(
@@ -85,7 +86,7 @@ fn why(why: Missing) -> anyhow::Error {
     }
 }
 
-/// The PCI address of a GPU that somebody named by its index or address.
+/// Returns the PCI address of a GPU that the user named by index or address.
 fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
     if let Ok(address) = gpu.parse::<Address>() {
         return Ok(address);
@@ -108,7 +109,7 @@ fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
     }
 }
 
-/// A table that is as wide as it must be: a line is a registration, or a process, for grep and awk.
+/// Prints a table without a width limit, for grep and awk: one line per registration or process.
 pub(crate) fn show(table: &Table, out: &mut Out) {
     for line in table.lines(usize::from(u16::MAX)) {
         out.line(line);
@@ -222,7 +223,7 @@ fn show_holders(listing: &Listing, out: &mut Out) {
     show_sum(listing, out);
 }
 
-/// The size of a GPU's BAR1, in bytes.
+/// Returns the size of a GPU's BAR1, in bytes.
 fn bar1(gpu: &GpuId, listing: &Listing) -> Option<u64> {
     let machine = listing.machine.as_ref().ok()?;
     let at: Address = gpu.address.parse().ok()?;
@@ -255,7 +256,7 @@ fn show_sum(listing: &Listing, out: &mut Out) {
     }
 }
 
-/// What a reader of the table should know.
+/// Returns the notes below the table.
 fn notes(listing: &Listing) -> Vec<String> {
     let mut notes = Vec::new();
     let of = |state: State| -> BTreeSet<u32> {
@@ -336,7 +337,7 @@ fn notes(listing: &Listing) -> Vec<String> {
     notes
 }
 
-/// A process's number, and what has become of it.
+/// Formats a process ID, and the state of its process.
 pub(crate) fn pid(pid: Option<u32>, state: State) -> String {
     known(pid.map(|pid| match state {
         State::Gone => format!("{pid} (gone)"),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl`: the path between GPUs and RDMA devices seen, checked, and proved.
+//! `peermemctl` shows, checks and proves the path between GPUs and RDMA devices.
 //!
-//! [`host`] is how a machine is read, [`machine`] and [`software`] what of it matters; each command is a module of its own that takes
-//! both and answers with text or JSON and a [`finding::Status`].
+//! [`host`] reads a machine. [`machine`] and [`software`] model the parts that matter. Each command
+//! is a module that takes both, and returns text or JSON and a [`finding::Status`].
 
 mod args;
 mod debugfs;
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         Err(error) if is_plugin && !is_closed_pipe(&error) => Ok(doctor::unknown(&error, &mut out)),
         other => other,
     };
-    // What was found before it went wrong is said, too.
+    // Prints the output from before the error, too.
     let written = out.flush();
     let status = match (status, written) {
         (Err(error), _) if is_closed_pipe(&error) => Status::Ok,
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
         }
         (Ok(status), Ok(())) => status,
     };
-    // 2 is CRITICAL for a monitoring system.
+    // A monitoring system takes 2 for CRITICAL.
     let status = match status {
         Status::Failed if is_plugin => Status::Plugin(finding::Plugin::Unknown),
         other => other,
@@ -83,8 +83,8 @@ fn main() -> ExitCode {
     ExitCode::from(status.code())
 }
 
-/// Says what is wrong with the command line, or what `--help` asks for. A monitoring system takes the 2 of a usage
-/// error for CRITICAL, so that `doctor --nagios` says UNKNOWN.
+/// Prints a usage error, or the help text. A monitoring system takes the 2 of a usage error for
+/// CRITICAL, so `doctor --nagios` reports UNKNOWN.
 fn misused(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let has = |word: &str| words.iter().any(|one| one == word);
@@ -92,7 +92,7 @@ fn misused(error: &clap::Error) -> ExitCode {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
         let first = render::clean(first.trim_start_matches("error: "));
-        // Without a standard output the status has to do.
+        // Without standard output, the exit status must suffice.
         let _ = writeln!(io::stdout(), "GPUDIRECT UNKNOWN - {first}");
         return ExitCode::from(Status::Plugin(finding::Plugin::Unknown).code());
     }
@@ -104,11 +104,11 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
         return command(&Live, &cli.command, out);
     };
     let recording = Recording::load(file)?;
-    // What could not be seen was not to be seen there; nothing is wrong here.
+    // Names the recording in the error: the failure is the recorded machine's, not this one's.
     command(&recording, &cli.command, out).with_context(|| format!("{}", file.display()))
 }
 
-/// Runs one command on one host: what `main` does, and what every test of all commands goes through.
+/// Runs one command on one host. `main` and the tests of all commands use it.
 pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyhow::Result<Status> {
     match command {
         Command::Topo(args) => topo::run(host, args, out),
@@ -124,7 +124,8 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
     }
 }
 
-/// Whether the reader of standard output has gone, which ends a command that shows something again and again.
+/// Returns `true` if the reader of standard output is gone, which ends a command that repeats its
+/// output.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Netlink: a request to the kernel, and its answer to the end. By netlink(7) and `include/uapi/linux/netlink.h`.
+//! Netlink: requests to the kernel, and their complete answers. See netlink(7) and
+//! `include/uapi/linux/netlink.h`.
 
 use std::time::Duration;
 
@@ -13,28 +14,28 @@ use rustix::net;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt;
 
-/// Of a datagram, in bytes: the kernel fills 32 KiB at most.
+/// Maximum size of a datagram, in bytes. The kernel fills at most 32 KiB.
 const LARGEST: usize = 64 << 10;
 
-/// Of an answer, in bytes.
+/// Maximum size of an answer, in bytes.
 const MOST: usize = 256 << 20;
 
-/// `MAX_ERRNO` of the kernel; rustix takes no larger one.
+/// `MAX_ERRNO` of the kernel. rustix accepts no larger errno.
 const MOST_ERRNO: i32 = 4095;
 
-/// How long the kernel may take for the next part of its answer.
+/// Timeout for the next part of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
-    /// The kernel's own: it does not know the request, or what is asked for is not there.
+    /// Error from the kernel: an unknown request, or a missing object.
     #[error("{0}")]
     Kernel(Errno),
-    /// The answer is not understood.
+    /// The answer cannot be parsed.
     #[error("the kernel's answer is not understood: {0}")]
     Answer(String),
-    /// No answer came.
+    /// The socket failed, or no answer came.
     #[error("netlink: {0}")]
     Socket(Errno),
 }
@@ -45,7 +46,7 @@ impl From<DecodeError> for Refused {
     }
 }
 
-/// A socket of one protocol; none is rtnetlink's.
+/// A socket of one protocol. rtnetlink is the default.
 pub(crate) struct Socket {
     socket: rustix::fd::OwnedFd,
     sequence: u32,
@@ -71,8 +72,8 @@ impl Socket {
         })
     }
 
-    /// What the kernel answers to a request, with `NLM_F_DUMP` all that it lists: of each message the bytes behind its
-    /// header. `front` is the family's own header, in front of the attributes.
+    /// Sends a request and returns the payload of each message of the answer. The answer to
+    /// `NLM_F_DUMP` is a complete list. `front` is the family's own header, before the attributes.
     pub(crate) fn ask(
         &mut self,
         (kind, flags): (u16, u16),
@@ -94,7 +95,7 @@ impl Socket {
                 Err(Errno::INTR) => continue,
                 Err(why) => return Err(Refused::Socket(why)),
             };
-            // A process may send to this socket, too.
+            // Other processes can send to this socket, too.
             let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
             if sender.is_none_or(|sender| sender.pid() != 0) {
                 continue;
@@ -131,10 +132,11 @@ fn request(
     bytes
 }
 
-/// An answer as it comes in.
+/// An answer that is being received.
 struct Answer {
     sequence: u32,
-    /// It has several messages and an end; otherwise one message is all.
+    /// `true` if the answer has several messages and an end marker. Otherwise, one message is the
+    /// answer.
     is_list: bool,
     payloads: Vec<Vec<u8>>,
     size: usize,
@@ -152,7 +154,7 @@ impl Answer {
         }
     }
 
-    /// Takes a datagram: one message, or several.
+    /// Takes a datagram with one or more messages.
     fn take(&mut self, datagram: &[u8]) -> Result<(), Refused> {
         self.size = self.size.saturating_add(datagram.len());
         if self.size > MOST {
@@ -161,7 +163,7 @@ impl Answer {
         let mut rest = datagram;
         while !rest.is_empty() && !self.is_whole {
             let message = NetlinkBuffer::new_checked(rest)?;
-            // Of an earlier request: its answer was given up.
+            // Skips messages of an earlier request whose answer was abandoned.
             if message.sequence_number() == self.sequence {
                 self.message(message.message_type(), message.payload())?;
             }
@@ -178,7 +180,7 @@ impl Answer {
             NLMSG_NOOP => {}
             NLMSG_OVERRUN => return Err(Refused::Answer("a part of it is lost".to_owned())),
             NLMSG_ERROR | NLMSG_DONE => {
-                // 0 or a negative errno. Old kernels end a list with no number at all.
+                // 0 or a negative errno. Old kernels end a list without a number.
                 let code = match payload.get(..4) {
                     Some(code) => parse_i32(code)?,
                     None if kind == NLMSG_DONE && payload.is_empty() => 0,
@@ -201,7 +203,7 @@ impl Answer {
     }
 }
 
-/// The attributes in these bytes: the kind and the value of each.
+/// Returns the kind and the value of each attribute in `bytes`.
 pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), Refused>> {
     NlasIterator::new(bytes).map(|found| {
         let attribute = found?;
@@ -218,7 +220,7 @@ pub(crate) mod tests {
 
     use proptest::prelude::*;
 
-    /// A message as the kernel lays it out, by hand: length, type, flags, sequence number, port.
+    /// Builds a message in the kernel's layout: length, type, flags, sequence number, port.
     fn message(kind: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
         let length = u32::try_from(16 + payload.len()).unwrap();
         let mut bytes = length.to_ne_bytes().to_vec();
@@ -231,7 +233,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// An attribute: length without the padding, type, value.
+    /// Builds an attribute: length without padding, type, value.
     pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let mut bytes = u16::try_from(4 + value.len())
             .unwrap()
@@ -255,7 +257,7 @@ pub(crate) mod tests {
     fn a_request_is_as_the_kernel_wants_it() {
         let index = DefaultNla::new(1, 3_u32.to_ne_bytes().to_vec());
         let mut expected = message(0x140d, 7, &attribute(1, &3_u32.to_ne_bytes()));
-        // NLM_F_REQUEST, and NLM_F_ROOT and NLM_F_MATCH.
+        // `NLM_F_REQUEST`, `NLM_F_ROOT` and `NLM_F_MATCH`.
         expected[6..8].copy_from_slice(&0x301_u16.to_ne_bytes());
         assert_eq!(request((0x140d, NLM_F_DUMP), 7, &[], &[index]), expected);
         assert_eq!(request((0x1401, NLM_F_DUMP), 7, &[], &[]).len(), 16);
@@ -289,13 +291,13 @@ pub(crate) mod tests {
         .concat();
         let whole = || (vec![b"first".to_vec(), b"second!!".to_vec()], true);
         assert_eq!(taken(&[two.clone(), done.clone()]), Ok(whole()));
-        // All in one; and an old kernel's end.
+        // All in one datagram, and the end marker of an old kernel.
         assert_eq!(taken(&[[two.clone(), done].concat()]), Ok(whole()));
         assert_eq!(
             taken(&[two.clone(), message(NLMSG_DONE, 7, b"")]),
             Ok(whole())
         );
-        // Nothing comes behind the end, nothing from another request counts.
+        // Messages after the end marker, and those of another request, are ignored.
         let end = [message(NLMSG_DONE, 7, b""), message(0x140d, 7, b"late")].concat();
         assert_eq!(taken(&[two.clone(), end]), Ok(whole()));
         assert_eq!(
@@ -309,7 +311,7 @@ pub(crate) mod tests {
     fn a_refusal_has_its_error() {
         let error = |kind, code: i32| taken(&[message(kind, 7, &code.to_ne_bytes())]);
         assert_eq!(error(NLMSG_ERROR, -22), Err(Refused::Kernel(Errno::INVAL)));
-        // It failed on the way.
+        // An error in the middle of a list.
         assert_eq!(error(NLMSG_DONE, -12), Err(Refused::Kernel(Errno::NOMEM)));
         assert_eq!(error(NLMSG_ERROR, 0), Ok((Vec::new(), true)));
         for odd in [1, -4096, i32::MAX, i32::MIN] {
@@ -343,7 +345,7 @@ pub(crate) mod tests {
         let bytes = [attribute(1, b"abc"), attribute(0x8028, b"nest")].concat();
         let read: Result<Vec<_>, _> = attributes(&bytes).collect();
         assert_eq!(read, Ok(vec![(1, &b"abc"[..]), (40, &b"nest"[..])]));
-        // Without the padding at the end, as the last one may be.
+        // The last attribute may lack its padding.
         assert!(attributes(&attribute(1, b"abc")[..7]).all(|one| one.is_ok()));
         for length in [0_u16, 3, 9, u16::MAX] {
             let mut odd = attribute(1, b"abcd");
@@ -363,7 +365,7 @@ pub(crate) mod tests {
             }
         }
 
-        /// Messages with one odd place, which come farther.
+        /// Messages with one wrong byte, which pass more of the checks.
         #[test]
         fn no_message_is_a_panic(
             kinds in prop::collection::vec((0..6_u16, prop::collection::vec(any::<u8>(), 0..12)), 1..6),

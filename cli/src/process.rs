@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Who a process is, by the number that the module noted for it.
+//! Lookup of a process by the process ID that the module recorded.
 //!
-//! The module numbers processes as the first PID namespace does. A number may have gone to another process since: what
-//! `/proc` says of it counts only if that process is old enough.
+//! The module records process IDs of the first PID namespace. Another process may have the ID by
+//! now. Data from `/proc` counts only if that process is old enough.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -12,26 +12,27 @@ use serde::Serialize;
 use crate::debugfs::Time;
 use crate::host::{Host, Unseen};
 
-/// The inode of the first PID namespace, `PROC_PID_INIT_INO` of the kernel.
+/// Inode of the first PID namespace, the kernel's `PROC_PID_INIT_INO`.
 pub(crate) const FIRST_NAMESPACE: &str = "pid:[4026531836]";
-/// Of a command line, in bytes.
+/// Maximum length of a command line, in bytes.
 const LONGEST: usize = 4096;
-/// What `/proc/PID/stat` counts a second in, `USER_HZ`, in microseconds: 100 on each architecture that has NVIDIA's
-/// driver.
+/// Time unit of `/proc/PID/stat`, in microseconds. `USER_HZ` is 100 on each architecture with
+/// NVIDIA's driver.
 const TICK: u64 = 10_000;
-/// A page of the GPU's, in which nvidia.ko pins. A registration has whole ones, whatever of the last one is the process's.
+/// Page size of the GPU, in which nvidia.ko pins. A registration covers whole pages, even if only a
+/// part of the last page belongs to the process.
 pub(crate) const GPU_PAGE: u64 = 64 << 10;
 
-/// What is known of a process today.
+/// Present state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum State {
     Alive,
-    /// Nothing has this number any more.
+    /// No process has this ID now.
     Gone,
-    /// Another process has it.
+    /// Another process has this ID now.
     Reused,
-    /// This program sees other numbers than the module: it runs in a PID namespace of its own.
+    /// This program runs in its own PID namespace, and sees other IDs than the module.
     Elsewhere,
     NotVisible,
 }
@@ -40,10 +41,10 @@ pub(crate) enum State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) state: State,
-    /// Its command line, in one line.
+    /// Command line, in one line.
     pub(crate) command: Option<String>,
     pub(crate) uid: Option<u32>,
-    /// As `/etc/passwd` calls the user.
+    /// User name from `/etc/passwd`.
     pub(crate) user: Option<String>,
 }
 
@@ -58,21 +59,21 @@ impl Process {
     }
 }
 
-/// What `/proc` has under a number.
+/// Entry of `/proc`.
 struct Entry {
     process: Process,
-    /// When it began, by the monotonic clock.
+    /// Start time by the monotonic clock.
     start: Option<Time>,
-    /// Read at the first question. None: not to be seen.
+    /// Read on first use. `None` if not readable.
     mapped: OnceCell<Option<Mapped>>,
 }
 
-/// The ranges of addresses that a process has, in ascending order, each from the beginning of the GPU's page in which it
-/// begins to the end of the one in which it ends. They may overlap.
+/// Address ranges of a process, in ascending order. Each is extended to whole pages of the GPU.
+/// They may overlap.
 struct Mapped(Vec<(u64, u64)>);
 
 impl Mapped {
-    /// Of `/proc/PID/maps`.
+    /// Parses `/proc/PID/maps`.
     fn parse(maps: &str) -> Self {
         let ranges = maps.lines().filter_map(|line| {
             let (start, end) = line.split(' ').next()?.split_once('-')?;
@@ -84,11 +85,12 @@ impl Mapped {
         Self(ranges.collect())
     }
 
-    /// How many bytes from `start` to `end`, in whole pages of the GPU's, are in none.
+    /// Returns the number of bytes between `start` and `end`, in whole pages of the GPU, that are
+    /// in no range.
     fn lacks(&self, start: u64, end: u64) -> u64 {
         let mut bytes = 0_u64;
         let mut at = start;
-        // Those that end at or before `start` come first.
+        // Ranges that end at or before `start` come first.
         let first = self.0.partition_point(|range| range.1 <= start);
         for &(from, to) in self.0.get(first..).unwrap_or_default() {
             if from >= end {
@@ -101,12 +103,12 @@ impl Mapped {
     }
 }
 
-/// The processes of a host, each looked at once.
+/// Processes of a host. Each is read once.
 pub(crate) struct Processes<'a> {
     host: &'a dyn Host,
     is_elsewhere: bool,
-    /// By which the clock of `/proc/PID/stat` is ahead of the monotonic one, in microseconds: the machine was
-    /// suspended.
+    /// Lead of the clock of `/proc/PID/stat` over the monotonic clock, in microseconds: time in
+    /// suspend.
     suspended: u64,
     users: BTreeMap<u32, String>,
     known: BTreeMap<u32, Entry>,
@@ -132,18 +134,18 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// Numbers are those that this program sees, whatever its PID namespace.
+    /// Uses the process IDs that this program sees, in any PID namespace.
     pub(crate) fn by_own_numbers(mut self) -> Self {
         self.is_elsewhere = false;
         self
     }
 
-    /// Whether this program runs in a PID namespace of its own.
+    /// Returns `true` if this program runs in its own PID namespace.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
 
-    /// The process of a thread. One that cannot be seen stands for itself.
+    /// Returns the process of a thread, or the thread itself if it is not visible.
     pub(crate) fn of_thread(&self, thread: u32) -> u32 {
         let status = self.host.text(&format!("/proc/{thread}/status"));
         let process = status.ok().and_then(|status| {
@@ -158,7 +160,7 @@ impl<'a> Processes<'a> {
         process.unwrap_or(thread)
     }
 
-    /// The process that had this number at that moment.
+    /// Returns the process that had this ID at that time.
     pub(crate) fn of(&mut self, number: u32, then: Option<Time>) -> Process {
         match self.entry(number, then) {
             Ok(entry) => entry.process.clone(),
@@ -166,7 +168,8 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// How much of a range of addresses that process does not map, in bytes. None: that is not known.
+    /// Returns the number of bytes of an address range that the process does not map, or `None` if
+    /// unknown.
     pub(crate) fn lacks(
         &mut self,
         number: u32,
@@ -177,7 +180,7 @@ impl<'a> Processes<'a> {
         let host = self.host;
         let read = || {
             let maps = host.text(&format!("/proc/{number}/maps")).ok();
-            // Of a process on its way out it is empty.
+            // The file is empty for a process that is exiting.
             maps.filter(|maps| !maps.is_empty())
                 .map(|maps| Mapped::parse(&maps))
         };
@@ -196,7 +199,8 @@ impl<'a> Processes<'a> {
         }
         let entry = self.known.get(&number).ok_or(State::NotVisible)?;
         match (entry.start, then) {
-            // Both are rounded down, one to a tick; and the machine's clocks were not read in one moment.
+            // Both times are rounded down, one to a tick, and the clocks were read at different
+            // moments.
             (Some(start), Some(then)) if then.until(start) > 1_000_000 => Err(State::Reused),
             _ => Ok(entry),
         }
@@ -245,7 +249,7 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// The users of `/etc/passwd`, by their numbers; of several names the first.
+/// Returns the users of `/etc/passwd` by user ID. The first of several names counts.
 fn users(passwd: &str) -> BTreeMap<u32, String> {
     let mut users = BTreeMap::new();
     for line in passwd.lines() {
@@ -259,7 +263,7 @@ fn users(passwd: &str) -> BTreeMap<u32, String> {
     users
 }
 
-/// None: it has none, such as a thread of the kernel, or a process on its way out.
+/// Returns the command line, or `None` for a kernel thread or a process that is exiting.
 fn command(bytes: &[u8]) -> Option<String> {
     let bytes = bytes.get(..LONGEST).unwrap_or(bytes);
     let text = String::from_utf8_lossy(bytes).replace('\0', " ");
@@ -267,7 +271,8 @@ fn command(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Field 22 of `/proc/PID/stat`. The name before it may have anything in it, brackets too.
+/// Parses field 22 of `/proc/PID/stat`. The name before it may contain anything, including
+/// brackets.
 fn start(stat: &str, suspended: u64) -> Option<Time> {
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
@@ -320,7 +325,8 @@ mod tests {
 
     #[test]
     fn a_page_of_the_gpu_counts_as_mapped_where_a_part_of_it_is() {
-        // As UCX's perftest allocates 8 MiB and 8 bytes: the registration goes to the end of the GPU's last page.
+        // UCX's perftest allocates 8 MiB and 8 bytes. The registration extends to the end of the
+        // GPU's last page.
         let mapped =
             Mapped::parse("7f0000000000-7f0000801000 rw-s 00000000 00:06 9 /dev/nvidia0\n");
         assert_eq!(mapped.lacks(0x7f00_0000_0000, 0x7f00_0081_0000), 0);
@@ -331,7 +337,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a look at each byte.
+        /// Compares with a check of each byte.
         #[test]
         fn what_is_not_mapped_counts(
             lengths in prop::collection::vec((0..4_u64, 1..5_u64), 0..8), start in 0..64_u64, len in 0..64_u64

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The registrations, each with what this machine knows of its process, its GPUs and its RDMA devices.
+//! The module's registrations, together with the machine's knowledge of their processes, GPUs and
+//! RDMA devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,21 +17,21 @@ use crate::{debugfs, process, render};
 /// A GPU of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct GpuId {
-    /// None: not among the GPUs that are seen.
+    /// Index, or `None` if the GPU is not visible.
     pub(crate) index: Option<usize>,
     pub(crate) address: String,
 }
 
-/// The device that does a registration's DMA.
+/// The device that does the DMA of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct HcaId {
     pub(crate) address: String,
-    /// The RDMA devices of this PCI function.
+    /// RDMA devices of this PCI function.
     pub(crate) devices: Vec<String>,
 }
 
 impl GpuId {
-    /// Its index, or its address.
+    /// Returns the index, or else the address.
     pub(crate) fn name(&self) -> String {
         match self.index {
             Some(index) => index.to_string(),
@@ -40,7 +41,7 @@ impl GpuId {
 }
 
 impl HcaId {
-    /// Its RDMA devices, or its address.
+    /// Returns the RDMA devices, or else the address.
     pub(crate) fn name(&self) -> String {
         match self.devices.is_empty() {
             true => self.address.clone(),
@@ -49,7 +50,6 @@ impl HcaId {
     }
 }
 
-/// A registration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Registration {
     pub(crate) id: u64,
@@ -59,13 +59,14 @@ pub(crate) struct Registration {
     pub(crate) addr: Option<u64>,
     pub(crate) len: Option<u64>,
     pub(crate) page: Option<u64>,
-    /// So much of it its process has freed, and the registration still holds. None: not known, or it holds nothing.
+    /// Bytes that the process has freed and the registration still holds. `None` if unknown, or if
+    /// the registration holds nothing.
     pub(crate) freed_bytes: Option<u64>,
     pub(crate) chunks: Option<u64>,
     pub(crate) entries: Option<u64>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) hca: Option<HcaId>,
-    /// Of several GPUs, of the farthest.
+    /// Path class. The farthest of several GPUs counts.
     pub(crate) class: Option<Class>,
     pub(crate) pid: Option<u32>,
     pub(crate) thread: Option<u32>,
@@ -76,11 +77,11 @@ pub(crate) struct Registration {
     pub(crate) user: Option<String>,
     pub(crate) since_seconds: Option<f64>,
     pub(crate) age_seconds: Option<f64>,
-    /// What a newer module says beside.
+    /// Keys of a newer module.
     pub(crate) other: BTreeMap<String, String>,
 }
 
-/// Addresses as everybody writes them; numbers of 64 bits are not safe in JSON either.
+/// Writes addresses in the usual notation. 64-bit numbers are also unsafe in JSON.
 pub(crate) fn hexadecimal<S: serde::Serializer>(
     number: &Option<u64>,
     serializer: S,
@@ -91,19 +92,20 @@ pub(crate) fn hexadecimal<S: serde::Serializer>(
     }
 }
 
-/// What a process, or all of them, have of a GPU.
+/// Registered memory of one GPU, for one process or for all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Share {
-    /// None: the module does not know on which GPU it is.
+    /// The GPU, or `None` if the module does not know it.
     pub(crate) gpu: Option<GpuId>,
     pub(crate) registrations: u64,
-    /// The sum of their lengths.
+    /// Sum of the lengths.
     pub(crate) bytes: u64,
-    /// The same, where what one process registered several times counts once: nvidia.ko maps it once into BAR1.
+    /// Sum of the lengths, but memory that one process registered several times counts once.
+    /// nvidia.ko maps it into BAR1 once.
     pub(crate) distinct_bytes: u64,
 }
 
-/// A process's registrations.
+/// Registrations of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Holder {
     pub(crate) pid: Option<u32>,
@@ -115,14 +117,14 @@ pub(crate) struct Holder {
     pub(crate) registrations: u64,
     pub(crate) bytes: u64,
     pub(crate) distinct_bytes: u64,
-    /// How many are in which state.
+    /// Number of registrations in each state.
     pub(crate) states: BTreeMap<String, u64>,
     pub(crate) gpus: Vec<Share>,
-    /// Of the oldest registration.
+    /// Age of the oldest registration.
     pub(crate) age_seconds: Option<f64>,
 }
 
-/// All of them.
+/// All registrations.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) module: Module,
@@ -133,17 +135,17 @@ pub(crate) struct Listing {
     pub(crate) unreadable: u64,
 }
 
-/// Orphaned registrations on a GPU that is lost.
+/// Orphaned registrations on a lost GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stranded {
     pub(crate) gpu: String,
-    /// What has become of it, after "which".
+    /// State of the GPU, as text that follows "which".
     how: &'static str,
     pub(crate) registrations: u64,
 }
 
 impl Stranded {
-    /// By the addresses of their GPUs. None where PCI is not visible.
+    /// Finds lost GPUs by their addresses. Returns nothing if PCI is not visible.
     pub(crate) fn among(host: &dyn Host, all: &[debugfs::Registration]) -> Vec<Self> {
         let mut count: BTreeMap<&str, u64> = BTreeMap::new();
         for one in all
@@ -192,25 +194,28 @@ impl Stranded {
         )
     }
 
-    /// What follows: there is no fix.
+    /// Consequence of a lost GPU. There is no fix.
     pub(crate) const WHY: &'static str =
         "a callback would run in nvidia_peermem, which therefore cannot be unloaded before; nor can nvidia.ko, whose \
         functions it uses: both stay until the machine restarts";
 }
 
-/// Those that hold memory of their process. Others hold nothing, or are not the process's any more.
+/// Selects registrations that hold memory of their process. Others hold nothing, or no longer
+/// belong to the process.
 fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Registration> {
     let holds = |state: &str| matches!(state, "pinned" | "mapped");
     all.iter()
         .filter(move |one| one.state.as_deref().is_some_and(holds))
 }
 
-/// Memory that processes have freed and registrations still hold: each registration of which this is known, with its bytes.
+/// Memory that processes have freed but registrations still hold: bytes by registration.
+/// Registrations without this information are missing.
 #[derive(Debug, Default)]
 pub(crate) struct Freed(BTreeMap<u64, u64>);
 
 impl Freed {
-    /// Of `all`, which was read before. Freed is what a process has no addresses for any more.
+    /// Computes the freed memory of `all`, which was read before. Memory is freed if its process
+    /// does not map it.
     pub(crate) fn among(
         host: &dyn Host,
         module: &Module,
@@ -229,7 +234,8 @@ impl Freed {
         freed
     }
 
-    /// Without what was deregistered or revoked by `now`: whoever frees in that order has nothing held.
+    /// Keeps registrations that still exist in `now`. Software that first frees and then
+    /// deregisters thus causes no finding.
     fn keep_held(&mut self, now: &[debugfs::Registration]) {
         let held: BTreeSet<u64> = holding(now).map(|one| one.id).collect();
         self.0.retain(|id, bytes| *bytes == 0 || held.contains(id));
@@ -239,7 +245,7 @@ impl Freed {
         self.0.get(&id).copied()
     }
 
-    /// What is found of so many bytes of each registration, if anything is.
+    /// Returns a description of the freed bytes of each registration, or `None` if there are none.
     pub(crate) fn found(bytes: impl Iterator<Item = u64>) -> Option<String> {
         let freed: Vec<u64> = bytes.filter(|bytes| *bytes > 0).collect();
         let who = match freed.len() {
@@ -257,7 +263,7 @@ impl Freed {
         self.0.values().copied()
     }
 
-    /// What follows.
+    /// Consequence of memory that is freed but still registered.
     pub(crate) const WHY: &'static str =
         "GPU memory stays allocated, and in BAR1, while a persistent registration holds it; a cache of registrations, \
         as UCX has one, may deregister it much later";
@@ -266,7 +272,7 @@ impl Freed {
         persistent_api_support=0: where the NIC allows it, memory that is freed is then taken from its registrations";
 }
 
-/// The monotonic clock.
+/// Reads the monotonic clock.
 pub(crate) fn now(host: &dyn Host) -> Option<Time> {
     let text = host.fact(Fact::Monotonic).ok()?;
     Time::parse(text.trim())
@@ -276,7 +282,7 @@ impl Listing {
     pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         let module = Module::scan(host)?;
         let read = module.registrations(host)?;
-        // Behind the registrations, so that none is younger than now.
+        // Read after the registrations, so that none is younger.
         let now = now(host);
         let machine = Machine::scan(host);
         let stranded = Stranded::among(host, &read.records);
@@ -298,14 +304,14 @@ impl Listing {
         })
     }
 
-    /// What processes have of each GPU, by its index or address.
+    /// Returns the registered memory of each GPU, by its index or address.
     pub(crate) fn shares(&self) -> Vec<Share> {
         shares(self.registrations.iter())
     }
 
-    /// Who has how much, the most first.
+    /// Returns the processes with their registrations, largest first.
     pub(crate) fn holders(&self) -> Vec<Holder> {
-        // Of a number that was used again the old process and the new one are two.
+        // The old and the new process of a reused number count as two.
         let mut by_process: BTreeMap<_, Vec<&Registration>> = BTreeMap::new();
         for one in &self.registrations {
             let key = (one.pid, one.process == process::State::Reused);
@@ -346,7 +352,7 @@ impl Listing {
     }
 }
 
-/// What the PCI addresses in a registration stand for.
+/// Translates the PCI addresses in a registration.
 struct PciNames<'a>(Option<&'a Machine>);
 
 impl PciNames<'_> {
@@ -370,12 +376,12 @@ impl PciNames<'_> {
 
     fn class(&self, gpus: &[GpuId], hca: &HcaId) -> Option<Class> {
         let device = hca.devices.first()?;
-        // What the module maps goes by the RDMA device's own function.
+        // The module maps for the RDMA device's own function.
         let class = |gpu: &GpuId| {
             let pair = self.0?.pair_of(gpu.address.parse().ok()?, device)?;
             pair.by_own_function().class
         };
-        // Of one that is not known nothing is.
+        // One unknown class makes the result unknown.
         let classes = gpus.iter().map(class).collect::<Option<Vec<Class>>>()?;
         classes.into_iter().max()
     }
@@ -424,7 +430,7 @@ fn registration(
     }
 }
 
-/// A length as a number to add up.
+/// Converts a length to `u64`.
 pub(crate) fn count(length: usize) -> u64 {
     u64::try_from(length).unwrap_or(u64::MAX)
 }
@@ -433,7 +439,8 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// By GPU. A registration over several GPUs counts in each, for the module does not say how much of it is where.
+/// Returns the registered memory by GPU. A registration over several GPUs counts fully for each,
+/// because the module does not report the parts.
 fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
     let mut by_gpu: BTreeMap<Option<&GpuId>, Vec<&Registration>> = BTreeMap::new();
     for one in all {
@@ -455,12 +462,12 @@ fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
         .collect()
 }
 
-/// Bytes where what one process registered several times counts once.
+/// Returns the number of bytes, where memory that one process registered several times counts once.
 fn distinct<'a>(all: impl Iterator<Item = &'a Registration>) -> u64 {
     let mut ranges: Vec<_> = all
         .filter_map(|one| {
             let (addr, len) = (one.addr?, one.len?);
-            // A revoked one is in nobody's BAR1.
+            // A revoked registration uses no BAR1.
             let is_there = one.state.as_deref() != Some("revoked");
             let key = (one.pid, one.process == process::State::Reused);
             is_there.then(|| (key, addr, addr.saturating_add(len)))
@@ -506,7 +513,7 @@ mod tests {
         )
     }
 
-    /// The module maps for the RDMA device's own function, whatever dma-buf can do.
+    /// The module maps for the RDMA device's own function, regardless of dma-buf.
     #[test]
     fn a_registration_goes_by_the_function_that_it_was_made_for() {
         let machine = Machine::scan(&crate::fixture::data_direct().recording).unwrap();
@@ -530,7 +537,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a bit for each byte.
+        /// Compares with a bit for each byte.
         #[test]
         fn what_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)

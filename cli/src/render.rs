@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tables, colours, figures with their units, and text that steers no terminal.
+//! Tables, colours, numbers with units, and removal of terminal control sequences.
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
@@ -11,10 +11,10 @@ use textwrap::core::display_width;
 
 use crate::finding::Level;
 
-/// What a colour says.
+/// Meaning of a colour.
 ///
-/// In text it is a mark that takes no column, so that tables and wrapping count right; [`crate::report::Out`] makes
-/// colours of the marks, or leaves them out.
+/// In text, a colour is a mark of zero width, so that tables and wrapping count columns correctly.
+/// [`crate::report::Out`] turns the marks into colours, or removes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Paint {
     Good,
@@ -24,7 +24,7 @@ pub(crate) enum Paint {
     Dim,
 }
 
-/// The end of any paint.
+/// End mark of every paint.
 const PLAIN: char = '\u{2060}';
 
 impl Paint {
@@ -36,7 +36,7 @@ impl Paint {
         (Self::Dim, '\u{feff}'),
     ];
 
-    /// The text in this paint.
+    /// Returns the text in this paint.
     pub(crate) fn on(self, text: impl AsRef<str>) -> String {
         let text = text.as_ref();
         let mark = Self::ALL.iter().find(|(paint, _)| *paint == self);
@@ -46,7 +46,7 @@ impl Paint {
         }
     }
 
-    /// What a mark begins; `Some(None)` is the mark that ends.
+    /// Returns the paint that a mark begins. `Some(None)` stands for the end mark.
     pub(crate) fn of_mark(mark: char) -> Option<Option<Self>> {
         if mark == PLAIN {
             return Some(None);
@@ -65,7 +65,7 @@ impl Paint {
         }
     }
 
-    /// That of a level.
+    /// Returns the paint of a level.
     pub(crate) fn of_level(level: Level) -> Self {
         match level {
             Level::Ok => Self::Good,
@@ -77,16 +77,16 @@ impl Paint {
     }
 }
 
-/// Blanks between columns.
+/// Number of spaces between columns.
 const GAP: u16 = 2;
 
-/// Rows under headings, without borders.
+/// A table with headings and without borders.
 pub(crate) struct Table {
     table: comfy_table::Table,
 }
 
 impl Table {
-    /// With these headings, which may be empty.
+    /// Creates a table with these headings, which may be empty.
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut table = comfy_table::Table::new();
         table
@@ -98,7 +98,7 @@ impl Table {
         Self { table }
     }
 
-    /// One more row. What is missing at its end stays empty.
+    /// Adds a row. Missing cells at its end stay empty.
     pub(crate) fn row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.table.add_row(
             cells
@@ -107,7 +107,7 @@ impl Table {
         );
     }
 
-    /// Figures stand at the right.
+    /// Aligns columns of numbers to the right.
     pub(crate) fn right(&mut self, columns: &[usize]) {
         for &column in columns {
             if let Some(column) = self.table.column_mut(column) {
@@ -116,12 +116,12 @@ impl Table {
         }
     }
 
-    /// Whether it has no row.
+    /// Returns `true` if the table has no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// The width of the longest word in a column.
+    /// Returns the width of the longest word in a column.
     fn longest(&self, column: usize) -> usize {
         let header = self
             .table
@@ -138,10 +138,11 @@ impl Table {
             .unwrap_or(0)
     }
 
-    /// As lines, wrapped between words at so many columns; wider where the words are.
+    /// Returns the lines, wrapped between words at `columns`. Long words make a line wider.
     pub(crate) fn lines(&self, columns: usize) -> Vec<String> {
         let mut table = self.table.clone();
-        // Two blanks between columns, none before the first; and no word, which may be an address, is broken.
+        // Two spaces separate columns, none precede the first. No word is broken, since it may be
+        // an address.
         let longest: Vec<usize> = (0..table.column_count())
             .map(|column| self.longest(column))
             .collect();
@@ -162,7 +163,7 @@ impl Table {
     }
 }
 
-/// Bytes with a binary unit: whole where it is whole, else to one place.
+/// Formats bytes with a binary unit, with one decimal place unless the number is whole.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut unit = 0_usize;
@@ -175,20 +176,20 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if bytes % size == 0 {
         return format!("{} {name}", bytes / size);
     }
-    // Rounded down: what is said to be there is there.
+    // Rounded down, so that the text never exceeds the real amount.
     let tenths = (u128::from(bytes) * 10 / u128::from(size)) % 10;
     format!("{}.{tenths} {name}", bytes / size)
 }
 
-/// What stands where nothing is known.
+/// Placeholder for an unknown value.
 pub(crate) const NONE: &str = "-";
 
-/// What is known of a value.
+/// Formats a value, or [`NONE`].
 pub(crate) fn known(value: Option<impl ToString>) -> String {
     value.map_or_else(|| NONE.to_owned(), |value| value.to_string())
 }
 
-/// A number of things.
+/// Formats a number and its noun.
 pub(crate) fn counted<N: Copy + Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
     match thing {
         _ if number == N::from(1) => format!("1 {thing}"),
@@ -197,9 +198,9 @@ pub(crate) fn counted<N: Copy + Display + PartialEq + From<u8>>(number: N, thing
     }
 }
 
-/// Seconds as `5 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
+/// Formats seconds as `5 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
 pub(crate) fn seconds(seconds: f64) -> String {
-    // CAST: Not negative, and whole seconds are enough.
+    // CAST: Not negative, and whole seconds suffice.
     let seconds = seconds as u64;
     let pair = |large: &str, size: u64, small: &str, part: u64| {
         let rest = seconds % size / part;
@@ -216,7 +217,7 @@ pub(crate) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Without what steers a terminal or turns the order of letters round.
+/// Escapes characters that control a terminal or change the direction of text.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     let steers = |character: char| {
         character.is_control()

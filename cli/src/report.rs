@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Where a command puts what it has to say: text for people, or JSON.
+//! Output of a command: text for people, or JSON.
 //!
-//! All is gathered first and written in one piece, so that a reader who has gone (`| head`) changes no exit status.
-//! What comes from a machine can steer no terminal: control characters are shown as `\xNN`, whoever wrote them.
+//! Output is gathered first and written at once, so that a reader that exits early (`| head`) does
+//! not change the exit status. Control characters appear as `\xNN`, so that no data can control the
+//! terminal.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,14 +15,14 @@ use serde::Serialize;
 use crate::args::{Color, Common};
 use crate::render::{clean, Paint, Table};
 
-/// Columns, where standard output is no terminal and nobody says how many.
+/// Default width if standard output is no terminal and `COLUMNS` is unset.
 const COLUMNS: usize = 100;
 
-/// Whether standard output was closed when the program was started.
+/// `true` if standard output was closed at program start.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Before `main`, Rust's runtime opens /dev/null in the place of a standard output that is closed, and what is written
-/// then is lost without an error. So this comes before the runtime.
+/// Records whether standard output is open. Must run before Rust's runtime, which opens /dev/null
+/// in place of a closed standard output. Later writes would then be lost without an error.
 extern "C" fn look_at_standard_output() {
     let is_open = rustix::io::fcntl_getfd(io::stdout()).is_ok();
     CLOSED.store(!is_open, Ordering::Relaxed);
@@ -31,7 +32,7 @@ extern "C" fn look_at_standard_output() {
 #[link_section = ".init_array"]
 static BEFORE_MAIN: extern "C" fn() = look_at_standard_output;
 
-/// In the place of a standard output that is not there.
+/// Writer for a closed standard output.
 struct Closed;
 
 impl Write for Closed {
@@ -44,13 +45,13 @@ impl Write for Closed {
     }
 }
 
-/// What `COLUMNS` says, which shells set and people export.
+/// Returns the value of the environment variable `COLUMNS`, which a shell may export.
 fn columns_asked() -> Option<usize> {
     let columns = std::env::var("COLUMNS").ok()?.parse().ok()?;
     Some(columns).filter(|columns| *columns > 0)
 }
 
-/// What a command writes to.
+/// Output of a command.
 pub(crate) struct Out {
     json: bool,
     colors: bool,
@@ -62,10 +63,10 @@ pub(crate) struct Out {
 }
 
 impl Out {
-    /// Standard output, as the command line wants it.
+    /// Creates an output to standard output, with the options of the command line.
     pub(crate) fn standard(common: &Common) -> Self {
         let terminal = io::stdout().is_terminal();
-        // https://no-color.org: set and not empty.
+        // <https://no-color.org>: set and not empty.
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let of_terminal = || {
             let size = terminal_size::terminal_size().filter(|_| terminal);
@@ -92,7 +93,8 @@ impl Out {
         }
     }
 
-    /// Gathers for a test, or for a command that runs another; [`Out::into_text`] has it then.
+    /// Creates an output that only gathers, for a test or for a command that runs another.
+    /// [`Out::into_text`] returns the text.
     pub(crate) fn gather(json: bool) -> Self {
         Self {
             json,
@@ -105,53 +107,55 @@ impl Out {
         }
     }
 
-    /// What was gathered and not written yet.
+    /// Returns the text that was gathered but not yet written.
     #[cfg(test)]
     pub(crate) fn into_text(self) -> String {
         self.gathered
     }
 
-    /// From now on it comes again and again: JSON in one line each.
+    /// Switches to repeated output, where each JSON object is one line.
     pub(crate) fn repeat(&mut self) {
         self.repeated = true;
     }
 
-    /// Whether JSON is wanted: then [`Out::json`] once (with `--watch` each time), and no text.
+    /// Returns `true` if the user wants JSON. The command then calls [`Out::json`] once (with
+    /// `--watch`, once per round) and prints no text.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// Whether each time needs a heading: a terminal is cleared instead.
+    /// Returns `true` if each round needs a heading. A terminal is cleared instead.
     pub(crate) fn wants_heading(&self) -> bool {
         self.repeated && !self.terminal
     }
 
-    /// Columns to wrap at.
+    /// Returns the column at which text wraps.
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
 
-    /// A line as it is, however long.
+    /// Prints a line without wrapping it.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) {
         let text = self.painted(&clean(text.as_ref()));
         self.gathered.push_str(text.trim_end());
         self.gathered.push('\n');
     }
 
-    /// An empty line, or none at the beginning and after another.
+    /// Prints an empty line, unless the output is empty or ends with one.
     pub(crate) fn gap(&mut self) {
         if !self.gathered.is_empty() && !self.gathered.ends_with("\n\n") {
             self.gathered.push('\n');
         }
     }
 
-    /// A paragraph, wrapped; the first line begins with `first`, the others with as many blanks.
+    /// Prints a wrapped paragraph. The first line begins with `first`, the others with equally many
+    /// spaces.
     pub(crate) fn paragraph(&mut self, first: &str, text: &str) {
         let blanks = " ".repeat(textwrap::core::display_width(first));
         let options = textwrap::Options::new(self.columns)
             .initial_indent(first)
             .subsequent_indent(&blanks)
-            // An address or a command stays in one piece, to be copied.
+            // Addresses and commands stay in one piece, so that they can be copied.
             .break_words(false)
             .word_splitter(textwrap::WordSplitter::NoHyphenation);
         for line in textwrap::wrap(&clean(text), options) {
@@ -159,19 +163,20 @@ impl Out {
         }
     }
 
-    /// A table, as wide as the lines are.
+    /// Prints a table, wrapped at the width of a line.
     pub(crate) fn table(&mut self, table: &Table) {
         for line in table.lines(self.columns) {
             self.line(line);
         }
     }
 
-    /// Text that is meant for a program: as it is.
+    /// Prints text for a program, unchanged.
     pub(crate) fn raw(&mut self, text: &str) {
         self.gathered.push_str(text);
     }
 
-    /// The one object of JSON: `schema` and `version`, then the fields of `body`, which is a struct or a map.
+    /// Prints the JSON object: `schema` and `version`, then the fields of `body`, which is a struct
+    /// or a map.
     pub(crate) fn json(
         &mut self,
         schema: &str,
@@ -189,7 +194,7 @@ impl Out {
         };
         for character in text.chars() {
             match character {
-                // JSON lets these through, terminals act on them. They stand in strings alone.
+                // JSON allows these, but terminals act on them. They only occur in strings.
                 '\x7f'..='\u{9f}' => {
                     let _ = write!(self.gathered, "\\u{:04x}", u32::from(character));
                 }
@@ -200,21 +205,21 @@ impl Out {
         Ok(())
     }
 
-    /// Clears the screen of a terminal before the next time; elsewhere nothing.
+    /// Clears the terminal before the next round. Does nothing elsewhere.
     pub(crate) fn clear(&mut self) {
         if self.repeated && self.terminal {
             self.gathered.push_str("\x1b[H\x1b[2J");
         }
     }
 
-    /// Writes what was gathered.
+    /// Writes the gathered text.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         let text = std::mem::take(&mut self.gathered);
         self.sink.write_all(text.as_bytes())?;
         self.sink.flush()
     }
 
-    /// With colours in place of their marks, or without either.
+    /// Replaces the marks by colours, or removes them.
     fn painted(&self, text: &str) -> String {
         let mut painted = String::with_capacity(text.len());
         let mut open: Option<Paint> = None;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `completions` and `man`, made from the command line that [`crate::args`] describes.
+//! `completions` and `man`, generated from the command line in [`crate::args`].
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's own lines of code: its tables of reasons and events, and for tests what writes the lines that this program
-//! reads.
+//! The module's own source: its tables of reasons and events, and for tests the code that writes
+//! the lines that this program reads.
 
 #![allow(dead_code, reason = "as much of them as this program needs")]
 
@@ -21,14 +21,14 @@ pub(crate) mod registry;
 
 use reason::{Event, Reason, ReasonInfo};
 
-/// The row of a `reason`. None: a newer module's.
+/// Returns the table row of a reason, or `None` if it is of a newer module.
 pub(crate) fn row(name: &str) -> Option<&'static ReasonInfo> {
     Reason::ALL
         .iter()
         .find(|reason| reason.name.to_bytes() == name.as_bytes())
 }
 
-/// What a reason or an event means, and what to do about it, if there is something.
+/// Returns the meaning of a reason or an event, and advice if there is any.
 pub(crate) fn meaning(name: &str) -> Option<(&'static str, Option<&'static str>)> {
     let (message, advice) = match row(name) {
         Some(reason) => (reason.message, reason.advice),

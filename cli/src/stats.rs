@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl stats`: what the module counts, what it refused and why, and how much of each GPU's BAR1 is held.
+//! `peermemctl stats`: the module's counters, its refusals with their reasons, and the used BAR1 of
+//! each GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,15 +19,16 @@ use crate::{args, debugfs, registrations, render, shipped, watch};
 const SCHEMA: &str = "peermemctl.stats";
 const VERSION: u32 = 3;
 
-/// How many of the last refusals are shown to people.
+/// Number of recent refusals in the text output.
 const LAST: usize = 5;
 
-/// What is counted, with what it means and what came since the last look.
+/// A counter with its meaning, and its change since the last round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Counted {
     #[serde(flatten)]
     pub(crate) counter: Counter,
-    /// With `--watch`, from the second look on. Negative: fewer are alive, or the module was loaded anew.
+    /// Change since the last round of `--watch`. Negative if fewer are alive, or if the module was
+    /// reloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) more: Option<i128>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,23 +37,23 @@ pub(crate) struct Counted {
     pub(crate) advice: Option<&'static str>,
 }
 
-/// A GPU, and how much of it is pinned.
+/// A GPU and its pinned memory.
 #[derive(Debug, Serialize)]
 pub(crate) struct Held {
-    /// None: registrations of which the module does not know the GPU.
+    /// The GPU, or `None` for registrations whose GPU the module does not know.
     pub(crate) gpu: Option<GpuId>,
-    /// None: the module has no list of registrations, as `distinct_bytes` and `bytes`.
+    /// Number of registrations. `None` if the module has no list of them, like `bytes` and
+    /// `distinct_bytes`.
     pub(crate) registrations: Option<u64>,
     pub(crate) bytes: Option<u64>,
     pub(crate) distinct_bytes: Option<u64>,
-    /// The size of BAR1, as PCI or NVML has it.
+    /// Size of BAR1, from PCI or NVML.
     pub(crate) bar1_bytes: Option<u64>,
-    /// By NVML: by everybody, and not by RDMA alone.
+    /// Used BAR1 according to NVML, for all purposes and not only RDMA.
     pub(crate) bar1_used_bytes: Option<u64>,
     pub(crate) bar1_free_bytes: Option<u64>,
 }
 
-/// A refusal.
 #[derive(Debug, Serialize)]
 struct Refused {
     seq: u64,
@@ -73,7 +75,7 @@ struct Refused {
     other: BTreeMap<String, String>,
 }
 
-/// The body of the JSON.
+/// Body of the JSON output.
 #[derive(Serialize)]
 struct Body {
     module: Module,
@@ -86,7 +88,7 @@ struct Body {
     notes: Vec<String>,
 }
 
-/// A counter's name: event, mode, reason.
+/// Identity of a counter: event, mode, reason.
 type Key = (String, Option<String>, Option<String>);
 
 fn key(counter: &Counter) -> Key {
@@ -97,7 +99,7 @@ fn key(counter: &Counter) -> Key {
     )
 }
 
-/// Shows the module's counters. An error: they cannot be seen.
+/// Prints the module's counters. Returns an error if they cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::Stats, out: &mut Out) -> anyhow::Result<Status> {
     let interval = watch::interval(args.watch)?;
     let mut before: Option<BTreeMap<Key, u64>> = None;
@@ -159,7 +161,7 @@ fn scan(
     notes.dedup();
     let aged = |all: Option<Vec<Refusal>>| -> Option<Vec<Refused>> {
         let mut all: Vec<Refused> = all?.into_iter().map(|one| of(one, now)).collect();
-        // The one that came up last is last, however old its first time is.
+        // Sorted by the latest occurrence, regardless of the first.
         all.sort_by(|one, other| {
             let last = |one: &Refused| one.last_seconds.unwrap_or(0.0);
             last(one).total_cmp(&last(other))
@@ -222,7 +224,7 @@ fn of(one: Refusal, now: Option<Time>) -> Refused {
     }
 }
 
-/// Each GPU that is seen, and each that has registrations.
+/// Returns each visible GPU, and each GPU with registrations.
 pub(crate) fn held(host: &dyn Host, listing: Option<&Listing>) -> Vec<Held> {
     let scanned;
     let machine = match listing {
@@ -252,7 +254,7 @@ pub(crate) fn held(host: &dyn Host, listing: Option<&Listing>) -> Vec<Held> {
             let bar = at.and_then(|at| Some(machine.ok()?.gpu(at)?.bar1?.size));
             let used = at.and_then(|at| nvml.as_ref()?.gpu(at)?.bar1);
             let share = shares.get(&gpu);
-            // None are as good as known where the list was read.
+            // If the list was read, a missing value is 0.
             let known = |number: Option<u64>| number.or(listing.map(|_| 0));
             Held {
                 registrations: known(share.map(|share| share.registrations)),
@@ -267,12 +269,12 @@ pub(crate) fn held(host: &dyn Host, listing: Option<&Listing>) -> Vec<Held> {
         .collect()
 }
 
-/// Whether an event counts bytes.
+/// Returns `true` if an event counts bytes.
 fn is_bytes(event: &str) -> bool {
     event.ends_with("_bytes")
 }
 
-/// The modes of some counters, in the module's order.
+/// Returns the modes of the counters, in the module's order.
 fn modes<'a>(counters: impl Iterator<Item = &'a Counted>) -> Vec<&'a str> {
     let mut modes = Vec::new();
     for one in counters {
@@ -315,7 +317,7 @@ fn show(body: &Body, out: &mut Out) {
     }
 }
 
-/// A row for each event, or reason, and a column for each mode.
+/// Returns a row for each event or reason, with a column for each mode.
 fn by_mode<'a>(
     counters: &[&'a Counted],
     name: fn(&'a Counted) -> &'a str,

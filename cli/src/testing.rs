@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the tests of commands share, and what holds for all commands.
+//! Helpers for the tests of commands, and tests of all commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) fn golden(name: &str, text: &str) {
     same_as_file(name, &folded(text));
 }
 
-/// Compares with a file, named from `cli/tests` on. `UPDATE_GOLDEN=1` writes it anew.
+/// Compares with a file below `cli/tests`. `UPDATE_GOLDEN=1` rewrites it.
 pub(crate) fn same_as_file(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")
@@ -36,15 +36,15 @@ pub(crate) fn same_as_file(name: &str, text: &str) {
     );
 }
 
-/// Puts lists and objects of pretty-printed JSON on one line each where that is short, or they have no other in them, so that
-/// an element of a list is a line. A long object that is no element keeps a line for each value.
+/// Puts each short or flat list or object of pretty-printed JSON on one line, so that an element of
+/// a list is a line. A long object that is not an element keeps a line for each value.
 ///
-/// Other text stays as it is.
+/// Other text is unchanged.
 fn folded(text: &str) -> String {
     const SHORT: usize = 160;
     const SHORT_ELEMENT: usize = 480;
     let mut lines: Vec<String> = Vec::new();
-    // The lines that open a list or an object which is not closed yet.
+    // Lines that open a list or object that is still open.
     let mut open: Vec<usize> = Vec::new();
     for line in text.lines() {
         let word = line.trim_start();
@@ -73,7 +73,7 @@ fn folded(text: &str) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// What a command line says of a machine, and its exit status.
+/// Returns the output of a command line for a machine, and its exit status.
 pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
     let words = std::iter::once("peermemctl").chain(line.iter().copied());
     let cli = Cli::try_parse_from(words).unwrap();
@@ -86,14 +86,14 @@ pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
     (out.into_text(), status)
 }
 
-/// Output of a command before it is wrapped, in one line.
+/// Returns the output of a command in one line, without wrapping.
 pub(crate) fn says_in_one_line(host: &dyn Host, line: &[&str]) -> (String, Status) {
     let (text, status) = says(host, line);
     let words: Vec<&str> = text.split_whitespace().collect();
     (words.join(" "), status)
 }
 
-/// In the fix of a finding commands stand between backticks, and nothing else does.
+/// Checks that backticks in the fix of a finding enclose commands only.
 pub(crate) fn commands_are_marked(finding: &Finding) {
     const PROGRAMS: &[&str] = &[
         "displaymodeselector",
@@ -142,7 +142,8 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
     }
 }
 
-/// All as files: what is read again is what was written. `MACHINES=DIR` keeps them there, for `--machine`.
+/// Every machine survives a round trip through its file. `MACHINES=DIR` keeps the files there, for
+/// `--machine`.
 #[test]
 fn a_machine_is_the_same_from_its_file() {
     let own = tempfile::tempdir().unwrap();
@@ -154,11 +155,11 @@ fn a_machine_is_the_same_from_its_file() {
     }
 }
 
-/// That of the README.
+/// The file of the README's machine is up to date.
 #[test]
 fn the_large_machine_is_written_down() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();
-    // The files of one directory share a line, and its links do.
+    // Files of one directory share a line, and so do its links.
     let mut text = String::new();
     let mut before = None;
     for line in json.lines() {
@@ -183,7 +184,7 @@ fn the_large_machine_is_written_down() {
     );
 }
 
-/// Every way of asking that reads a machine and comes to an end.
+/// Every command line that reads a machine and terminates.
 const LINES: &[&[&str]] = &[
     &["topo"],
     &["topo", "--verbose"],
@@ -206,7 +207,7 @@ const LINES: &[&[&str]] = &[
     &["record"],
 ];
 
-/// What may stand in a file instead.
+/// Returns contents that may replace a file's.
 fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     prop_oneof![
@@ -236,7 +237,7 @@ proptest::proptest! {
         ..proptest::prelude::ProptestConfig::default()
     })]
 
-    /// Whatever a machine answers, no command panics, and each says something or says why not.
+    /// For all answers of a machine, no command panics, and each prints something or an error.
     #[test]
     fn no_answer_of_a_machine_is_a_panic(
         machine in proptest::sample::select(fixture::all().into_values().collect::<Vec<_>>()),

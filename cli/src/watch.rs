@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `--watch`: the same again and again. An interrupt ends the program as it ends any other: nothing is left to undo.
+//! `--watch`: repeats a command. An interrupt ends the program as usual, since there is nothing to
+//! undo.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use crate::debugfs::Time;
 use crate::finding::Status;
 use crate::report::Out;
 
-/// The shortest time between two looks, in seconds. A look reads all of the module's files.
+/// Minimum interval, in seconds. Each round reads all of the module's files.
 const SHORTEST: f64 = 0.1;
 
-/// How long to wait between two looks; none: one look.
+/// Returns the interval between two rounds, or `None` for a single round.
 pub(crate) fn interval(watch: Option<f64>) -> anyhow::Result<Option<Duration>> {
     let Some(seconds) = watch else {
         return Ok(None);
@@ -25,7 +26,8 @@ pub(crate) fn interval(watch: Option<f64>) -> anyhow::Result<Option<Duration>> {
         .with_context(|| format!("--watch {seconds}"))
 }
 
-/// Looks once, or until that fails or the reader has gone. A terminal is cleared before each look.
+/// Runs one round, or repeats until a round fails or the reader is gone. Clears a terminal before
+/// each round.
 pub(crate) fn repeat(
     interval: Option<Duration>,
     out: &mut Out,
@@ -45,7 +47,7 @@ pub(crate) fn repeat(
     }
 }
 
-/// Before a look that is not the first and does not stand alone on a terminal: when it was.
+/// Prints the time of a repeated round, unless it stands alone on a terminal.
 pub(crate) fn heading(now: Option<Time>, out: &mut Out) {
     if let (true, Some(now)) = (out.wants_heading(), now) {
         out.line(format!("--- {:.6} s", now.seconds()));

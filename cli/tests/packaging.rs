@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the manifests for Kubernetes must say, by their lines, and what the scripts for schedulers do with `doctor` on
-//! a recording. No cluster was at hand.
+//! Tests of the manifests for Kubernetes, line by line, and of the scripts for schedulers with
+//! `doctor` on a recording. They use no cluster.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -11,7 +11,7 @@ use std::process::Command;
 
 const DAEMONSET: &str = include_str!("../../packaging/peermemctl/daemonset.yaml");
 
-/// The lines that are not comments, without what indents them.
+/// Returns the lines without comments and indentation.
 fn lines(text: &str) -> Vec<&str> {
     let lines = text
         .lines()
@@ -19,14 +19,14 @@ fn lines(text: &str) -> Vec<&str> {
     lines.filter(|line| !line.starts_with('#')).collect()
 }
 
-/// The lines stand in the text, one after the other.
+/// Returns `true` if the text contains these lines in sequence.
 fn has(text: &str, wanted: &[&str]) -> bool {
     lines(text)
         .windows(wanted.len())
         .any(|lines| lines == wanted)
 }
 
-/// A node without RDMA has a fault for `doctor`, and an alert for nobody's sake.
+/// A node without RDMA would cause a fault of `doctor`, and a useless alert.
 #[test]
 fn nodes_have_a_gpu_and_rdma() {
     let gpu =
@@ -73,7 +73,7 @@ fn it_is_probed_and_confined() {
     ));
 }
 
-/// The label, the namespace and the name of the port are the pods' own.
+/// The label, the namespace and the port's name match those of the pods.
 #[test]
 fn the_pod_monitor_finds_the_pods() {
     let file = concat!(
@@ -95,7 +95,8 @@ fn the_pod_monitor_finds_the_pods() {
     assert!(has(DAEMONSET, &["ports:", "name: metrics"]));
 }
 
-/// By netlink doctor sees PFC and DSCP; without it they are not visible, and no warning comes.
+/// `doctor` reads PFC and DSCP by netlink. Without netlink they are not visible, and no warning
+/// appears.
 #[test]
 fn the_units_leave_netlink() {
     for unit in ["peermemctl-export", "peermemctl-export-http"] {
@@ -112,7 +113,7 @@ fn the_units_leave_netlink() {
     }
 }
 
-/// What the module's service asks when it cannot load the module.
+/// Checks that the module's service runs when it cannot load the module.
 #[test]
 fn the_service_names_checks_that_exist() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -127,14 +128,15 @@ fn the_service_names_checks_that_exist() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// A node as the scripts see it: `peermemctl` answers from a recording, and what is said to Slurm and to the system log
-/// is kept.
+/// A node as the scripts see it. `peermemctl` reads a recording, and messages to Slurm and to the
+/// system log are kept.
 struct Node {
     folder: tempfile::TempDir,
 }
 
 impl Node {
-    /// `change` is done to the recording of an HGX machine, of which `expect.json` is as it was before.
+    /// Creates a node. `change` edits the recording of an HGX machine, and `expect.json` describes
+    /// the machine before the change.
     fn new(change: impl Fn(String) -> String) -> Self {
         let node = Self {
             folder: tempfile::tempdir().unwrap(),
@@ -170,11 +172,11 @@ impl Node {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs a script: its status, its output, and what it said to Slurm or the log.
+    /// Runs a script. Returns its status, its output, and its messages to Slurm or the log.
     fn run(&self, script: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
         let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/peermemctl");
         let text = fs::read_to_string(packaging.join(script)).unwrap();
-        // The prolog sets a search path of its own.
+        // The prolog sets its own search path.
         let own = format!("PATH={}:", self.folder.path().display());
         let text = text.replace("PATH=/usr/sbin:", &format!("{own}/usr/sbin:"));
         fs::write(self.path(script), text).unwrap();
@@ -211,7 +213,7 @@ fn healthy() -> Node {
     Node::new(|machine| machine)
 }
 
-/// mlx5_4 is gone.
+/// Returns a node without `mlx5_4`.
 fn broken() -> Node {
     Node::new(|machine| {
         let mut json: serde_json::Value = serde_json::from_str(&machine).unwrap();
@@ -221,7 +223,7 @@ fn broken() -> Node {
     })
 }
 
-/// A rail is down.
+/// Returns a node with a rail down.
 fn slow() -> Node {
     Node::new(|machine| {
         let mut json: serde_json::Value = serde_json::from_str(&machine).unwrap();
@@ -234,7 +236,7 @@ fn slow() -> Node {
     })
 }
 
-/// Nothing can be seen of it.
+/// Returns a node without any visible data.
 fn blind() -> Node {
     Node::new(|_| "{}".to_owned())
 }
@@ -259,7 +261,7 @@ fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
     let (status, _, said) = blind().run(SCRIPT, &[]);
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("status 2: peermemctl: "), "{said}");
-    // Without a file there is nothing to expect, and it looks all the same.
+    // Without a file there is no expectation, but the script still checks.
     let none = [("EXPECT", "/none.json")];
     assert_eq!(slow.run(SCRIPT, &none).0, Some(0));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The program itself: how it exits, and what it says where.
+//! Tests of the program itself: exit statuses and output streams.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ fn topo_of_a_recording_exits_with_0() {
     let (status, out, errors) = said(&output.unwrap());
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("PIX*"), "{out}");
-    // The README shows its beginning.
+    // The README shows the first lines.
     let readme = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"));
     let command = "$ peermemctl topo --machine cli/tests/machines/hgx.json\n";
     let (_, shown) = readme.split_once(command).unwrap();
@@ -62,7 +62,7 @@ fn what_cannot_be_looked_at_is_2_and_says_so() {
     assert_eq!(said(&wrong.unwrap()).0, Some(2));
 }
 
-/// `peermemctl … | head -0`: the reader is gone before anything is written.
+/// `peermemctl … | head -0`: the reader exits before the first write.
 #[test]
 fn a_reader_that_has_gone_changes_no_status() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
@@ -108,7 +108,8 @@ fn every_command_has_a_man_page() {
     ] {
         let text = std::fs::read_to_string(directory.join(page)).unwrap();
         assert!(text.contains(".TH peermemctl"), "{page}: {text}");
-        // Those that read no machine, and the one that moves bytes on this one, have no use for a recording.
+        // Commands that read no machine, and the one that moves bytes on this machine, take no
+        // recording.
         let reads = !["peermemctl.1", "peermemctl-man.1", "peermemctl-verify.1"].contains(&page);
         assert_eq!(text.contains("machine\\fR"), reads, "{page}: {text}");
     }
@@ -133,7 +134,7 @@ fn a_recording_of_this_machine_is_one() {
     assert_eq!(here, there);
 }
 
-/// `peermemctl topo >&-`: what nobody can read was not told.
+/// `peermemctl topo >&-`: output that nobody can read is an error.
 #[test]
 fn a_closed_standard_output_is_2() {
     let output = Command::new("sh")
@@ -146,7 +147,7 @@ fn a_closed_standard_output_is_2() {
         errors.starts_with("peermemctl: standard output: "),
         "{errors}"
     );
-    // Asked for by who wants none.
+    // A user may discard the output on purpose.
     let output = peermemctl()
         .args(["topo", "--machine", MACHINE])
         .stdout(Stdio::null())
@@ -175,7 +176,7 @@ fn columns_are_heeded() {
     }
 }
 
-/// A program, ended with the test.
+/// A child process, killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -185,7 +186,7 @@ impl Drop for Running {
     }
 }
 
-/// Longer than any of these takes, on a machine that is busy.
+/// Longer than any of these steps takes on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 #[test]
@@ -212,7 +213,7 @@ fn a_fifo_that_nobody_writes_to_is_no_recording() {
         std::thread::sleep(Duration::from_millis(20));
     };
     assert_eq!(status.code(), Some(2));
-    // A pipe that somebody does write to, who takes his time.
+    // A pipe with a slow writer.
     let output = Command::new("sh")
         .args([
             "-c",
@@ -255,7 +256,7 @@ fn a_size_may_have_a_unit() {
     assert!(errors.contains("powers of 1024"), "{errors}");
 }
 
-/// What a recording lacks is no matter of this machine.
+/// An error about a recording does not mention this machine.
 #[test]
 fn list_says_why_a_recording_has_none() {
     let list = |file: &str| {
@@ -275,7 +276,7 @@ fn list_says_why_a_recording_has_none() {
     assert!(errors.starts_with(&begin), "{errors}");
 }
 
-/// A monitoring system takes a 2 for CRITICAL, and shows standard output alone.
+/// A monitoring system takes 2 for CRITICAL, and shows only standard output.
 #[test]
 fn a_plugin_that_cannot_look_is_unknown() {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");
@@ -302,7 +303,7 @@ fn a_plugin_that_cannot_look_is_unknown() {
         assert!(out.contains(why), "{words:?}: {out}");
         assert_eq!(out.lines().count(), 1, "{words:?}: {out}");
     }
-    // Nothing can be said there.
+    // Nothing can be printed there.
     let output = Command::new("sh")
         .args(["-c", "exec \"$0\" doctor --nagios --machine \"$1\" >&-"])
         .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# A custom plugin for Kubernetes' node-problem-detector, used by node-problem-detector.json. Its exit statuses differ
-# from those of Nagios: 0 no problem, 1 a problem, anything else unknown. Of standard output it takes the beginning for
-# the condition's message. A node that is only slower than it could be stays in service: a warning is not a problem,
-# unless FAIL_ON=warning.
+# Custom plugin for Kubernetes' node-problem-detector, used by node-problem-detector.json. Its exit
+# statuses differ from those of Nagios: 0 no problem, 1 a problem, anything else unknown. The start
+# of standard output becomes the condition's message. A node that is only slower than possible stays
+# in service: a warning is not a problem, unless FAIL_ON=warning.
 FAIL_ON=${FAIL_ON:-fault}
 EXPECT=${EXPECT:-/etc/peermemctl/expect.json}
 
@@ -14,7 +14,7 @@ fi
 line=$(peermemctl "$@")
 status=$?
 echo "$line"
-# The same numbers come from a program that is too old for these options, without such a line.
+# A program that is too old for these options returns the same numbers, without such a line.
 case $FAIL_ON:$status:$line in
 *:2:"GPUDIRECT "* | warning:1:"GPUDIRECT "*) exit 1 ;;
 *:[01]:"GPUDIRECT "*) exit 0 ;;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! As much of an HTTP server as a scrape takes: `GET /metrics`, one answer a connection.
+//! A minimal HTTP server for scrapes: `GET /metrics`, one answer per connection.
 //!
-//! Connections have threads of their own, no more than [`Limits::connections`], so that one that is slow keeps nobody
-//! waiting; each has [`Limits::time`] for its request and again for its answer, whatever it sends or takes meanwhile.
-//! Looks at the machine are made by the one thread that serves, one at a time, and one that is younger than
-//! [`Limits::fresh`] answers again: who asks often costs the machine no more.
+//! Each connection has its own thread, so a slow client blocks nobody. There are at most
+//! [`Limits::connections`] of them. A connection has [`Limits::time`] for its request, and again
+//! for its answer, no matter how much it transfers in that time.
+//!
+//! The serving thread alone scans the machine, one scan at a time. It reuses an answer that is
+//! younger than [`Limits::fresh`], so frequent scrapes cost the machine nothing extra.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,16 +15,16 @@ use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// What a server bears.
+/// Limits of a server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// At once.
+    /// Maximum number of simultaneous connections.
     pub(crate) connections: usize,
-    /// Of a request, in bytes.
+    /// Maximum size of a request, in bytes.
     pub(crate) request: usize,
-    /// Until a request is there, and again until its answer is gone.
+    /// Time to receive a request, and again to send the answer.
     pub(crate) time: Duration,
-    /// How old an answer may be.
+    /// Maximum age of a reused answer.
     pub(crate) fresh: Duration,
 }
 
@@ -35,15 +37,16 @@ impl Limits {
     };
 }
 
-/// Headers of a request; a scrape has about six.
+/// Maximum number of headers in a request. A scrape sends about six.
 const HEADERS: usize = 64;
-/// After `accept` failed, as it does where a process may have no more files.
+/// Wait after a failed `accept`, for example when the process has too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a look gave: the metrics, or why there are none.
+/// Result of a scan: the metrics, or an error message.
 type Scan = Result<Arc<str>, Arc<str>>;
 
-/// Serves until the listener is gone, which is never while the system goes on. `scan` is called on this thread.
+/// Serves until the listener is gone, which does not happen while the system runs. Calls `scan` on
+/// the current thread.
 pub(crate) fn serve(
     listener: TcpListener,
     limits: Limits,
@@ -66,18 +69,18 @@ pub(crate) fn serve(
             last = Some((Instant::now(), answer.clone()));
             answer
         });
-        // Who asked may have gone.
+        // The client may be gone.
         let _ = reply.send(answer);
     }
 }
 
-/// A place among the connections, until dropped.
+/// A slot for one connection, released on drop.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let place = Self(Arc::clone(taken));
-        // One too many is given back by the drop.
+        // If all slots are taken, the drop gives this one back.
         (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
@@ -96,7 +99,7 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
             continue;
         };
         let Some(place) = Place::take(&taken, limits.connections) else {
-            // It fits into the socket, or is lost: nobody is waited for.
+            // The answer fits into the socket's buffer, or is lost. The server never waits here.
             if stream.set_nonblocking(true).is_ok() {
                 let _ = (&stream).write(&head("503 Service Unavailable", 0));
             }
@@ -105,7 +108,7 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
         let ask = ask.clone();
         let handled = thread::Builder::new().spawn(move || {
             let _place = place;
-            // Who asked has gone, or is too slow: nobody is left to tell.
+            // On an error the client is gone or too slow, so there is nobody to tell.
             let _ = connection(&stream, limits, &ask);
         });
         if handled.is_err() {
@@ -118,7 +121,7 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
 struct Answer {
     status: &'static str,
     body: Arc<str>,
-    /// Whether only its head is sent.
+    /// `true` for a HEAD request, which gets no body.
     is_head: bool,
 }
 
@@ -147,7 +150,7 @@ fn head(status: &str, length: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The time that is left; an error: none is.
+/// Returns the remaining time, or an error if there is none.
 fn left(deadline: Instant) -> io::Result<Duration> {
     deadline
         .checked_duration_since(Instant::now())
@@ -155,7 +158,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
         .ok_or_else(|| io::ErrorKind::TimedOut.into())
 }
 
-/// By now and so long; the system's clock does not end.
+/// Returns the deadline that is `time` from now.
 fn deadline(time: Duration) -> io::Result<Instant> {
     Instant::now()
         .checked_add(time)
@@ -201,7 +204,7 @@ fn connection(
         }
     }
     stream.shutdown(Shutdown::Write)?;
-    // What is not read when a socket is closed resets it, and the answer may be lost.
+    // Closing a socket with unread input resets it, and the answer may be lost.
     let mut sink = [0; 1024];
     let mut most = limits.request;
     while most > 0 {
@@ -214,13 +217,13 @@ fn connection(
     Ok(())
 }
 
-/// What a request wants.
+/// Meaning of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Metrics {
         is_head: bool,
     },
-    /// It gets this status.
+    /// Answered with this status.
     Wrong(&'static str),
 }
 
@@ -238,7 +241,7 @@ fn request(stream: &TcpStream, limits: Limits) -> io::Result<Asked> {
             Ok(read) => part.get(..read).unwrap_or_default(),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => continue,
-                // The one or the other, by the system.
+                // The error depends on the system.
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => continue,
                 _ => return Err(error),
             },
@@ -253,7 +256,7 @@ fn request(stream: &TcpStream, limits: Limits) -> io::Result<Asked> {
     }
 }
 
-/// None: it is not all there.
+/// Parses a request. Returns `None` if it is incomplete.
 fn asked(bytes: &[u8]) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -284,10 +287,10 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// Long, for machines that are slow; nothing waits for the end of it.
+    /// Long enough for slow machines. No test waits for it to expire.
     const LONG: Duration = Duration::from_secs(600);
 
-    /// A server for as long as the tests run.
+    /// Starts a server that runs as long as the tests.
     fn server(
         limits: Limits,
         scan: impl FnMut() -> anyhow::Result<String> + Send + 'static,
@@ -306,7 +309,7 @@ mod tests {
         }
     }
 
-    /// The answer to these bytes: all of it.
+    /// Sends `request` and returns the whole answer.
     fn answer(address: SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -364,7 +367,7 @@ mod tests {
     fn a_request_has_an_end() {
         let address = server(limits(), || Ok(String::new()));
         let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
-        // To the byte, so that all of it is read before the answer.
+        // Exactly the limit, so that the server reads all of it before it answers.
         long.resize(limits().request, b'x');
         assert!(answer(address, &long).starts_with("HTTP/1.1 431 "));
         let mut many = b"GET /metrics HTTP/1.1\r\n".to_vec();
@@ -405,7 +408,7 @@ mod tests {
             ..limits()
         };
         let address = server(limits, || Ok("up 1\n".to_owned()));
-        // Connections are taken in their order, so that these two have the places.
+        // Connections are accepted in order, so these two get the slots.
         let places: Vec<TcpStream> = (0..2)
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
@@ -415,7 +418,7 @@ mod tests {
         third.read_to_string(&mut got).unwrap();
         assert!(got.starts_with("HTTP/1.1 503 "), "{got}");
         drop(places);
-        // Until both have been noticed to be gone.
+        // Retries until the server has noticed that both are closed.
         let begin = Instant::now();
         loop {
             let mut stream = TcpStream::connect(address).unwrap();

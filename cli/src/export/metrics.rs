@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The metrics: one scrape of a host, in Prometheus' text format 0.0.4. `docs/monitoring.md` lists them.
+//! The metrics of one scrape of a host, in Prometheus' text format 0.0.4. `docs/monitoring.md`
+//! lists them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,21 +22,21 @@ use crate::{debugfs, doctor, registrations, stats};
 /// The metrics of one scrape.
 struct Metrics {
     registry: Registry,
-    /// Whether each collector could see anything, and how long it took, in seconds.
+    /// For each collector: its name, `true` if it could read its data, and its duration in seconds.
     parts: Vec<(&'static str, bool, Option<f64>)>,
 }
 
-/// Seconds since a moment, by the host's own clock: in a recording nothing takes time.
+/// Returns the seconds since `begin` by the host's clock. A recording takes no time.
 fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
     let begin = begin?;
     registrations::now(host).map(|now| debugfs::seconds(begin.until(now)))
 }
 
-/// A sample: the values of its labels, and its own.
+/// A sample: label values, and the sample's value.
 type Sample<T> = (Vec<String>, T);
 
 impl Metrics {
-    /// A family of gauges. None where there is no sample: a family without is no valid text.
+    /// Adds a family of gauges. Skips an empty family, which would be invalid text.
     fn gauges(
         &self,
         name: &str,
@@ -60,7 +61,7 @@ impl Metrics {
         self.gauges(name, help, &[], [(Vec::new(), value)])
     }
 
-    /// The module's counters.
+    /// Adds counters of the module.
     fn counters<'a>(
         &self,
         name: &str,
@@ -79,7 +80,7 @@ impl Metrics {
         self.totals(name, help, labels, samples)
     }
 
-    /// A family of counters. None where there is no sample.
+    /// Adds a family of counters. Skips an empty family.
     fn totals(
         &self,
         name: &str,
@@ -100,7 +101,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// One collector: it returns whether it could see what it is about.
+    /// Runs one collector, which returns `true` if it could read its data.
     fn part(
         &mut self,
         host: &dyn Host,
@@ -114,7 +115,7 @@ impl Metrics {
     }
 }
 
-/// A number as Prometheus has them all.
+/// Converts a number to Prometheus' only numeric type.
 fn float(number: u64) -> f64 {
     // CAST: Exact up to 2^53.
     number as f64
@@ -124,7 +125,8 @@ fn truth(is: bool) -> f64 {
     f64::from(u8::from(is))
 }
 
-/// Looks, and says what was seen. What could not be seen is missing, and its part's `peermem_collector_success` is 0.
+/// Scans the host and returns the metrics. Missing data is left out, and the
+/// `peermem_collector_success` of its collector is 0.
 pub(crate) fn text(
     host: &dyn Host,
     with_doctor: bool,
@@ -206,7 +208,7 @@ pub(crate) fn text(
     Ok(TextEncoder::new().encode_to_string(&metrics.registry.gather())?)
 }
 
-/// Which module is loaded, and how. What it returns is ours, with its files in sight.
+/// Reports the loaded module. Returns the module if it is ours and its files are readable.
 fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>, bool)> {
     let seen = Module::scan(host);
     let is_loaded = match &seen {
@@ -229,7 +231,7 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
     let (whose, is_seen) = match &seen {
         Ok(_) => ("peermem-rs", true),
         Err(Missing::Other(_)) => ("other", true),
-        // Its files cannot be read: it may be either's.
+        // The files are not readable, so it may be our module or NVIDIA's.
         Err(_) => ("unknown", false),
     };
     let version = host
@@ -322,7 +324,8 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, (u64, u64, Option<u64>)> = BTreeMap::new();
     for one in &listing.registrations {
-        // Of several GPUs the first: a registration is in one series, or sums over series would be wrong.
+        // Only the first of several GPUs counts. A registration in several series would make sums
+        // wrong.
         let gpu = one.gpus.first();
         let labels = vec![
             known(gpu.map(|gpu| &gpu.address)),
@@ -437,7 +440,7 @@ fn gpus(
     Ok(true)
 }
 
-/// State, rate and width of each port.
+/// Reports state, rate and width of each port.
 fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     let each = || {
         machine.hcas.iter().flat_map(|hca| {
@@ -469,14 +472,14 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
         "The lanes of a port's cable that are in use.",
         &["hca", "port"],
         each().filter_map(|(labels, port)| {
-            // `400 Gb/sec (4X NDR)`.
+            // For example `400 Gb/sec (4X NDR)`.
             let (_, width) = port.rate.as_deref()?.split_once('(')?;
             Some((labels, width.split_once('X')?.0.parse().ok()?))
         }),
     )
 }
 
-/// What people call what is at a PCI address.
+/// Returns the usual name of the device at a PCI address.
 fn device(machine: &Machine, at: Address) -> String {
     let gpu = machine.gpu(at).map(|gpu| format!("GPU {}", gpu.index));
     let hca = || {
@@ -487,7 +490,7 @@ fn device(machine: &Machine, at: Address) -> String {
     known(gpu.or_else(hca))
 }
 
-/// The PCI links of GPUs and NICs.
+/// Reports the PCI links of GPUs and NICs.
 fn links(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     let gpus = machine.gpus.iter().map(|gpu| gpu.at);
     let nics = machine.hcas.iter().filter(|hca| !hca.is_software);
@@ -528,16 +531,16 @@ fn links(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
             links
                 .iter()
                 .map(|(labels, link)| (labels.clone(), value(link)))
-                // What the kernel does not know.
+                // The kernel does not know the value.
                 .filter(|(_, value)| *value > 0.0),
         )?;
     }
     Ok(())
 }
 
-/// What ports and PCI functions have counted.
+/// Reports the counters of ports and PCI functions.
 fn counted(counters: &Counters, machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
-    // Each value with its counter.
+    // Pairs each value with its counter.
     let each = |wanted: fn(Kind) -> bool| {
         counters
             .ports
@@ -623,15 +626,15 @@ fn findings(
 ) -> anyhow::Result<bool> {
     let mut scan = doctor::Scan::new(host, machine);
     expectation.of(&mut scan);
-    // Counters have metrics of their own, and a single look does not tell whether they grow.
+    // The counters have their own metrics, and a single scan cannot see whether they grow.
     let skip = [doctor::COUNTERS.to_owned()];
     let selection = doctor::Selection {
         skip: &skip,
         ..doctor::Selection::default()
     };
     let findings = doctor::examine(&scan, selection)?;
-    // Each level that alerts go by, so that a series does not come and go; and none of a check that had nothing to look
-    // at, whose 0 would say that all is well.
+    // Every level that alerts use starts at 0, so that no series comes and goes. A check that had
+    // nothing to examine gets no series, because its 0 would mean that all is well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     for check in doctor::checks_of(&scan).filter(|check| check.name != doctor::COUNTERS) {
         for level in [Level::Warning, Level::Fault, Level::NotVisible] {

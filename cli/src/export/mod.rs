@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl export`: metrics for Prometheus, into a file, over HTTP, or to standard output.
+//! `peermemctl export`: metrics for Prometheus, written to a file or standard output, or served
+//! over HTTP.
 
 mod http;
 mod metrics;
@@ -18,11 +19,11 @@ use crate::finding::Status;
 use crate::host::Host;
 use crate::report::Out;
 
-/// Looks once and says it, or serves until it is ended. What the look finds is no matter of the exit status: the
-/// metrics say it.
+/// Exports one scan, or serves until killed. The findings do not affect the exit status, since the
+/// metrics contain them.
 ///
 /// # Errors
-/// What was seen could not be told: the file not be written, the address not be listened on.
+/// The file cannot be written, or the server cannot listen on the address.
 pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow::Result<Status> {
     if out.is_json() {
         anyhow::bail!("export has no JSON: its metrics have a format of their own; list, stats and doctor have it");
@@ -50,14 +51,14 @@ pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow
     Ok(Status::Ok)
 }
 
-/// Writes a file such that whoever reads it reads the old text or the new one, whole.
+/// Replaces a file atomically: readers see the old text or the new text.
 fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     let directory = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // In the same directory, for a rename stays within a file system; and not ending in `.prom`, for the collector
-    // reads each file that does.
+    // The temporary file is in the same directory, because a rename cannot cross file systems. Its
+    // name does not end in `.prom`, because the collector reads all such files.
     let mut new = tempfile::Builder::new()
         .prefix(".peermemctl.")
         .suffix(".new")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The library itself, by its `nvml.h`: the one file with `unsafe` code for it.
+//! The library itself, as declared in its `nvml.h`. All `unsafe` code for NVML is in this file.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::sync::OnceLock;
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{Seen, Unseen};
 
-/// The library and nvidia.ko are not of one version.
+/// The versions of the library and of nvidia.ko differ.
 pub(crate) const VERSION_MISMATCH: i32 = 18;
 pub(super) const INVALID_ARGUMENT: i32 = 2;
 pub(super) const NOT_SUPPORTED: i32 = 3;
 pub(super) const NO_PERMISSION: i32 = 4;
 pub(super) const FUNCTION_NOT_FOUND: i32 = 13;
 
-/// `nvmlReturn_t` other than success.
+/// `nvmlReturn_t` of a failure.
 pub(super) type Code = i32;
 
-/// `nvmlDevice_t`: the library's own pointer, valid as long as it is started.
+/// `nvmlDevice_t`: the library's own pointer, valid while the library is started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Device(*mut c_void);
 
@@ -30,7 +30,7 @@ impl Device {
     }
 }
 
-/// The calls of the library that are made.
+/// Calls to the library.
 pub(super) trait Calls {
     fn start(&self) -> Result<(), Code>;
     fn error(&self, code: Code) -> String;
@@ -49,11 +49,11 @@ pub(super) trait Calls {
     fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code>;
     fn nvlink_remote_kind(&self, device: Device, link: u32) -> Result<u32, Code>;
     fn nvlink_remote_address(&self, device: Device, link: u32) -> Result<String, Code>;
-    /// State and status of the NVLink fabric.
+    /// Returns the state and status of the NVLink fabric.
     fn fabric(&self, device: Device) -> Result<(u8, i32), Code>;
 }
 
-/// What of a memory is used, in bytes.
+/// Use of a memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     pub(crate) total_bytes: u64,
@@ -74,7 +74,7 @@ struct PciInfo {
     bus_id: [c_char; 32],
 }
 
-/// `nvmlBAR1Memory_t` and `nvmlMemory_t`, which are alike.
+/// `nvmlBAR1Memory_t` and `nvmlMemory_t`, which have the same layout.
 #[repr(C)]
 #[derive(Default)]
 struct RawMemory {
@@ -111,11 +111,12 @@ pub(super) struct Loaded(Library);
 
 impl Loaded {
     pub(super) fn load() -> Seen<Self> {
-        // SAFETY: `dlopen` runs the library's initialisers. It is the driver's own, found where the system looks for
-        // libraries, and made to be loaded by any process; it is never closed while the process runs.
+        // SAFETY: `dlopen` runs the library's initialisers. The library belongs to the driver, is
+        // found in the system's search path, and is made to be loaded by any process. It is never
+        // closed while the process runs.
         match unsafe { Library::new("libnvidia-ml.so.1") } {
             Ok(library) => Ok(Self(library)),
-            // dlopen has no codes; that it is not there is by far the most frequent.
+            // dlopen has no error codes. A missing library is by far the most frequent error.
             Err(error) => {
                 let text = error.to_string();
                 if text.contains("No such file") {
@@ -127,35 +128,38 @@ impl Loaded {
         }
     }
 
-    /// A function of the library.
+    /// Returns a function of the library.
     ///
     /// # Safety
     ///
-    /// `T` is the function's type in `nvml.h`.
+    /// `T` must be the function's type in `nvml.h`.
     unsafe fn function<T>(&self, name: &CStr) -> Result<Symbol<'_, T>, Code> {
-        // SAFETY: by this function's own contract.
+        // SAFETY: The caller promises that `T` is the function's type.
         unsafe { self.0.get(name.to_bytes_with_nul()) }.map_err(|_| FUNCTION_NOT_FOUND)
     }
 
-    /// What one of the functions writes that take a device and a place for one value.
+    /// Calls a function that takes a device and writes one value, and returns the value.
     ///
     /// # Safety
     ///
-    /// `name` is a function `nvmlReturn_t (nvmlDevice_t, T *)` that writes no more than a `T`.
+    /// `name` must be a function `nvmlReturn_t (nvmlDevice_t, T *)` that writes at most a `T`.
     unsafe fn of_device<T>(&self, name: &CStr, device: Device, empty: T) -> Result<T, Code> {
         let mut value = empty;
-        // SAFETY: by this function's contract it is the function's type.
+        // SAFETY: The caller promises that this is the function's type.
         let function = unsafe { self.function::<OfDevice<T>>(name) }?;
-        // SAFETY: the device came from this library, which was started and is never stopped; the place is a `T`.
+        // SAFETY: The device came from this library, which was started and is never stopped. The
+        // value is a `T`.
         done(unsafe { function(device.0, &mut value) })?;
         Ok(value)
     }
 
-    /// The same of one of a device's NVLinks.
+    /// Calls a function that takes a device and an NVLink and writes one value, and returns the
+    /// value.
     ///
     /// # Safety
     ///
-    /// `name` is a function `nvmlReturn_t (nvmlDevice_t, unsigned int, T *)` that writes no more than a `T`.
+    /// `name` must be a function `nvmlReturn_t (nvmlDevice_t, unsigned int, T *)` that writes at
+    /// most a `T`.
     unsafe fn of_link<T: Default>(
         &self,
         name: &CStr,
@@ -163,10 +167,10 @@ impl Loaded {
         link: u32,
     ) -> Result<T, Code> {
         let mut value = T::default();
-        // SAFETY: by this function's contract it is the function's type.
+        // SAFETY: The caller promises that this is the function's type.
         let function = unsafe { self.function::<OfLink<T>>(name) }?;
-        // SAFETY: the device came from this library, which was started and is never stopped; it refuses a link that there
-        // is not; the place is a `T`.
+        // SAFETY: The device came from this library, which was started and is never stopped. The
+        // library rejects an invalid link. The value is a `T`.
         done(unsafe { function(device.0, link, &mut value) })?;
         Ok(value)
     }
@@ -180,7 +184,7 @@ fn done(code: c_int) -> Result<(), Code> {
     }
 }
 
-/// Text up to the first NUL, or all of it.
+/// Returns the text up to the first NUL, or all of it.
 fn text(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes
         .iter()
@@ -192,12 +196,12 @@ fn text(bytes: &[c_char]) -> String {
 
 impl Calls for Loaded {
     fn start(&self) -> Result<(), Code> {
-        // It counts its starts, and is never stopped.
+        // The library counts its starts, and is never stopped.
         static ANSWER: OnceLock<Result<(), Code>> = OnceLock::new();
         *ANSWER.get_or_init(|| {
             // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`.
             let function = unsafe { self.function::<Plain>(c"nvmlInit_v2") }?;
-            // SAFETY: it may be called at any time, from any thread.
+            // SAFETY: The function may be called at any time, from any thread.
             done(unsafe { function() })
         })
     }
@@ -207,16 +211,16 @@ impl Calls for Loaded {
         if code == FUNCTION_NOT_FOUND {
             return "the library lacks a function that is needed".to_owned();
         }
-        // SAFETY: `const char *nvmlErrorString(nvmlReturn_t)`, which is an int.
+        // SAFETY: `const char *nvmlErrorString(nvmlReturn_t)`, where the argument is an int.
         let Ok(function) = (unsafe { self.function::<ErrorString>(c"nvmlErrorString") }) else {
             return format!("error {code}");
         };
-        // SAFETY: it may be called without a start, and takes any number.
+        // SAFETY: The function may be called without a start, and accepts any number.
         let said = unsafe { function(code) };
         if said.is_null() {
             return format!("error {code}");
         }
-        // SAFETY: it is a constant of the library, ended by a NUL.
+        // SAFETY: The string is a constant of the library, terminated by a NUL.
         unsafe { CStr::from_ptr(said) }
             .to_string_lossy()
             .into_owned()
@@ -226,7 +230,7 @@ impl Calls for Loaded {
         let mut buffer: [c_char; 80] = [0; 80];
         // SAFETY: `nvmlReturn_t nvmlSystemGetDriverVersion(char *, unsigned int)`.
         let function = unsafe { self.function::<Text>(c"nvmlSystemGetDriverVersion") }?;
-        // SAFETY: the length is the buffer's, beyond which it does not write.
+        // SAFETY: The function writes at most the given length, which is the buffer's.
         done(unsafe { function(buffer.as_mut_ptr(), 80) })?;
         Ok(text(&buffer))
     }
@@ -236,7 +240,7 @@ impl Calls for Loaded {
         let mut count = 0;
         // SAFETY: `nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *)`.
         let function = unsafe { self.function::<Count>(c"nvmlDeviceGetCount_v2") }?;
-        // SAFETY: the place is an unsigned int.
+        // SAFETY: The function writes one unsigned int.
         done(unsafe { function(&mut count) })?;
         Ok(count)
     }
@@ -244,15 +248,17 @@ impl Calls for Loaded {
     fn device(&self, index: u32) -> Result<Device, Code> {
         type Handle = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_int;
         let mut device = std::ptr::null_mut();
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *)`, the latter a pointer.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *)`, where
+        // the latter points to a pointer.
         let function = unsafe { self.function::<Handle>(c"nvmlDeviceGetHandleByIndex_v2") }?;
-        // SAFETY: it takes any index, and the place is a pointer.
+        // SAFETY: The function accepts any index, and writes one pointer.
         done(unsafe { function(index, &mut device) })?;
         Ok(Device(device))
     }
 
     fn address(&self, device: Device) -> Result<String, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`, which is laid out as ours.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`, with the
+        // layout of `PciInfo`.
         let info =
             unsafe { self.of_device(c"nvmlDeviceGetPciInfo_v3", device, PciInfo::default()) }?;
         Ok(text(&info.bus_id).to_lowercase())
@@ -263,13 +269,15 @@ impl Calls for Loaded {
         let mut buffer: [c_char; 96] = [0; 96];
         // SAFETY: `nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t, char *, unsigned int)`.
         let function = unsafe { self.function::<Name>(c"nvmlDeviceGetName") }?;
-        // SAFETY: the device came from this library, which stays started; the length is the buffer's.
+        // SAFETY: The device came from this library, which stays started. The function writes at
+        // most the given length, which is the buffer's.
         done(unsafe { function(device.0, buffer.as_mut_ptr(), 96) })?;
         Ok(text(&buffer))
     }
 
     fn bar1(&self, device: Device) -> Result<Memory, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t, nvmlBAR1Memory_t *)`, laid out as ours.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t, nvmlBAR1Memory_t *)`,
+        // with the layout of `RawMemory`.
         let memory = unsafe {
             self.of_device(c"nvmlDeviceGetBAR1MemoryInfo", device, RawMemory::default())
         }?;
@@ -281,41 +289,46 @@ impl Calls for Loaded {
     }
 
     fn memory_total(&self, device: Device) -> Result<u64, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *)`, laid out as ours.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *)`, with the
+        // layout of `RawMemory`.
         let memory =
             unsafe { self.of_device(c"nvmlDeviceGetMemoryInfo", device, RawMemory::default()) }?;
         Ok(memory.total)
     }
 
     fn persistence(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`, an enum of small
-        // numbers, which in C is as large as an unsigned int.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`,
+        // an enum of small numbers, which has the size of an unsigned int in C.
         unsafe { self.of_device(c"nvmlDeviceGetPersistenceMode", device, 0) }
     }
 
     fn mig(&self, device: Device) -> Result<u32, Code> {
         type Mig = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut c_uint) -> c_int;
         let (mut now, mut pending) = (0, 0);
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t, unsigned int *, unsigned int *)`.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t, unsigned int *, unsigned int
+        // *)`.
         let function = unsafe { self.function::<Mig>(c"nvmlDeviceGetMigMode") }?;
-        // SAFETY: the device came from this library, which stays started; both places are unsigned ints.
+        // SAFETY: The device came from this library, which stays started. The function writes two
+        // unsigned ints.
         done(unsafe { function(device.0, &mut now, &mut pending) })?;
         Ok(now)
     }
 
     fn virtualization(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t, nvmlGpuVirtualizationMode_t *)`, an enum
-        // as above.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t,
+        // nvmlGpuVirtualizationMode_t *)`, an enum as above.
         unsafe { self.of_device(c"nvmlDeviceGetVirtualizationMode", device, 0) }
     }
 
     fn performance_state(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`, an enum as above.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`, an
+        // enum as above.
         unsafe { self.of_device(c"nvmlDeviceGetPerformanceState", device, 0) }
     }
 
     fn utilization(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t, nvmlUtilization_t *)`, laid out as ours.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t, nvmlUtilization_t *)`,
+        // with the layout of `RawUtilization`.
         let rates = unsafe {
             self.of_device(
                 c"nvmlDeviceGetUtilizationRates",
@@ -327,8 +340,8 @@ impl Calls for Loaded {
     }
 
     fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned int, nvmlEnableState_t *)`, an enum as
-        // above.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned int,
+        // nvmlEnableState_t *)`, an enum as above.
         unsafe { self.of_link(c"nvmlDeviceGetNvLinkState", device, link) }
     }
 
@@ -339,15 +352,16 @@ impl Calls for Loaded {
     }
 
     fn nvlink_remote_address(&self, device: Device, link: u32) -> Result<String, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t, unsigned int, nvmlPciInfo_t *)`, which
-        // is laid out as ours.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t, unsigned int,
+        // nvmlPciInfo_t *)`, with the layout of `PciInfo`.
         let info: PciInfo =
             unsafe { self.of_link(c"nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link) }?;
         Ok(text(&info.bus_id).to_lowercase())
     }
 
     fn fabric(&self, device: Device) -> Result<(u8, i32), Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t *)`, laid out as ours.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t *)`,
+        // with the layout of `RawFabric`.
         let info =
             unsafe { self.of_device(c"nvmlDeviceGetGpuFabricInfo", device, RawFabric::default()) }?;
         Ok((info.state, info.status))

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What NVIDIA's management library (NVML, `libnvidia-ml.so.1`, of the driver) tells of the GPUs: the fact
-//! [`Nvml`](crate::host::Fact::Nvml) as JSON.
+//! Facts about the GPUs from NVIDIA's management library (NVML, the driver's `libnvidia-ml.so.1`).
 //!
-//! What tells one GPU from another of its kind (serial numbers, UUIDs) is not asked for. Nothing is set.
-//! By <https://docs.nvidia.com/deploy/nvml-api/> and the driver's `nvml.h`.
+//! They are the fact [`Nvml`](crate::host::Fact::Nvml), as JSON. The code reads no serial numbers
+//! or UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and the driver's
+//! `nvml.h`.
 
 mod library;
 
@@ -21,23 +21,23 @@ use library::{
 
 pub(crate) use library::{Memory, VERSION_MISMATCH};
 
-/// Of GPUs: a library that counts more is not believed.
+/// Maximum number of GPUs. A larger count from the library is cut off.
 const MOST_GPUS: u32 = 1024;
-/// Of the NVLinks of a GPU; nvml.h has 18.
+/// Maximum number of NVLinks of a GPU; nvml.h has 18.
 const MOST_LINKS: u32 = 64;
 
-/// What NVML said.
+/// Report of NVML.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Nvml {
-    /// The driver's version: `570.86.15`.
+    /// Driver version, such as `570.86.15`.
     pub(crate) driver: Option<String>,
-    /// Why it tells nothing: the library is there and did not start.
+    /// Error of a library that exists but did not start.
     pub(crate) error: Option<Refused>,
     pub(crate) gpus: Vec<GpuReport>,
 }
 
-/// NVML's own error: `nvmlReturn_t`.
+/// Error from NVML: `nvmlReturn_t` and its text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refused {
     pub(crate) code: i32,
@@ -45,19 +45,19 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Whether it takes rights that this process has not.
+    /// Returns `true` if the process lacks the rights.
     pub(crate) fn is_denied(&self) -> bool {
         self.code == NO_PERMISSION
     }
 }
 
-/// A GPU; what it does not tell is none.
+/// A GPU. Values that NVML does not report are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GpuReport {
-    /// The PCI address as NVML writes it, with eight digits of domain.
+    /// PCI address in NVML's format, with eight digits of domain.
     pub(crate) at: String,
-    /// By which NVML and nvidia-smi number it.
+    /// Index of the GPU in NVML and nvidia-smi.
     pub(crate) index: Option<u32>,
     pub(crate) name: Option<String>,
     pub(crate) bar1: Option<Memory>,
@@ -65,22 +65,23 @@ pub(crate) struct GpuReport {
     pub(crate) persistence_mode: Option<bool>,
     pub(crate) mig: Option<bool>,
     pub(crate) virtualization: Option<Virtualization>,
-    /// 0, at full speed, to 15; idle GPUs are at 8 or higher.
+    /// Performance state, from 0, at full speed, to 15. Idle GPUs are at 8 or higher.
     pub(crate) performance_state: Option<u32>,
-    /// For how much of the last second or less it worked, in percent.
+    /// Busy time during the last sample period of at most a second, in percent.
     pub(crate) utilization_percent: Option<u32>,
-    /// How many NVLinks are up, by what they lead to: the PCI address of a GPU, [`SWITCH`], `npu`, or `unknown`.
+    /// Number of active NVLinks by remote end: the PCI address of a GPU, [`SWITCH`], `npu`, or
+    /// `unknown`.
     pub(crate) nvlinks: Option<BTreeMap<String, u32>>,
-    /// The NVLink fabric. `None`: the GPU is in none, or the driver does not say.
+    /// The NVLink fabric, or `None` if the GPU is in none or the driver does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fabric: Option<Fabric>,
 }
 
-/// `nvmlGpuFabricInfo_t`, without what identifies the cluster.
+/// `nvmlGpuFabricInfo_t`, without the identity of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fabric {
     pub(crate) state: FabricState,
-    /// Result of the setup, an `nvmlReturn_t`, once it is completed.
+    /// Result of the completed setup, an `nvmlReturn_t`.
     pub(crate) status: i32,
 }
 
@@ -93,13 +94,13 @@ pub(crate) enum FabricState {
     Completed,
 }
 
-/// An NVSwitch, at the other end of an NVLink.
+/// Remote end of an NVLink: an NVSwitch.
 pub(crate) const SWITCH: &str = "switch";
 
-/// The NVLinks from one GPU to another.
+/// NVLinks from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Nvlinks {
-    /// 0: there are none.
+    /// Number of links; 0 if there are none.
     pub(crate) count: u32,
     pub(crate) is_by_switch: bool,
 }
@@ -109,30 +110,30 @@ pub(crate) struct Nvlinks {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Virtualization {
     None,
-    /// Given to a virtual machine as it is.
+    /// A GPU that is passed through to a virtual machine.
     PassThrough,
     /// A share of a GPU, seen from a virtual machine.
     Vgpu,
-    /// A GPU that is shared out from here.
+    /// A GPU that this host shares out.
     HostVgpu,
     /// A GPU that renders for virtual machines.
     HostVsga,
 }
 
 impl GpuReport {
-    /// The PCI address; none: it is not one.
+    /// Returns the PCI address, or `None` if it is invalid.
     pub(crate) fn address(&self) -> Option<Address> {
         self.at.parse().ok()
     }
 }
 
 impl Nvml {
-    /// What the host's NVML says. [`Unseen::Absent`]: there is no such library.
+    /// Returns the report of the host's NVML, or [`Unseen::Absent`] if there is no library.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         Self::of(host)
     }
 
-    /// The GPU at this address.
+    /// Returns the GPU at this address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&GpuReport> {
         self.gpus.iter().find(|gpu| gpu.address() == Some(at))
     }
@@ -142,8 +143,8 @@ impl Nvml {
         self.error.is_none() && self.gpu(at).is_none()
     }
 
-    /// The NVLinks between the GPUs at these addresses; through switches as many as the one with fewer has. None: they do
-    /// not tell.
+    /// Returns the NVLinks between the GPUs at these addresses, or `None` if they are unknown.
+    /// Through switches, the GPU with fewer links limits the number.
     pub(crate) fn nvlinks(&self, one: Address, other: Address) -> Option<Nvlinks> {
         let of = |at: Address| self.gpu(at)?.nvlinks.as_ref();
         let (links, back) = (of(one)?, of(other)?);
@@ -161,8 +162,8 @@ impl Recorded for Nvml {
     const FACT: Fact = Fact::Nvml;
     const MISREAD: &'static str = "NVML's answer is not understood";
 
-    /// The library is loaded and started once and stays so, since starting it may take seconds on each GPU that nobody
-    /// uses; what it says is asked anew each time.
+    /// Loads and starts the library once, because a start may take seconds for each unused GPU.
+    /// Reads the values anew each time.
     fn ask(_: &dyn Host) -> Seen<Self> {
         static STARTED: OnceLock<Seen<Loaded>> = OnceLock::new();
         match STARTED.get_or_init(Loaded::load) {
@@ -172,9 +173,9 @@ impl Recorded for Nvml {
     }
 }
 
-/// Asks for all of it.
+/// Collects the whole report.
 fn collect(calls: &dyn Calls) -> Nvml {
-    // Without a count nobody knows which GPUs are missing.
+    // Without a count, missing GPUs would go unnoticed.
     let count = match calls.start().and_then(|()| calls.count()) {
         Ok(count) => count.min(MOST_GPUS),
         Err(code) => {
@@ -194,7 +195,7 @@ fn collect(calls: &dyn Calls) -> Nvml {
     }
 }
 
-/// One GPU; none: another user's, or lost.
+/// Reads one GPU. Returns `None` if the GPU belongs to another user, or is lost.
 fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
     let device = calls.device(index).ok()?;
     Some(GpuReport {
@@ -206,7 +207,7 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
         persistence_mode: calls.persistence(device).ok().and_then(bool_of),
         mig: match calls.mig(device) {
             Ok(mode) => bool_of(mode),
-            // It has no such thing.
+            // This GPU has no MIG.
             Err(NOT_SUPPORTED | FUNCTION_NOT_FOUND) => Some(false),
             Err(_) => None,
         },
@@ -251,7 +252,7 @@ fn nvlinks(calls: &dyn Calls, device: Device) -> Option<BTreeMap<String, u32>> {
     for link in 0..MOST_LINKS {
         match calls.nvlink_state(device, link) {
             Ok(1) => {}
-            // It is down, or this GPU has no such link.
+            // The link is down, or does not exist.
             Ok(_) | Err(NOT_SUPPORTED) => continue,
             Err(INVALID_ARGUMENT) => break,
             Err(_) => return None,
@@ -259,7 +260,7 @@ fn nvlinks(calls: &dyn Calls, device: Device) -> Option<BTreeMap<String, u32>> {
         let to = match calls.nvlink_remote_kind(device, link) {
             Ok(1) => "npu".to_owned(),
             Ok(2) => SWITCH.to_owned(),
-            // A GPU; or an old library, which does not tell.
+            // The remote end is a GPU, or an old library does not report its kind.
             _ => {
                 let address = calls.nvlink_remote_address(device, link).ok();
                 let address = address.and_then(|address| address.parse::<Address>().ok());
@@ -287,14 +288,14 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// A library that answers as it is told, and fails in one of its calls.
+    /// A library with fixed answers, one of whose calls fails.
     struct Fake {
         start: Result<(), Code>,
         count: u32,
-        /// The call that fails with "not supported".
+        /// Name of the call that fails with "not supported".
         fails: Option<&'static str>,
         mode: u32,
-        /// What the first NVLink leads to.
+        /// Kind of the remote end of the first NVLink.
         remote: u32,
     }
 
@@ -358,7 +359,7 @@ mod tests {
         fn utilization(&self, _device: Device) -> Result<u32, Code> {
             self.answer("utilization", self.mode)
         }
-        /// Three links, the second of which is down.
+        /// Reports three links, the second of which is down.
         fn nvlink_state(&self, _device: Device, link: u32) -> Result<u32, Code> {
             match link {
                 3.. => Err(INVALID_ARGUMENT),
@@ -424,7 +425,7 @@ mod tests {
                 ..fake()
             })
         };
-        // One without NVLink; an old library; one end that is not told.
+        // A GPU without NVLink, an old library, and an unknown remote end.
         assert_eq!(fails("nvlink"), links(&[]));
         assert_eq!(fails("kind"), links(&[(gpu, 2)]));
         assert_eq!(fails("remote"), links(&[(SWITCH, 1), ("unknown", 1)]));
@@ -474,7 +475,7 @@ mod tests {
             between(Some(&[(SWITCH, 18)]), Some(&[(SWITCH, 17)])),
             Some((17, true))
         );
-        // To a switch from one of them alone, or to a third GPU, is no link.
+        // A switch on one side only, or a third GPU, is no link.
         assert_eq!(between(Some(&[(SWITCH, 18)]), Some(&[])), Some((0, false)));
         assert_eq!(
             between(Some(&[("0000:5d:00.0", 4)]), Some(&[])),
@@ -510,7 +511,7 @@ mod tests {
             }
             assert_eq!(nulls, [lacks], "{call} fails");
         }
-        // A GPU without an address is of no use, and one without MIG has none.
+        // A GPU without an address is dropped. A GPU without MIG has MIG disabled.
         for call in ["device", "address", "count"] {
             let said = collect(&Fake {
                 fails: Some(call),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `record`: what a machine answers to every command, written down, without what tells one machine from another
-//! (`scrub.rs`).
+//! `record`: saves a machine's answers to all commands, without identifying data (`scrub.rs`).
 
 mod scrub;
 
@@ -16,7 +15,7 @@ use crate::host::Host;
 use crate::report::Out;
 use scrub::{names_of, scrub};
 
-/// The commands whose questions are written down, each in the form that asks most.
+/// Commands whose reads are recorded, each with the options that read most.
 const COMMANDS: &[&[&str]] = &[
     &["topo", "--verbose"],
     &["doctor", "--all"],
@@ -27,7 +26,7 @@ const COMMANDS: &[&[&str]] = &[
     &["export"],
 ];
 
-/// Runs them by `command`, and writes the answers.
+/// Runs the commands by `command`, and writes the recording.
 pub(crate) fn run(
     host: &dyn Host,
     args: &args::Record,
@@ -46,7 +45,7 @@ pub(crate) fn run(
     for words in COMMANDS {
         let line = std::iter::once("peermemctl").chain(words.iter().copied());
         let cli = args::Cli::try_parse_from(line)?;
-        // One that cannot look is an answer, too: what it asked is written down.
+        // A command that fails is fine, too: its reads are recorded.
         let _ = command(&recorder, &cli.command, &mut Out::gather(false));
     }
     let mut recording = recorder.into_recording();
@@ -75,14 +74,14 @@ mod tests {
         Recording::parse(&text).unwrap()
     }
 
-    /// What a recording is good for: every command says of it what it said of the machine.
+    /// Every command has the same output for a recording as for the machine.
     #[test]
     fn a_recording_answers_every_command_as_the_machine_did() {
         for (name, fixture) in fixture::all() {
             for keep in [true, false] {
                 let recording = recorded(&fixture.recording, keep);
                 for line in COMMANDS {
-                    // It names processes and users, whose names are taken out.
+                    // The output has names of processes and users, which are removed.
                     if !keep && line.first() == Some(&"list") {
                         continue;
                     }
@@ -90,7 +89,7 @@ mod tests {
                         testing::says(&fixture.recording, line),
                         testing::says(&recording, line),
                     );
-                    // Bounds of versions and the like aside, nothing here depends on an identity.
+                    // Apart from things like bounds of versions, no output depends on an identity.
                     assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
                 }
             }
@@ -185,14 +184,14 @@ mod tests {
              6,2,2,-;mlx5_core 0000:18:00.0: MAC b8:3f:d2:aa:77:01, serial number: MT2211X77\n\
              6,3,3,-;usb 1-1: SerialNumber: 4C530001\n",
         );
-        // The NIC's serial number: extended capability 3.
+        // Serial number of the NIC: extended capability 3.
         let mut config = fixture.recording.bytes(&format!("{nic}/config")).unwrap();
         let serial = [0x01, 0x77, 0xaa, 0x00, 0x03, 0xd2, 0x3f, 0xb8];
         config[0x100..0x104].copy_from_slice(&[0x03, 0x00, 0x01, 0x20]);
         config[0x104..0x10c].copy_from_slice(&serial);
         config[0x200..0x204].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
         fixture.bytes(&format!("{nic}/config"), &config);
-        // And in VPD, with that of the chip, which has the hardware address.
+        // Serial numbers in VPD: the NIC's, and the chip's with the hardware address.
         let mut vpd = b"\x90\x1d\0SN\x09MT2244Z77V3\x0e0a5e8000b83f77".to_vec();
         vpd.push(0x78);
         fixture.bytes(&format!("{nic}/vpd"), &vpd);
@@ -215,7 +214,7 @@ mod tests {
         let vpd = ["MT2244Z77", "0a5e8000b83f77"];
         let secrets: Vec<&str> = secrets.chain(log).chain(vpd).collect();
         let before = recording.to_json().unwrap();
-        // As text, or in the digits of a file that is none.
+        // Secrets may appear as text, or as the digits of a binary file.
         let is_in =
             |text: &str, secret: &str| text.contains(secret) || text.contains(&digits(secret));
         for secret in &secrets {
@@ -226,11 +225,11 @@ mod tests {
         for secret in &secrets {
             assert!(!is_in(&after, secret), "{secret} is left in {after}");
         }
-        // What matters is there still.
+        // Useful data remains.
         assert!(after.contains("iommu=pt"), "{after}");
         assert!(after.contains("mlx5_core 0000:18:00.0"), "{after}");
         assert!(after.contains("root:x:0:0"), "{after}");
-        // And which kind of GID it was.
+        // The kind of each GID remains.
         for gid in ["fe80:0000", "0000:ffff:0000:0000", "2001:0db8"] {
             assert!(after.contains(gid), "{gid} in {after}");
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A recording without what identifies its machine.
+//! Removal of identifying data from a recording.
 //!
-//! Two things keep a secret out: files that may hold any are kept in part only ([`part_of`]: what is known to
-//! matter), and every text goes through patterns of what identifies ([`PATTERNS`]). Whoever sends a recording on
-//! should read it all the same: names that people gave to network interfaces and the like stay.
+//! Two measures remove secrets. Files with arbitrary contents are kept only in part ([`part_of`]
+//! keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere. Senders should
+//! still read a recording first: names that people gave to network interfaces and the like stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
@@ -17,7 +17,7 @@ use crate::host::{Fact, Host, Unseen};
 use crate::machine::config::Config;
 use crate::machine::data_direct;
 
-/// The machine's own names, which no pattern knows.
+/// Returns the machine's own names, which no pattern matches.
 pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for file in [
@@ -27,7 +27,7 @@ pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
     ] {
         for word in host.text(file).unwrap_or_default().split_whitespace() {
             names.insert(word.to_owned());
-            // `node17.example.com` is called `node17`, too.
+            // `node17.example.com` is also known as `node17`.
             names.extend(word.split('.').next().map(str::to_owned));
         }
     }
@@ -41,12 +41,12 @@ pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
             names.insert(name.to_owned());
         }
     }
-    // Shorter ones would take parts out of everything, and these tell nobody from anybody.
+    // Shorter names would match everywhere, and common names identify nobody.
     names.retain(|name| name.len() > 2 && !COMMON.contains(&name.to_lowercase().as_str()));
     names
 }
 
-/// Names of users and hosts that are words of what is looked at, or come with a distribution.
+/// Names of users and hosts that are also ordinary words in the files, or come with a distribution.
 const COMMON: [&str; 18] = [
     "(none)",
     "amd",
@@ -68,16 +68,16 @@ const COMMON: [&str; 18] = [
     "user",
 ];
 
-/// Users below 1000 come with the distribution.
+/// Returns `true` for a user of the distribution, with a number below 1000.
 fn is_of_system(user: &str) -> bool {
     user.parse::<u32>()
         .is_ok_and(|user| user < 1000 || user == 65_534)
 }
 
-/// What identifies, and what stands in its place.
+/// Patterns of identifying text, and their replacements.
 static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     let patterns = [
-        // UUIDs, as pods and containers write them, too.
+        // UUIDs, including the form of pods and containers.
         (
             r"(?i)\b[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}\b",
             "00000000-0000-0000-0000-000000000000",
@@ -87,7 +87,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
             r"(?i)\b(?:[0-9a-f]{2}[:-]){5,19}[0-9a-f]{2}\b",
             "00:00:00:00:00:00",
         ),
-        // GUIDs and GIDs as sysfs has them, and IPv6 in full.
+        // GUIDs and GIDs in sysfs format, and IPv6 in full.
         (
             r"(?i)\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b",
             "0000:0000:0000:0000",
@@ -97,7 +97,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
             r"(?i)(?:\b[0-9a-f]{1,4}:)*(?:\b[0-9a-f]{1,4})?::(?:[0-9a-f]{1,4}:)*[0-9a-f]{1,4}\b",
             "::",
         ),
-        // IPv4, not versions such as 5.8-1.1.2.1.
+        // IPv4, but not versions such as 5.8-1.1.2.1.
         (
             r"(?m)(^|[\s=/(\[,;\x22'@<>:])(?:[0-9]{1,3}\.){3}[0-9]{1,3}\b",
             "${1}0.0.0.0",
@@ -108,7 +108,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         ),
         // GUIDs as hexadecimal numbers.
         (r"(?i)\b(guid\s*[:=]?\s*)(?:0x)?[0-9a-f]{8,16}\b", "${1}0"),
-        // A container's or an image's name.
+        // Names of containers and images.
         (r"(?i)\b[0-9a-f]{40,64}\b", "removed"),
     ];
     patterns
@@ -117,7 +117,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Parameters of the kernel's command line that matter here; the others may name disks, addresses and machines.
+/// Kernel parameters to keep. Others may name disks, addresses and machines.
 const PARAMETERS: [&str; 16] = [
     "iommu",
     "intel_iommu",
@@ -137,7 +137,7 @@ const PARAMETERS: [&str; 16] = [
     "numa",
 ];
 
-/// What is kept of the kernel's log: lines with one of these.
+/// Lines of the kernel log that contain one of these words are kept.
 const LOG: [&str; 28] = [
     "nvidia",
     "nvrm",
@@ -158,7 +158,7 @@ const LOG: [&str; 28] = [
     "symbol",
     "key was rejected",
     "lockdown",
-    // BARs, and reports of crashes with the functions in them.
+    // BARs, and crash reports with their functions.
     ": bar ",
     "rip: 0010:",
     "pc : ",
@@ -170,7 +170,7 @@ const LOG: [&str; 28] = [
     "unable to handle",
 ];
 
-/// Names of files that hold nothing but an identity.
+/// Names of files that contain only an identity.
 const IDENTITIES: [&str; 13] = [
     "node_guid",
     "sys_image_guid",
@@ -187,7 +187,7 @@ const IDENTITIES: [&str; 13] = [
     "environ",
 ];
 
-/// Takes out what identifies the machine and its users.
+/// Removes data that identifies the machine and its users.
 pub(super) fn scrub(recording: &mut Recording, names: &BTreeSet<String>) {
     let own = own_names(names);
     let mut others = Others::default();
@@ -242,19 +242,19 @@ pub(super) fn scrub(recording: &mut Recording, names: &BTreeSet<String>) {
         .collect();
 }
 
-/// What finds the machine's own names as words of their own.
+/// Returns a pattern of the machine's own names as whole words.
 fn own_names(names: &BTreeSet<String>) -> Option<Regex> {
     if names.is_empty() {
         return None;
     }
-    // The longest first: `node17.example.com` before `node17`.
+    // Longest first: `node17.example.com` before `node17`.
     let mut names: Vec<&String> = names.iter().collect();
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));
     let any: Vec<String> = names.iter().map(|name| regex::escape(name)).collect();
     Regex::new(&format!(r"\b(?:{})\b", any.join("|"))).ok()
 }
 
-/// Text without what identifies.
+/// Replaces identifying text.
 fn text_of(text: &str, own: &Option<Regex>) -> String {
     let mut text = text.to_owned();
     for (pattern, instead) in PATTERNS.iter() {
@@ -268,7 +268,7 @@ fn text_of(text: &str, own: &Option<Regex>) -> String {
     }
 }
 
-/// Names that stand for others, the same wherever they come up.
+/// Replacement names. The same name always gets the same replacement.
 #[derive(Default)]
 struct Others {
     groups: BTreeMap<String, String>,
@@ -277,14 +277,14 @@ struct Others {
 }
 
 impl Others {
-    /// A control group: users, jobs and containers give it their name.
+    /// Replaces the name of a control group, which may name a user, job or container.
     fn group(&mut self, name: &str) -> String {
         const KNOWN: [&str; 4] = ["system.slice", "user.slice", "init.scope", ""];
-        // What follows the dot is a controller's file.
+        // The word after the dot names a controller's file.
         if KNOWN.contains(&name) || name.starts_with("rdma.") || name.starts_with("cgroup.") {
             return name.to_owned();
         }
-        // Doctor knows containers and jobs by these.
+        // `doctor` recognises containers and jobs by these.
         const SIGNS: [&str; 7] = [
             "kubepods",
             "cri-containerd",
@@ -300,20 +300,20 @@ impl Others {
         self.groups.entry(name.to_owned()).or_insert(next).clone()
     }
 
-    /// A process by its name.
+    /// Replaces the name of a process.
     fn command(&mut self, name: &str) -> String {
         let next = format!("process{}", self.commands.len().saturating_add(1));
         self.commands.entry(name.to_owned()).or_insert(next).clone()
     }
 
-    /// A NIC's chip by its number.
+    /// Replaces the number of a NIC's chip.
     fn chip(&mut self, number: &str) -> String {
         let next = format!("chip{}", self.chips.len().saturating_add(1));
         self.chips.entry(number.to_owned()).or_insert(next).clone()
     }
 
-    /// A path, in which people choose names below the control groups alone: the others are the kernel's own, whatever
-    /// the machine is called.
+    /// Replaces names in a path. People choose names only below the control groups. The kernel
+    /// chooses all other paths, even if a part equals a name of the machine.
     fn path(&mut self, path: &str) -> String {
         const GROUPS: &str = "/sys/fs/cgroup/";
         match path.split_once(GROUPS) {
@@ -326,7 +326,7 @@ impl Others {
     }
 }
 
-/// A file's contents without what identifies.
+/// Replaces the identifying contents of a file.
 fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) -> String {
     let name = path.rsplit('/').next().unwrap_or_default();
     if path.contains("/gids/") {
@@ -337,7 +337,7 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     }
     if name == "config" && path.contains("/pci") {
         return match decode(text) {
-            // The serial number of a NIC is its address.
+            // The serial number of a NIC is its hardware address.
             Ok(bytes) => encode(&Config(bytes).known()),
             Err(_) => String::new(),
         };
@@ -346,7 +346,8 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         return String::new();
     };
     if name == "vpd" {
-        // Which functions are of one chip is all that is asked of it; the chip's number has its address.
+        // Readers only need to know which functions share a chip. The chip's number contains its
+        // hardware address.
         let chip = data_direct::v3(&bytes).map(|chip| others.chip(&chip));
         return encode(
             &chip
@@ -355,10 +356,10 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         );
     }
     let Ok(text) = String::from_utf8(bytes) else {
-        // No command reads any other that is not text.
+        // No command reads another binary file.
         return "removed\n".to_owned();
     };
-    // Four numbers are an address elsewhere, and a version here.
+    // Four numbers are a version in these files, and an address elsewhere.
     if matches!(name, "fw_ver" | "version" | "srcversion" | "hw_rev") {
         return text;
     }
@@ -366,7 +367,7 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     encode(text_of(part.as_deref().unwrap_or(&text), own).as_bytes())
 }
 
-/// A GID of the same kind that is nobody's.
+/// Returns a neutral GID of the same kind.
 fn gid_of(text: &str) -> String {
     let of_kind = match text.trim().parse::<Ipv6Addr>() {
         Ok(gid) if gid.is_unspecified() => "0000:0000:0000:0000:0000:0000:0000:0000",
@@ -379,7 +380,7 @@ fn gid_of(text: &str) -> String {
     format!("{of_kind}\n")
 }
 
-/// What is kept of a file that may hold anything. None: all of it.
+/// Returns the part to keep of a file with arbitrary contents, or `None` to keep all.
 fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<String> {
     if path == "/proc/cmdline" {
         let words = text.split_whitespace();
@@ -428,7 +429,7 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
         return Some(dma_buf::without_names(text));
     }
     if path.contains("/nvidia_peermem/") {
-        // `comm=python3`: the last word of a line but for a text.
+        // `comm=python3` is the last word of a line, or the last one before a text.
         static COMM: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\bcomm=(\S*)").ok());
         let comm = COMM.as_ref()?;
         let renamed = comm.replace_all(text, |found: &Captures<'_>| {
@@ -440,7 +441,7 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
     None
 }
 
-/// The kernel's log: what has to do with RDMA, GPUs, PCI and the IOMMU.
+/// Keeps the lines of the kernel log that concern RDMA, GPUs, PCI and the IOMMU.
 fn log_of(log: &str) -> String {
     let lines = log.lines().filter(|line| {
         let line = line.to_lowercase();

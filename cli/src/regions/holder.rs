@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The memory regions of each process, of which one after the other is recognized.
+//! Memory regions of each process. `usage.rs` classifies them one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -9,14 +9,14 @@ use serde::Serialize;
 use crate::host::nldev::{Device, Maker};
 use crate::process::Processes;
 
-/// RDMA devices by their names. None: all.
+/// Names of RDMA devices. `None` means all.
 pub(super) type Devices = Option<BTreeSet<String>>;
 
-/// Some regions of a process.
+/// A group of regions of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Part {
     pub(crate) regions: u64,
-    /// None: that is not known.
+    /// Total size, or `None` if unknown.
     pub(crate) bytes: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ impl Part {
     }
 }
 
-/// Whose regions they are.
+/// Owner of regions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     Process(u32),
@@ -44,14 +44,15 @@ pub(super) enum Owner {
     Unknown,
 }
 
-/// An owner's regions.
+/// Regions of one owner.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
-    /// Of each device how many of each length, of which nothing is known yet.
+    /// Unclassified regions: for each device, the number of regions of each length.
     pub(super) left: BTreeMap<String, BTreeMap<u64, u64>>,
-    /// The devices of its regions.
+    /// Devices of its regions.
     pub(super) devices: BTreeSet<String>,
-    /// And of its protection domains, which come first.
+    /// Devices of its regions and protection domains. A protection domain exists before its
+    /// regions.
     pub(super) uses: BTreeSet<String>,
     pub(super) all: Part,
     pub(super) peer_memory: Part,
@@ -62,7 +63,8 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// Takes out the longest of these lengths; none: it has no such region. Its device, and its length.
+    /// Removes the longest unclassified region within `lengths`, and returns its device and length.
+    /// Returns `None` if there is no such region.
     fn take_on(
         &mut self,
         devices: &Devices,
@@ -91,7 +93,7 @@ impl Holder {
         self.take_on(devices, lengths).map(|(_, length)| length)
     }
 
-    /// The same, which is then not this one's any more.
+    /// Removes a region like `take`, and gives up its ownership.
     pub(super) fn give(
         &mut self,
         devices: &Devices,
@@ -103,7 +105,7 @@ impl Holder {
         Some((device, length))
     }
 
-    /// Takes in regions, of which nothing is known.
+    /// Adds unclassified regions.
     pub(super) fn add(&mut self, device: &str, bytes: u64, count: u64) {
         self.devices.insert(device.to_owned());
         self.uses.insert(device.to_owned());
@@ -123,7 +125,8 @@ impl Holder {
         left
     }
 
-    /// GPU memory that is registered: a region of this many bytes, or none that is seen.
+    /// Counts registered GPU memory: a region of this many bytes, or memory without a visible
+    /// region.
     pub(super) fn is_gpu(&mut self, how: fn(&mut Self) -> &mut Part, region: Option<u64>) {
         match region {
             Some(bytes) => how(self).add(1, bytes),
@@ -132,7 +135,7 @@ impl Holder {
     }
 }
 
-/// The regions of all devices, by whom they belong to.
+/// Returns the regions of all devices by owner.
 pub(super) fn holders(devices: &[Device], processes: &Processes<'_>) -> BTreeMap<Owner, Holder> {
     let mut of_threads = BTreeMap::new();
     let mut process = |thread: u32| {
@@ -142,7 +145,7 @@ pub(super) fn holders(devices: &[Device], processes: &Processes<'_>) -> BTreeMap
     };
     let mut holders: BTreeMap<Owner, Holder> = BTreeMap::new();
     for device in devices {
-        // The region of a thread that has ended is that of the process which has its protection domain.
+        // If the creating thread has ended, the owner is the process with its protection domain.
         let mut domains: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let makers = device.regions.iter().map(|regions| &regions.maker);
         for maker in makers.chain(&device.domains) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl list --all`: the memory regions of all processes, whatever registered them, and which processes use
-//! GPUDirect RDMA.
+//! `peermemctl list --all`: memory regions of all processes, and the processes that use GPUDirect
+//! RDMA.
 //!
-//! The kernel tracks regions by process and device, and not what memory they are ([`crate::host::nldev`]). That is put together from
-//! what peermem-rs lists, what NVIDIA's module counts, and the devices that are attached to GPUs' dma-bufs ([`usage`]).
+//! The kernel tracks regions by process and device, but not their kind of memory
+//! ([`crate::host::nldev`]). [`usage`] derives the kind from peermem-rs' list, the count of
+//! NVIDIA's module, and the devices attached to GPU dma-bufs.
 
 mod holder;
 mod print;

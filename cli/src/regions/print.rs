@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl list --all`, as text and as JSON.
+//! Text and JSON output of `peermemctl list --all`.
 
 use anyhow::anyhow;
 use serde::Serialize;
@@ -18,11 +18,11 @@ use crate::{args, list, render, watch};
 const SCHEMA: &str = "peermemctl.list-all";
 const VERSION: u32 = 1;
 
-/// The body of the JSON.
+/// Body of the JSON output.
 #[derive(Serialize)]
 struct Body<'a> {
     now_seconds: Option<f64>,
-    /// Of the one process that was asked for.
+    /// Verdict on the process given by `--pid`.
     #[serde(skip_serializing_if = "Option::is_none")]
     gpudirect: Option<Verdict>,
     processes: &'a [User],
@@ -30,7 +30,7 @@ struct Body<'a> {
     notes: Vec<String>,
 }
 
-/// Shows the memory regions by process. An error: they cannot be seen.
+/// Prints the memory regions by process. Returns an error if they cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
     let interval = watch::interval(args.watch)?;
     watch::repeat(interval, out, |out| {
@@ -121,7 +121,7 @@ fn show(usage: &Usage, out: &mut Out) {
     }
 }
 
-/// How many, and how large.
+/// Formats the number and total size of regions.
 fn part(part: &Part) -> String {
     match (part.regions, part.bytes) {
         (0, _) => render::NONE.to_owned(),
@@ -139,7 +139,7 @@ fn verdict(verdict: Option<Verdict>) -> String {
     }
 }
 
-/// Of all processes.
+/// Returns the summary of all processes.
 fn sum(usage: &Usage) -> String {
     let users = &usage.users;
     if users.is_empty() {
@@ -174,7 +174,7 @@ fn sum(usage: &Usage) -> String {
     }
 }
 
-/// Of one process.
+/// Returns the summary of one process.
 fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
     let Some(user) = user else {
         return match verdict {
@@ -216,7 +216,7 @@ fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
     }
 }
 
-/// What a reader of the table should know.
+/// Returns the notes below the table.
 fn notes(usage: &Usage) -> Vec<String> {
     let mut notes = usage.notes.clone();
     let without = usage.users.iter().filter(|user| user.without_region > 0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What tells of GPU memory beside the regions, and which regions the kernel may not tell of.
+//! Sources of facts about GPU memory beside the kernel's list of regions, and the limits of that
+//! list.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +11,11 @@ use crate::host::Host;
 use crate::registrations;
 use crate::render::counted;
 
-/// What a peer-memory module has registered.
+/// Registrations of a peer-memory module.
 pub(super) enum PeerMemory {
     None,
     Listed(Vec<Registration>),
-    /// So many, if that is known, and whose they are is not, for this reason.
+    /// Number of registrations, if known, and the reason why their owners are unknown.
     Counted(Option<u64>, String),
 }
 
@@ -23,7 +24,8 @@ impl PeerMemory {
         let read = Module::scan(host).and_then(|module| module.registrations(host));
         match read {
             Err(Missing::NotLoaded) => Self::None,
-            // A reference for each registration, ours and NVIDIA's: `nv_mem_acquire` to `nv_mem_release`.
+            // Our module and NVIDIA's hold one reference per registration, from `nv_mem_acquire` to
+            // `nv_mem_release`.
             Err(why) => match host.number("/sys/module/nvidia_peermem/refcnt").ok() {
                 Some(0) => Self::None,
                 count => Self::Counted(count, why.to_string()),
@@ -42,14 +44,14 @@ impl PeerMemory {
     }
 }
 
-/// What may be there and is not seen.
+/// Regions that may exist but are not visible.
 #[derive(Debug, Default)]
 pub(super) struct Hidden {
     /// RDMA devices that list nothing.
     refused: BTreeSet<String>,
-    /// Regions of any device.
+    /// `true` if any device may have hidden regions.
     is_everywhere: bool,
-    /// In words; empty: nothing is hidden.
+    /// Explanations for the user. Empty if nothing is hidden.
     pub(super) notes: Vec<String>,
 }
 
@@ -81,7 +83,7 @@ impl Hidden {
         hidden
     }
 
-    /// Whether a process that is not seen may use these devices.
+    /// Returns `true` if a process that is not visible may use these devices.
     pub(super) fn may_use(&self, devices: &Devices) -> bool {
         match devices {
             Some(devices) => self.is_everywhere || !devices.is_disjoint(&self.refused),
@@ -90,7 +92,8 @@ impl Hidden {
     }
 }
 
-/// By a release as `uname -r` has it. Such kernels filter what they list: the patch is "RDMA/restrack: Remove PID namespace
+/// Returns `true` for a kernel release, in the format of `uname -r`, before 5.5. Such kernels
+/// filter their list by PID namespace, until the patch "RDMA/restrack: Remove PID namespace
 /// support".
 fn is_before_5_5(release: &str) -> bool {
     let mut numbers = release

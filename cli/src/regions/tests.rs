@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `list --all` on synthetic machines: one for each answer, and for each reason why there is none. What it says is kept in
-//! `cli/tests/golden`.
+//! Tests of `list --all` on synthetic machines: one for each answer, and one for each reason why
+//! there is none. `cli/tests/golden` holds the expected output.
 
 use serde_json::{json, Value};
 
@@ -13,16 +13,16 @@ use crate::{dma_buf, fixture, testing};
 
 const FILES: &str = crate::debugfs::DIRECTORY;
 const MODULE: &str = "/sys/module/nvidia_peermem";
-/// Of RDMA devices of the machine.
+/// PCI addresses of RDMA devices of the machine.
 const MLX5_0: &str = "0000:18:00.0";
 const MLX5_1: &str = "0000:1a:00.0";
-/// A NIC's function that is no RDMA device.
+/// A function of a NIC that is not an RDMA device.
 const DATA_DIRECT: &str = "0000:1f:00.0";
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Of the module's list.
+/// Returns a line of the module's list.
 fn registration(id: u64, state: &str, pid: u32, len: u64, hca: &str) -> String {
     format!(
         "id={id} state={state} mode=persistent addr={:#x} len={len} page=65536 chunks=1 entries=1 gpus=0000:19:00.0 \
@@ -32,7 +32,7 @@ fn registration(id: u64, state: &str, pid: u32, len: u64, hca: &str) -> String {
     )
 }
 
-/// What the kernel tracks of a device.
+/// Returns the kernel's list for one device.
 fn device(name: &str, regions: &[Value]) -> Value {
     json!({ "name": name, "regions": regions, "domains": [] })
 }
@@ -61,7 +61,8 @@ fn process(fixture: &mut Fixture, pid: u32, threads: &[u32], uid: u32, command: 
     );
 }
 
-/// With no module and no dma-buf of a GPU; two processes and the kernel have regions.
+/// Returns a machine without a module and without GPU dma-bufs. Two processes and the kernel have
+/// regions.
 fn machine() -> Fixture {
     let mut fixture = fixture::hgx();
     fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
@@ -103,7 +104,7 @@ fn machine() -> Fixture {
     fixture
 }
 
-/// The two processes, each with a device of its own.
+/// Gives each of the two processes its own device.
 fn apart(fixture: &mut Fixture) {
     track(
         fixture,
@@ -120,7 +121,7 @@ fn apart(fixture: &mut Fixture) {
     );
 }
 
-/// With peermem-rs, and registrations by it.
+/// Returns a machine with peermem-rs and these registrations.
 fn ours(registrations: &str) -> Fixture {
     let mut fixture = machine();
     fixture.file(&format!("{MODULE}/version"), "595.45.04-rs1\n");
@@ -133,7 +134,7 @@ fn ours(registrations: &str) -> Fixture {
     fixture
 }
 
-/// With NVIDIA's module, which has so many.
+/// Returns a machine with NVIDIA's module and `count` registrations.
 fn nvidias(count: u64) -> Fixture {
     let mut fixture = machine();
     fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
@@ -147,7 +148,7 @@ fn says(fixture: &Fixture, line: &[&str]) -> String {
     text
 }
 
-/// Without the line ends that wrapping makes.
+/// Removes the line breaks that wrapping adds.
 fn unwrapped(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -156,7 +157,8 @@ fn json(fixture: &Fixture) -> Value {
     serde_json::from_str(&says(fixture, &["list", "--all", "--json"])).unwrap()
 }
 
-/// A process, or what is nobody's: verdict, and regions by peer memory, by dma-buf, other, unknown.
+/// Returns the verdict on a process, or on unowned regions, and the number of regions by peer
+/// memory, by dma-buf, other, and unknown.
 fn of(answer: &Value, pid: Option<u32>) -> (String, [u64; 4]) {
     let all = answer["processes"].as_array().unwrap();
     let is_it = |one: &&Value| one["pid"] == json!(pid) && one["kernel"].is_null();
@@ -214,7 +216,7 @@ fn a_process_without_gpu_memory_is_told() {
     assert_eq!(of(&answer, Some(4711)), ("no".to_owned(), [0, 0, 213, 0]));
     assert_eq!(of(&answer, Some(4800)), ("no".to_owned(), [0, 0, 2, 0]));
     assert_eq!(answer["reasons"], json!([]));
-    // A kernel that has no dma-buf at all.
+    // A kernel without dma-bufs.
     let mut without = machine();
     without.remove("/sys/kernel/debug/dma_buf");
     without.file("/sys/kernel/debug/x", "");
@@ -236,19 +238,20 @@ fn a_process_without_gpu_memory_is_told() {
 
 #[test]
 fn what_peermem_rs_lists_is_gpu_memory() {
-    // Of the regions that fit the one that was made of it is the longest.
+    // The longest of the matching regions is chosen.
     let mapped = |pid, len| registration(1, "mapped", pid, len, MLX5_0);
     let answer = json(&ours(&mapped(4711, GIB)));
     assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [1, 0, 212, 0]));
     let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
     assert_eq!(bytes, &json!(GIB - 4096));
     assert_eq!(of(&answer, Some(4800)).0, "no");
-    // What is not mapped any more, or not yet, is no GPU memory of a region.
+    // A registration that is no longer mapped, or not yet, is no GPU memory of a region.
     for state in ["revoked", "orphaned", "pinned"] {
         let answer = json(&ours(&registration(1, state, 4711, GIB, MLX5_0)));
         assert_eq!(of(&answer, Some(4711)).0, "no", "{state}");
     }
-    // By DEVX: in the module's list, and no region. No region of another device is taken for it.
+    // Registered by DEVX: in the module's list, but no region. A region of another device does not
+    // match.
     for (registration, pid) in [
         (mapped(4800, 64 * MIB), 4800),
         (registration(1, "mapped", 4711, GIB, MLX5_1), 4711),
@@ -258,7 +261,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
         assert!(says(&fixture, &["list", "--all"]).contains("in no memory region"));
     }
-    // A process that has nothing else.
+    // A process without anything else.
     let answer = json(&ours(&mapped(99, GIB)));
     assert_eq!(of(&answer, Some(99)), ("yes".to_owned(), [0; 4]));
 }
@@ -266,7 +269,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
 #[test]
 fn what_nvidias_module_counts_is_its_only_users() {
     assert_eq!(of(&json(&nvidias(0)), Some(4711)).0, "no");
-    // Of two processes nobody knows which.
+    // Either of two processes may own the registrations.
     let answer = json(&nvidias(3));
     assert_eq!(
         of(&answer, Some(4711)),
@@ -296,9 +299,9 @@ fn what_nvidias_module_counts_is_its_only_users() {
     track(&mut alone, &[device("mlx5_0", &regions)]);
     let answer = json(&alone);
     assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [3, 0, 1, 0]));
-    // Which of the four is not known.
+    // The kind of each of the four regions is unknown.
     assert!(answer["processes"][0]["peer_memory"]["bytes"].is_null());
-    // Without root: the count of ours is there.
+    // Not root. The reference count of our module is still readable.
     let mut denied = ours("");
     denied.remove("/sys/kernel/debug");
     denied.deny("/sys/kernel/debug");
@@ -336,12 +339,12 @@ fn a_dma_buf_is_its_only_users() {
         assert_eq!(of(&answer, Some(4800)), ("no".to_owned(), [0, 0, 2, 0]));
         assert_eq!(answer["processes"][0]["dma_buf"]["bytes"], json!(2 * GIB));
     }
-    // Of a device that nobody uses, of another GPU, of a disk.
+    // A device that nobody uses, another GPU, and a disk.
     for device in ["0000:29:00.0", "0000:1b:00.0", "0000:99:00.0", "card0"] {
         attached(&mut fixture, "nv_dmabuf", device);
         assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
     }
-    // Two processes with one device; the third has another.
+    // Two processes share a device, and the third has another.
     let mut shared = machine();
     attached(&mut shared, "nv_dmabuf", MLX5_1);
     let answer = json(&shared);
@@ -357,7 +360,7 @@ fn a_dma_buf_is_its_only_users() {
         reasons(&answer).contains("processes 4711, 4800"),
         "{answer:#}"
     );
-    // A protection domain makes a user of a device, too.
+    // A protection domain also makes its process a user of the device.
     let mut domain = machine();
     let mut first = device("mlx5_0", &[region(Some(4711), 2, 2 * GIB, 1)]);
     first["domains"] =
@@ -365,7 +368,7 @@ fn a_dma_buf_is_its_only_users() {
     track(&mut domain, &[first]);
     attached(&mut domain, "nv_dmabuf", MLX5_0);
     assert_eq!(of(&json(&domain), Some(4711)).0, "unknown");
-    // More than it has regions: DEVX.
+    // More dma-bufs than the process has regions: DEVX.
     let mut more = machine();
     track(
         &mut more,
@@ -376,7 +379,7 @@ fn a_dma_buf_is_its_only_users() {
         of(&json(&more), Some(4711)),
         ("yes".to_owned(), [0, 0, 1, 0])
     );
-    // Another exporter's is told, and is not a GPU's.
+    // A dma-buf of another exporter is noted, but is not GPU memory.
     attached(&mut more, "udmabuf", MLX5_0);
     let answer = json(&more);
     assert_eq!(of(&answer, Some(4711)).0, "no");
@@ -465,7 +468,7 @@ fn why_it_cannot_be_told_is_said() {
         &[device("mlx5_0", &[region(Some(4711), 2, GIB, 1)])],
     );
     assert!(reasons(&json(&grace)).contains("Grace"));
-    // What is known all the same, is.
+    // Known facts still appear.
     let mut known = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     known.deny(dma_buf::FILE);
     assert_eq!(
@@ -478,7 +481,8 @@ fn why_it_cannot_be_told_is_said() {
 fn regions_that_are_not_seen_leave_it_open() {
     let refused = json!({ "name": "mlx5_1", "refused": "the kernel lists none" });
     let seen = device("mlx5_0", &[region(Some(4711), 2, GIB, 1)]);
-    // One process is seen, and others may have what the module counts, or what is attached.
+    // One process is visible. Hidden processes may own the counted registrations, or the attached
+    // dma-bufs.
     for (hide, said) in [
         (
             (|_| {}) as fn(&mut Fixture),
@@ -554,7 +558,7 @@ fn what_cannot_be_asked_fails() {
     let (text, status) = testing::says(&fixture.recording, &["list", "--all"]);
     assert_eq!(status, Status::Failed);
     assert!(text.contains("not understood"), "{text}");
-    // Without a device there is an answer.
+    // A machine without a device has an answer.
     let text = says(&fixture::no_hca(), &["list", "--all"]);
     assert!(text.contains("nothing uses RDMA now"), "{text}");
 }
@@ -567,7 +571,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
         &[region(None, 2, GIB, 3), region(None, 3, MIB, 1)],
     );
     first["domains"] = json!([{ "thread": 4713, "domain": 2 }]);
-    // A protection domain of the same number on another device is another.
+    // A protection domain with the same number on another device is a different one.
     let second = device("mlx5_1", &[region(None, 2, GIB, 1)]);
     track(&mut fixture, &[first, second]);
     let answer = json(&fixture);
@@ -579,13 +583,13 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
             .contains("of 2 regions the kernel does not name"),
         "{answer:#}"
     );
-    // The module knows whose the others are.
+    // The module knows the owner of the others.
     let mut known = ours(&registration(1, "mapped", 4800, GIB, MLX5_1));
     known.recording.facts = fixture.recording.facts.clone();
     let answer = json(&known);
     assert_eq!(of(&answer, Some(4800)), ("yes".to_owned(), [1, 0, 0, 0]));
     assert_eq!(of(&answer, None), ("no".to_owned(), [0, 0, 1, 0]));
-    // Nobody's regions may be those of a process that has none.
+    // Unowned regions may belong to a process without regions.
     fixture.deny(dma_buf::FILE);
     let text = unwrapped(&says(&fixture, &["list", "--all", "--pid", "4800"]));
     for said in [
@@ -595,14 +599,14 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     ] {
         assert!(text.contains(said), "{text}");
     }
-    // The number is another process's now, which began at 3,590 s.
+    // Another process, which began at 3,590 s, has the number now.
     let stat = "4800 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 359000 0 0\n";
     known.file("/proc/4800/stat", stat);
     let answer = json(&known);
     assert_eq!(of(&answer, None), ("yes".to_owned(), [1, 0, 1, 0]));
     let without = says(&known, &["list", "--all", "--pid", "4800"]);
     assert!(without.contains("cannot be told"), "{without}");
-    // One protection domain, two processes: whose they are is not known.
+    // One protection domain and two processes: the owner is unknown.
     let shared = [
         region(None, 2, GIB, 1),
         region(Some(4711), 2, GIB, 1),
@@ -617,7 +621,7 @@ fn another_pid_namespace_has_its_own_numbers() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
-    // The module's 4711 is another's; the names are of this namespace.
+    // The module's 4711 is another process. The names belong to this namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
     assert!(reasons(&answer).contains("PID namespace"), "{answer:#}");
@@ -644,7 +648,7 @@ fn other_network_namespaces_may_have_devices() {
         assert!(text.contains(without), "{text}");
         assert_eq!(text.contains("nsenter"), exclusive, "{text}");
     }
-    // A device that is seen has no users elsewhere.
+    // A visible device has no users elsewhere.
     fixture.file(&format!("{MODULE}/refcnt"), "0\n");
     fixture.file(
         dma_buf::FILE,
@@ -656,7 +660,7 @@ fn other_network_namespaces_may_have_devices() {
     );
 }
 
-/// What a recording says, with the names and without.
+/// A recording gives the same answer, with and without names.
 #[test]
 fn a_recording_tells_the_same() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
@@ -702,7 +706,7 @@ proptest::proptest! {
         ..proptest::prelude::ProptestConfig::default()
     })]
 
-    /// Each region is counted once, whatever the kernel and the module say.
+    /// Each region is counted once, for all answers of the kernel and the module.
     #[test]
     fn each_region_counts_once(
         regions in proptest::collection::vec((0_u32..4, 0_u32..3, 0_u64..5, 1_u64..4, 0_usize..2), 0..12),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Who has which memory regions, and which of them are GPU memory, as far as that can be told.
+//! Owners of memory regions, and the regions that are GPU memory, as far as can be determined.
 //!
-//! What is said is certain: a region counts as GPU memory or as other memory only where nothing else is possible. Whose
-//! a dma-buf is the kernel does not say: where one process alone uses the device that is attached, it is that one's.
+//! Every classification is certain: a region counts as GPU memory or as other memory only if
+//! nothing else is possible. The kernel does not report the owner of a dma-buf. If only one process
+//! uses the attached device, that process is the owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,10 +21,10 @@ use crate::process::{Processes, GPU_PAGE};
 use crate::render::counted;
 use crate::{dma_buf, process, registrations, render};
 
-/// Other modules that give RDMA drivers GPU memory.
+/// Other modules that give GPU memory to RDMA drivers.
 const OTHER_MODULES: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
 
-/// Whether a process uses GPUDirect RDMA now.
+/// Answer to "does this process use GPUDirect RDMA now?".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
@@ -35,9 +36,9 @@ pub(crate) enum Verdict {
 /// A process with memory regions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct User {
-    /// None: the kernel's own, or nobody's that is known.
+    /// Process ID, or `None` for the kernel or an unknown owner.
     pub(crate) pid: Option<u32>,
-    /// The part of the kernel that they are.
+    /// Name of the part of the kernel that owns the regions.
     pub(crate) kernel: Option<String>,
     pub(crate) process: process::State,
     pub(crate) command: Option<String>,
@@ -46,41 +47,41 @@ pub(crate) struct User {
     pub(crate) devices: Vec<String>,
     pub(crate) regions: u64,
     pub(crate) bytes: u64,
-    /// GPU memory by a peer-memory module.
+    /// GPU memory registered by a peer-memory module.
     pub(crate) peer_memory: Part,
-    /// GPU memory by dma-buf.
+    /// GPU memory registered by dma-buf.
     pub(crate) dma_buf: Part,
-    /// Neither.
+    /// Other memory.
     pub(crate) other: Part,
-    /// What may be either.
+    /// Memory of unknown kind.
     pub(crate) unknown: Part,
-    /// GPU memory that is registered and in none of the regions: DEVX, or registered while they were read.
+    /// Number of GPU memory registrations without a region: by DEVX, or made during the scan.
     pub(crate) without_region: u64,
-    /// None: the kernel's own.
+    /// Verdict, or `None` for the kernel.
     pub(crate) gpudirect: Option<Verdict>,
 }
 
-/// All of them.
+/// Result of a scan.
 #[derive(Debug)]
 pub(crate) struct Usage {
     pub(crate) now: Option<Time>,
     pub(crate) users: Vec<User>,
-    /// Why something cannot be told.
+    /// Reasons why something is unknown.
     pub(crate) reasons: Vec<String>,
     pub(crate) notes: Vec<String>,
-    /// Whether all regions are seen.
+    /// `true` if all regions are visible.
     pub(crate) is_whole: bool,
-    /// Whether what cannot be told may be regions that are not seen, of any process.
+    /// `true` if unexplained GPU memory may belong to hidden regions of any process.
     pub(crate) is_open: bool,
 }
 
-/// Why regions on these devices may be GPU memory.
+/// Reason why regions on these devices may be GPU memory.
 struct Doubt {
     devices: Devices,
     text: String,
 }
 
-/// The regions and what is found out of them.
+/// State of a scan: the regions, and the conclusions so far.
 struct Search<'a> {
     host: &'a dyn Host,
     machine: &'a Seen<Machine>,
@@ -91,9 +92,10 @@ struct Search<'a> {
 }
 
 impl Usage {
-    /// An error: the kernel's list cannot be had.
+    /// Scans the host. Returns an error if the kernel's list cannot be read.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
-        // First of all: what is registered meanwhile is then at least in the module's list.
+        // This comes first. Anything registered during the scan is then at least in the module's
+        // list.
         let tracked = Tracked::of(host)?;
         let now = registrations::now(host);
         let processes = Processes::new(host, now);
@@ -153,10 +155,10 @@ impl Usage {
         })
     }
 
-    /// Whether this process uses it.
+    /// Returns the verdict on a process.
     pub(crate) fn verdict(&self, pid: u32) -> Verdict {
         let its = self.users.iter().find(|user| user.pid == Some(pid));
-        // One that has none may have those that are nobody's.
+        // Unowned regions may belong to a process without regions.
         let is_nobodys = |user: &&User| user.pid.is_none() && user.kernel.is_none();
         let nobody = self.users.iter().find(is_nobodys);
         let without = match (self.is_open, nobody.and_then(|user| user.gpudirect)) {
@@ -168,7 +170,7 @@ impl Usage {
 }
 
 impl Search<'_> {
-    /// The RDMA devices whose DMA this PCI function does; empty: none that is seen.
+    /// Returns the RDMA devices whose DMA this PCI function does. Empty if none is visible.
     fn devices_of(&self, function: &str) -> BTreeSet<String> {
         let at: Option<Address> = function.parse().ok();
         let hcas = self.machine.as_ref().map(|machine| machine.hcas.as_slice());
@@ -178,7 +180,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// Those that use one of these devices.
+    /// Returns the owners that use one of these devices.
     fn users_of(&self, devices: &Devices) -> Vec<&Owner> {
         let uses = |holder: &Holder| match devices {
             Some(devices) => holder.uses.intersection(devices).next().is_some(),
@@ -190,7 +192,8 @@ impl Search<'_> {
             .collect()
     }
 
-    /// The one process that uses these devices; none: there are several, or it is not known which.
+    /// Returns the only process that uses these devices, or `None` if there are several or hidden
+    /// ones.
     fn only_user_of(&self, devices: &Devices) -> Option<Owner> {
         match self.users_of(devices).as_slice() {
             [Owner::Process(pid)] if !self.hidden.may_use(devices) => Some(Owner::Process(*pid)),
@@ -198,13 +201,13 @@ impl Search<'_> {
         }
     }
 
-    /// What peermem-rs lists.
+    /// Classifies the regions that peermem-rs lists.
     fn listed(&mut self, registrations: &[Registration], processes: &mut Processes<'_>) {
         for one in registrations {
             let (is_mapped, pid, len) = match (one.state.as_deref(), one.tgid, one.len) {
                 (Some("mapped"), Some(pid), Some(len)) => (true, pid, len),
                 (Some("revoked"), Some(pid), Some(len)) => (false, pid, len),
-                // In the making, or deregistered: no region.
+                // Not mapped yet, or already deregistered, so there is no region.
                 (Some("pinned" | "orphaned"), ..) => continue,
                 _ => {
                     let text = format!(
@@ -220,7 +223,7 @@ impl Search<'_> {
             };
             let function = one.hca.as_deref().unwrap_or_default();
             let devices = Some(self.devices_of(function)).filter(|devices| !devices.is_empty());
-            // It is pinned in whole pages; not every line says how large they are.
+            // The module pins whole pages. Not every line has the page size.
             let pages = one.page.unwrap_or(GPU_PAGE).saturating_mul(2);
             let lengths = len.saturating_sub(pages)..=len;
             let owner = match processes.of(pid, one.since).state {
@@ -229,7 +232,7 @@ impl Search<'_> {
             };
             let mut holder = self.holders.remove(&owner).unwrap_or_default();
             let region = holder.take(&devices, lengths.clone()).or_else(|| {
-                // The kernel does not know any more whose it is; the module does.
+                // The kernel no longer knows the owner, but the module does.
                 let nobody = self.holders.get_mut(&Owner::Unknown)?;
                 let (device, bytes) = nobody.give(&devices, lengths)?;
                 holder.add(&device, bytes, 1);
@@ -237,7 +240,7 @@ impl Search<'_> {
             });
             match region {
                 region if is_mapped => holder.is_gpu(|holder| &mut holder.peer_memory, region),
-                // Its memory is gone; the region reaches nothing.
+                // The memory is gone, and the region reaches nothing.
                 Some(bytes) => holder.other.add(1, bytes),
                 None => {}
             }
@@ -245,7 +248,7 @@ impl Search<'_> {
         }
     }
 
-    /// The dma-bufs of GPUs, by the devices that are attached to them.
+    /// Classifies regions by the devices that are attached to GPU dma-bufs.
     fn dma_bufs(&mut self) {
         let buffers = match dma_buf::scan(self.host) {
             Ok(buffers) => buffers,
@@ -316,20 +319,21 @@ impl Search<'_> {
         }
     }
 
-    /// Whether a device that is attached to a dma-buf has nothing to do with RDMA: another GPU, a disk.
+    /// Returns `true` if a device attached to a dma-buf is unrelated to RDMA, such as another GPU
+    /// or a disk.
     fn is_another_function(&self, name: &str) -> bool {
         if self.machine.is_err() {
             return false;
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
-            // A function of theirs that is no RDMA device does the DMA of one: Data Direct.
+            // A Mellanox function that is no RDMA device may do the DMA of one: Data Direct.
             Ok(vendor) => vendor != u64::from(pci::MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,
         }
     }
 
-    /// Who uses these devices, with the verb.
+    /// Returns the users of these devices, with the verb.
     fn who_uses(&self, devices: &Devices) -> String {
         let users = self.users_of(devices);
         let numbers = users.iter().filter_map(|user| match user {
@@ -347,7 +351,7 @@ impl Search<'_> {
         }
     }
 
-    /// What a module has that does not say whose it is.
+    /// Classifies the registrations of a module that does not report their owners.
     fn only_counted(&mut self, count: Option<u64>, why: &str) {
         let user = self
             .only_user_of(&None)
@@ -361,7 +365,7 @@ impl Search<'_> {
                     .saturating_add(count.saturating_sub(its));
                 holder.peer_memory = Part {
                     regions: its,
-                    // All that are left, or which of them is not known.
+                    // The size is known only if all remaining regions are GPU memory.
                     bytes: left.bytes.filter(|_| its == left.regions),
                 };
                 let rest = left.regions.saturating_sub(its);
@@ -386,7 +390,7 @@ impl Search<'_> {
         });
     }
 
-    /// What else may make a region of GPU memory.
+    /// Records other ways to make a region of GPU memory.
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
@@ -407,7 +411,8 @@ impl Search<'_> {
         }
     }
 
-    /// What is left is other memory where there is no doubt. The doubts that matter, or all.
+    /// Classifies the remaining regions as other memory, unless there is a doubt. Returns the
+    /// doubts that matter, or all doubts if `is_open`.
     fn rest(&mut self, is_open: bool) -> Vec<String> {
         let mut reasons = BTreeSet::new();
         for (owner, holder) in &mut self.holders {

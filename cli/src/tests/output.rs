@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `list`, `stats` and `export` on a synthetic machine whose module has registrations: what they say is kept in
-//! `cli/tests/golden`.
+//! Tests of `list`, `stats` and `export` on a synthetic machine whose module has registrations.
+//! `cli/tests/golden` holds the expected output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -17,19 +17,20 @@ use crate::{fixture, testing};
 const FILES: &str = crate::debugfs::DIRECTORY;
 const PROC: &str = crate::debugfs::PROC;
 
-/// By `docs/observe.md`. The comments name what each is for.
+/// Lines in the format of `docs/observe.md`. The comments state the purpose of each.
 const REGISTRATIONS: &str = concat!(
-    // Of a process that lives, twice over the same memory.
+    // A living process, with the same memory registered twice.
     "id=1 state=mapped mode=persistent addr=0x7f0000000000 len=2147483648 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0 hca=0000:18:00.0 tgid=4711 pid=4712 since=3000.500000 comm=pt_main_thread\n",
     "id=2 state=mapped mode=persistent addr=0x7f0040000000 len=1073741824 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0 hca=0000:1a:00.0 tgid=4711 pid=4713 since=3000.750000 comm=pt_main_thread\n",
-    // Of another node's NIC; over two allocations; not known to PCI; of a process that is gone.
+    // A NIC of another node, and two allocations. Then a device unknown to PCI, and a process that
+    // is gone.
     "id=3 state=mapped mode=revocable addr=0x7f1000000000 len=4194304 page=65536 chunks=2 entries=2 \
      gpus=0000:1b:00.0 hca=0000:c2:00.0 tgid=4800 pid=4800 since=3599.000000 comm=gdr\n",
     "id=5 state=orphaned mode=revocable addr=0x7f2000000000 len=65536 page=65536 chunks=1 entries=1 \
      gpus=0000:1b:00.0 hca=0000:ee:00.0 tgid=4801 pid=4801 since=1.000000 comm=a\\x20b\\x1b[2J\n",
-    // Not mapped yet, by a number that is another process's now; and one whose memory went, with a key of tomorrow.
+    // Not mapped yet, by a reused process ID. Then revoked memory, and a key of a future version.
     "id=6 state=pinned mode=persistent addr=0x7f3000000000 len=131072 page=65536 chunks=1 entries=0 \
      gpus=- hca=- tgid=4900 pid=4900 since=2000.000000 comm=old\n",
     "id=9 state=revoked mode=revocable addr=0x7f4000000000 len=131072 page=65536 chunks=1 entries=1 \
@@ -82,7 +83,7 @@ fn counters() -> String {
     text
 }
 
-/// With our module, and nothing registered.
+/// Returns a machine with our module and no registrations.
 fn idle() -> Fixture {
     let mut fixture = fixture::hgx();
     fixture.file("/sys/module/nvidia_peermem/version", "595.45.04-rs1\n");
@@ -136,7 +137,7 @@ fn process(fixture: &mut Fixture, number: u32, uid: u32, ticks: u64, command: &s
     );
 }
 
-/// With registrations and refusals.
+/// Returns a machine with registrations and refusals.
 fn busy() -> Fixture {
     let mut fixture = idle();
     fixture.file(&format!("{FILES}/registrations"), REGISTRATIONS);
@@ -149,7 +150,8 @@ fn busy() -> Fixture {
         299_000,
         "python3\0train.py\0--model\0x\x1b[2J\0",
     );
-    // As CUDA reserves addresses. The last quarter of what is registered is freed.
+    // Address ranges like those that CUDA reserves. The last quarter of the registered memory is
+    // freed.
     fixture.file(
         "/proc/4711/maps",
         "55d000000000-55d000001000 r-xp 00000000 fe:00 12 /usr/bin/python3\n\
@@ -181,7 +183,7 @@ fn busy() -> Fixture {
     fixture
 }
 
-/// What a command line says, which must be well.
+/// Returns the output of a command line, which must succeed.
 fn says(fixture: &Fixture, line: &[&str]) -> String {
     let (text, status) = testing::says(&fixture.recording, line);
     assert_eq!(status, Status::Ok, "{line:?}: {text}");
@@ -243,7 +245,7 @@ fn what_is_counted_is_shown() {
             assert!(text.contains(said), "{text}");
         }
     }
-    // A module that counts, and keeps no list.
+    // A module with counters, but without a list.
     let mut older = busy;
     older.remove(&format!("{FILES}/registrations"));
     let text = says(&older, &["stats"]);
@@ -251,7 +253,7 @@ fn what_is_counted_is_shown() {
     assert!(text.contains("no_room"), "{text}");
 }
 
-/// The samples of a text by name and labels, as a reader of the format takes it apart.
+/// Parses samples by name and labels, like a reader of the format.
 fn samples(text: &str) -> BTreeMap<String, f64> {
     let mut samples = BTreeMap::new();
     let mut types: BTreeMap<&str, &str> = BTreeMap::new();
@@ -285,7 +287,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
 fn metrics_are_what_list_and_stats_say() {
     let text = says(&busy(), &["export"]);
     let samples = samples(&text);
-    // Which checks there are is doctor's matter.
+    // `doctor` has its own test of its checks.
     let kept: String = text
         .lines()
         .filter(|line| !line.contains("peermem_doctor_findings"))
@@ -349,7 +351,8 @@ fn metrics_are_what_list_and_stats_say() {
     ] {
         assert_eq!(samples.get(sample), Some(&value), "{sample} in:\n{text}");
     }
-    // There is no systemd, nothing to compare with, no RoCE near a GPU, no NVSwitch, and what newer recordings have.
+    // This machine has no systemd, no baseline, no RoCE near a GPU, no NVSwitch, and no data of
+    // newer recordings.
     let absent = [
         "verbs",
         "fabric",
@@ -372,7 +375,7 @@ fn metrics_are_what_list_and_stats_say() {
     assert!(!without.contains("doctor"), "{without}");
 }
 
-/// What is exported: each metric with its labels, and the counters of ports.
+/// Exported metrics with their labels, and the counters of ports.
 struct Exported<'a> {
     labels: BTreeMap<&'a str, BTreeSet<&'a str>>,
     counters: BTreeSet<&'a str>,
@@ -408,7 +411,8 @@ impl<'a> Exported<'a> {
         }
     }
 
-    /// A query asks for metrics and labels that are there: the matchers of each metric, and the counters that they name.
+    /// Checks that a query uses existing metrics and labels. Returns the matchers of each metric,
+    /// and the counters that they name.
     fn has_all_of<'q>(&self, query: &'q str, shown: &[&str]) -> (Vec<&'q str>, Vec<&'q str>) {
         let mut known: BTreeSet<&str> = BTreeSet::new();
         let (mut all, mut counters) = (Vec::new(), Vec::new());
@@ -439,14 +443,14 @@ impl<'a> Exported<'a> {
     }
 }
 
-/// The labels that a text with templates shows.
+/// Returns the labels that a template text shows.
 fn shown(text: &str) -> Vec<&str> {
     let label = Regex::new(r"\{\{ ?(?:\$labels\.)?([a-z_]+) ?\}\}").unwrap();
     let found = label.captures_iter(text);
     found.map(|found| found.extract::<1>().1[0]).collect()
 }
 
-/// Grafana's dashboard asks for metrics and labels that are there.
+/// Grafana's dashboard queries existing metrics and labels.
 #[test]
 fn the_dashboard_asks_for_what_there_is() {
     let text = says(&busy(), &["export"]);
@@ -469,7 +473,7 @@ fn the_dashboard_asks_for_what_there_is() {
     assert_eq!(asked, exported.counters);
 }
 
-/// So do the alerts; and what doctor warns of by rate has one.
+/// The alerts query existing metrics and labels, and each rate that `doctor` warns of has an alert.
 #[test]
 fn the_alerts_ask_for_what_there_is() {
     let text = says(&busy(), &["export"]);
@@ -478,7 +482,7 @@ fn the_alerts_ask_for_what_there_is() {
     let mut asked = Vec::new();
     for alert in alerts.split("- alert: ").skip(1) {
         let (query, rest) = alert.split_once("labels:").unwrap();
-        // The one of another program's.
+        // Skips the alert on another program's metric.
         if !query.contains("node_textfile") {
             asked.extend(exported.has_all_of(query, &shown(rest)).1);
         }
@@ -492,7 +496,8 @@ fn the_alerts_ask_for_what_there_is() {
     assert_eq!(asked, warned);
 }
 
-/// On a machine without an RDMA device most checks have nothing to look at: that is no 0.
+/// On a machine without an RDMA device, most checks have nothing to examine. They then export no
+/// metric, not 0.
 #[test]
 fn a_check_that_did_not_run_has_no_metric() {
     let checks = |fixture: &Fixture| -> BTreeMap<String, f64> {
@@ -526,7 +531,7 @@ fn a_check_that_did_not_run_has_no_metric() {
             "{check}: {without:?}"
         );
     }
-    // NVML cannot be asked: nothing is known of what it would say.
+    // NVML is not available, so its data is unknown.
     let mut fixture = fixture::small();
     fixture.software();
     fixture.recording.facts.remove(&Fact::Nvml);
@@ -574,7 +579,7 @@ fn nothing() -> Fixture {
     fixture
 }
 
-/// Each way to see nothing has its own sentence, and status 2.
+/// Each reason for missing data has its own sentence, and status 2.
 #[test]
 fn why_nothing_can_be_seen_is_said() {
     let with = |change: fn(&mut Fixture)| {
@@ -628,7 +633,7 @@ fn why_nothing_can_be_seen_is_said() {
     }
 }
 
-/// Moves the module's files to where they are beside the proprietary nvidia.ko.
+/// Moves the module's files to their place with the proprietary nvidia.ko.
 fn in_proc(mut fixture: Fixture) -> Fixture {
     let files: Vec<(String, String)> = fixture
         .recording
@@ -646,7 +651,7 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
     fixture
 }
 
-/// What is said of the files does not depend on where they are.
+/// The output does not depend on the place of the files.
 #[test]
 fn files_in_proc_are_read_as_those_in_debugfs() {
     for command in ["list", "stats"] {
@@ -669,7 +674,7 @@ fn files_in_proc_are_read_as_those_in_debugfs() {
     );
 }
 
-/// The module of the release before counts memory with struct pages as `not_in_bar`.
+/// The previous release of the module counts memory with struct pages as `not_in_bar`.
 #[test]
 fn the_format_before_is_read_too() {
     for format in [2, 3] {
@@ -684,7 +689,8 @@ fn the_format_before_is_read_too() {
     }
 }
 
-/// In a container with PIDs of its own the module's numbers are nobody's, or somebody else's.
+/// In a container with its own PID namespace, the module's numbers belong to nobody, or to another
+/// process.
 #[test]
 fn numbers_of_another_namespace_are_not_looked_up() {
     let mut fixture = busy();
@@ -741,7 +747,7 @@ fn ten_thousand_registrations_are_listed() {
     );
 }
 
-/// A recording of such a machine tells the same.
+/// A recording of such a machine has the same output.
 #[test]
 fn a_recording_has_the_registrations() {
     let busy = busy();
@@ -760,7 +766,7 @@ proptest::proptest! {
         ..proptest::prelude::ProptestConfig::default()
     })]
 
-    /// Whatever the module and `/proc` say, nothing panics.
+    /// No answer of the module and `/proc` causes a panic.
     #[test]
     fn no_answer_of_the_module_is_a_panic(
         changes in proptest::collection::vec(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A real GPU by CUDA, or the test VM's stand-in, with a real RDMA device: the [`Bench`] of a worker.
+//! A [`Bench`] with a real GPU by CUDA, or the test VM's stand-in, and a real RDMA device.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -19,12 +19,12 @@ use super::task::{Found, Holder, Source, Task};
 use crate::host::live::Live;
 use crate::host::{Host as _, Seen, Unseen};
 
-/// The driver that the stand-in has the name of.
+/// Driver whose name the stand-in uses.
 const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
-/// QEMU's shared memory, which the stand-in's BAR is.
+/// Vendor of QEMU's shared memory, which is the stand-in's BAR.
 const STAND_IN_VENDOR: &str = "0x1af4";
 
-/// The PCI addresses of the test VM's stand-in GPUs.
+/// Returns the PCI addresses of the test VM's stand-in GPUs.
 fn stand_ins() -> Vec<String> {
     let host = Live;
     let names = host.names(DRIVER).unwrap_or_default();
@@ -35,10 +35,10 @@ fn stand_ins() -> Vec<String> {
     names.into_iter().filter(is_one).collect()
 }
 
-/// The GPUs that memory can be had of, by PCI address, as nvidia-smi counts them.
+/// Returns the GPUs that can allocate memory, by PCI address, in nvidia-smi's order.
 ///
 /// # Errors
-/// Where CUDA cannot be had, and there is no stand-in.
+/// CUDA is not available, and there is no stand-in.
 pub(crate) fn gpus(stand_in: bool) -> Result<Vec<Found>> {
     let stand_ins = stand_ins();
     let of_stand_ins = || {
@@ -118,7 +118,7 @@ impl Memory {
     }
 }
 
-/// A region that ends with this value, at the latest.
+/// A region that is deregistered on drop at the latest.
 #[derive(Debug)]
 pub(crate) struct Region(Option<FragileRegion>);
 
@@ -141,13 +141,13 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(region) = self.0.take() {
-            // A step has failed and says why.
+            // A step has already failed with its own message.
             let _ = region.deregister();
         }
     }
 }
 
-/// A GPU, and perhaps an RDMA device.
+/// A GPU, and optionally an RDMA device.
 #[derive(Debug)]
 pub(crate) struct Real {
     task: Task,
@@ -182,7 +182,8 @@ impl Real {
         self.hca.as_ref().context("no RDMA device is asked for")
     }
 
-    /// Why the driver exports no dma-buf, if that is known.
+    /// Exports the memory as a dma-buf, or returns the reason why the driver exports none, if
+    /// known.
     fn dma_buf(&self, memory: &Memory) -> Result<std::os::fd::OwnedFd, Unable> {
         let (Gpu::Cuda(context), Memory::Cuda(memory)) = (&self.gpu, memory) else {
             return Err(Unable::Impossible(
@@ -194,14 +195,14 @@ impl Real {
         match (exported, has) {
             (Ok(buffer), _) => Ok(buffer),
             (Err(error), Ok(true)) => Err(error.into()),
-            // An old driver does not know the question either.
+            // An old driver does not support the query either.
             (Err(error), Ok(false) | Err(_)) => Err(Unable::Impossible(format!(
                 "the GPU's driver exports none: {error:#}"
             ))),
         }
     }
 
-    /// A refusal in words: the errno, and what the module wrote down about it.
+    /// Formats a refusal: the errno, and the module's last record of it.
     fn refusal(&self, refused: &rdma::Refused, is_gpu: bool) -> Refusal {
         let mut why = format!("{refused} ({})", rdma::errno_name(refused.errno()));
         if is_gpu {
@@ -242,7 +243,7 @@ impl Real {
     }
 }
 
-/// How a kernel or a driver answers that knows no registration of dma-bufs.
+/// Errors of a kernel or driver without dma-buf registration.
 const NO_DMA_BUF: [i32; 4] = [
     libc::EOPNOTSUPP,
     libc::ENOSYS,
@@ -250,14 +251,14 @@ const NO_DMA_BUF: [i32; 4] = [
     libc::ENOTTY,
 ];
 
-/// How many transfers are under way at once where speed is measured.
+/// Number of simultaneous transfers in speed measurements.
 const UNDER_WAY: usize = 4;
 
-/// Posts one transfer; `far` is the other end, which has to be ready to receive.
+/// Posts one transfer to the other end, `far`. Posts a receive there before a SEND.
 fn post(near: &mut Endpoint, far: &mut Endpoint, verb: Verb, from: Part, to: Part) -> Result<()> {
     match verb {
         Verb::Write => near.post(Op::Write, from, to)?,
-        // It is the reader's own memory that comes first.
+        // For a READ, the local memory comes first.
         Verb::Read => near.post(Op::Read, to, from)?,
         Verb::Send => {
             far.post_receive(to)?;
@@ -267,11 +268,11 @@ fn post(near: &mut Endpoint, far: &mut Endpoint, verb: Verb, from: Part, to: Par
     Ok(())
 }
 
-/// Waits for the end of the oldest transfer.
+/// Waits for the oldest transfer to end.
 fn ended(near: &mut Endpoint, far: &mut Endpoint, verb: Verb) -> Result<Status> {
     let sent = near.sent()?.status;
     if verb == Verb::Send {
-        // Where the sender failed the receiver may never hear of it.
+        // If the sender fails, the receiver may never complete.
         if sent == Status::Success {
             return Ok(far.received()?.status);
         }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a worker says while it goes on: which step begins, and what became of it.
+//! Progress messages of a worker: the start and the result of each step.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How GPU memory is registered.
+/// Method of registering GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Way {
@@ -18,7 +18,7 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) const ALL: [Self; 2] = [Self::PeerMemory, Self::DmaBuf];
 
-    /// The call that an application makes.
+    /// Returns the call that an application makes.
     pub(crate) fn call(self) -> &'static str {
         match self {
             Self::PeerMemory => "ibv_reg_mr",
@@ -33,21 +33,21 @@ impl fmt::Display for Way {
     }
 }
 
-/// A step. The names are stable: scripts go by them.
+/// A step. Its name is stable, because scripts rely on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Name {
-    /// The GPU and the RDMA device are opened.
+    /// Opens the GPU and the RDMA device.
     Open,
-    /// GPU memory is allocated.
+    /// Allocates GPU memory.
     Allocate,
-    /// Bytes go to GPU memory and come back by the GPU's own driver, each compared.
+    /// Copies bytes to GPU memory and back by the GPU's own driver, and compares them.
     Copies,
-    /// The driver exports the memory as a dma-buf.
+    /// Exports the memory as a dma-buf.
     Export,
-    /// Host memory is registered, for the other end of the transfers.
+    /// Registers host memory, for the other end of the transfers.
     HostMemory,
-    /// GPU memory is registered and deregistered several times, and then kept.
+    /// Registers and deregisters GPU memory several times, then keeps it registered.
     Register,
     /// RDMA WRITE from GPU memory into host memory.
     WriteFromGpu,
@@ -59,20 +59,20 @@ pub(crate) enum Name {
     ReadFromGpu,
     /// SEND from host memory, received in GPU memory.
     SendToGpu,
-    /// The region is deregistered.
+    /// Deregisters the region.
     Deregister,
-    /// GPU memory is freed under a live registration.
+    /// Frees GPU memory under a live registration.
     FreeWhileRegistered,
-    /// A process that holds a registration is killed in the middle of a transfer.
+    /// Kills a process with a registration in the middle of a transfer.
     KilledHolder,
     /// At least one way moved bytes.
     AnyWay,
-    /// There is an RDMA device; told only where there is none.
+    /// Looks for an RDMA device. Reported only if there is none.
     RdmaDevice,
 }
 
 impl Name {
-    /// As the JSON has it.
+    /// Returns the name in the JSON output.
     pub(crate) fn text(self) -> String {
         serde_json::to_value(self)
             .ok()
@@ -81,49 +81,49 @@ impl Name {
     }
 }
 
-/// How a step ended.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
     Passed,
     Failed,
-    /// This machine has not what the step takes; or a step before it failed.
+    /// The machine lacks a requirement of the step, or an earlier step failed.
     NotPossibleHere,
 }
 
-/// What a step measured.
+/// Measurements of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figures {
-    /// Of the buffer that was registered or moved.
+    /// Size of the registered or transferred buffer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
-    /// How many bytes the time was taken over.
+    /// Number of bytes in the timed transfer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) timed_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
-    /// How many registrations the medians are of.
+    /// Number of registrations behind the medians.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) registrations: Option<usize>,
-    /// Median.
+    /// Median time, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) registration_us: Option<f64>,
-    /// Median.
+    /// Median time, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deregistration_us: Option<f64>,
 }
 
-/// What became of a step.
+/// Report of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Step {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) way: Option<Way>,
     pub(crate) step: Name,
     pub(crate) outcome: Outcome,
-    /// What was seen, or why not, in words.
+    /// Observation, or the reason why the step failed, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<String>,
-    /// Of a refused registration: the errno.
+    /// Errno of a refused registration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) errno: Option<i32>,
     #[serde(flatten)]
@@ -131,7 +131,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// One that measured nothing, and had no errno.
+    /// Creates a report without measurements and errno.
     pub(crate) fn new(
         way: Option<Way>,
         step: Name,
@@ -149,7 +149,7 @@ impl Step {
     }
 }
 
-/// What is told while it goes on.
+/// A progress message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Event {
@@ -158,8 +158,8 @@ pub(crate) enum Event {
         step: Name,
     },
     Ended(Step),
-    /// What the GPU and the RDMA device are.
+    /// Description of the GPU and the RDMA device.
     About(String),
-    /// The last one.
+    /// End of all messages.
     Done,
 }

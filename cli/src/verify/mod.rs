@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The command `verify`: GPU memory registered in every way there is, bytes moved and compared, memory freed under a
-//! registration, a holder killed. docs/verify.md says what each step proves, and what it does not.
+//! The command `verify`.
 //!
-//! [`steps`] is what is tried, on the devices of [`bench`]; [`worker`] is the process that does it, [`supervisor`] who
-//! watches that one; [`tell`] shows what came of it.
+//! It registers GPU memory in every way, moves and compares bytes, frees memory under a
+//! registration, and kills a process with one. docs/verify.md lists the proof and the limits of
+//! each step.
+//!
+//! [`steps`] has the steps, which run on the devices of [`bench`]. [`worker`] is the process that
+//! runs them, and [`supervisor`] watches it. [`tell`] prints the results.
 
 mod bench;
 mod event;
@@ -31,13 +34,13 @@ use task::{Found, Source, Task};
 
 pub(crate) use worker::run as run_part;
 
-/// A message of one work request has 2 GiB at most.
+/// Maximum size of a buffer. The message of a work request is limited to 2 GiB.
 const LONGEST: u64 = 1 << 30;
 
-/// The command. It works on this machine, whatever `host` is.
+/// Runs the command on this machine, even if `host` is a recording.
 ///
 /// # Errors
-/// Arguments that name nothing, and a machine on which nothing of what is asked can be tried.
+/// The arguments name nothing, or nothing of the request can be tried on this machine.
 pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result<Status> {
     let size = size(args.size)?;
     ensure!(args.timeout > 0, "--timeout: a step takes some time");
@@ -45,7 +48,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
     let all = supervisor::gpus(args.stand_in, limit)?;
     ensure!(!all.is_empty(), "CUDA shows no GPU to this process");
     let gpus = chosen_gpus(&all, args.gpu.as_deref())?;
-    // A machine whose PCI cannot be seen still has names.
+    // Without visible PCI devices, names still work.
     let machine = Machine::scan(host).unwrap_or_default();
     let hcas = if args.gpu_only {
         Ok(Vec::new())
@@ -108,7 +111,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
     }
 }
 
-/// The size of a buffer, if it is one that can be had.
+/// Checks the size of a buffer.
 fn size(size: u64) -> Result<usize> {
     ensure!(
         (steps::GRANULE..=LONGEST).contains(&size) && size % steps::GRANULE == 0,
@@ -118,7 +121,7 @@ fn size(size: u64) -> Result<usize> {
     Ok(usize::try_from(size)?)
 }
 
-/// All GPUs, or that with an index or a PCI address; each with its index.
+/// Returns all GPUs, or the one with this index or PCI address, each with its index.
 fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &'a Found)>> {
     let mut gpus = all.iter().enumerate();
     let Some(name) = name else {
@@ -135,8 +138,8 @@ fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &
         })
 }
 
-/// The RDMA devices that a GPU is tried with: that which is named, all, or the nearest. Where nobody knows which is
-/// near, the first.
+/// Returns the RDMA devices to try with a GPU: the named one, all, or the nearest. If the distances
+/// are unknown, returns the first.
 fn chosen_hcas<'a>(
     machine: &Machine,
     names: &'a [String],
@@ -165,7 +168,7 @@ fn chosen_hcas<'a>(
     Ok(best.map(String::as_str).into_iter().collect())
 }
 
-/// The first port that is active, or the first.
+/// Returns the first active port, or else the first port.
 fn active_port(machine: &Machine, hca: &str) -> u8 {
     let mut ports = machine.hca(hca).into_iter().flat_map(|hca| &hca.ports);
     let is_active = |port: &&Port| {

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module shows of a process: its registrations, and why one was refused. See docs/observe.md.
+//! The module's records of a process: its registrations, and the reason of a refusal. See
+//! docs/observe.md.
 
 use crate::debugfs::{path, Line};
 use crate::host::{Host, Seen, Unseen};
 
 const REFUSALS: [&str; 2] = ["refusals", "non_gpu"];
-/// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and the one before both.
+/// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and their predecessor.
 const MODULES: [&str; 2] = ["/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem"];
-/// The first namespace of processes, whose numbers the module has.
+/// The first PID namespace. The module's process IDs belong to it.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whether a peer-memory module for NVIDIA's GPUs is loaded. What cannot be seen is taken to be there.
+/// Returns `true` if a peer-memory module for NVIDIA's GPUs is loaded, or if that is not visible.
 pub(crate) fn is_loaded(host: &dyn Host) -> bool {
     MODULES.iter().any(|path| host.has(path).unwrap_or(true))
 }
 
-/// The records of a process.
+/// Returns the records of a process.
 fn of(text: &str, process: u32) -> impl Iterator<Item = Line<'_>> {
     text.lines()
         .filter_map(Line::parse)
         .filter(move |line| line.get("tgid").and_then(|tgid| tgid.parse().ok()) == Some(process))
 }
 
-/// Sees that the numbers of processes are the module's.
+/// Checks that this process and the module use the same PID namespace.
 fn same_numbers(host: &dyn Host) -> Seen<()> {
     match host.link("/proc/self/ns/pid") {
         Ok(namespace) if namespace != FIRST_NAMESPACE => Err(Unseen::Failed(
@@ -32,14 +33,14 @@ fn same_numbers(host: &dyn Host) -> Seen<()> {
     }
 }
 
-/// How many registrations of a process are listed.
+/// Returns the number of listed registrations of a process.
 pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
     let text = host.text(&path(host, "registrations"))?;
     same_numbers(host)?;
     Ok(of(&text, process).count())
 }
 
-/// What the module wrote down last about a registration of a process that it refused: the reason's name and words.
+/// Returns the name and the text of the reason for the module's last refusal of a process.
 pub(crate) fn last_refusal(host: &dyn Host, process: u32) -> Seen<Option<String>> {
     let mut last: Option<(f64, String)> = None;
     for file in REFUSALS {
@@ -72,7 +73,7 @@ mod tests {
     use crate::debugfs::{DIRECTORY, PROC};
     use crate::host::recording::Recording;
 
-    /// Files, and nothing else. Paths that do not begin with a slash are below `folder`.
+    /// Returns a host with only these files. Paths without a leading slash are below `folder`.
     fn host_with(folder: &str, files: &[(&str, &str)], namespace: &str) -> Recording {
         let mut host = Recording::new("a test");
         host.directories.insert("/".to_owned(), Vec::new());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `verify` saw, told: to people, and to programs.
+//! Output of the results of `verify`, for people and programs.
 
 use serde::Serialize;
 
@@ -11,26 +11,26 @@ use crate::report::Out;
 const SCHEMA: &str = "peermemctl.verify";
 const VERSION: u32 = 1;
 
-/// What came of one GPU and one RDMA device.
+/// Results for one GPU and one RDMA device.
 #[derive(Debug, Serialize)]
 pub(crate) struct Pair {
-    /// Its PCI address.
+    /// PCI address.
     pub(crate) gpu: String,
     pub(crate) gpu_index: usize,
     pub(crate) gpu_name: String,
-    /// The GPU is the one of the project's test VM.
+    /// `true` for the stand-in GPU of the project's test VM.
     pub(crate) stand_in: bool,
-    /// None: there is none, or none was asked for.
+    /// RDMA device, or `None` if there is none or none was requested.
     pub(crate) hca: Option<String>,
-    /// Both, in words.
+    /// Description of both.
     pub(crate) about: Option<String>,
     pub(crate) steps: Vec<Step>,
 }
 
-/// What came of all.
+/// All results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Bytes of each buffer.
+    /// Size of each buffer, in bytes.
     pub(crate) size: u64,
     pub(crate) gpu_only: bool,
     pub(crate) pairs: Vec<Pair>,
@@ -42,7 +42,8 @@ impl Report {
         steps.filter(|step| step.outcome == outcome).count()
     }
 
-    /// What failed is a finding. That nothing passed, or that there was no pair, is not to have looked.
+    /// Returns the exit status. A failed step is a finding. If nothing passed, or there was no
+    /// pair, the command itself failed.
     pub(crate) fn status(&self) -> Status {
         if self.count(Outcome::Failed) > 0 {
             return Status::Findings;
@@ -73,7 +74,7 @@ fn outcome(outcome: Outcome) -> String {
 }
 
 fn speed(bytes_per_second: u64) -> String {
-    // As networks and datasheets count: decimal, and bytes.
+    // Decimal bytes, like networks and datasheets.
     let speed = bytes_per_second as f64;
     match bytes_per_second {
         0..1_000_000 => format!("{:.1} kB/s", speed / 1e3),
@@ -106,7 +107,8 @@ fn step_name(step: &Step) -> String {
     }
 }
 
-/// Whether a step was left out because the way that it belongs to does not work, which its first step says already.
+/// Returns `true` if a step was skipped because its way does not work. The way's first step already
+/// reports that.
 fn follows_only(step: &Step, all: &[Step]) -> bool {
     let registered = all
         .iter()
@@ -117,7 +119,7 @@ fn follows_only(step: &Step, all: &[Step]) -> bool {
         && registered.is_some_and(|register| register.outcome != Outcome::Passed)
 }
 
-/// Writes the report.
+/// Prints the report.
 pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
     let (passed, failed, not_possible_here) = (
         report.count(Outcome::Passed),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What is tried with a GPU and an RDMA device, in which order, and what counts as proof. The devices are a [`Bench`],
-//! so that the tests can give one that fails as they like.
+//! Steps of `verify` for a GPU and an RDMA device, in order, and the criteria of success.
+//!
+//! The devices are a [`Bench`], so that tests can inject failures.
 
 use std::time::Duration;
 
@@ -10,12 +11,12 @@ use peermem_verbs::pattern::{difference, Pattern};
 use super::event::{Event, Figures, Name, Outcome, Step, Way};
 use crate::host::Seen;
 
-/// Why a step has no result.
+/// Reason why a step has no result.
 #[derive(Debug)]
 pub(crate) enum Unable {
-    /// The machine has not what it takes.
+    /// The machine lacks a requirement.
     Impossible(String),
-    /// It should work and does not.
+    /// Something failed that should work.
     Failed { why: String, errno: Option<i32> },
 }
 
@@ -28,12 +29,12 @@ impl From<anyhow::Error> for Unable {
     }
 }
 
-/// What was refused, as whoever asked sees it.
+/// Refusal of a registration, as the caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There is no such way on this machine: why.
+    /// This machine does not have this way, for this reason.
     NoSuchWay(String),
-    /// It was refused.
+    /// The registration was refused.
     Refused { errno: Option<i32>, why: String },
 }
 
@@ -55,7 +56,7 @@ impl From<Refusal> for Unable {
     }
 }
 
-/// What a connection is asked to do.
+/// Operation on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Write,
@@ -63,32 +64,32 @@ pub(crate) enum Verb {
     Send,
 }
 
-/// How a transfer ended.
+/// Result of a transfer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Moved {
-    /// All bytes, so many in so much time.
+    /// All bytes were moved: total number, and duration.
     Done { bytes: u64, took: Duration },
-    /// With a completion of this status.
+    /// A completion with this status.
     Refused(String),
 }
 
-/// A part of two regions: where it begins in both, and its length in bytes.
+/// A part of two regions: the same offset and length in both, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) at: u64,
     pub(crate) len: u64,
 }
 
-/// The devices, and what can be seen of them.
+/// The devices, and their visible state.
 pub(crate) trait Bench {
     /// Host or GPU memory.
     type Memory;
-    /// A registered region of all of a memory.
+    /// A region that covers all of a memory.
     type Region;
     /// A process that holds a registration and moves bytes.
     type Holder;
 
-    /// What the GPU and the RDMA device are, in words.
+    /// Describes the GPU and the RDMA device.
     fn about(&self) -> String;
     fn gpu_memory(&mut self, len: usize) -> anyhow::Result<Self::Memory>;
     fn host_memory(&mut self, len: usize) -> anyhow::Result<Self::Memory>;
@@ -97,12 +98,12 @@ pub(crate) trait Bench {
     /// Copies from memory likewise.
     fn get(&mut self, memory: &Self::Memory, offset: usize, out: &mut [u8]) -> anyhow::Result<()>;
     fn free(&mut self, memory: &mut Self::Memory) -> anyhow::Result<()>;
-    /// Has GPU memory exported as a dma-buf, and says how long that is, in bytes.
+    /// Exports GPU memory as a dma-buf and returns its length, in bytes.
     fn export(&mut self, memory: &Self::Memory) -> Result<u64, Unable>;
-    /// Registers all of a memory. Host memory has one way.
+    /// Registers all of a memory. Host memory has only one way.
     fn register(&mut self, way: Way, memory: &Self::Memory) -> Result<Self::Region, Refusal>;
     fn deregister(&mut self, region: Self::Region) -> anyhow::Result<()>;
-    /// Moves the window once, or for as long as `at_least`, on a connection made for it.
+    /// Moves the window once, or repeatedly for at least `at_least`, on a new connection.
     fn transfer(
         &mut self,
         verb: Verb,
@@ -111,45 +112,46 @@ pub(crate) trait Bench {
         window: Window,
         at_least: Option<Duration>,
     ) -> anyhow::Result<Moved>;
-    /// Since any moment.
+    /// Returns the time since an arbitrary moment.
     fn now(&self) -> Duration;
-    /// Waits a little for something to change.
+    /// Waits briefly for a change.
     fn pause(&mut self);
-    /// Starts a process that registers GPU memory in this way and moves bytes; returns when it does.
+    /// Starts a process that registers GPU memory in this way and moves bytes. Returns once bytes
+    /// move.
     fn hold(&mut self, way: Way) -> anyhow::Result<Self::Holder>;
-    /// Its number.
+    /// Returns the process ID of the holder.
     fn holder(&self, holder: &Self::Holder) -> u32;
-    /// Kills it, and returns when it has ended.
+    /// Kills the holder, and returns when it has exited.
     fn kill(&mut self, holder: Self::Holder) -> anyhow::Result<()>;
-    /// How many registrations of a process the module lists.
+    /// Returns the number of registrations of a process in the module's list.
     fn registrations(&self, process: u32) -> Seen<usize>;
-    /// How many bytes of the GPU's BAR1 are pinned.
+    /// Returns the number of pinned bytes in the GPU's BAR1.
     fn pinned(&self) -> Seen<u64>;
 }
 
-/// What is asked for.
+/// Parameters of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Bytes of each buffer: a multiple of [`GRANULE`].
+    /// Size of each buffer in bytes, a multiple of [`GRANULE`].
     pub(crate) size: usize,
-    /// What needs no RDMA device, alone.
+    /// Runs only the steps that need no RDMA device.
     pub(crate) gpu_only: bool,
-    /// How often memory is registered for the median.
+    /// Number of registrations for the median.
     pub(crate) registrations: usize,
-    /// For how long bytes are moved for the bandwidth.
+    /// Duration of the bandwidth measurement.
     pub(crate) measure: Duration,
-    /// How long to wait for what a killed process had.
+    /// Time to wait for the cleanup after a killed process.
     pub(crate) patience: Duration,
-    /// What the bytes are drawn from.
+    /// Seed of the byte patterns.
     pub(crate) seed: u64,
 }
 
-/// What sizes are multiples of: a page of the GPU's.
+/// Granularity of sizes: a page of the GPU.
 pub(crate) const GRANULE: u64 = 64 << 10;
-/// On both sides of what is moved, bytes that must not change.
+/// Number of bytes on both sides of the moved part that must not change.
 const EDGE: u64 = 4 << 10;
 
-/// What a step that passed has to say.
+/// Result of a step that passed.
 #[derive(Debug, Default)]
 struct Found {
     text: Option<String>,
@@ -172,18 +174,18 @@ fn failed(why: impl Into<String>) -> Unable {
     }
 }
 
-/// The middle one.
+/// Returns the median.
 pub(crate) fn median(mut values: Vec<Duration>) -> Option<Duration> {
     values.sort();
     values.get(values.len().checked_sub(1)? / 2).copied()
 }
 
 fn microseconds(time: Duration) -> f64 {
-    // Tenths: more digits would be none of the clock's.
+    // The clock is not more accurate than tenths.
     (time.as_secs_f64() * 1e7).round() / 10.0
 }
 
-/// Bytes per second; none where no time was seen to pass.
+/// Returns bytes per second, or `None` if no time passed.
 fn speed(bytes: u64, took: Duration) -> Option<u64> {
     let nanoseconds = took.as_nanos();
     let speed = u128::from(bytes)
@@ -192,7 +194,7 @@ fn speed(bytes: u64, took: Duration) -> Option<u64> {
     u64::try_from(speed).ok()
 }
 
-/// Goes through all steps; each is told when it begins and when it has ended.
+/// Runs all steps, and reports the start and the end of each.
 pub(crate) fn run<B: Bench>(bench: &mut B, plan: &Plan, tell: &mut dyn FnMut(Event)) {
     let mut run = Run {
         bench,
@@ -208,18 +210,18 @@ struct Run<'a, B: Bench> {
     bench: &'a mut B,
     plan: &'a Plan,
     tell: &'a mut dyn FnMut(Event),
-    /// How many patterns have been drawn.
+    /// Number of patterns that were generated.
     streams: u64,
 }
 
-/// The two ends of the transfers.
+/// Memory and regions for the transfers.
 struct Ends<'a, B: Bench> {
     gpu: (&'a B::Memory, &'a B::Region),
     other: (&'a B::Memory, &'a B::Region),
     host: (&'a B::Memory, &'a B::Region),
 }
 
-/// What is moved from where to where.
+/// Transfers, with their verbs.
 const MOVES: [(Name, Verb); 5] = [
     (Name::WriteFromGpu, Verb::Write),
     (Name::WriteToGpu, Verb::Write),
@@ -254,7 +256,7 @@ impl<B: Bench> Run<'_, B> {
         value
     }
 
-    /// Says of a step that it is not tried.
+    /// Reports a step as not possible.
     fn leave_out(&mut self, way: Option<Way>, step: Name, why: &str) {
         let _: Option<()> = self.step(way, step, |_| Err(Unable::Impossible(why.to_owned())));
     }
@@ -264,7 +266,7 @@ impl<B: Bench> Run<'_, B> {
         Pattern::new(self.plan.seed, self.streams)
     }
 
-    /// Fills memory with bytes that were nowhere before, and returns them.
+    /// Fills memory with fresh bytes, and returns them.
     fn fill(&mut self, memory: &B::Memory) -> anyhow::Result<Vec<u8>> {
         let bytes = self.pattern().bytes(0, self.plan.size);
         self.bench.put(memory, 0, &bytes)?;
@@ -355,7 +357,7 @@ impl<B: Bench> Run<'_, B> {
         }
     }
 
-    /// All about one way; whether bytes moved.
+    /// Runs the steps of one way. Returns `true` if bytes moved.
     fn one_way(&mut self, way: Way, memory: &B::Memory, host: &(B::Memory, B::Region)) -> bool {
         let region = self.step(Some(way), Name::Register, |run| run.register(way, memory));
         let Some(region) = region else {
@@ -386,7 +388,7 @@ impl<B: Bench> Run<'_, B> {
         moved
     }
 
-    /// Registers and deregisters so many times, and once more to keep.
+    /// Registers and deregisters the memory several times, then registers it to keep.
     fn register(&mut self, way: Way, memory: &B::Memory) -> Result<(B::Region, Found), Unable> {
         let (mut registered, mut deregistered) = (Vec::new(), Vec::new());
         for _ in 0..self.plan.registrations {
@@ -405,7 +407,7 @@ impl<B: Bench> Run<'_, B> {
         Ok((region, found))
     }
 
-    /// The transfers; whether all passed.
+    /// Runs the transfers. Returns `true` if all passed.
     fn moves(
         &mut self,
         way: Way,
@@ -492,8 +494,8 @@ impl<B: Bench> Run<'_, B> {
         })
     }
 
-    /// Freed memory must either stay as it is for the device, or be out of its reach. It is read, never written: should
-    /// neither be so, it is somebody else's.
+    /// Checks that freed memory is either unchanged for the device, or out of its reach. The step
+    /// only reads: if the check fails, the memory may belong to another process.
     fn free_while_registered(
         &mut self,
         way: Way,
@@ -516,7 +518,8 @@ impl<B: Bench> Run<'_, B> {
         }
         self.compare(host.0, &kept, "a READ before the free")?;
         self.bench.free(&mut memory)?;
-        // What takes the place of the memory if it was given back. That there is no room for it is as well.
+        // If the memory was given back, this allocation replaces it. Failure to allocate is fine,
+        // too.
         let next = match self.bench.gpu_memory(self.plan.size) {
             Ok(next) => {
                 let bytes = self.fill(&next)?;
@@ -549,7 +552,7 @@ impl<B: Bench> Run<'_, B> {
             Ok(Moved::Refused(status)) => Ok(format!("revoked: a READ ends with {status}")),
             Err(error) => Err(error.context("a READ after the free").into()),
         };
-        // Whatever it was, what is registered goes.
+        // The region is deregistered in any case.
         let gone = self.bench.deregister(region);
         let found = found?;
         gone.map_err(|error| error.context("after the free"))?;
@@ -608,7 +611,7 @@ impl<B: Bench> Run<'_, B> {
                 "bytes pinned in BAR1: {before}, {during}, {before}"
             ));
         }
-        // What it had can be had again.
+        // The resources of the holder are available again.
         let memory = self.bench.gpu_memory(self.plan.size)?;
         let region = self.bench.register(way, &memory)?;
         self.bench.deregister(region)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Starts a worker and follows it: a step that takes too long, and a worker that dies, become results.
+//! Starts a worker and follows it. Turns a step that takes too long, or a worker that dies, into a
+//! result.
 
 use std::io;
 use std::io::{BufRead as _, BufReader};
@@ -14,17 +15,17 @@ use super::event::{Event, Name, Outcome, Step, Way};
 use super::task;
 use super::task::{Found, Role, Task};
 
-/// What comes from a worker.
+/// Event from a worker.
 #[derive(Debug)]
 pub(crate) enum Received {
     Line(String),
-    /// Its output has ended.
+    /// End of the worker's output.
     End,
-    /// Nothing came in time.
+    /// Timeout.
     Nothing,
 }
 
-/// How a worker's part ended.
+/// End of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Done,
@@ -32,23 +33,24 @@ enum End {
     Hung,
 }
 
-/// What a worker did.
+/// Results of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Followed {
-    /// What the GPU and the RDMA device are.
+    /// Description of the GPU and the RDMA device.
     pub(crate) about: Option<String>,
     pub(crate) steps: Vec<Step>,
 }
 
 impl Followed {
-    /// Of a step that has no end of its own.
+    /// Adds a failure for a step without an end.
     fn lost(&mut self, (way, step): (Option<Way>, Name), why: String) {
         self.steps
             .push(Step::new(way, step, Outcome::Failed, Some(why)));
     }
 }
 
-/// Takes note of what a worker says. `limit` is that of one step. Also says in which step it ended.
+/// Collects the messages of a worker. `limit` applies to one step. Also returns the step in which
+/// the worker ended.
 fn follow(
     limit: Duration,
     mut next: impl FnMut(Duration) -> Received,
@@ -64,7 +66,7 @@ fn follow(
                 Ok(Event::Ended(step)) => followed.steps.push(step),
                 Ok(Event::About(about)) => followed.about = Some(about),
                 Ok(Event::Done) => break End::Done,
-                // What a library prints.
+                // Output of a library.
                 Err(_) => {}
             },
         }
@@ -72,7 +74,7 @@ fn follow(
     (followed, end, now)
 }
 
-/// The lines of a child, each as it comes.
+/// Returns the lines of a child as they arrive.
 fn lines_of(child: &mut Child) -> Result<impl FnMut(Duration) -> Received> {
     let output = child.stdout.take().context("no pipe")?;
     let (sender, receiver) = mpsc::channel();
@@ -91,12 +93,12 @@ fn lines_of(child: &mut Child) -> Result<impl FnMut(Duration) -> Received> {
     })
 }
 
-/// For how long a killed process may take to go.
+/// Time limit for a killed process to exit.
 const LAST: Duration = Duration::from_secs(30);
 
-/// Ends a child; in words how it ended.
+/// Kills a child, and describes how it ended.
 fn end(mut child: Child) -> io::Result<String> {
-    // Its input ends with it.
+    // The end of its input also makes it exit.
     drop(child.stdin.take());
     child.kill()?;
     let begun = Instant::now();
@@ -109,10 +111,10 @@ fn end(mut child: Child) -> io::Result<String> {
     Ok("it cannot be killed: it hangs in the kernel".to_owned())
 }
 
-/// Has a worker go through the steps of one pair.
+/// Runs a worker through the steps of one pair.
 ///
 /// # Errors
-/// Where none can be started.
+/// The worker cannot be started.
 pub(crate) fn oversee(task: Task) -> Result<Followed> {
     let limit = Duration::from_secs(task.limit);
     let mut child = task::command(&Role::Worker(task))?
@@ -142,10 +144,11 @@ pub(crate) fn oversee(task: Task) -> Result<Followed> {
     Ok(followed)
 }
 
-/// The GPUs that memory can be had of, as a process of its own finds them: what CUDA does to a process is not undone.
+/// Returns the GPUs that can allocate memory. A separate process finds them, because the effects of
+/// CUDA on a process cannot be undone.
 ///
 /// # Errors
-/// Where there is neither CUDA nor a stand-in; where the process fails or hangs.
+/// There is neither CUDA nor a stand-in, or the process fails or hangs.
 pub(crate) fn gpus(stand_in: bool, limit: Duration) -> Result<Vec<Found>> {
     let mut child = task::command(&Role::Gpus { stand_in })?
         .spawn()

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The processes that `verify` starts: itself again, by exec, for a CUDA context does not survive a fork. A worker goes
-//! through the steps for one pair and writes each as a line of JSON; a holder holds a registration until it is killed.
-//! A process that hangs or dies is then a result of the program, not its end.
+//! Child processes of `verify`.
 //!
-//! Here is what they are told and how they are started; what they do is in [`super::worker`].
+//! They are this program again, by exec, because a CUDA context does not survive a fork. A worker
+//! runs the steps of one pair and writes each as a line of JSON. A holder holds a registration
+//! until it is killed. If a child hangs or dies, that is a result of the program and not its end.
+//!
+//! This file defines their tasks and starts them. [`super::worker`] has their code.
 
 use std::io;
 use std::io::{BufRead as _, BufReader};
@@ -15,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::event::Way;
 use crate::args;
 
-/// Who gives GPU memory.
+/// Source of GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Source {
@@ -24,46 +26,46 @@ pub(crate) enum Source {
     StandIn,
 }
 
-/// A GPU that memory can be had of.
+/// A GPU that can allocate memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Found {
-    /// Its PCI address.
+    /// PCI address.
     pub(crate) pci: String,
     pub(crate) name: String,
     pub(crate) source: Source,
 }
 
-/// What a worker or a holder is told, in one argument.
+/// Task of a worker or a holder, passed as one argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Task {
-    /// A PCI address.
+    /// PCI address.
     pub(crate) gpu: String,
     pub(crate) source: Source,
-    /// The RDMA device; none: what needs none, alone.
+    /// RDMA device, or `None` to run only the steps that need none.
     pub(crate) hca: Option<String>,
-    /// Its port, from 1 on.
+    /// Port number, from 1.
     pub(crate) port: u8,
-    /// Bytes of each buffer.
+    /// Size of each buffer, in bytes.
     pub(crate) size: usize,
-    /// Seconds that a step may take.
+    /// Time limit of a step, in seconds.
     pub(crate) limit: u64,
 }
 
-/// What a process is started for.
+/// Purpose of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
-    /// Lists the GPUs that memory can be had of.
+    /// Lists the GPUs that can allocate memory.
     Gpus { stand_in: bool },
-    /// Goes through the steps.
+    /// Runs the steps.
     Worker(Task),
     /// Holds a registration.
     Holder(Task, Way),
 }
 
-/// A command that becomes this program in a role.
+/// Returns a command that runs this program in a role.
 pub(crate) fn command(role: &Role) -> Result<Command> {
-    // Not by its path: it may have been replaced by now.
+    // The program's file may have been replaced since, so its path is not used.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg(args::VERIFY_PART)
@@ -73,17 +75,17 @@ pub(crate) fn command(role: &Role) -> Result<Command> {
     Ok(command)
 }
 
-/// What a holder says between two transfers.
+/// Message of a holder between two transfers.
 pub(super) const MOVES: &str = "moves";
 
-/// A holder, from the side of the worker that started it. Killed when dropped.
+/// Handle of a holder in the worker that started it. Kills the holder on drop.
 #[derive(Debug)]
 pub(crate) struct Holder {
     child: Child,
 }
 
 impl Holder {
-    /// Starts one, and waits until bytes move.
+    /// Starts a holder, and waits until bytes move.
     pub(crate) fn start(task: &Task, way: Way) -> Result<Self> {
         let child = command(&Role::Holder(task.clone(), way))?
             .spawn()
@@ -97,7 +99,7 @@ impl Holder {
             line.trim_end() == MOVES,
             "the process that was to hold a registration moved no bytes"
         );
-        // It goes on writing, and must not wait for a reader.
+        // The holder keeps writing, and must not wait for a reader.
         std::thread::spawn(move || io::copy(&mut lines, &mut io::sink()));
         Ok(holder)
     }
@@ -106,7 +108,7 @@ impl Holder {
         self.child.id()
     }
 
-    /// SIGKILL; it must have been alive until then.
+    /// Kills the holder by SIGKILL. Returns an error if it had already exited.
     pub(crate) fn kill(mut self) -> Result<()> {
         let ended = self.child.try_wait()?;
         ensure!(
@@ -121,7 +123,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // Errors mean that it has ended and was waited for.
+        // An error means that the process has exited and was reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

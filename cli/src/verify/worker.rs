@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the processes of [`super::task`] do. They end when their standard input does, so that none is left when whoever
-//! started them has gone.
+//! Code of the processes of [`super::task`]. They exit at the end of their standard input, so that
+//! none outlives its parent.
 
 use std::io;
 use std::io::{Read as _, Write as _};
@@ -15,7 +15,7 @@ use super::steps::{Bench as _, Moved, Plan, Refusal, Verb, Window};
 use super::task::{Role, Task, MOVES};
 use super::{bench, steps};
 
-/// Ends this process when standard input ends.
+/// Exits this process at the end of standard input.
 fn end_with_input() {
     std::thread::spawn(|| {
         let mut bytes = [0; 16];
@@ -30,7 +30,7 @@ fn say(line: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The body of such a process.
+/// Runs a process in its role.
 pub(crate) fn run(role: &str) -> Result<()> {
     let role: Role = serde_json::from_str(role).context("the task")?;
     end_with_input();
@@ -81,7 +81,7 @@ fn work(task: Task) -> Result<()> {
     lost.map_or(Ok(()), Err)
 }
 
-/// Another one each time, so that bytes of an earlier run are not taken for this one's.
+/// Returns a new seed each time, so that bytes of an earlier run are not mistaken for new ones.
 fn seed() -> u64 {
     let time = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
@@ -89,7 +89,7 @@ fn seed() -> u64 {
     time ^ (u64::from(std::process::id()) << 40)
 }
 
-/// Of a process that is to be killed: registers, says that bytes move, and goes on.
+/// Runs a process that is to be killed: registers memory, reports that bytes move, and continues.
 fn hold(task: Task, way: Way) -> Result<()> {
     let size = task.size;
     let mut bench = Real::open(task)?;
@@ -113,5 +113,5 @@ fn hold(task: Task, way: Way) -> Result<()> {
     }
 }
 
-/// For how long the process that is to be killed moves bytes on one connection.
+/// Time for which the process to be killed moves bytes on one connection.
 const ROUND: Duration = Duration::from_millis(50);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPU memory by CUDA's driver API: allocated, copied to and from, exported as a dma-buf. The one file with `unsafe`
-//! for it.
+//! GPU memory by CUDA's driver API: allocation, copies, and export as dma-buf. All `unsafe` code
+//! for CUDA is in this file.
 //!
-//! `libcuda.so.1` comes with the driver and is looked up when [`Cuda::load`] is called. Calls and constants are those
-//! of CUDA's driver API documentation; what came after CUDA 11.0 may be missing from the library, and is then an error
-//! of the call that needs it.
+//! [`Cuda::load`] loads `libcuda.so.1`, which comes with the driver. Calls and constants follow the
+//! documentation of CUDA's driver API. The library may lack functions that are newer than CUDA
+//! 11.0. Their callers then get an error.
 //!
-//! A context does not survive fork: a process that has loaded CUDA starts others by exec alone.
+//! A context does not survive fork. A process that has loaded CUDA must start others by exec.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -34,10 +34,10 @@ const POINTER_SYNC_MEMOPS: c_int = 6;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const RANGE_DMA_BUF: c_int = 1;
 
-/// Declares the functions of the library that are used, and how all are looked up.
+/// Declares the functions in use, and the code that looks them up.
 macro_rules! functions {
     ($($field:ident: $symbol:literal = fn($($argument:ty),* $(,)?);)*) => {
-        /// The library's functions. A plain pointer each: the library is never unloaded.
+        /// Functions of the library, as plain pointers. The library is never unloaded.
         struct Functions {
             $($field: Option<unsafe extern "C" fn($($argument),*) -> Code>,)*
         }
@@ -46,8 +46,8 @@ macro_rules! functions {
             fn of(library: &Library) -> Self {
                 Self {
                     $(
-                        // SAFETY: The symbol is a function of this signature in CUDA's driver API, whatever the
-                        // version.
+                        // SAFETY: The symbol is a function with this signature in every version of
+                        // CUDA's driver API.
                         $field: unsafe {
                             library
                                 .get::<unsafe extern "C" fn($($argument),*) -> Code>($symbol)
@@ -81,15 +81,15 @@ functions! {
         fn(*mut c_void, Address, usize, c_int, c_ulonglong);
 }
 
-/// What a call of CUDA's answered instead of success.
+/// An error from a call to CUDA.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name} ({code})")]
 pub struct Failed {
-    /// The function, as CUDA names it.
+    /// CUDA's name of the function.
     pub call: &'static str,
     /// `CUresult`.
     pub code: i32,
-    /// Its name, as the library has it.
+    /// The library's name of the code.
     pub name: String,
 }
 
@@ -104,15 +104,15 @@ impl fmt::Debug for Cuda {
     }
 }
 
-/// Calls a function of the library; its failure, or its absence, is an error.
+/// Calls a function of the library. Returns an error if the function fails or is missing.
 macro_rules! call {
     ($cuda:expr, $field:ident, $name:literal, $($argument:expr),* $(,)?) => {{
         let function = $cuda
             .functions
             .$field
             .ok_or_else(|| anyhow!("{LIBRARY} has no {}", $name))?;
-        // SAFETY: The signature is CUDA's; what the pointers lead to lives in the caller for the call's time and has
-        // the sizes that are given, as its own comment says.
+        // SAFETY: The signature is CUDA's. The caller's pointers are valid for the call, for the
+        // sizes given. Each caller has a comment on that.
         let code = unsafe { function($($argument),*) };
         $cuda.checked($name, code)
     }};
@@ -122,13 +122,13 @@ impl Cuda {
     /// Loads the library and initialises it for this process.
     ///
     /// # Errors
-    /// Where the library is not there, and where the driver cannot be reached ([`Failed`]).
+    /// The library is missing, or the driver cannot be reached ([`Failed`]).
     pub fn load() -> Result<Arc<Self>> {
-        // SAFETY: NVIDIA's library, whose constructors have no conditions.
+        // SAFETY: NVIDIA's library has constructors without preconditions.
         let library = unsafe { Library::new(LIBRARY) }
             .map_err(|error| anyhow!("{LIBRARY} cannot be loaded: {}", crate::cause(&error)))?;
         let functions = Functions::of(&library);
-        // It has threads of its own: it stays until the process ends.
+        // The library has its own threads, so it stays loaded until the process exits.
         std::mem::forget(library);
         let cuda = Self { functions };
         call!(cuda, init, "cuInit", 0)?;
@@ -150,28 +150,29 @@ impl Cuda {
     fn name_of(&self, code: Code) -> String {
         let mut name: *const c_char = ptr::null();
         if let Some(function) = self.functions.error_name {
-            // SAFETY: One pointer is written, to a string that lives as long as the library.
+            // SAFETY: The function writes one pointer, to a string that lives as long as the
+            // library.
             unsafe { function(code, &raw mut name) };
         }
         if name.is_null() {
             return "an error without a name".to_owned();
         }
-        // SAFETY: As above, and CUDA's strings end with a NUL.
+        // SAFETY: The string lives as long as the library, and ends with a NUL.
         unsafe { CStr::from_ptr(name) }
             .to_string_lossy()
             .into_owned()
     }
 
-    /// The GPUs that this process may use, in CUDA's order.
+    /// Returns the GPUs that this process may use, in CUDA's order.
     pub fn gpus(self: &Arc<Self>) -> Result<Vec<Gpu>> {
         let mut count = 0;
-        // One number is written.
+        // CUDA writes one number.
         call!(self, device_count, "cuDeviceGetCount", &raw mut count)?;
         (0..count).map(|index| Gpu::new(self, index)).collect()
     }
 }
 
-/// A string that a function of the library writes.
+/// Returns a string that a function of the library writes.
 fn text(write: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> {
     let mut bytes = [0u8; 128];
     write(bytes.as_mut_ptr().cast(), bytes.len() as c_int)?;
@@ -179,9 +180,9 @@ fn text(write: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> 
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// A PCI address as the kernel writes it.
+/// Converts a PCI address from CUDA's format to the kernel's.
 fn pci_address(cuda: &str) -> String {
-    // CUDA: capital letters, and eight digits of a domain in some drivers.
+    // CUDA uses capital letters, and some drivers write eight digits of the domain.
     let lower = cuda.to_ascii_lowercase();
     match lower.split_once(':') {
         Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {
@@ -191,7 +192,7 @@ fn pci_address(cuda: &str) -> String {
     }
 }
 
-/// A GPU as CUDA has it.
+/// A GPU, as enumerated by CUDA.
 #[derive(Debug, Clone)]
 pub struct Gpu {
     cuda: Arc<Cuda>,
@@ -203,9 +204,9 @@ pub struct Gpu {
 impl Gpu {
     fn new(cuda: &Arc<Cuda>, index: c_int) -> Result<Self> {
         let mut device = 0;
-        // One number is written.
+        // CUDA writes one number.
         call!(cuda, device_get, "cuDeviceGet", &raw mut device, index)?;
-        // So many bytes may be written.
+        // CUDA writes at most `len` bytes.
         let name = text(|to, len| call!(cuda, device_name, "cuDeviceGetName", to, len, device))?;
         let pci =
             text(|to, len| call!(cuda, device_bus_id, "cuDeviceGetPCIBusId", to, len, device))?;
@@ -217,20 +218,20 @@ impl Gpu {
         })
     }
 
-    /// Its product name.
+    /// Returns the product name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its PCI address, as `0000:3b:00.0`.
+    /// Returns the PCI address, in the form `0000:3b:00.0`.
     pub fn pci(&self) -> &str {
         &self.pci
     }
 
-    /// Whether the driver says that it exports its memory as dma-buf.
+    /// Returns `true` if the driver can export GPU memory as dma-buf.
     pub fn has_dma_buf(&self) -> Result<bool> {
         let mut value = 0;
-        // One number is written.
+        // CUDA writes one number.
         call!(
             self.cuda,
             device_attribute,
@@ -242,10 +243,10 @@ impl Gpu {
         Ok(value != 0)
     }
 
-    /// Makes this GPU's primary context the calling thread's.
+    /// Makes the primary context of this GPU current in the calling thread.
     pub fn enter(&self) -> Result<Context> {
         let mut context = ptr::null_mut();
-        // One pointer is written.
+        // CUDA writes one pointer.
         call!(
             self.cuda,
             context_retain,
@@ -259,23 +260,23 @@ impl Gpu {
     }
 }
 
-/// The primary context of a GPU, current in the thread that made it. Let go when dropped.
+/// Primary context of a GPU, current in the thread that created it. Released on drop.
 #[derive(Debug)]
 pub struct Context {
     gpu: Gpu,
 }
 
 impl Context {
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Allocates GPU memory, for which copies are made to wait until they are done, as GPUDirect RDMA needs it.
+    /// Allocates GPU memory. Makes copies synchronous for it, as GPUDirect RDMA requires.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Result<Allocation> {
         let mut address = 0;
         let cuda = &self.gpu.cuda;
-        // One number is written.
+        // CUDA writes one number.
         call!(cuda, allocate, "cuMemAlloc", &raw mut address, len)?;
         let allocation = Allocation {
             context: Arc::clone(self),
@@ -284,7 +285,7 @@ impl Context {
             freed: false,
         };
         let on: c_uint = 1;
-        // One number is read.
+        // CUDA reads one number.
         call!(
             cuda,
             pointer_set,
@@ -300,13 +301,13 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if let Some(release) = self.gpu.cuda.functions.context_release {
-            // SAFETY: It was retained by `enter`, once.
+            // SAFETY: `enter` retained the context once.
             unsafe { release(self.gpu.device) };
         }
     }
 }
 
-/// GPU memory of this process. Freed when dropped, unless it was before.
+/// GPU memory of this process. Freed on drop, unless freed before.
 #[derive(Debug)]
 pub struct Allocation {
     context: Arc<Context>,
@@ -316,12 +317,12 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// How many bytes were asked for.
+    /// Returns the requested number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The range `[offset, offset + len)` of it.
+    /// Returns the range `[offset, offset + len)` of the memory.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.check(offset, len)?;
         Ok(Span::of_device(self.address + offset as u64, len as u64))
@@ -342,10 +343,11 @@ impl Allocation {
         self.check(offset, len)
     }
 
-    /// Copies from the GPU; returns when the bytes are there.
+    /// Copies from the GPU. Returns when the bytes have arrived.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check_alive(offset, out.len())?;
-        // As many bytes are written as the slice has; pageable host memory, so the call returns after them.
+        // CUDA writes as many bytes as the slice has. The host memory is pageable, so the call
+        // returns afterwards.
         call!(
             self.context.gpu.cuda,
             copy_out,
@@ -356,10 +358,11 @@ impl Allocation {
         )
     }
 
-    /// Copies to the GPU; returns when the bytes are there.
+    /// Copies to the GPU. Returns when the bytes have arrived.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.check_alive(offset, data.len())?;
-        // As many bytes are read as the slice has; the memory's copies are synchronous by its attribute.
+        // CUDA reads as many bytes as the slice has. Copies to this memory are synchronous by its
+        // attribute.
         call!(
             self.context.gpu.cuda,
             copy_in,
@@ -370,14 +373,15 @@ impl Allocation {
         )
     }
 
-    /// A dma-buf of the first `len` bytes, which are whole pages of the host.
+    /// Exports the first `len` bytes, which are whole pages of the host, as a dma-buf.
     ///
     /// # Errors
-    /// [`Failed`], `CUDA_ERROR_NOT_SUPPORTED` where the driver has none, or no such function in an old library.
+    /// [`Failed`] with `CUDA_ERROR_NOT_SUPPORTED` if the driver does not export dma-bufs, or an
+    /// error if an old library lacks the function.
     pub fn dma_buf(&self, len: usize) -> Result<OwnedFd> {
         self.check_alive(0, len)?;
         let mut descriptor: c_int = -1;
-        // One descriptor is written.
+        // CUDA writes one descriptor.
         call!(
             self.context.gpu.cuda,
             range_handle,
@@ -392,7 +396,7 @@ impl Allocation {
             descriptor >= 0,
             "cuMemGetHandleForAddressRange gave no descriptor"
         );
-        // SAFETY: The call has made the descriptor for its caller.
+        // SAFETY: The call created the descriptor for its caller.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
@@ -408,7 +412,8 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if !self.freed {
-            // It fails where the context is broken already, which the call before has said.
+            // The free fails only if the context is already broken, which an earlier call has
+            // reported.
             let _ = self.free();
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Mappings that hardware writes to. All `unsafe` around mmap is here.
+//! Mappings that hardware writes to. All `unsafe` code for mmap is in this file.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -9,8 +9,8 @@ use std::{fs, io, ptr};
 
 use anyhow::{ensure, Context, Result};
 
-/// A range of this process's addresses, for registration. No Rust object lies in it: the constructors see to that, so a
-/// device that writes there cannot break the program's own memory.
+/// A range of this process's addresses, for registration. No Rust object lies in the range, by
+/// construction. A device that writes there therefore cannot corrupt the program's own memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     addr: u64,
@@ -18,8 +18,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// A range that is allowed to be wrong (unmapped, freed, across mappings, wrapping). What of it is mapped must be
-    /// device memory of the stand-in GPU.
+    /// Returns a range that may be invalid: unmapped, freed, across mappings, or wrapping. All of
+    /// its mapped parts must be device memory of the stand-in GPU.
     pub fn anywhere(addr: u64, len: u64) -> Result<Self> {
         let end = addr.saturating_add(len);
         for line in fs::read_to_string("/proc/self/maps")?.lines() {
@@ -36,44 +36,45 @@ impl Span {
         Ok(Self { addr, len })
     }
 
-    /// Device memory, of which nothing is mapped into this process.
+    /// Returns a range of device memory that is not mapped into this process.
     pub(crate) fn of_device(addr: u64, len: u64) -> Self {
         Self { addr, len }
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn addr(self) -> u64 {
         self.addr
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(self) -> u64 {
         self.len
     }
 }
 
-/// How a mapping is placed.
+/// Placement of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// Where the kernel likes.
+    /// An address that the kernel chooses.
     Any,
-    /// At this address, which must be free.
+    /// This address, which must be free.
     At(u64),
 }
 
-/// Memory that something else than this program may write: mapped, never borrowed as a slice, accessed by volatile
-/// loads and stores. Unmapped when dropped.
+/// Memory that hardware or other processes may write. The mapping is never borrowed as a slice, but
+/// accessed by volatile loads and stores. Unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: A mapping belongs to the process, not to a thread, and is only accessed through the volatile copies below.
+// SAFETY: A mapping belongs to the process, not to a thread, and is only accessed through the
+// volatile copies below.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Anonymous memory, zeroed.
+    /// Maps anonymous, zeroed memory.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         Self::map(
             len,
@@ -85,19 +86,19 @@ impl Mapping {
         )
     }
 
-    /// Address space without memory.
+    /// Reserves address space without memory.
     pub fn reserve(len: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Self::map(len, libc::PROT_NONE, flags, None, 0, Placement::Any)
     }
 
-    /// Anonymous memory that may not be written.
+    /// Maps anonymous, read-only memory.
     pub fn read_only(len: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         Self::map(len, libc::PROT_READ, flags, None, 0, Placement::Any)
     }
 
-    /// Shared memory of a device or a file.
+    /// Maps shared memory of a device or a file.
     pub fn shared(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -129,7 +130,7 @@ impl Mapping {
         let fd = fd.map_or(-1, |fd| fd.as_raw_fd());
         let offset = libc::off_t::try_from(offset)
             .map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
-        // SAFETY: A new mapping; MAP_FIXED_NOREPLACE replaces none that exists.
+        // SAFETY: The mapping is new. `MAP_FIXED_NOREPLACE` replaces no existing mapping.
         let base = unsafe { libc::mmap(hint, len, protection, flags | fixed, fd, offset) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -139,17 +140,17 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn addr(&self) -> u64 {
         self.base.as_ptr() as u64
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The range `[offset, offset + len)` of the mapping.
+    /// Returns the range `[offset, offset + len)` of the mapping.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.check(offset, len)?;
         Ok(Span {
@@ -158,13 +159,14 @@ impl Mapping {
         })
     }
 
-    /// Gives up the first `len` bytes, which are whole pages.
+    /// Unmaps the first `len` bytes, which are whole pages.
     pub fn unmap_head(&mut self, len: usize) -> Result<()> {
         ensure!(len < self.len, "all of the mapping");
-        // SAFETY: A part of this mapping, into which no reference exists; from here on it is not a part any more.
+        // SAFETY: No reference into this part of the mapping exists. The code below removes the
+        // part from `self`.
         let ret = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
         ensure!(ret == 0, "munmap: {}", io::Error::last_os_error());
-        // SAFETY: Inside the mapping.
+        // SAFETY: The address lies inside the mapping.
         self.base = unsafe { self.base.add(len) };
         self.len -= len;
         Ok(())
@@ -180,7 +182,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies from the mapping. Aligned words where that is possible, since device memory may be slow.
+    /// Copies from the mapping. Uses aligned words if possible, since device memory may be slow.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(offset, out.len())?;
         let mut at = offset;
@@ -188,13 +190,14 @@ impl Mapping {
         while !rest.is_empty() {
             let word = at % 8 == 0 && rest.len() >= 8;
             let (head, tail) = rest.split_at_mut(if word { 8 } else { 1 });
-            // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
+            // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as
+            // `self`.
             let from = unsafe { self.base.as_ptr().add(at) };
             if word {
-                // SAFETY: As above; `base` is page-aligned and `at` a multiple of 8.
+                // SAFETY: Same as above; `base` is page-aligned and `at` a multiple of 8.
                 head.copy_from_slice(&unsafe { from.cast::<u64>().read_volatile() }.to_ne_bytes());
             } else {
-                // SAFETY: As above.
+                // SAFETY: Same as above.
                 head[0] = unsafe { from.read_volatile() };
             }
             at += head.len();
@@ -203,7 +206,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// The 32-bit word at `offset`: one access, before all that come after.
+    /// Reads the 32-bit word at `offset` in one access, before all later accesses.
     pub fn load32(&self, offset: usize) -> Result<u32> {
         let from = self.word(offset)?;
         // SAFETY: `word` showed that the four bytes lie in the mapping, aligned.
@@ -212,7 +215,7 @@ impl Mapping {
         Ok(u32::from_le(value))
     }
 
-    /// Writes the 32-bit word at `offset`: one access, after all that came before.
+    /// Writes the 32-bit word at `offset` in one access, after all earlier accesses.
     pub fn store32(&self, offset: usize, value: u32) -> Result<()> {
         let to = self.word(offset)?;
         fence(Ordering::SeqCst);
@@ -234,16 +237,17 @@ impl Mapping {
         let mut at = offset;
         let mut rest = data;
         while let Some(&byte) = rest.first() {
-            // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
+            // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as
+            // `self`.
             let to = unsafe { self.base.as_ptr().add(at) };
             let taken = match rest.first_chunk::<8>() {
                 Some(word) if at % 8 == 0 => {
-                    // SAFETY: As above; `base` is page-aligned and `at` a multiple of 8.
+                    // SAFETY: Same as above; `base` is page-aligned and `at` a multiple of 8.
                     unsafe { to.cast::<u64>().write_volatile(u64::from_ne_bytes(*word)) };
                     8
                 }
                 _ => {
-                    // SAFETY: As above.
+                    // SAFETY: Same as above.
                     unsafe { to.write_volatile(byte) };
                     1
                 }
@@ -257,14 +261,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: The mapping was made by `map` with this length, and no reference into it exists.
+        // SAFETY: `map` made the mapping with this length, and no reference into it exists.
         if unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) } != 0 {
             eprintln!("munmap: {}", io::Error::last_os_error());
         }
     }
 }
 
-/// The file's contents as a mapping's source.
+/// Opens a file for reading and writing, for a mapping.
 pub fn open_rw(path: &str) -> Result<File> {
     fs::OpenOptions::new()
         .read(true)
@@ -273,7 +277,7 @@ pub fn open_rw(path: &str) -> Result<File> {
         .with_context(|| path.to_owned())
 }
 
-/// Maps `len` bytes of `path` from `offset` on.
+/// Maps `len` bytes of `path`, starting at `offset`.
 pub fn map_file(path: &str, offset: u64, len: usize) -> Result<Mapping> {
     let file = open_rw(path)?;
     Mapping::shared(file.as_fd(), offset, len, Placement::Any)

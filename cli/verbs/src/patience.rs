@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How long to wait for something, where a machine may stand still meanwhile.
+//! Timeouts for machines that may stand still for a while.
 
 use std::time::{Duration, Instant};
 
-/// What lies between two looks counts for this much at most: in more the caller did not run, and what it waits for may not
-/// have run either.
+/// Maximum time that counts between two checks. In a longer interval, the caller did not run, and
+/// neither did the awaited work, perhaps.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// Runs out after some time in which the caller looked again and again. For loops that sleep a little between two looks.
+/// A timeout that only counts time in which the caller kept checking. Made for loops that sleep
+/// briefly between two checks.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -15,7 +16,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Patience for so long, from the first look on.
+    /// Creates a timeout that starts at the first check.
     pub fn new(time: Duration) -> Self {
         Self {
             left: time,
@@ -23,7 +24,7 @@ impl Patience {
         }
     }
 
-    /// Looks at the clock; whether the time is up.
+    /// Reads the clock. Returns `true` if the time is up.
     pub fn is_over(&mut self) -> bool {
         let now = Instant::now();
         self.advance(now)

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Bytes that say where they belong.
+//! Bytes that identify their position.
 //!
-//! Every byte depends on a key and on its position, so that data moved to the wrong place, or left over from an earlier
-//! transfer, differs from what is expected. A key is drawn per transfer from the run's seed.
+//! Each byte depends on a key and on its position. Data at the wrong place, or from an earlier
+//! transfer, therefore differs from the expected bytes. Each transfer has its own key, derived from
+//! the seed of the run.
 
-/// One stream of bytes; equal keys give equal streams.
+/// A stream of bytes. Equal keys give equal streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern(u64);
 
-/// The finaliser of SplitMix64: a bijection on 64 bits whose output bits all depend on all input bits.
+/// The finaliser of `SplitMix64`: a bijection on 64 bits. Each output bit depends on all input
+/// bits.
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -16,7 +18,7 @@ fn mix(value: u64) -> u64 {
 }
 
 impl Pattern {
-    /// The stream number `id` of a run with `seed`.
+    /// Returns stream number `id` of a run with `seed`.
     pub fn new(seed: u64, id: u64) -> Self {
         Self(mix(seed ^ mix(id.wrapping_add(0x9e37_79b9_7f4a_7c15))))
     }
@@ -25,7 +27,7 @@ impl Pattern {
         mix(self.0 ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()
     }
 
-    /// Writes the stream's bytes from `position` on into `out`.
+    /// Fills `out` with the stream's bytes, starting at `position`.
     pub fn fill(self, position: u64, out: &mut [u8]) {
         let mut at = position;
         let mut rest = out;
@@ -40,7 +42,7 @@ impl Pattern {
         }
     }
 
-    /// `len` bytes of the stream from `position` on.
+    /// Returns `len` bytes of the stream, starting at `position`.
     pub fn bytes(self, position: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.fill(position, &mut out);
@@ -48,35 +50,35 @@ impl Pattern {
     }
 }
 
-/// A small generator for choices that must repeat with the seed.
+/// A small random number generator, reproducible by its seed.
 #[derive(Debug, Clone)]
 pub struct Choice(u64);
 
 impl Choice {
-    /// One that repeats with `seed`.
+    /// Creates a generator that repeats with `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[expect(clippy::should_implement_trait, reason = "it has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// The next number below `bound`, which must not be zero.
+    /// Returns the next number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 }
 
-/// Where two byte strings first differ, and in how many places.
+/// Difference of two byte strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference {
-    /// The position of the first byte that differs.
+    /// Position of the first byte that differs.
     pub first: usize,
-    /// How many bytes differ.
+    /// Number of bytes that differ.
     pub count: usize,
 }
 

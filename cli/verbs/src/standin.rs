@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The stand-in GPU: allocations through its character devices, their place behind the BAR, and the BAR itself, read by a way
-//! that does not go through the stand-in's driver.
+//! The stand-in GPU: allocations by its character devices, their place in the BAR, and access to
+//! the BAR that bypasses the stand-in's driver.
 //!
 //! The ioctls are those of `tests/gpu/standin.h`.
 
@@ -15,9 +15,9 @@ use anyhow::{ensure, Context, Result};
 use crate::memory;
 use crate::memory::{Mapping, Placement, Span};
 
-/// What an allocation's address and length are rounded to.
+/// Granularity of an allocation's address and length.
 pub const GRANULE: u64 = 2 << 20;
-/// The provider's page.
+/// Page size of nvidia.ko.
 pub const PAGE: u64 = 64 << 10;
 
 /// `struct standin_info`.
@@ -57,7 +57,7 @@ struct RawAdmit {
 
 const FREE_KTHREAD: u32 = 1;
 
-/// Whose thread frees memory and with it makes the provider's callbacks.
+/// Thread that frees memory, and thereby runs nvidia.ko's callbacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freer {
     Caller,
@@ -92,13 +92,13 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// All of them, in the order of their character devices.
+    /// Returns all stand-in GPUs, in the order of their character devices.
     pub fn all() -> Result<Vec<Arc<Self>>> {
         const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
         let mut bdfs = Vec::new();
         for entry in fs::read_dir(DRIVER).context("the stand-in GPU's driver is not loaded")? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            // 0000:00:04.0, among bind, module, new_id, …
+            // For example 0000:00:04.0, among bind, module, new_id, ….
             if name.len() == 12 && name.bytes().filter(|&byte| byte == b':').count() == 2 {
                 bdfs.push(name);
             }
@@ -110,7 +110,7 @@ impl Gpu {
             .collect()
     }
 
-    /// The one at a PCI address, whose character device has this number.
+    /// Opens the GPU at a PCI address. `index` is the number of its character device.
     pub fn open(index: usize, bdf: String) -> Result<Self> {
         let (bar_start, bar_len) = bar(&bdf)?;
         let device = memory::open_rw(&format!("/dev/nvidia{index}"))?;
@@ -123,22 +123,22 @@ impl Gpu {
         })
     }
 
-    /// Its PCI address.
+    /// Returns the PCI address.
     pub fn bdf(&self) -> &str {
         &self.bdf
     }
 
-    /// Bus address of the BAR.
+    /// Returns the bus address of the BAR.
     pub fn bar_start(&self) -> u64 {
         self.bar_start
     }
 
-    /// Bytes of the BAR.
+    /// Returns the size of the BAR, in bytes.
     pub fn bar_len(&self) -> u64 {
         self.bar_len
     }
 
-    /// Its character device.
+    /// Returns the path of the character device.
     pub fn device_path(&self) -> String {
         format!("/dev/nvidia{}", self.index)
     }
@@ -167,8 +167,9 @@ impl Gpu {
         Ok(allocation)
     }
 
-    /// Allocates and pins until the memory is that at `place` of the BAR, with what `pin` makes of it; None if it never is.
-    /// What came before is given back.
+    /// Allocates memory and calls `pin` until the memory lies at `place` of the BAR. Returns the
+    /// allocation and the result of `pin`, or `None` if that never happens. Frees the other
+    /// attempts.
     pub fn allocate_there<T>(
         self: &Arc<Self>,
         len: usize,
@@ -187,7 +188,7 @@ impl Gpu {
         Ok(None)
     }
 
-    /// Where an address of this process lies. ENOENT and the like are errors.
+    /// Returns the place of an address of this process. ENOENT and the like are errors.
     pub fn place_of(&self, va: u64) -> Result<Place> {
         let info = self.info(va)?;
         Ok(Place {
@@ -198,7 +199,7 @@ impl Gpu {
         })
     }
 
-    /// How many bytes of the BAR are pinned, by whomever.
+    /// Returns the number of bytes of the BAR that are pinned by anyone.
     pub fn bar_pinned(&self) -> Result<u64> {
         Ok(self.info(0)?.bar_pinned)
     }
@@ -218,7 +219,7 @@ impl Gpu {
         Ok(info)
     }
 
-    /// Frees the allocation that starts at `va`; its mapping stays.
+    /// Frees the allocation that starts at `va`. Its mapping stays.
     pub fn free(&self, va: u64, by: Freer) -> io::Result<()> {
         let flags = match by {
             Freer::Caller => 0,
@@ -236,8 +237,8 @@ impl Gpu {
         }
     }
 
-    /// Lets the process `pid`, which has opened this GPU, pin what the calling process has on it, until it closes what it
-    /// opened first.
+    /// Allows process `pid`, which has this GPU open, to pin the caller's memory on it. The
+    /// permission ends when `pid` closes the descriptor that it opened first.
     pub fn admit(&self, pid: u32) -> io::Result<()> {
         let request = RawAdmit { pid, reserved: 0 };
         // SAFETY: The ioctl reads exactly this structure.
@@ -247,7 +248,7 @@ impl Gpu {
         }
     }
 
-    /// The BAR as the bus sees it, `len` bytes from the bus address `from` on: through sysfs, not through the driver.
+    /// Returns `len` bytes of the BAR from bus address `from`. The view uses sysfs, not the driver.
     pub fn bar_view(&self, from: u64, len: usize) -> Result<BarView> {
         let offset = from
             .checked_sub(self.bar_start)
@@ -260,7 +261,7 @@ impl Gpu {
             "{from:#x}+{len:#x} is not in the BAR of {}",
             self.bdf
         );
-        // mmap wants pages, and kernels with larger ones have none than this.
+        // mmap requires page alignment. Pages have at most 64 KiB.
         let skip = offset % (64 << 10);
         let mapping = memory::map_file(
             &format!("/sys/bus/pci/devices/{}/resource2", self.bdf),
@@ -274,7 +275,7 @@ impl Gpu {
     }
 }
 
-/// The third line of `resource` is BAR2: first address, last address, flags.
+/// Parses the third line of `resource`, which is BAR2: first address, last address, flags.
 fn bar(bdf: &str) -> Result<(u64, u64)> {
     let text = fs::read_to_string(format!("/sys/bus/pci/devices/{bdf}/resource"))?;
     let line = text
@@ -292,20 +293,20 @@ fn bar(bdf: &str) -> Result<(u64, u64)> {
     Ok((first, last - first + 1))
 }
 
-/// Where an allocation lies.
+/// Place of an allocation.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Where the allocation begins.
+    /// Start address of the allocation.
     pub start: u64,
-    /// Its length in bytes.
+    /// Length of the allocation, in bytes.
     pub len: u64,
-    /// The bus address of the byte that was asked for.
+    /// Bus address of the requested byte.
     pub bar_address: u64,
-    /// How many bytes from there on lie in one run.
+    /// Number of contiguous bytes from there.
     pub run: u64,
 }
 
-/// A piece of the BAR.
+/// A part of the BAR.
 #[derive(Debug)]
 pub struct BarView {
     mapping: Mapping,
@@ -324,25 +325,26 @@ impl BarView {
     }
 }
 
-/// GPU memory of this process. Freed when dropped, unless it was before.
+/// GPU memory of this process. Freed on drop, unless freed before.
 #[derive(Debug)]
 pub struct Allocation {
     gpu: Arc<Gpu>,
     mapping: Mapping,
     rounded_len: u64,
-    /// As far as is known.
+    /// Last known bus address.
     bar_address: AtomicU64,
     freed: bool,
 }
 
 impl Allocation {
-    /// The memory as it is mapped.
+    /// Returns the mapping of the memory.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
-    /// Bus address of its first byte; of freed memory, where that was when it was last asked for. With NVIDIA's upper half
-    /// in the driver it changes when the memory is pinned, and may once it is not any more.
+    /// Returns the bus address of the first byte, or its last known value for freed memory. If
+    /// NVIDIA's upper half is in the driver, pinning changes the address, and unpinning may change
+    /// it again.
     pub fn bar_address(&self) -> u64 {
         if let Ok(place) = self.place(0) {
             self.bar_address.store(place.bar_address, Ordering::Relaxed);
@@ -350,17 +352,17 @@ impl Allocation {
         self.bar_address.load(Ordering::Relaxed)
     }
 
-    /// Where a byte of it lies, and how much lies behind it in one run.
+    /// Returns the place of a byte, and the length of the run behind it.
     pub fn place(&self, offset: usize) -> Result<Place> {
         self.gpu.place_of(self.mapping.addr() + offset as u64)
     }
 
-    /// The range as far as the GPU rounded it up.
+    /// Returns the length of the range after the GPU's rounding.
     pub fn rounded_len(&self) -> u64 {
         self.rounded_len
     }
 
-    /// The range `[offset, offset + len)` of it.
+    /// Returns the range `[offset, offset + len)` of the memory.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.mapping.span(offset, len)
     }
@@ -382,7 +384,7 @@ impl Allocation {
         self.free_by(Freer::Caller)
     }
 
-    /// As `free`, by a thread of that kind.
+    /// Frees the memory like `free`, by this kind of thread.
     pub fn free_by(&mut self, by: Freer) -> Result<()> {
         self.bar_address();
         self.gpu
@@ -392,17 +394,17 @@ impl Allocation {
         Ok(())
     }
 
-    /// Unmaps its first `len` bytes. What is left of the mapping keeps all of the memory allocated.
+    /// Unmaps the first `len` bytes. The rest of the mapping keeps all of the memory allocated.
     pub fn unmap_head(&mut self, len: usize) -> Result<()> {
         self.mapping.unmap_head(len)
     }
 
-    /// The whole of it, through the BAR, where it is now.
+    /// Returns a view of all the memory through the BAR, at its present place.
     pub fn bar_view(&self) -> Result<BarView> {
         self.gpu.bar_view(self.bar_address(), self.mapping.len())
     }
 
-    /// Whether it lies in one run of bus addresses.
+    /// Returns `true` if the memory is one run of bus addresses.
     pub fn is_contiguous(&self) -> Result<bool> {
         Ok(self.place(0)?.run >= self.mapping.len() as u64)
     }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The Debian package, with the real dpkg, dkms and systemctl, on this machine's own Debian under a layer in memory.
+//! Tests of the Debian package with the real dpkg, dkms and systemctl, on this machine's own Debian
+//! below a layer in memory.
 //!
-//! There is no kernel to build for: dkms takes the source and has nothing to do. What it does with one is in `dkms`.
+//! There is no kernel to build for, so dkms registers the source and builds nothing. The tests in
+//! `dkms.rs` cover builds.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,7 +31,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Packages of two versions, gone with this.
+/// Packages of two versions, removed on drop.
 struct Packages(PathBuf);
 
 impl Packages {
@@ -59,8 +61,8 @@ impl Packages {
         self.0.join(format!("{PACKAGE}_{version}_all.deb"))
     }
 
-    /// Runs a script on this machine's own root, with a layer over it that goes with the script. The packages are in
-    /// /tmp; there are no kernels' modules and no openibd.
+    /// Runs a script on this machine's own root, below a layer that is discarded afterwards. The
+    /// packages are in /tmp. There are no kernel modules and no openibd.
     fn inside(&self, script: &str) -> Result<Output> {
         const ENTER: &str = r#"
             set -e
@@ -130,7 +132,7 @@ fn names_below(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Res
     Ok(())
 }
 
-/// The host's files, and of the source what a build by dkms needs.
+/// Checks the contents: the host's files, and the source files that a build by dkms needs.
 fn contents(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     let output = tool("dpkg-deb")
@@ -216,7 +218,7 @@ fn lintian(log: Log) -> Result<()> {
     log.that("and its status says so", output.status.success())
 }
 
-/// All that a package could leave behind, but for what dpkg keeps of all packages.
+/// Lists everything that a package could leave behind, except dpkg's data on all packages.
 const LIST: &str = r#"
     list() {
         find /etc /usr/src /usr/lib/depmod.d /usr/lib/modprobe.d /usr/lib/systemd /var/lib/dkms /var/lib/systemd \
@@ -294,7 +296,7 @@ fn strangers_hooks(log: Log) -> Result<()> {
     )
 }
 
-/// Whose package has files in /etc/infiniband.
+/// Another package installs files in /etc/infiniband later.
 fn later_hooks(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(

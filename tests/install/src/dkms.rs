@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The real dkms, with its default folders, on synthetic hosts: a package of NVIDIA's and ours side by side.
+//! Tests of the real dkms, with its default folders, on synthetic hosts: a package of NVIDIA's
+//! beside ours.
 //!
-//! The host's os-release decides what dkms does with it. `dkms.conf` is the one that is shipped; what it calls make for is
-//! there already. What is shown holds for the version of dkms that is installed here, which is noted.
+//! dkms' behaviour depends on the host's os-release. `dkms.conf` is the shipped one. The products
+//! of its make commands already exist. The results hold for the dkms version installed here, which
+//! is noted.
 
 use std::fs;
 
@@ -13,7 +15,7 @@ use crate::host::{differences, succeeded, Host, Listing, NOTHING, RELEASE};
 use crate::layouts::DEBIAN_MODPROBE;
 use crate::{Case, Log};
 
-/// A distribution: its `ID`, whether the driver is Debian's own, and how modules are compressed.
+/// A distribution: its `ID`, `true` for Debian's own driver, and the compression of modules.
 struct Distribution {
     name: &'static str,
     id: &'static str,
@@ -54,7 +56,7 @@ const DISTRIBUTIONS: &[Distribution] = &[
     },
 ];
 
-/// One thing that a package manager has dkms do.
+/// One request of a package manager to dkms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Add(Package),
@@ -81,8 +83,10 @@ impl Package {
     }
 }
 
-/// Installs and removes in every order that matters. The driver is once older and once newer than what ours calls its
-/// version. An upgrade removes first and then adds, as dpkg does, or adds first and then removes, as rpm does.
+/// Sequences of installations and removals, in every relevant order. The driver is once older and
+/// once newer than our version.
+///
+/// An upgrade removes and then adds, like dpkg, or adds and then removes, like rpm.
 const STORIES: &[(&str, &[Step])] = &[
     (
         "theirs first, upgraded as by dpkg",
@@ -120,7 +124,7 @@ struct Tree<'a> {
 impl<'a> Tree<'a> {
     fn new(distribution: &'a Distribution) -> Result<Self> {
         let host = Host::new(distribution.id)?;
-        // dkms compresses as it sees others compressed.
+        // dkms compresses modules like the existing ones.
         let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
         host.module(&file, Module::IbCore)?;
         if distribution.debian {
@@ -131,11 +135,11 @@ impl<'a> Tree<'a> {
         Ok(Self { host, distribution })
     }
 
-    /// Unpacks a package's sources into what becomes /usr/src.
+    /// Unpacks a package's sources into the future /usr/src.
     fn unpack(&self, package: Package) -> Result<()> {
         let name = package.dkms_name(self.distribution).replace('/', "-");
         let folder = format!("synthetic/src/{name}");
-        // Whichever came first.
+        // Either package may come first.
         let build = format!("lib/modules/{RELEASE}/build");
         match package {
             Theirs(version) => {
@@ -173,7 +177,8 @@ impl<'a> Tree<'a> {
                     if line.starts_with("PACKAGE_VERSION=") {
                         conf.push_str(&format!("PACKAGE_VERSION=\"{version}\""));
                     } else if !line.starts_with("PRE_BUILD=") {
-                        // A look at the kernel before it is built for: this one is none.
+                        // The check of the kernel before a build is left out, because this is no
+                        // real kernel.
                         conf.push_str(line);
                     }
                     conf.push('\n');
@@ -220,7 +225,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// What is left of the build folders' stand-ins is none of dkms's.
+    /// Lists the host. Excludes the rest of the stand-ins for build folders, which dkms did not
+    /// create.
     fn listing(&self) -> Result<Listing> {
         let mut listing = self.host.listing()?;
         listing.retain(|name, _| {
@@ -230,7 +236,8 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// What must be loaded with these installed, by its version; `None` for nothing at all.
+/// Returns the version of the module that must be loaded with these packages installed, or `None`
+/// for no module.
 fn wanted(installed: &[Package]) -> Option<String> {
     let newest = |ours: bool| {
         installed
@@ -250,7 +257,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     tree.host.can_be_entered()?;
     let version = tree.dkms("dkms --version")?;
     log.note(version.trim());
-    // The same without ours, to see what ours leaves behind.
+    // A host without our package shows what ours leaves behind.
     let reference = Tree::new(distribution)?;
     reference.dkms("true")?;
 
@@ -265,7 +272,8 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
         if let Add(Theirs(_)) | Remove(Theirs(_)) = step {
             reference.step(*step)?;
         }
-        // Nothing is an error of modprobe's, but where an `install` line of Debian's is left to be run in vain.
+        // If no module loads, modprobe normally fails. Only a leftover `install` line of Debian's
+        // runs without effect.
         let loads = tree.host.loads().unwrap_or_else(|error| error.to_string());
         log.note(format!("{step:?}: {loads}"));
         let right = match wanted(&installed) {
@@ -293,7 +301,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     Ok(())
 }
 
-/// Why the file has a name of its own: with NVIDIA's, one package costs the other its module.
+/// Shows why our file has its own name: with NVIDIA's name, one package removes the other's module.
 fn one_name(log: Log) -> Result<()> {
     let mut harmed = 0;
     for distribution in DISTRIBUTIONS.iter().filter(|one| !one.debian) {
@@ -311,7 +319,7 @@ fn one_name(log: Log) -> Result<()> {
             "dkms add peermem-rs/600.1 && dkms install peermem-rs/600.1 -k {RELEASE}"
         ));
         let with_ours = tree.host.loads();
-        // NVIDIA's next version comes, and then ours goes.
+        // An upgrade of NVIDIA's, and then the removal of ours.
         let upgraded = tree
             .step(Remove(Theirs("580.1")))
             .and_then(|_| tree.step(Add(Theirs("610.2"))));
@@ -341,7 +349,8 @@ fn one_name(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// `make install` with nothing but a kernel named, on a host of its own: real folders, real depmod.
+/// Runs `make install` with only a kernel as argument, on a separate host with real folders and the
+/// real depmod.
 fn make_install(log: Log) -> Result<()> {
     let distribution = &DISTRIBUTIONS[0];
     let tree = Tree::new(distribution)?;
@@ -363,7 +372,7 @@ fn make_install(log: Log) -> Result<()> {
         &tree.host.loads()?,
         &"updates/peermem-rs/nvidia_peermem.ko (version 1-rs)".to_owned(),
     )?;
-    // As a user of the host asks, by the host's own configuration.
+    // A user of the host asks, with the host's own configuration.
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",

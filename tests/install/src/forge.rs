@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Modules that cannot be loaded, with all that kmod reads of one: `.modinfo`, the names of what they export and need.
+//! Modules that cannot be loaded, but contain everything that kmod reads: `.modinfo`, and the names
+//! of exported and required symbols.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -13,16 +14,16 @@ use anyhow::{bail, Context as _, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Module {
     IbCore,
-    /// nvidia.ko of a version.
+    /// nvidia.ko of this version.
     Core(&'static str),
-    /// NVIDIA's nvidia-peermem of a version.
+    /// NVIDIA's nvidia-peermem of this version.
     Theirs(&'static str),
-    /// Ours.
+    /// Our module of this version.
     Ours(&'static str),
 }
 
 impl Module {
-    /// The module's name in the kernel.
+    /// Returns the module's name in the kernel.
     fn name(self) -> &'static str {
         match self {
             Self::IbCore => "ib_core",
@@ -72,7 +73,7 @@ impl Module {
         source
     }
 
-    /// The module as a file's contents, not compressed.
+    /// Returns the uncompressed contents of the module's file.
     fn object(self) -> Result<Vec<u8>> {
         static MADE: LazyLock<Mutex<HashMap<Module, Vec<u8>>>> = LazyLock::new(Mutex::default);
         let mut made = match MADE.lock() {
@@ -102,7 +103,7 @@ impl Module {
         Ok(object)
     }
 
-    /// Writes the module, compressed as the file's name says.
+    /// Writes the module, with the compression of the file's suffix.
     pub(crate) fn write(self, file: &Path) -> Result<()> {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)?;
@@ -119,7 +120,7 @@ impl Module {
         let out = fs::File::create(file)?;
         let mut arguments = vec!["-q", "-c"];
         if program == "xz" {
-            // The kernel's reader knows no other check.
+            // The kernel's decompressor supports no other check.
             arguments.push("--check=crc32");
         }
         let mut child = Command::new(program)

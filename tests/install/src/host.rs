@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A synthetic host: a folder for its root, and the questions that kmod answers about it.
+//! A synthetic host: a folder as its root, and kmod's answers about it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -13,16 +13,16 @@ use anyhow::{bail, Context as _, Result};
 use crate::forge::Module;
 use crate::Skip;
 
-/// The kernel of every synthetic host.
+/// Kernel of every synthetic host.
 pub(crate) const RELEASE: &str = "7.9.0-1-synthetic";
 
 pub(crate) const NOTHING: &str = "nothing";
 
-/// The programs of a system administrator, where a user's PATH lacks them.
+/// Search path with the programs of a system administrator.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A stand-in for the build folder of a kernel that puts products beside their source: it has a module to hand out
-/// instead of compiling one, and installs it as `scripts/Makefile.modinst` does.
+/// A stand-in for the build folder of a kernel that puts products beside their source. It copies a
+/// prebuilt module instead of compiling one, and installs it like `scripts/Makefile.modinst`.
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
@@ -34,10 +34,10 @@ modules_install:
 clean:
 ";
 
-/// What `modprobe` would load.
+/// The module that `modprobe` would load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Load {
-    /// Below the kernel's folder of modules.
+    /// File, relative to the kernel's folder of modules.
     pub(crate) file: String,
     pub(crate) version: String,
     pub(crate) arguments: String,
@@ -53,10 +53,10 @@ impl fmt::Display for Load {
     }
 }
 
-/// Everything below a root: what each path is, and what is in it.
+/// Everything below a root: each path, with its type and contents.
 pub(crate) type Listing = BTreeMap<String, String>;
 
-/// How two listings differ, for people; "nothing" if they do not.
+/// Returns the differences of two listings as text, or "nothing".
 pub(crate) fn differences(before: &Listing, after: &Listing) -> String {
     let mut lines = Vec::new();
     for (path, what) in before {
@@ -82,7 +82,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// A host of that `ID` in os-release, with ib_core and nothing of NVIDIA's.
+    /// Creates a host with this `ID` in os-release, with `ib_core` and without NVIDIA's driver.
     pub(crate) fn new(id: &str) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let root = std::env::temp_dir().join(format!(
@@ -92,7 +92,7 @@ impl Host {
         ));
         fs::create_dir(&root).with_context(|| root.display().to_string())?;
         let host = Self { root };
-        // kmod's package brings these, empty.
+        // kmod's package contains these empty folders.
         for folder in ["etc/depmod.d", "etc/modprobe.d"] {
             fs::create_dir_all(host.path(folder))?;
         }
@@ -104,7 +104,7 @@ impl Host {
             "etc/systemd/system/multi-user.target.wants/site.service",
             "",
         )?;
-        // systemd's package brings these.
+        // systemd's package contains these.
         host.put("usr/lib/systemd/system/halt.target", "")?;
         for name in [
             "modules.order",
@@ -146,7 +146,7 @@ impl Host {
         module.write(&self.modules().join(file))
     }
 
-    /// `-C` for each of the host's folders of configuration that is there.
+    /// Returns `-C` for each of the host's existing configuration folders.
     fn configuration(&self, kind: &str) -> Vec<String> {
         [
             format!("etc/{kind}"),
@@ -156,13 +156,13 @@ impl Host {
         .iter()
         .map(|folder| self.path(folder))
         .enumerate()
-        // Without any kmod would read the configuration of the machine that this runs on.
+        // Without any option, kmod would read the configuration of the test machine.
         .filter(|(number, folder)| *number == 2 || folder.is_dir())
         .flat_map(|(_, folder)| ["-C".to_owned(), folder.display().to_string()])
         .collect()
     }
 
-    /// What the maintainer scripts of every package run in the end.
+    /// Runs depmod, like the maintainer scripts of every package.
     pub(crate) fn depmod(&self) -> Result<()> {
         let output = tool("depmod")
             .args(self.configuration("depmod.d"))
@@ -185,7 +185,7 @@ impl Host {
         options
     }
 
-    /// What modprobe says that it would do, one line a step; the error is its own.
+    /// Returns the steps that modprobe would take, one per line, or its error.
     fn show(&self, arguments: &[&str]) -> Result<String> {
         let output = tool("modprobe")
             .args(self.modprobe_options())
@@ -199,7 +199,8 @@ impl Host {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Puts the steps in order into `steps`. A command of an `install` line is run, with modprobes in it that only show.
+    /// Appends the steps to `steps`, in order. Runs the command of an `install` line with a
+    /// modprobe that only shows its steps.
     fn follow(&self, shown: &str, steps: &mut Vec<String>, depth: u32) -> Result<()> {
         if depth > 4 {
             bail!("`install` lines call each other:\n{}", steps.join("\n"));
@@ -223,8 +224,11 @@ impl Host {
         Ok(())
     }
 
-    /// The file that would end up as nvidia_peermem in the kernel after `modprobe ARGUMENTS`: the first of that name, since
-    /// the kernel refuses a second. `None` if nothing would; the error if modprobe knows no such module.
+    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. The first file
+    /// with that name counts, since the kernel refuses a second one.
+    ///
+    /// Returns `None` if no file would be loaded, and an error if modprobe does not know the
+    /// module.
     fn would_load(&self, arguments: &[&str]) -> Result<Option<Load>> {
         let mut steps = Vec::new();
         self.follow(&self.show(arguments)?, &mut steps, 0)?;
@@ -236,7 +240,8 @@ impl Host {
             let below = Path::new(file)
                 .strip_prefix(self.modules())
                 .with_context(|| format!("{file} is not the host's"))?;
-            // An `install` line passes on what its own modprobe then reads again; the kernel heeds the last.
+            // An `install` line passes arguments on, and its modprobe reads them again. The kernel
+            // uses the last one.
             let mut arguments: Vec<&str> = Vec::new();
             for argument in rest.split_whitespace() {
                 if !arguments.contains(&argument) {
@@ -252,7 +257,7 @@ impl Host {
         Ok(None)
     }
 
-    /// The same for people.
+    /// Returns the result of `would_load` as text.
     pub(crate) fn loads_for(&self, arguments: &[&str]) -> Result<String> {
         Ok(match self.would_load(arguments)? {
             Some(load) => load.to_string(),
@@ -264,7 +269,7 @@ impl Host {
         self.loads_for(&["nvidia-peermem"])
     }
 
-    /// The module's name as modprobe, lsmod and rmmod have it.
+    /// Returns the module's name in modprobe, lsmod and rmmod.
     pub(crate) fn resolves(&self) -> Result<String> {
         let output = tool("modprobe")
             .args(self.modprobe_options())
@@ -273,7 +278,7 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// A field of the module that modinfo finds by its name.
+    /// Returns a field of the module that modinfo finds by name.
     pub(crate) fn modinfo(&self, field: &str) -> Result<String> {
         let output = tool("modinfo")
             .arg("-b")
@@ -284,8 +289,10 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// A copy of what `make` and `dkms` need of the repository, with a module in place of the compiler, and a kernel's
-    /// build folder that hands it out. `suffix` is how that kernel compresses.
+    /// Copies the parts of the repository that `make` and `dkms` need, with a prebuilt module in
+    /// place of the compiler, and creates a kernel build folder that provides it.
+    ///
+    /// `suffix` is the compression of that kernel.
     pub(crate) fn sources(
         &self,
         folder: &str,
@@ -311,7 +318,7 @@ impl Host {
         }
         for entry in fs::read_dir(repository.join("packaging"))? {
             let entry = entry?;
-            // What packages are made from.
+            // Folders are sources of packages.
             if entry.file_type()?.is_dir() {
                 continue;
             }
@@ -338,8 +345,8 @@ impl Host {
         )
     }
 
-    /// All of the host, but for what is the machine's own. depmod's products are compared as sets of lines: their order
-    /// is that in which the file system lists.
+    /// Lists everything on the host, except parts of the test machine. Output of depmod is compared
+    /// as sets of lines, because its order is that of the file system.
     pub(crate) fn listing(&self) -> Result<Listing> {
         let mut listing = Listing::new();
         let mut folders = vec![self.root.clone()];
@@ -376,9 +383,11 @@ impl Host {
         Ok(listing)
     }
 
-    /// Runs a command on the host: in a mount namespace whose root is the host's, with this machine's programs.
+    /// Runs a command on the host: in a mount namespace with the host's root and this machine's
+    /// programs.
     pub(crate) fn inside(&self, command: &str) -> Result<Output> {
-        // dkms keeps its sources below /usr/src. /lib is the host's own: it has the modules; and so are systemd's units.
+        // dkms keeps its sources below /usr/src. /lib, with the modules, and systemd's units are
+        // the host's own.
         const ENTER: &str = r#"
             set -e
             cd "$1"
@@ -407,7 +416,7 @@ impl Host {
             .context("cannot start unshare")
     }
 
-    /// Whether `inside` works on this machine.
+    /// Returns an error if `inside` does not work on this machine.
     pub(crate) fn can_be_entered(&self) -> Result<()> {
         let output = self.inside("test -e /etc/os-release && command -v dkms depmod")?;
         if !output.status.success() {
@@ -421,7 +430,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Mounts were in namespaces that are gone.
+        // Mounts existed only in namespaces that are gone.
         if std::env::var_os("KEEP").is_none() {
             let _ = fs::remove_dir_all(&self.root);
         }
@@ -433,7 +442,7 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// A program of the system's, untouched by what this machine's user has set for it.
+/// Returns a command for a system program, free of the user's settings.
 pub(crate) fn tool(program: &str) -> Command {
     let mut command = Command::new(program);
     command
@@ -461,7 +470,7 @@ pub(crate) fn succeeded(what: &str, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// A field of a module's file.
+/// Returns a field of a module's file.
 fn field(file: &str, field: &str) -> Result<String> {
     let output = tool("modinfo").args(["-F", field, file]).output()?;
     succeeded("modinfo", &output)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The places where NVIDIA's installer and the distributions put its module, and ours beside it: which one is loaded?
+//! Places in which NVIDIA's installer and the distributions put NVIDIA's module, with ours beside
+//! it. The tests check which one is loaded.
 
 use std::fs;
 
@@ -9,25 +10,25 @@ use crate::forge::Module;
 use crate::host::{differences, succeeded, tool, Host, NOTHING, RELEASE};
 use crate::{Case, Log};
 
-/// Where a driver package puts its files.
+/// File layout of a driver package.
 pub(crate) struct Layout {
     pub(crate) name: &'static str,
     /// `ID` in os-release.
     pub(crate) id: &'static str,
-    /// nvidia.ko, below the kernel's folder.
+    /// nvidia.ko, relative to the kernel's folder.
     core: &'static str,
     /// NVIDIA's nvidia-peermem.
     theirs: &'static str,
-    /// The folder in which dkms puts ours on this distribution.
+    /// Folder in which dkms puts our module on this distribution.
     dkms: &'static str,
-    /// What else the packages bring along.
+    /// Other files of the packages.
     files: &'static [(&'static str, &'static str)],
-    /// Links, and what they point to.
+    /// Links, and their targets.
     links: &'static [(&'static str, &'static str)],
 }
 
 impl Layout {
-    /// How modules are compressed here.
+    /// Returns the compression suffix of modules.
     fn suffix(&self) -> &'static str {
         self.theirs
             .split_once(".ko")
@@ -179,7 +180,7 @@ const LAYOUTS: &[Layout] = &[
     },
 ];
 
-/// A host with the layout's driver.
+/// Creates a host with the layout's driver.
 fn host(layout: &Layout, version: &'static str) -> Result<Host> {
     let host = Host::new(layout.id)?;
     for (file, text) in layout.files {
@@ -197,18 +198,18 @@ fn host(layout: &Layout, version: &'static str) -> Result<Host> {
     Ok(host)
 }
 
-/// What an upgrade of the driver does: its files written anew, depmod.
+/// Upgrades the driver: rewrites its files, and runs depmod.
 fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
     host.module(layout.core, Module::Core(version))?;
     host.module(layout.theirs, Module::Theirs(version))?;
     host.depmod()
 }
 
-/// The ways to install ours.
+/// Ways to install our module.
 #[derive(Clone, Copy)]
 enum Way {
     Make,
-    /// What dkms does with `dkms.conf`: the file, and the hooks.
+    /// Like dkms with `dkms.conf`: the file, and the hooks.
     LikeDkms,
 }
 
@@ -225,7 +226,7 @@ impl Way {
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
-            // Nothing is compiled here, and there is nothing to compile with.
+            // Nothing is compiled here, and there is no compiler.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
             .arg(format!("DESTDIR={}", host.path("").display()))
@@ -267,7 +268,7 @@ impl Way {
             Self::LikeDkms => {
                 let modules = host.path("lib/modules").join(RELEASE);
                 fs::remove_file(modules.join(self.file(layout)))?;
-                // Empty folders go as well.
+                // Empty folders are removed as well.
                 let mut folder = modules.join(layout.dkms);
                 while folder != modules && fs::remove_dir(&folder).is_ok() {
                     folder.pop();
@@ -297,7 +298,7 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
     )
 }
 
-/// All that must hold of a layout, from before ours came until after it went.
+/// Checks a layout from before the installation of ours until after its removal.
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -311,7 +312,7 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
         &host.resolves()?,
         &"nvidia_peermem".to_owned(),
     )?;
-    // As initramfs-tools asks for a module that somebody names in /etc/initramfs-tools/modules.
+    // initramfs-tools uses these options for a module named in /etc/initramfs-tools/modules.
     log.equal(
         "for an initramfs",
         &host.loads_for(&["--all", "--ignore-install", "--quiet", "nvidia-peermem"])?,
@@ -352,7 +353,8 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     )
 }
 
-/// Both ways at once, as of one who forgot the other: each may go first, and the last takes all along.
+/// Installs ours in both ways at once. Either may be removed first, and the last removal leaves
+/// nothing.
 fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -375,7 +377,7 @@ fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     )
 }
 
-/// Another kernel still has ours: what all kernels share stays until it goes there too.
+/// Another kernel still has ours. Files that all kernels share stay until the last removal.
 fn two_kernels(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;
@@ -399,7 +401,7 @@ fn two_kernels(log: Log) -> Result<()> {
     log.that("the shared files go with the last", !files()?)
 }
 
-/// A blacklist that held for NVIDIA's module holds for ours.
+/// A blacklist for NVIDIA's module also applies to ours.
 fn blacklisted(log: Log) -> Result<()> {
     for layout in LAYOUTS {
         let host = host(layout, "580.1")?;
@@ -417,10 +419,11 @@ fn blacklisted(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// An `install` line that keeps every such module out holds if its file is read first, as docs/install.md says.
+/// An `install` line that blocks all such modules takes effect if its file is read first, as
+/// docs/install.md explains.
 fn kept_out(log: Log) -> Result<()> {
     for layout in LAYOUTS {
-        // These have an `install` line of ours.
+        // These distributions get an `install` line of ours.
         let debians = ["debian", "ubuntu"].contains(&layout.id);
         for (name, holds) in [("00-local.conf", true), ("zz-local.conf", !debians)] {
             let host = host(layout, "580.1")?;
@@ -437,7 +440,7 @@ fn kept_out(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// What a kernel gets that ours was not built for: NVIDIA's, if that has its own name.
+/// A kernel without our module gets NVIDIA's, if NVIDIA's has its own name.
 fn kernel_without(log: Log) -> Result<()> {
     for layout in LAYOUTS {
         let host = host(layout, "580.1")?;
@@ -455,7 +458,8 @@ fn kernel_without(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// What the two lines of configuration are for: without them NVIDIA's module comes first somewhere.
+/// Shows the need for both lines of configuration: without them, NVIDIA's module comes first
+/// somewhere.
 fn without_configuration(log: Log) -> Result<()> {
     let mut lost = Vec::new();
     for layout in LAYOUTS {
@@ -487,7 +491,7 @@ fn without_configuration(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Hooks of openibd: ours where there are none, the operator's left alone.
+/// Installs our hooks of openibd if there are none, and leaves the operator's alone.
 fn hooks(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;

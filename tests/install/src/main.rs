@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Installs the module on synthetic hosts and asks kmod, dkms and systemd what comes of it.
+//! Installs the module on synthetic hosts, and checks the results with kmod, dkms and systemd.
 //!
-//! The hosts are folders, laid out as NVIDIA's installer and the distributions lay theirs out. Their modules are small ELF
-//! files that nothing could load; what reads them is real. Prints KTAP; every question is a note with what was answered.
-//! Arguments choose cases by parts of their names.
+//! The hosts are folders, laid out like those of NVIDIA's installer and the distributions. Their
+//! modules are small ELF files that cannot be loaded. The tools that read them are real. Prints
+//! KTAP, with a note for each answer. Arguments select cases by parts of their names.
 
 mod deb;
 mod dkms;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, Result};
 
-/// Why a case could not be tried here.
+/// Reason why a case could not run here.
 #[derive(Debug)]
 struct Skip(String);
 
@@ -30,7 +30,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Prints what was asked and what was answered.
+/// Prints the questions and answers.
 #[derive(Clone, Copy)]
 struct Log;
 
@@ -58,7 +58,7 @@ impl Log {
     }
 }
 
-/// A case: its name, and what does it.
+/// A case: its name and its function.
 struct Case {
     name: String,
     run: Box<dyn Fn(Log) -> Result<()>>,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The real systemd, as one user's manager in namespaces of its own: `packaging/peermem-rs.service` beside an openibd.
+//! Tests of `packaging/peermem-rs.service` beside an openibd, with the real systemd as a user
+//! manager in its own namespaces.
 //!
-//! openibd's unit has the settings of OFED's and notes what it is asked for; so do the commands of ours, in the place of
-//! modprobe and rmmod. What is tested is when they are run.
+//! openibd's unit has OFED's settings and records its calls. Recording commands replace modprobe
+//! and rmmod in our unit. The tests check when they run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -24,17 +25,17 @@ ExecStop=NOTE openibd-stop
 ExecReload=NOTE openibd-reload
 ";
 
-/// Targets that units refer to without being asked.
+/// Targets that units refer to by default.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n";
 
-/// Below the host: the unit, and where it was installed before and an administrator masks it.
+/// Paths on the host: the unit, and its former place, where an administrator masks it.
 const UNIT: &str = "usr/lib/systemd/system/peermem-rs.service";
 const DECIDED: &str = "etc/systemd/system/peermem-rs.service";
 
-/// Below the host.
+/// File on the host that makes loading fail.
 const FAILS: &str = "fails";
 
-/// Boots, and then does what stands in each line of `$2`, writing a line of its own before.
+/// Boots, then runs each line of `$2`, and records the line before.
 const SCRIPT: &str = r#"
     set -u
     cd "$1"
@@ -67,12 +68,12 @@ const SCRIPT: &str = r#"
     kill -KILL $manager
 "#;
 
-/// A manager's life: the units there, the commands given, and what was run, by their names.
+/// Runs a manager with the host's units and these commands. Returns the recorded events, in order.
 fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     let note = host.path("note");
     let events = host.path("events");
-    // What is to load fails where a file says so.
+    // Loading fails if this file exists.
     let fails = host.path(FAILS);
     fs::write(
         &note,
@@ -107,7 +108,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
         }
         text = text.replace(from, &format!("{note} {to}"));
     }
-    // The manager looks for programs where it likes.
+    // The manager uses its own search path for programs.
     text = text.replace("peermemctl", &program.display().to_string());
     host.put(UNIT, &text)?;
     if commands.iter().any(|command| command.contains("openibd")) {
@@ -156,7 +157,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The control group that the manager was in, wherever this machine mounts them.
+/// Removes the control group of the manager, in any place where this machine mounts control groups.
 fn remove_group(id: &str) {
     for parent in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
         let group = Path::new(parent).join(format!("peermem-install-{id}"));
@@ -183,7 +184,7 @@ fn packaging(host: &Host, action: &str) -> Result<()> {
     crate::host::succeeded("packaging/host", &output)
 }
 
-/// What followed each command, in order.
+/// Checks the events after each command, in order.
 fn told(log: Log, events: &[String], wanted: &[(&str, &str)]) -> Result<()> {
     let mut seen: Vec<(String, Vec<&str>)> = Vec::new();
     for event in events {
@@ -213,7 +214,7 @@ fn with_openibd(log: Log) -> Result<()> {
         ("stop openibd", "removed openibd-stop"),
         ("start openibd", "openibd-start loaded"),
         ("try-restart openibd", whole),
-        // Nothing that a unit can do: this is what the hooks are for.
+        // Units cannot handle a reload. The hooks are for this case.
         ("reload openibd", "openibd-reload"),
         ("stop peermem-rs", "removed"),
         ("start peermem-rs", "loaded"),
@@ -230,7 +231,7 @@ fn without_openibd(log: Log) -> Result<()> {
     told(log, &events(&host, &["restart peermem-rs"])?, &wanted)
 }
 
-/// As after an upgrade of OFED or the driver, to which the module no longer fits.
+/// A module that does not load, as after an upgrade of OFED or the driver.
 fn that_does_not_load(log: Log) -> Result<()> {
     let host = installed()?;
     host.put(FAILS, "")?;
@@ -242,7 +243,7 @@ fn that_does_not_load(log: Log) -> Result<()> {
     )
 }
 
-/// An operator's decision outlasts the next installation, of another kernel or another version.
+/// An operator's decision survives the next installation, of another kernel or another version.
 fn disabled(log: Log) -> Result<()> {
     let host = installed()?;
     let wants = host.path("etc/systemd/system/multi-user.target.wants/peermem-rs.service");
@@ -264,7 +265,7 @@ fn disabled(log: Log) -> Result<()> {
     log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
 }
 
-/// As it was installed before, where `systemctl mask` would put its link.
+/// A unit in its former place, where `systemctl mask` would put its link.
 fn moved(log: Log) -> Result<()> {
     let host = installed()?;
     let old = host.path(DECIDED);
@@ -295,7 +296,7 @@ fn moved(log: Log) -> Result<()> {
     log.that("removed", !old.exists() && !host.path(UNIT).exists())
 }
 
-/// Where `/lib` is no link to `/usr/lib`, the units are there.
+/// The units are in `/lib` if that is not a link to `/usr/lib`.
 fn unmerged(log: Log) -> Result<()> {
     let host = Host::new("debian")?;
     fs::rename(host.path("usr/lib/systemd"), host.path("lib/systemd"))?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `make install-tools` and `make uninstall-tools`: what they put where, whether it works there, and whether all of it goes.
+//! Tests of `make install-tools` and `make uninstall-tools`: the places of the files, their use
+//! there, and complete removal.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,8 @@ use anyhow::{ensure, Context as _, Result};
 use crate::host::{differences, succeeded, tool, Host, Listing, NOTHING};
 use crate::{Case, Log};
 
-/// Not the usual one, which the synthetic host has from this machine: what is below another must not name the usual one.
+/// An unusual prefix, because the synthetic host has the usual one from this machine. Files below
+/// this prefix must not name the usual one.
 const PREFIX: &str = "/opt/tools";
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -30,7 +32,7 @@ pub(crate) fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// The program: it is compiled beside this one.
+/// Returns the path of the program, which is compiled beside this one.
 fn program() -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     let program = here.with_file_name("peermemctl");
@@ -46,7 +48,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The units that are to be installed.
+/// Returns the units to install.
 fn units() -> Result<BTreeSet<String>> {
     let folder = repository().join("packaging/peermemctl");
     let Ok(entries) = fs::read_dir(&folder) else {
@@ -62,13 +64,13 @@ fn units() -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// A host with the folders that every host has below its prefix.
+/// Creates a host with the standard folders below its prefix.
 fn host() -> Result<Host> {
     let host = Host::new("debian")?;
     for folder in ["bin", "lib", "share/man"] {
         fs::create_dir_all(host.path(&format!("opt/tools/{folder}")))?;
     }
-    // Where make finds what `make tools` would have compiled.
+    // Place in which make expects the output of `make tools`.
     fs::create_dir_all(host.path("synthetic/tools/release"))?;
     symlink(program()?, host.path("synthetic/tools/release/peermemctl"))?;
     Ok(host)
@@ -82,14 +84,14 @@ fn make(host: &Host, target: &str) -> Result<()> {
         .arg(format!("TOOLS={}", host.path("synthetic/tools").display()))
         .arg(format!("DESTDIR={}", host.path("").display()))
         .arg(format!("PREFIX={PREFIX}"))
-        // What is there is to be installed; nothing is compiled as root.
+        // make must install existing files, and compile nothing as root.
         .arg("CARGO=false")
         .output()
         .context("cannot start make")?;
     succeeded(target, &output)
 }
 
-/// The files of `after` that are not in `before`, below the prefix.
+/// Returns the files below the prefix that are in `after` but not in `before`.
 fn added(before: &Listing, after: &Listing) -> BTreeSet<String> {
     after
         .iter()
@@ -123,7 +125,7 @@ fn there_and_back(log: Log) -> Result<()> {
         .into_iter()
         .partition(|name| name.starts_with("share/man/man1/peermemctl"));
     ensure!(rest == wanted, "beside the man pages: {rest:?}");
-    // One of the program, and one of each of its commands.
+    // One page for the program, and one for each command.
     let commands = commands()?;
     log.equal("man pages", &pages.len(), &(commands.len() + 1))?;
     for unit in units()? {
@@ -147,7 +149,7 @@ fn there_and_back(log: Log) -> Result<()> {
     )
 }
 
-/// The program's commands that are not hidden, as its help names them.
+/// Returns the program's visible commands, from its help.
 fn commands() -> Result<Vec<String>> {
     let output = tool(&program()?.to_string_lossy()).arg("--help").output()?;
     succeeded("peermemctl --help", &output)?;
@@ -157,7 +159,7 @@ fn commands() -> Result<Vec<String>> {
         .skip_while(|line| *line != "Commands:")
         .skip(1)
         .take_while(|line| !line.is_empty())
-        // What is wrapped stands further in.
+        // Continuation lines are indented further.
         .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next())
         .filter(|name| !name.is_empty() && *name != "help")
         .map(str::to_owned)
@@ -173,7 +175,7 @@ fn works(log: Log) -> Result<()> {
         .output()?;
     succeeded("peermemctl --version", &output)?;
     log.note(String::from_utf8_lossy(&output.stdout).trim());
-    // What bash would offer after `peermemctl t`.
+    // Completion of `peermemctl t` in bash.
     let output = tool("bash")
         .args(["--norc", "-c"])
         .arg(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The steps on a bench made of vectors, which fails as it is told.
+//! Tests of the steps on a bench made of vectors, which fails on request.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::*;
 use crate::host::Unseen;
 
-/// What goes wrong.
+/// An injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     NoGpuMemory,
@@ -16,33 +16,33 @@ enum Fault {
     NoDmaBuf,
     ShortDmaBuf,
     NoModule,
-    /// Of GPU memory, by `ibv_reg_mr`.
+    /// `ibv_reg_mr` of GPU memory fails.
     Refused,
-    /// Of host memory.
+    /// Registration of host memory fails.
     HostRefused,
-    /// The so-many-th transfer changes a byte that it brings.
+    /// The transfer with this number changes a byte that it moves.
     Corrupts(usize),
-    /// It changes the byte before the first that it brings.
+    /// The transfer changes the byte before its first one.
     Spills(usize),
-    /// It ends with an error.
+    /// The transfer ends with an error.
     Status(usize),
-    /// There is no connection.
+    /// The transfer gets no connection.
     NoConnection(usize),
-    /// The so-many-th deregistration fails.
+    /// The deregistration with this number fails.
     Sticks(usize),
-    /// Freed memory is somebody else's at once.
+    /// Freed memory goes to another owner at once.
     NotHeld,
-    /// Freed memory is cleared and nobody's.
+    /// Freed memory is cleared and unused.
     Cleared,
     /// Freed memory is out of the device's reach.
     Revokes,
     /// The holder never moves a byte.
     NoHolder,
-    /// The module goes on listing a killed process's registration.
+    /// The module still lists a killed process's registration.
     StaysListed,
-    /// The module lists none from the beginning.
+    /// The module never lists a registration.
     NeverListed,
-    /// What a killed process had pinned stays.
+    /// Memory that a killed process pinned stays pinned.
     StaysPinned,
 }
 
@@ -72,15 +72,15 @@ struct Fake {
     clock: Cell<u64>,
     transfers: usize,
     deregistrations: usize,
-    /// Regions alive.
+    /// Number of live regions.
     live: Rc<Cell<usize>>,
-    /// The memory that was freed and not held.
+    /// Memory that was freed and not held.
     given_back: Option<Bytes>,
     listed: Cell<usize>,
     pinned: Cell<u64>,
-    /// Whether the module's files can be read.
+    /// `true` if the module's files are readable.
     visible: bool,
-    /// What the holder had goes after so many pauses.
+    /// Number of pauses until the holder's resources are gone.
     lingers: usize,
 }
 
@@ -301,7 +301,7 @@ fn plan() -> Plan {
     }
 }
 
-/// All steps on this bench, and that each that began has ended.
+/// Runs all steps on this bench, and checks that each step that began has ended.
 fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
     let (mut steps, mut open, mut done) = (Vec::new(), None, false);
     run(fake, plan, &mut |event| match event {
@@ -316,7 +316,7 @@ fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
         Event::Done => done = true,
     });
     assert!(done && open.is_none());
-    // Nothing stays registered, whatever failed.
+    // Nothing stays registered after any failure.
     assert_eq!(fake.live.get(), 0, "regions alive");
     steps
 }
@@ -340,7 +340,7 @@ fn said(steps: &[Step], way: Option<Way>, name: Name) -> String {
 const PEER: Option<Way> = Some(Way::PeerMemory);
 const DMA: Option<Way> = Some(Way::DmaBuf);
 
-/// What follows for each way when it works.
+/// Steps of each way that works.
 const OF_A_WAY: [Name; 9] = [
     Name::Register,
     Name::WriteFromGpu,
@@ -425,7 +425,7 @@ fn the_gpu_alone_needs_no_rdma_device() {
     assert_eq!(fake.transfers, 0);
 }
 
-/// With this fault these steps fail, and no others.
+/// Checks that exactly these steps fail with this fault.
 fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Vec<Step> {
     let steps = steps_with(&[fault]);
     assert_eq!(outcomes(&steps, Outcome::Failed), expected, "{fault:?}");
@@ -481,7 +481,7 @@ fn no_way_is_a_failure() {
     assert_eq!(outcomes(&steps, Outcome::Failed), [(None, Name::AnyWay)]);
 }
 
-/// What failed before the kernel was asked has no errno, rather than 0.
+/// A failure before the call to the kernel has no errno, not 0.
 #[test]
 fn what_has_no_errno_says_none() {
     let failed = Unable::from(Refusal::from(anyhow::anyhow!("no such range")));
@@ -520,7 +520,7 @@ fn a_short_dma_buf_is_noticed() {
 
 #[test]
 fn every_byte_of_every_transfer_counts() {
-    // Two transfers each: one that is looked at, many that are timed.
+    // Each has two transfers: one that is compared, and one that is repeated and timed.
     for (index, (name, _)) in MOVES.into_iter().enumerate() {
         let first = 2 * index + 1;
         only_fails(
@@ -567,7 +567,8 @@ fn a_way_that_loses_bytes_does_not_work() {
 
 #[test]
 fn deregistrations_are_looked_at() {
-    // Three for the median, the second region's, the first region's, that of the freed memory, that after the kill.
+    // The order is: three for the median, the second region, the first region, the freed memory,
+    // and the one after the kill.
     only_fails(Fault::Sticks(2), &[(PEER, Name::Register)], "EBUSY");
     only_fails(
         Fault::Sticks(4),

@@ -22,34 +22,39 @@ use sideway::ibverbs::queue_pair::{
 use super::device::{full_access, Address, Hca, Part};
 use crate::patience::Patience;
 
-/// For how long a completion is waited for, in ms.
+/// Timeout for a completion, in ms.
 static COMPLETION_TIMEOUT: AtomicU64 = AtomicU64::new(60_000);
 
-/// Says for how long this process waits for a completion before that is an error; a minute if it is not called.
+/// Sets the time for which this process waits for a completion. The default is one minute.
 pub fn wait_for_completions(timeout: Duration) {
     let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     COMPLETION_TIMEOUT.store(milliseconds, Ordering::Relaxed);
 }
 
-/// How long a queue pair waits for an answer before it asks again, as the exponent of `timeout`, and how often it asks.
+/// Timeout of a queue pair before it retries, as the exponent of `timeout`, and the number of
+/// retries.
 static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(17);
 static RETRIES: AtomicU8 = AtomicU8::new(7);
 
-/// Says how long the queue pairs of this process wait for an answer before they ask again, 4.096 µs times two to the power
-/// of `exponent`, and how often they do: 0.5 s and seven times if it is not called. To rxe, seven is for ever.
+/// Sets the time for which the queue pairs of this process wait before they retry, 4.096 µs times
+/// two to the power of `exponent`, and the number of retries.
+///
+/// The defaults are 0.5 s and seven. rxe takes seven as unlimited.
 pub fn wait_for_answers(exponent: u8, retries: u8) {
     ACK_TIMEOUT.store(exponent, Ordering::Relaxed);
     RETRIES.store(retries, Ordering::Relaxed);
 }
 
-/// As [`wait_for_answers`], on an emulated machine: one part of it may stand still for long while another goes on. What has
-/// arrived late and is asked for again is work at best, and rxe takes some READs that were sent again for done that are
-/// not. Its wire loses nothing; that a completion never comes is seen by who waits for it.
+/// Calls [`wait_for_answers`] with a long timeout, for an emulated machine.
+///
+/// One part of such a machine may stand still while another runs. A retry of a late request is at
+/// best extra work, and rxe reports some repeated READs as complete although they are not. The wire
+/// loses no packets, and a waiter notices a completion that never comes.
 pub fn wait_for_emulated_answers() {
     wait_for_answers(21, 7);
 }
 
-/// What a send queue is asked to do.
+/// Operation of a send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     Write,
@@ -71,22 +76,22 @@ impl fmt::Display for Op {
     }
 }
 
-/// How a work request ended.
+/// Status of a work request.
 pub type Status = WorkCompletionStatus;
 
 /// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The number of the request.
+    /// Number of the request.
     pub id: u64,
-    /// How it ended.
+    /// Status of the request.
     pub status: Status,
-    /// How many bytes were received.
+    /// Number of received bytes.
     pub byte_len: u32,
 }
 
 impl Completion {
-    /// An error where it ended otherwise than with `status`.
+    /// Returns an error unless the status is `status`.
     pub fn expect(self, status: Status) -> Result<()> {
         ensure!(
             self.status == status,
@@ -97,12 +102,13 @@ impl Completion {
     }
 }
 
-/// What one end must know of the other to connect to it. Whoever connects two hosts carries it over.
+/// Information that one end needs to connect to the other. Between two hosts, the caller transports
+/// it.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Contact {
     queue_pair: u32,
     address: Address,
-    /// As verbs number them.
+    /// MTU, in the numbering of verbs.
     mtu: u32,
 }
 
@@ -116,7 +122,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An end that is not connected yet.
+    /// Creates an unconnected end.
     pub fn new(hca: &Hca) -> Result<Self> {
         let queue = || hca.context.create_cq_builder().setup_cqe(256).build();
         let send_queue = Completions::of(queue().context("send completion queue")?);
@@ -138,7 +144,7 @@ impl Endpoint {
         })
     }
 
-    /// What the other end must know of this one, which was made on `hca`.
+    /// Returns the information that the other end needs about this one, which was made on `hca`.
     pub fn contact(&self, hca: &Hca) -> Result<Contact> {
         Ok(Contact {
             queue_pair: self.qp.qp_number(),
@@ -147,7 +153,8 @@ impl Endpoint {
         })
     }
 
-    /// Connects this end, which was made on `hca`, with the other, which must do the same before it is sent anything.
+    /// Connects this end, which was made on `hca`, to the other end. The other end must connect
+    /// before this one sends anything.
     pub fn connect(&mut self, hca: &Hca, peer: &Contact) -> Result<()> {
         const PACKET_NUMBER: u32 = 0x1234;
         let mut init = QueuePairAttribute::new();
@@ -173,7 +180,7 @@ impl Endpoint {
         }
         let mtu = hca.context.query_port(hca.port)?.active_mtu() as u32;
         let mtu = mtu.min(peer.mtu);
-        // sideway's conversion panics on a number that it does not know.
+        // sideway's conversion panics on an unknown number.
         ensure!(
             (Mtu::Mtu256 as u32..=Mtu::Mtu4096 as u32).contains(&mtu),
             "unknown MTU {mtu}"
@@ -199,7 +206,7 @@ impl Endpoint {
         self.qp.modify(&send).context("queue pair to RTS")
     }
 
-    /// Posts a signalled request; `remote` is not used by SEND.
+    /// Posts a signalled request. SEND ignores `remote`.
     pub fn post(&mut self, op: Op, local: Part, remote: Part) -> Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
@@ -214,18 +221,18 @@ impl Endpoint {
             }
             Op::FetchAdd { add } => request.setup_atomic_fetch_add(remote.rkey, remote.addr, add),
         };
-        // SAFETY: The key decides what the device reaches (see the head of `rdma`).
+        // SAFETY: The key limits what the device can reach: see the head of `rdma`.
         unsafe { buffer.setup_sge(local.lkey, local.addr, local.len) };
         guard.post().with_context(|| format!("post {op}"))?;
         Ok(id)
     }
 
-    /// Posts a place for a SEND of the other end.
+    /// Posts a receive buffer for a SEND of the other end.
     pub fn post_receive(&mut self, local: Part) -> Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
         let mut guard = self.qp.start_post_recv();
-        // SAFETY: The key decides what the device reaches (see the head of `rdma`).
+        // SAFETY: The key limits what the device can reach: see the head of `rdma`.
         unsafe {
             guard
                 .construct_wr(id)
@@ -235,27 +242,27 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// The next completion of the send queue.
+    /// Waits for the next completion of the send queue.
     pub fn sent(&mut self) -> Result<Completion> {
         self.send_queue.next().context("send completion")
     }
 
-    /// The next completion of the receive queue.
+    /// Waits for the next completion of the receive queue.
     pub fn received(&mut self) -> Result<Completion> {
         self.receive_queue.next().context("receive completion")
     }
 
-    /// A completion of the send queue, if there is one.
+    /// Returns a completion of the send queue, if there is one.
     pub fn poll_sent(&mut self) -> Result<Option<Completion>> {
         self.send_queue.poll().context("send completion")
     }
 
-    /// A completion of the receive queue, if there is one.
+    /// Returns a completion of the receive queue, if there is one.
     pub fn poll_received(&mut self) -> Result<Option<Completion>> {
         self.receive_queue.poll().context("receive completion")
     }
 
-    /// Posts a request and waits for its completion, whatever its status.
+    /// Posts a request and waits for its completion with any status.
     pub fn run(&mut self, op: Op, local: Part, remote: Part) -> Result<Completion> {
         let id = self.post(op, local, remote)?;
         let completion = self.sent()?;
@@ -267,7 +274,7 @@ impl Endpoint {
         Ok(completion)
     }
 
-    /// As `run`, and it must succeed.
+    /// Runs a request that must succeed.
     pub fn transfer(&mut self, op: Op, local: Part, remote: Part) -> Result<()> {
         self.run(op, local, remote)?
             .expect(Status::Success)
@@ -280,7 +287,7 @@ impl Endpoint {
     }
 }
 
-/// A completion queue, and what was taken from it before anybody asked.
+/// A completion queue, and completions that were polled early.
 #[derive(Debug)]
 struct Completions {
     queue: Arc<BasicCompletionQueue>,
@@ -337,7 +344,7 @@ impl Completions {
     }
 }
 
-/// sideway's conversion panics on a number that it does not know.
+/// Converts a status. sideway's conversion panics on an unknown number.
 fn status(raw: u32) -> Result<Status> {
     ensure!(
         raw <= Status::TagMatchingRendezvousIncomplete as u32,
@@ -349,13 +356,13 @@ fn status(raw: u32) -> Result<Status> {
 /// A reliable connection between two devices.
 #[derive(Debug)]
 pub struct Connection {
-    /// The end on the first device.
+    /// End on the first device.
     pub near: Endpoint,
-    /// The end on the second.
+    /// End on the second device.
     pub far: Endpoint,
 }
 
-/// Connects `near` with `far`, which may be one device.
+/// Connects `near` with `far`, which may be the same device.
 pub fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
     let mut connection = Connection {
         near: Endpoint::new(near)?,
@@ -374,7 +381,7 @@ pub fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
 }
 
 impl Connection {
-    /// SENDs from near's part into far's; both completions are returned, whatever they say.
+    /// SENDs from the near part into the far part. Returns both completions with any status.
     pub fn send(&mut self, from: Part, into: Part) -> Result<(Completion, Completion)> {
         self.far.post_receive(into)?;
         self.near.post(Op::Send, from, into)?;

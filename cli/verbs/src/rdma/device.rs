@@ -21,20 +21,20 @@ pub use sideway::ibverbs::AccessFlags;
 
 use crate::memory::Span;
 
-/// The port that is used where nobody names one.
+/// Default port.
 const PORT: u8 = 1;
 
-/// The library that all of this calls. It is looked up by the binding when the program starts; where it is missing each
-/// call fails with `EOPNOTSUPP`, which says nothing of the cause.
+/// Library that this module calls. The binding looks it up at program start. If it is missing, each
+/// call fails with `EOPNOTSUPP`, which hides the cause.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-/// Sees that libibverbs is there; an error says why it cannot be loaded.
+/// Returns an error with the reason if libibverbs cannot be loaded.
 pub fn library() -> Result<()> {
-    // SAFETY: The binding has loaded the same library already if it can be loaded; the constructors of libibverbs and
-    // of what it needs have no conditions.
+    // SAFETY: The binding has already loaded the same library if possible. The constructors of
+    // libibverbs and its dependencies have no preconditions.
     match unsafe { libloading::Library::new(LIBRARY) } {
         Ok(library) => {
-            // It stays: the binding has pointers into it.
+            // The library stays loaded, because the binding has pointers into it.
             std::mem::forget(library);
             Ok(())
         }
@@ -45,17 +45,17 @@ pub fn library() -> Result<()> {
     }
 }
 
-/// The names of the RDMA devices that libibverbs knows, in its order.
+/// Returns the names of the RDMA devices, in libibverbs' order.
 ///
 /// # Errors
-/// Without the library, or where it cannot list them.
+/// The library is missing, or cannot list the devices.
 pub fn devices() -> Result<Vec<String>> {
     library()?;
     let list = DeviceList::new().map_err(|error| anyhow!("ibv_get_device_list: {}", error.0))?;
     Ok(list.iter().map(|device| device.name()).collect())
 }
 
-/// Everything that a region can be allowed.
+/// Returns all access rights of a region.
 pub fn full_access() -> AccessFlags {
     AccessFlags::LocalWrite
         | AccessFlags::RemoteWrite
@@ -63,7 +63,7 @@ pub fn full_access() -> AccessFlags {
         | AccessFlags::RemoteAtomic
 }
 
-/// A registration that was refused, with the errno that the application sees.
+/// A refused registration, with the errno that the application sees.
 #[derive(Debug, thiserror::Error)]
 #[error("{call}: {error}")]
 pub struct Refused {
@@ -71,7 +71,7 @@ pub struct Refused {
     error: io::Error,
 }
 
-/// Where a registration is asked for.
+/// Calls that register a region.
 const REG_MR: &str = "ibv_reg_mr";
 const REG_DMABUF_MR: &str = "ibv_reg_dmabuf_mr";
 
@@ -92,13 +92,13 @@ impl Refused {
         Self { call, error }
     }
 
-    /// The errno; 0 where the library gave none.
+    /// Returns the errno, or 0 if the library gave none.
     pub fn errno(&self) -> i32 {
         self.error.raw_os_error().unwrap_or(0)
     }
 }
 
-/// An errno of a registration's as the documents have it.
+/// Returns the name of an errno of a registration, as in the documents.
 pub fn errno_name(errno: i32) -> String {
     let name = match errno {
         libc::EPERM => "EPERM",
@@ -113,12 +113,12 @@ pub fn errno_name(errno: i32) -> String {
     name.to_owned()
 }
 
-/// How a port is reached.
+/// Address of a port.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Address {
-    /// By an entry of the GID table.
+    /// An entry of the GID table.
     Roce { gid: Ipv6Addr, index: u8 },
-    /// By a number that the subnet manager gave.
+    /// A number that the subnet manager assigned.
     InfiniBand { lid: u16 },
 }
 
@@ -131,7 +131,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// An opened device with a protection domain, and the address that packets leave from.
+/// An open device with a protection domain, and the source address of its packets.
 #[derive(Debug)]
 pub struct Hca {
     pub(super) name: String,
@@ -141,22 +141,23 @@ pub struct Hca {
     pub(super) address: Address,
 }
 
-/// The machine's devices, looked for once: processes that are forked then open them without another look.
+/// Devices of the machine, enumerated once. Forked processes can open them without enumerating
+/// again.
 pub struct Devices(DeviceList);
 
 impl Devices {
-    /// Looks for them.
+    /// Enumerates the devices.
     ///
     /// # Errors
-    /// What `ibv_get_device_list` says.
+    /// `ibv_get_device_list` failed.
     pub fn find() -> Result<Self> {
         Ok(Self(DeviceList::new().context("ibv_get_device_list")?))
     }
 
-    /// Opens the device of that name, whose port with this number, from 1 on, is used.
+    /// Opens the device with this name, for use of the port with this number, from 1.
     ///
     /// # Errors
-    /// Where there is no such device or port, where it cannot be opened, and where the port has no address.
+    /// There is no such device or port, the device cannot be opened, or the port has no address.
     pub fn open(&self, name: &str, port: u8) -> Result<Hca> {
         let device = self
             .0
@@ -179,50 +180,50 @@ impl Devices {
 }
 
 impl Hca {
-    /// Opens a device; its first port is used.
+    /// Opens a device, for use of its first port.
     pub fn open(name: &str) -> Result<Self> {
         Self::open_port(name, PORT)
     }
 
-    /// Opens a device, whose port with this number, from 1 on, is used.
+    /// Opens a device, for use of the port with this number, from 1.
     ///
     /// # Errors
-    /// As [`Devices::open`].
+    /// Same as [`Devices::open`].
     pub fn open_port(name: &str, port: u8) -> Result<Self> {
         Devices::find()?.open(name, port)
     }
 
-    /// The device's name, as in /sys/class/infiniband.
+    /// Returns the device's name, as in /sys/class/infiniband.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The number of the port in use.
+    /// Returns the number of the port in use.
     pub fn port(&self) -> u8 {
         self.port
     }
 
-    /// Whether the port passes packets.
+    /// Returns `true` if the port is active.
     pub fn is_active(&self) -> Result<bool> {
         let port = self.context.query_port(self.port)?;
         Ok(port.port_state() == PortState::Active)
     }
 
-    /// The address in use, for people.
+    /// Returns the address in use, for people.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// `ibv_reg_mr` of a range.
+    /// Registers a range by `ibv_reg_mr`.
     pub fn register(
         &self,
         span: Span,
         access: AccessFlags,
     ) -> std::result::Result<Region, Refused> {
         let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_MR))?;
-        // A 64-bit program: every address is a usize.
+        // The program is 64-bit, so every address is a `usize`.
         let addr = span.addr() as usize;
-        // SAFETY: No Rust object lies in a span, whatever of it is mapped.
+        // SAFETY: No Rust object lies in a span, no matter which parts of it are mapped.
         match unsafe { self.domain.reg_mr(addr, len, access) } {
             Ok(mr) => Ok(Region { mr, span }),
             Err(error) => Err(Refused::of(error)),
@@ -230,35 +231,38 @@ impl Hca {
     }
 }
 
-/// A region whose end can fail, and be tried again: what `ibv_dereg_mr` says is lost in a [`Region`]'s drop.
+/// A region whose deregistration can fail and be retried. The drop of a [`Region`] ignores the
+/// result of `ibv_dereg_mr`.
 #[derive(Debug)]
 pub struct FragileRegion {
     mr: NonNull<ibv_mr>,
     span: Span,
-    /// Keeps the domain that the region is of.
+    /// Keeps the protection domain of the region alive.
     _domain: Arc<ProtectionDomain>,
 }
 
 impl FragileRegion {
-    /// Deregisters; gives the region back where that failed.
+    /// Deregisters the region, or returns it with the error.
     pub fn deregister(self) -> std::result::Result<(), (Self, io::Error)> {
-        // SAFETY: The region was made by `register_fragile`, and is gone after a success alone, which takes `self`.
+        // SAFETY: `register_fragile` made the region. Only a success ends it, and that consumes
+        // `self`.
         match unsafe { rdma_mummy_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
             0 => Ok(()),
             code => Err((self, io::Error::from_raw_os_error(code))),
         }
     }
 
-    /// A piece of it for a work request; it may lie outside, so that the device's refusal can be seen.
+    /// Returns a part of the region for a work request. The part may lie outside, to test the
+    /// device's refusal.
     pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
-        // SAFETY: The region is there as long as `self`; two plain fields are read.
+        // SAFETY: The region lives as long as `self`. Only two plain fields are read.
         let (lkey, rkey) = unsafe { (self.mr.as_ref().lkey, self.mr.as_ref().rkey) };
         Part::of(self.span, offset, len, lkey, rkey)
     }
 }
 
 impl Hca {
-    /// As `register`, for a region that is deregistered by hand.
+    /// Registers a range like `register`, for explicit deregistration.
     pub fn register_fragile(
         &self,
         span: Span,
@@ -281,8 +285,8 @@ impl Hca {
         Ok(self.fragile(mr, span))
     }
 
-    /// `ibv_reg_dmabuf_mr` of the part of a dma-buf from `offset` on that is as long as `span`; work requests name its
-    /// bytes by the addresses of `span`.
+    /// Registers, by `ibv_reg_dmabuf_mr`, the part of a dma-buf that starts at `offset` and is as
+    /// long as `span`. Work requests address its bytes by the addresses of `span`.
     pub fn register_dmabuf(
         &self,
         buffer: BorrowedFd<'_>,
@@ -291,8 +295,8 @@ impl Hca {
         access: AccessFlags,
     ) -> std::result::Result<FragileRegion, Refused> {
         let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_DMABUF_MR))?;
-        // SAFETY: The domain lives as long as the region, the descriptor is open for as long as the call takes, and the
-        // kernel keeps the buffer by itself; no Rust object lies in it.
+        // SAFETY: The domain lives as long as the region, and the descriptor is open during the
+        // call. The kernel keeps the buffer alive, and no Rust object lies in it.
         let mr = unsafe {
             rdma_mummy_sys::ibv_reg_dmabuf_mr(
                 self.domain.pd().as_ptr(),
@@ -318,10 +322,11 @@ impl Hca {
         }
     }
 
-    /// Leaves everything that was made of this device to whoever else has its file open, a forked child above all, and
-    /// returns the descriptor under which that child has it. Without one it all ends here.
+    /// Gives up all objects of this device without destroying them, and returns its descriptors.
+    /// The objects live on while a process, such as a forked child, has the descriptors open.
     pub fn abandon(self) -> HcaFile {
-        // SAFETY: The context lives as long as `self`, which nothing drops any more; two plain fields are read.
+        // SAFETY: The context lives as long as `self`, which is never dropped from here on. Only
+        // two plain fields are read.
         let (file, events) = unsafe {
             let context = self.context.context();
             (context.as_ref().cmd_fd, context.as_ref().async_fd)
@@ -331,14 +336,14 @@ impl Hca {
     }
 }
 
-/// Gives up a device with its region as a process does that closes its descriptors and leaves: nothing is deregistered
-/// by it, and the kernel takes back what there is when the last process closes.
+/// Gives up a device and its region like a process that closes its descriptors and exits. It
+/// deregisters nothing. The kernel cleans up when the last process closes the device.
 pub fn abandon(hca: Hca, region: Region) {
     std::mem::forget(region);
     hca.abandon().close();
 }
 
-/// The descriptors of an opened device that no object of this process looks after.
+/// Descriptors of an open device without an owner in this process.
 #[derive(Debug, Clone, Copy)]
 pub struct HcaFile {
     file: RawFd,
@@ -346,17 +351,18 @@ pub struct HcaFile {
 }
 
 impl HcaFile {
-    /// Closes this process's.
+    /// Closes the descriptors in this process.
     pub fn close(self) {
         for descriptor in [self.file, self.events] {
-            // SAFETY: `abandon` has forgotten all that has the descriptor, so nobody closes or uses its number again.
+            // SAFETY: `abandon` has forgotten every owner of the descriptor, so nothing else closes
+            // or uses its number.
             unsafe { libc::close(descriptor) };
         }
     }
 }
 
-/// How good a GID is to send from; None for one that is not of RoCE. Version 2 on an IPv4 address is what both ends of
-/// a fabric agree on most often.
+/// Returns the rank of a GID as a source address, or `None` if the GID is not of RoCE. Both ends of
+/// a fabric most often agree on version 2 with an IPv4 address.
 fn preference(kind: GidType, gid: Ipv6Addr) -> Option<u8> {
     let has_ip = gid
         .to_ipv4_mapped()
@@ -394,7 +400,7 @@ fn address(context: &Arc<DeviceContext>, port: u8) -> Result<Address> {
         .context("no RoCE GID: has the network device an address?")
 }
 
-/// A registered memory region. Deregistered when dropped.
+/// A registered memory region. Deregistered on drop.
 #[derive(Debug)]
 pub struct Region {
     mr: Arc<MemoryRegion>,
@@ -402,42 +408,45 @@ pub struct Region {
 }
 
 impl Region {
-    /// The key for work requests of the own end.
+    /// Returns the key for local work requests.
     pub fn lkey(&self) -> u32 {
         self.mr.lkey()
     }
 
-    /// The key for those of the other end.
+    /// Returns the key for work requests of the other end.
     pub fn rkey(&self) -> u32 {
         self.mr.rkey()
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn addr(&self) -> u64 {
         self.span.addr()
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.span.len()
     }
 
-    /// A piece of it for a work request; it may lie outside, so that the device's refusal can be seen.
+    /// Returns a part of the region for a work request. The part may lie outside, to test the
+    /// device's refusal.
     pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
         Part::of(self.span, offset, len, self.lkey(), self.rkey())
     }
 
-    /// The descriptor that this region hangs on: it goes with the last copy of it, wherever that is.
+    /// Returns the descriptor that keeps this region alive. The region ends when the last copy of
+    /// the descriptor, in any process, is closed.
     pub fn command_descriptor(&self) -> RawFd {
-        // SAFETY: The region and with it its context live as long as `self`; a plain field is read.
+        // SAFETY: The region and its context live as long as `self`. Only a plain field is read.
         unsafe { (*self.mr.mr().as_ref().context).cmd_fd }
     }
 
-    /// Changes the access rights of the live region. By the kernel's own interface: Debian's rxe provider has no
-    /// `ibv_rereg_mr`.
+    /// Changes the access rights of the live region. Uses the kernel's interface directly, because
+    /// Debian's rxe provider has no `ibv_rereg_mr`.
     pub fn change_access(&self, access: AccessFlags) -> Result<()> {
         let mut answer = ReregAnswer::default();
-        // SAFETY: The region and with it its context live as long as `self`; two plain fields are read.
+        // SAFETY: The region and its context live as long as `self`. Only two plain fields are
+        // read.
         let (file, handle) = unsafe {
             let mr = self.mr.mr();
             ((*mr.as_ref().context).cmd_fd, mr.as_ref().handle)
@@ -453,7 +462,8 @@ impl Region {
             ..ReregRequest::default()
         };
         let size = size_of::<ReregRequest>();
-        // SAFETY: The kernel reads the request and writes the answer, both of which live here and have the sizes given.
+        // SAFETY: The kernel reads the request and writes the answer. Both live in this function
+        // and have the given sizes.
         let written = unsafe { libc::write(file, std::ptr::from_ref(&request).cast(), size) };
         if usize::try_from(written) != Ok(size) {
             return Err(io::Error::last_os_error()).context("REREG_MR");
@@ -494,7 +504,7 @@ struct ReregAnswer {
     rkey: u32,
 }
 
-/// A piece of a region, as work requests name it; those of the other end may be on another host.
+/// A part of a region, as work requests name it. The other end's parts may be on another host.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Part {
     pub(super) addr: u64,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Verbs on the sideway crate. All `unsafe` for it is in this folder.
+//! Verbs on the sideway crate. All `unsafe` code for it is in this folder.
 //!
-//! Why posting is safe here: a device reaches memory through a region's key alone, regions are made over a
-//! [`Span`](crate::memory::Span), and no Rust object lies in one.
+//! Posting is safe for this reason: a device reaches memory only through a region's key. Regions
+//! cover a [`Span`](crate::memory::Span), and no Rust object lies in one.
 
 mod connection;
 mod device;
