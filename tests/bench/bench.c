@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Measures a peer-memory module from outside, whichever it is: what ib_core
- * gets for each client that registers is a copy of it whose functions read a
- * clock, call the client's own, and read the clock again. A kprobe puts the
- * copy in the place of the original; none is in the way of what is measured.
+ * Measures any peer-memory module from outside. For each client that registers,
+ * ib_core gets a copy. The functions of the copy read a clock, call the
+ * client's function, and read the clock again. A kprobe replaces the client by
+ * its copy. There is no probe in the measured code.
  *
- * The clock is the processor's cycle counter. In a machine whose processor
- * counts instructions (QEMU's -icount shift=0) it counts those, and nothing
- * else. What the stand-in GPU takes of a function's time is its to say
- * (tests/gpu/spent.h), and stands beside the whole.
+ * The clock is the processor's cycle counter. If QEMU counts instructions
+ * (-icount shift=0), the clock counts instructions and nothing else. The
+ * stand-in GPU reports its own share of a function's time (tests/gpu/spent.h),
+ * which is listed beside the total.
  *
  * Under /sys/kernel/debug/bench:
  *
- *	calls	a line for each function: name, calls, cycles, and for each
- *		kind of call of the provider's made in it, calls and cycles;
- *		writing sets all of it to zero, but for "empty" and "provider":
- *		what a function that does nothing takes, and what a call of
- *		the provider's adds to the caller's part
+ *	calls	a line for each function: name, calls, cycles, and the calls
+ *		and cycles of each kind of nvidia.ko's calls in it. A write
+ *		sets all of it to zero except "empty" (the cost of a function
+ *		that does nothing) and "provider" (the cost that a call of
+ *		nvidia.ko adds to the caller's part)
  *	memory	see memory.c
  *	page_order
  *		see large.c
@@ -24,8 +24,8 @@
  *		see provider.c
  *	table	see table.c
  *
- * Loaded before the module that it measures, and unloaded after it. Sums of
- * threads that call at the same time are those of all of them together.
+ * Load it before the module under test, and unload it after that module.
+ * Threads that call at the same time share their sums.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -78,7 +78,7 @@ struct cost {
 static struct cost costs[NR_FUNCTIONS];
 static struct dentry *root;
 
-/* The thread that is in a client's function; of several, one. */
+/* The thread in a client's function, or one of several. */
 struct task_struct *inside_client;
 
 /* The clock */
@@ -138,8 +138,8 @@ static struct client {
 static unsigned int nr_clients;
 
 /*
- * ib_core gives acquire() nothing to tell clients apart by, so that each has
- * functions of its own.
+ * ib_core passes nothing to acquire() that identifies the client, so each
+ * client has its own functions.
  */
 #define CLIENT_FUNCTIONS(n)						\
 static int acquire_##n(unsigned long address, size_t length,		\
@@ -247,7 +247,7 @@ static void (*const use_functions[CLIENTS])(struct peer_memory_client *) = {
 	use_functions_1,
 };
 
-/* ib_register_peer_memory_client(real, …) becomes one of our copy. */
+/* Makes ib_register_peer_memory_client(real, …) register our copy. */
 static int before_register(struct kprobe *probe, struct pt_regs *regs)
 {
 	const struct peer_memory_client *real =
@@ -255,18 +255,18 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	struct client *client;
 	unsigned int n;
 
-	/* One that was here before is of a module that was loaded anew. */
+	/* The module of a known client was reloaded. */
 	for (n = 0; n < nr_clients; n++)
 		if (!strcmp(clients[n].copy.client.name, real->name))
 			break;
-	/* All functions, or none is measured: ib_core minds which are there. */
+	/* Measures all functions or none: ib_core checks which exist. */
 	if (n >= CLIENTS || !real->release || !real->get_page_size)
 		return 0;
 
 	client = &clients[n];
 	client->real = real;
 	client->copy.client = *real;
-	/* What lies behind it is only there if this says so. */
+	/* The extended part exists only if the version says so. */
 	if (real->version[IB_PEER_MEMORY_VER_MAX - 1])
 		client->copy = *container_of(real, struct peer_memory_client_ex,
 					     client);
@@ -280,7 +280,7 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-/* A probe that has this is not turned into a jump. */
+/* A post_handler keeps the probe from being turned into a jump. */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {
@@ -292,7 +292,7 @@ static struct kprobe register_probe = {
 	.post_handler	= not_optimised,
 };
 
-/* What measuring itself costs */
+/* Cost of the measurement itself */
 
 static noinline void nothing(void)
 {
@@ -301,7 +301,7 @@ static noinline void nothing(void)
 
 static void (*empty)(void) = nothing;
 
-/* A call of the provider's in which nothing happens. */
+/* A call of nvidia.ko that does nothing. */
 static noinline void call_provider(void)
 {
 	nvidia_p2p_free_page_table(NULL);

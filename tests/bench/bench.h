@@ -15,14 +15,14 @@ struct sg_table;
 /* bench.c */
 extern struct task_struct *inside_client;
 
-/* Is @task in a client's function, and not in a call of the provider's? */
+/* Returns true if @task is in a client's function, outside nvidia.ko. */
 static inline bool is_client(struct task_struct *task)
 {
 	return READ_ONCE(inside_client) == task &&
 	       !atomic_read(&standin_spent.inside);
 }
 
-/* Is this thread, and no interrupt over it? */
+/* Like is_client(), for the current thread outside an interrupt. */
 static inline bool in_client(void)
 {
 	return in_task() && is_client(current);

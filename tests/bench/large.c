@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A host whose memory is in single pages, for the functions of a client and
- * for nobody else: while this is switched on, the page allocator refuses them
- * whatever is larger than a page. What can do with less goes on: a slab of one
- * page, vmalloc() behind kvmalloc().
+ * Simulates a host with fragmented memory for a client's functions only. While
+ * it is on, the page allocator refuses them everything larger than a page. Code
+ * with a fallback continues, with a slab of one page, or with vmalloc() behind
+ * kvmalloc().
  *
- * kmalloc() of two pages may find one in a slab that is there already, where
- * the page allocator is not asked. That is counted as given, unless its caller
- * can do without, as kvmalloc() can.
+ * kmalloc() of two pages may find an object in an existing slab, without the
+ * page allocator. Such an allocation counts as given, unless its caller has a
+ * fallback, as kvmalloc() has.
  *
- * /sys/kernel/debug/bench/page_order: "1" shows that what it is to refuse is
- * refused, and the rest is not, and switches on, or fails with EIO; "0"
- * switches off; reads as "on=0|1 refused=N given=N".
+ * /sys/kernel/debug/bench/page_order: "1" switches on and tests that the right
+ * allocations are refused and no others, or fails with EIO; "0" switches off;
+ * reads as "on=0|1 refused=N given=N".
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -34,7 +34,7 @@ static bool on;
 static atomic_t refused, given;
 static struct tracepoint *kmalloc_point;
 
-/* The call returns NULL without having been made. */
+/* Makes the probed call return NULL without running. */
 static void answer_null(struct pt_regs *regs)
 {
 	regs_set_return_value(regs, 0);
@@ -47,8 +47,8 @@ static void answer_null(struct pt_regs *regs)
 }
 
 /*
- * As in_client(), of what a probe has interrupted: by a trap, which counts as
- * an interrupt that is not maskable.
+ * Like in_client(), for the code that a probe has interrupted. A probe is a
+ * trap, which counts as a non-maskable interrupt.
  */
 static bool probed_in_client(void)
 {
@@ -71,7 +71,7 @@ static int before_alloc_pages(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* A probe that has this is not turned into a jump, which could not redirect. */
+/* Keeps the probe from being turned into a jump, which cannot redirect. */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {
@@ -83,7 +83,7 @@ static struct kprobe pages_probe = {
 	.post_handler	= not_optimised,
 };
 
-/* kvmalloc() has its first try give up at once, the sooner the newer it is. */
+/* The first try of kvmalloc() gives up early, earlier on newer kernels. */
 static bool can_do_without(gfp_t gfp)
 {
 	return !(gfp & __GFP_DIRECT_RECLAIM) || gfp & __GFP_NORETRY;
@@ -103,13 +103,13 @@ static void stop(void)
 	tracepoint_probe_unregister(kmalloc_point, on_kmalloc, NULL);
 	tracepoint_synchronize_unregister();
 	unregister_kprobe(&pages_probe);
-	/* For the next registration. */
+	/* Reset for the next registration. */
 	pages_probe.addr = NULL;
 	pages_probe.flags = 0;
 	on = false;
 }
 
-/* What a client gets, and others. */
+/* Returns true if a client is refused what it must be, and others are not. */
 static bool proven(void)
 {
 	void *page, *two, *four, *many, *others;

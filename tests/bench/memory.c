@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Kernel memory that a client's functions take, the provider's left out.
+ * Kernel memory that a client's functions allocate, without nvidia.ko's.
  *
- * By the tracepoints of the allocators: what is allocated by a thread that is
- * in a client's function, and not in a call of the provider's, is the
- * client's, until it is freed by whomever. An allocation counts as many bytes
- * as the allocator gave it. Pages that the allocators take for themselves, and
- * large allocations of theirs, are compound; others were asked for as pages.
+ * Uses the tracepoints of the allocators. An allocation by a thread that is in
+ * a client's function, outside nvidia.ko, belongs to the client until anybody
+ * frees it. It counts with the size that the allocator reserved. The pages of
+ * the slab allocator and of large kmalloc() calls are compound. Pages that are
+ * not compound were allocated as pages.
  *
- * What the slab allocator takes for itself in a call of the client's, arrays of
- * free objects of each processor, is not the client's: it comes when it comes,
- * and stays. It is told by the function that asked for it.
+ * The slab allocator also allocates arrays of free objects for each processor
+ * during a client's call. They do not belong to the client: they come at any
+ * time, and stay. The calling function identifies them.
  *
- * /sys/kernel/debug/bench/memory: "1" forgets all and watches, "0" stops, "2"
- * goes on with what is in the account, from which nothing may have been freed
- * meanwhile; reads as "held=BYTES peak=BYTES objects=N lost=N". What is lost
- * found no room in the account: a figure with any is wrong.
+ * /sys/kernel/debug/bench/memory: "1" clears the table and starts, "0" stops,
+ * "2" continues with the table, of which nothing may have been freed meanwhile;
+ * reads as "held=BYTES peak=BYTES objects=N lost=N". Lost allocations found no
+ * room in the table. The numbers are wrong if any were lost.
  */
 #include <linux/debugfs.h>
 #include <linux/gfp.h>
@@ -31,7 +31,7 @@
 
 #include "bench.h"
 
-/* For 100,000 registrations, of not much more than ten objects each. */
+/* For 100,000 registrations of little more than ten objects each. */
 #define SLOT_BITS	21
 #define SLOTS		BIT(SLOT_BITS)
 
@@ -40,7 +40,7 @@ struct slot {
 	size_t bytes;
 };
 
-/* All of it under the lock. */
+/* Protects the slots, the sums and the sites. */
 static DEFINE_SPINLOCK(lock);
 static struct slot *slots;
 static bool watching;
@@ -57,7 +57,7 @@ static struct slot *slot_of(unsigned long key)
 	return NULL;
 }
 
-/* Closes the gap, so that what was put behind it is still found. */
+/* Closes the gap, so that entries behind it are still found. */
 static void slot_free(struct slot *slot)
 {
 	unsigned long gap = slot - slots, at = gap, home;
@@ -67,7 +67,7 @@ static void slot_free(struct slot *slot)
 		if (!slots[at].key)
 			break;
 		home = hash_long(slots[at].key, SLOT_BITS);
-		/* Whether the gap lies between its home and its place. */
+		/* Move the entry if the gap is between its home and it. */
 		if (((at - home) % SLOTS) >= ((at - gap) % SLOTS)) {
 			slots[gap] = slots[at];
 			gap = at;
@@ -76,10 +76,10 @@ static void slot_free(struct slot *slot)
 	slots[gap] = (struct slot) {};
 }
 
-/* Functions of the slab allocator that allocate: sheaves, since Linux 6.18. */
+/* Allocating functions of the slab allocator: sheaves, since Linux 6.18. */
 static const char * const allocators[] = { "sheaf", "__pcs_" };
 
-/* Those that were asked about; under the lock. */
+/* Cache of call sites, under the lock. */
 static struct site {
 	unsigned long address;
 	bool is_allocators;
@@ -104,7 +104,7 @@ static bool is_allocators(unsigned long address)
 	return site.is_allocators;
 }
 
-/* @site: the address that the call returns to, 0 if it is not known */
+/* @site: return address of the call, or 0 if unknown */
 static void taken(unsigned long key, size_t bytes, unsigned long site)
 {
 	unsigned long flags;
@@ -118,10 +118,10 @@ static void taken(unsigned long key, size_t bytes, unsigned long site)
 		spin_unlock_irqrestore(&lock, flags);
 		return;
 	}
-	/* One place is always free: it ends each search. */
+	/* One slot is always free, and ends each search. */
 	slot = objects + 1 < SLOTS ? slot_of(key) : NULL;
 	if (slot) {
-		/* Large allocations of kmalloc() are told twice. */
+		/* Large kmalloc() allocations are reported twice. */
 		objects += !slot->key;
 		held += bytes - slot->bytes;
 		slot->key = key;
@@ -150,7 +150,7 @@ static void given_back(unsigned long key)
 	spin_unlock_irqrestore(&lock, flags);
 }
 
-/* A page's key cannot be that of an object in it. */
+/* Returns an odd key, which cannot be the address of an object. */
 static unsigned long page_key(const struct page *page)
 {
 	return page_to_pfn(page) << 1 | 1;
@@ -213,7 +213,7 @@ static void find(struct tracepoint *point, void *unused)
 			watches[i].point = point;
 }
 
-/* Takes the first @count away. */
+/* Unregisters the first @count probes. */
 static void unwatch(int count)
 {
 	while (count--)
@@ -272,7 +272,7 @@ static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
 	return simple_read_from_buffer(buf, len, pos, text, n);
 }
 
-/* One process at a time, as all of this is for. */
+/* For one process at a time, like the whole file. */
 static ssize_t memory_write(struct file *file, const char __user *buf,
 			    size_t len, loff_t *pos)
 {

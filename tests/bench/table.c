@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The scatter list that a client gave to ib_core, entry by entry, and the page
- * size that the kernel's own ib_umem_find_best_pgsz() finds for it.
+ * The scatter list that a client gave to ib_core, and the page size that the
+ * kernel's ib_umem_find_best_pgsz() finds for it.
  *
- * /sys/kernel/debug/bench/table: "1" takes the tables that are mapped from now
- * on, "0" forgets; reads as numbers of 64 bits: the address and the length of
- * the registration, the page size, the number of entries, then the DMA address
- * and length of each. Nothing to read: none was mapped.
+ * /sys/kernel/debug/bench/table: "1" records each table that is mapped from now
+ * on, "0" stops and clears; reads the last table as 64-bit numbers: address and
+ * length of the registration, page size, number of entries, and DMA address and
+ * length of each entry. Empty if no table was mapped.
  */
 #include <linux/debugfs.h>
 #include <linux/mm.h>
@@ -20,7 +20,7 @@
 
 #define HEAD	4
 
-/* What mlx5 offers by default: 4 KiB to 2 GiB. */
+/* Page sizes of mlx5 by default: 4 KiB to 2 GiB. */
 #define PAGE_SIZES	GENMASK(31, 12)
 
 static DEFINE_MUTEX(lock);
@@ -48,10 +48,10 @@ static unsigned long best_page_size(const struct sg_table *table,
 }
 
 /**
- * table_mapped - ib_core is being given a table
+ * table_mapped - Records a table that ib_core is about to receive
  * @table: the table
- * @address: what is registered
- * @length: its length
+ * @address: start of the registration
+ * @length: length of the registration
  */
 void table_mapped(const struct sg_table *table, unsigned long address,
 		  size_t length)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A stand-in for libcuda.so.1: the memory of CUDA's driver API on the stand-in
- * GPU (tests/gpu), for consumers that are run unmodified. A test fixture: it
- * runs no kernels, and what it lacks is lacking at link time or when it is
- * looked up.
+ * A stand-in for libcuda.so.1: the memory functions of CUDA's driver API on the
+ * stand-in GPU (tests/gpu), for unmodified consumers. It runs no kernels. A
+ * missing function fails at link time or when it is looked up.
  *
- * Memory (memory.c) is a mapping of /dev/nvidia<N>. It lies in the GPU's BAR,
- * and the CPU copies it, so that each copy is over when its call returns.
+ * Memory (memory.c) is a mapping of /dev/nvidia<N> in the GPU's BAR. The CPU
+ * copies it, so each copy is complete when its call returns.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,7 +29,7 @@ static unsigned long long contexts;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A thread's own contexts, the current one on top. */
+/* Contexts of the thread, with the current one on top. */
 static __thread CUcontext stack[MAX_CONTEXTS];
 static __thread int top;
 
@@ -107,7 +106,7 @@ CUresult cuGetErrorString(CUresult error, const char **text)
 	return cuGetErrorName(error, text);
 }
 
-/* What cuda.h declares, whichever version of a function is asked for. */
+/* Returns the version that cuda.h declares, whichever version is requested. */
 CUresult cuGetProcAddress(const char *name, void **function, int version,
 			  unsigned long long flags,
 			  CUdriverProcAddressQueryResult *status)
@@ -349,7 +348,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 	return CUDA_SUCCESS;
 }
 
-/* Streams and events: whatever is put into one is over already. */
+/* Streams and events: the work in them is always complete. */
 
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A stand-in for libcudart.so.12: the memory of CUDA's runtime API on
- * libcuda.so.1 beside it, where NVIDIA's own wants tables of the driver that
- * nobody has documented. A program with kernels in it can be loaded; there is
- * nothing to launch them with.
+ * A stand-in for libcudart.so.12: the memory functions of CUDA's runtime API on
+ * top of the stand-in for libcuda.so.1. NVIDIA's library needs undocumented
+ * tables of the driver. A program with kernels can be loaded, but cannot launch
+ * them.
  */
 #include <stdint.h>
 #include <string.h>
 
 #include <cuda.h>
 
-/* Errors have the numbers that they have in the driver API. */
+/* Errors have the same numbers as in the driver API. */
 typedef CUresult cudaError_t;
 
 cudaError_t cudaSetDevice(int device)
@@ -23,7 +23,7 @@ cudaError_t cudaSetDevice(int device)
 	return error ? error : cuCtxSetCurrent(context);
 }
 
-/* A thread that has chosen no device is on the first. */
+/* A thread without a device uses the first one. */
 static cudaError_t choose(void)
 {
 	CUcontext context;
@@ -58,7 +58,7 @@ cudaError_t cudaFree(void *address)
 	return error ? error : cuMemFree((uintptr_t)address);
 }
 
-/* Which end is the GPU's can be seen by the addresses. */
+/* The addresses show which end is the GPU's, so @kind is not needed. */
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind)
 {
 	(void)kind;
@@ -83,7 +83,7 @@ const char *cudaGetErrorString(cudaError_t error)
 	return cuGetErrorString(error, &text) ? "unknown error" : text;
 }
 
-/* What a compiler puts into a program with kernels, to be called when it is loaded. */
+/* Functions that a compiled program with kernels calls when it is loaded */
 
 void **__cudaRegisterFatBinary(void *binary)
 {

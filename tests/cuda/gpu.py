@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-"""What the agents of NIXL and the ranks of Open MPI have in common: a GPU's memory, by CUDA's driver API, and files in a folder
-in which they find each other.
+"""Common parts of the NIXL agents and the ranks of Open MPI: GPU memory by CUDA's driver API, and
+files in a folder by which they find each other.
 """
 import ctypes
 import os
@@ -14,7 +14,7 @@ cuda = ctypes.CDLL("libcuda.so.1")
 
 
 def call(library, name, *arguments, fine=(0,)):
-    """Calls a function whose answer must be one of these."""
+    """Calls a function, whose result must be in `fine`."""
     status = getattr(library, name)(*arguments)
     if status not in fine:
         sys.exit(f"{name} answers {status}")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What the stand-in for CUDA's library has of GPUs and contexts (cuda.c), and
- * of memory (memory.c).
+ * GPUs and contexts (cuda.c) and memory (memory.c) of the stand-in for CUDA's
+ * library.
  */
 #ifndef _TESTS_CUDA_INTERNAL_H_
 #define _TESTS_CUDA_INTERNAL_H_
@@ -29,7 +29,7 @@ extern struct gpu gpus[MAX_GPUS];
 
 CUresult check_device(CUdevice device);
 
-/* What a context has allocated goes with it. */
+/* Frees all memory that a context has allocated. */
 void free_all_of(CUcontext context);
 
 #pragma GCC visibility pop

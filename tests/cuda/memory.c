@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Memory: each allocation is a mapping of /dev/nvidia<N>, which lies in the
- * GPU's BAR and which the CPU can copy.
+ * Memory: each allocation is a mapping of /dev/nvidia<N>, which is in the GPU's
+ * BAR and which the CPU can copy.
  *
- * The stand-in GPU has no memory without an address. So what cuMemCreate()
- * returns gets its memory where cuMemMap() maps it, once.
+ * The stand-in GPU has no memory without an address. The result of
+ * cuMemCreate() therefore gets its memory when cuMemMap() maps it, once.
  *
- * With CUDA_PART_MIB in the environment cuMemAlloc() makes memory of parts of
- * so many MiB: for programs that do not use cuMemMap().
+ * If CUDA_PART_MIB is in the environment, cuMemAlloc() makes memory of parts of
+ * that size in MiB, for programs that do not use cuMemMap().
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -20,10 +20,10 @@
 #include "parts.h"
 
 /*
- * UCX hears of allocations by a jump that it puts over the beginning of a
- * function; what was there it keeps. It knows few instructions, those with
- * which functions usually begin where little is optimised. So the beginning is
- * not left to the compiler, and has room for a jump to any address.
+ * UCX intercepts allocations by a jump that it writes over the beginning of a
+ * function. It keeps the overwritten instructions, and understands only the
+ * usual first instructions of functions with little optimisation. The beginning
+ * is therefore not left to the compiler. It has room for a jump to any address.
  */
 #define STRING(text)	#text
 #define BEGINNING(name, body)			\
@@ -40,7 +40,7 @@
 		".size " STRING(name) ", . - " STRING(name))
 #define BODY	__attribute__((used, noinline, noclone))
 
-/* What cuMemCreate() returns. It lives while it has handles, or an allocation. */
+/* Result of cuMemCreate(). It lives while it has handles or an allocation. */
 struct part {
 	size_t size;
 	CUmemAllocationProp properties;
@@ -50,7 +50,7 @@ struct part {
 
 enum state {
 	MAPPED,
-	/* cuMemUnmap() was called, but there are handles. */
+	/* cuMemUnmap() was called, but handles may remain. */
 	KEPT,
 	GOING,
 };
@@ -60,15 +60,15 @@ struct allocation {
 	CUdeviceptr start;
 	size_t size;
 	CUdevice device;
-	/* Of cuMemAlloc(), */
+	/* Set by cuMemAlloc(). */
 	CUcontext context;
-	/* or of cuMemMap(). */
+	/* Set by cuMemMap(). */
 	struct part *part;
 	enum state state;
 	unsigned long long id;
 };
 
-/* Addresses of cuMemAddressReserve(). */
+/* Addresses that cuMemAddressReserve() reserved. */
 struct reservation {
 	struct reservation *next;
 	CUdeviceptr start;
@@ -76,15 +76,15 @@ struct reservation {
 };
 
 /*
- * Nothing is mapped or unmapped under the lock: UCX is told of that, too, and
- * may be asking about an address with a lock of its own held.
+ * Nothing is mapped or unmapped under the lock: UCX intercepts that too, and
+ * may be asking about an address with its own lock held.
  */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *allocations;
 static struct reservation *reservations;
 static unsigned long long buffers;
 
-/* The allocation at an address, or NULL. Caller holds the lock. */
+/* Returns the allocation at an address, or NULL. Caller holds the lock. */
 static struct allocation *find(CUdeviceptr address)
 {
 	struct allocation *it;
@@ -96,7 +96,7 @@ static struct allocation *find(CUdeviceptr address)
 	return NULL;
 }
 
-/* What is known of an address; false if it is not the GPU's. */
+/* Copies the allocation at an address. Returns false if there is none. */
 static int look_up(CUdeviceptr address, struct allocation *copy)
 {
 	struct allocation *found;
@@ -109,7 +109,10 @@ static int look_up(CUdeviceptr address, struct allocation *copy)
 	return found != NULL;
 }
 
-/* Whether all of a range is the GPU's: in one allocation, or in parts that adjoin. */
+/*
+ * Returns true if all of a range is GPU memory, in one allocation or in
+ * adjacent parts.
+ */
 static int is_device(CUdeviceptr address, size_t size)
 {
 	struct allocation it;
@@ -152,7 +155,7 @@ static void *map(CUdeviceptr address, size_t size, int access, int flags, int fd
 
 /* Memory */
 
-/* 0: cuMemAlloc()'s is one allocation. */
+/* Returns the size of a part, or 0 if cuMemAlloc() makes one allocation. */
 static size_t part_size(void)
 {
 	const char *mib = getenv("CUDA_PART_MIB");
@@ -213,7 +216,7 @@ static BODY CUresult release(CUdeviceptr address)
 	pthread_mutex_unlock(&lock);
 	if (!old)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* The last of the mapping frees the memory, and makes the callbacks. */
+	/* The end of the mapping frees the memory and makes the callbacks. */
 	munmap((void *)(uintptr_t)old->start, old->size);
 	free(old);
 	return CUDA_SUCCESS;
@@ -245,7 +248,7 @@ static BODY CUresult release_host(void *address)
 	return CUDA_SUCCESS;
 }
 
-/* The host's memory is the CPU's to copy as it is. */
+/* The CPU can copy host memory without preparation. */
 CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags)
 {
 	(void)flags;
@@ -271,7 +274,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 	return CUDA_SUCCESS;
 }
 
-/* The stand-in GPU exports nothing: consumers are to register the address. */
+/* The stand-in GPU exports nothing, so consumers must register the address. */
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
 				       unsigned long long flags)
@@ -283,7 +286,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 					  CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Memory whose addresses are reserved first */
+/* Memory with addresses that are reserved first */
 
 static struct part *part_of(CUmemGenericAllocationHandle handle)
 {
@@ -295,7 +298,7 @@ static int is_granular(size_t size)
 	return size && size % STANDIN_GRANULE == 0;
 }
 
-/* Addresses without memory. */
+/* Reserves addresses without memory. */
 static void *reserve(CUdeviceptr address, size_t size)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -304,7 +307,10 @@ static void *reserve(CUdeviceptr address, size_t size)
 		   -1);
 }
 
-/* Any memory there, a part's that was unmapped and has handles included. Caller holds the lock. */
+/*
+ * Returns true if there is memory in a range, including unmapped parts that
+ * have handles. Caller holds the lock.
+ */
 static int has_memory(CUdeviceptr address, size_t size)
 {
 	struct allocation *it;
@@ -327,7 +333,10 @@ static int is_reserved(CUdeviceptr address, size_t size)
 	return 0;
 }
 
-/* Whether a range is that of one part, or of some that adjoin. Caller holds the lock. */
+/*
+ * Returns true if a range is exactly one part or several adjacent ones. Caller
+ * holds the lock.
+ */
 static int is_of_parts(CUdeviceptr address, size_t size)
 {
 	struct allocation *it = NULL;
@@ -343,8 +352,8 @@ static int is_of_parts(CUdeviceptr address, size_t size)
 }
 
 /*
- * Frees parts that have neither a mapping nor a handle. With the memory goes
- * the last of its mapping, and the callbacks are made.
+ * Frees parts that have neither a mapping nor a handle. The end of a part's
+ * mapping frees the memory and makes the callbacks.
  */
 static void free_unused(void)
 {
@@ -378,7 +387,7 @@ CUresult cuMemGetAllocationGranularity(size_t *size,
 	return check_device(properties->location.id);
 }
 
-/* No handle of it can be given to another process. */
+/* A handle cannot be passed to another process. */
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 		     const CUmemAllocationProp *properties,
 		     unsigned long long flags)
@@ -430,7 +439,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size,
 	uintptr_t start, first;
 	void *found;
 
-	/* Where is a hint. */
+	/* The address is only a hint. */
 	(void)wanted;
 	if (flags || !is_granular(size) || size > SIZE_MAX - step ||
 	    alignment > step || (alignment & (alignment - 1)))
@@ -459,7 +468,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size,
 	return CUDA_SUCCESS;
 }
 
-/* All of a reservation, once nothing is mapped there. */
+/* Frees a whole reservation, once nothing is mapped there. */
 CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 {
 	struct reservation **link, *old;
@@ -503,7 +512,7 @@ static BODY CUresult map_part(CUdeviceptr address, size_t size, size_t offset,
 	pthread_mutex_lock(&lock);
 	if (!is_reserved(address, size) || has_memory(address, size))
 		result = CUDA_ERROR_INVALID_VALUE;
-	/* Another mapping would be other memory here. */
+	/* A second mapping would get other memory. */
 	else if (part->was_mapped)
 		result = CUDA_ERROR_NOT_SUPPORTED;
 	if (!result) {
@@ -515,11 +524,11 @@ static BODY CUresult map_part(CUdeviceptr address, size_t size, size_t offset,
 		free(new);
 		return result;
 	}
-	/* Nobody may touch it until cuMemSetAccess(). */
+	/* No access is allowed until cuMemSetAccess(). */
 	if (map(address, size, PROT_NONE, MAP_SHARED | MAP_FIXED,
 		gpus[new->device].fd) != MAP_FAILED)
 		return CUDA_SUCCESS;
-	/* What was there has gone all the same. */
+	/* The failed call has removed the reserved mapping. */
 	reserve(address, size);
 	pthread_mutex_lock(&lock);
 	take_out(new);
@@ -529,7 +538,10 @@ static BODY CUresult map_part(CUdeviceptr address, size_t size, size_t offset,
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Whole parts. Their memory goes here or, where there are handles, with the last of them. The addresses stay reserved. */
+/*
+ * Unmaps whole parts. Their memory is freed here or, if there are handles, with
+ * the last handle. The addresses stay reserved.
+ */
 BEGINNING(cuMemUnmap, unmap_parts);
 static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
 {
@@ -552,7 +564,7 @@ static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
 	return CUDA_SUCCESS;
 }
 
-/* The CPU stands for the GPU that has the memory. The flags are mprotect()'s. */
+/* The CPU acts for the GPU with the memory. The flags are mprotect()'s. */
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc access[],
 			size_t count)
 {
@@ -607,7 +619,7 @@ cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 	return CUDA_SUCCESS;
 }
 
-/* Either end may be the GPU's or the host's. */
+/* Either end may be GPU memory or host memory. */
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
 	memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
@@ -685,7 +697,7 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 	return CUDA_SUCCESS;
 }
 
-/* What is not known of an address is zero, and that is no failure. */
+/* Attributes of an unknown address are zero, without an error. */
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute attributes[],
 				void **values, CUdeviceptr address)
 {
@@ -712,7 +724,10 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute attribut
 	return CUDA_SUCCESS;
 }
 
-/* Copies are over when their calls return, whatever is set. Of parts it cannot be. */
+/*
+ * Copies are complete when their calls return, so the attribute has no effect.
+ * It cannot be set for parts.
+ */
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address)
 {

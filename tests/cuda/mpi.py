@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-"""One of two ranks of Open MPI, whose memory is a GPU's: `mpi.py FOLDER`.
+"""One of two ranks of Open MPI that use GPU memory: `mpi.py FOLDER`.
 
-Rank 0 sends, and rank 1 sends other bytes back; each compares what has come. After the first time each says in FOLDER which
-process it is, and waits until it may go on. Open MPI is called by its C interface.
+Rank 0 sends, and rank 1 sends other bytes back. Each rank compares what it receives. After the first
+round, each rank writes its process number into FOLDER and waits until it may continue. Open MPI is
+called by its C interface.
 """
 import ctypes
 import os
@@ -24,7 +25,7 @@ def call(name, *arguments):
 
 
 def handle(name):
-    """MPI's constants are the addresses of these."""
+    """Returns a constant of MPI, which is the address of a variable."""
     return c_void_p(ctypes.addressof(c_char.in_dll(mpi, name)))
 
 
@@ -33,7 +34,7 @@ call("MPI_Init", None, None)
 rank, world, byte = c_int(), handle("ompi_mpi_comm_world"), handle("ompi_mpi_byte")
 call("MPI_Comm_rank", world, byref(rank))
 rank, other = rank.value, 1 - rank.value
-# UCX registers one that is both sent and received into a second time.
+# UCX would register a buffer twice if it were both sent and received into.
 source, sink = Memory(), Memory()
 
 

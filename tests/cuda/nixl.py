@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-"""One of two NIXL agents, whose memory is a GPU's: `nixl.py LIBRARIES FOLDER initiator|target`.
+"""One of two NIXL agents that use GPU memory: `nixl.py LIBRARIES FOLDER initiator|target`.
 
-The initiator writes into the target's memory and notifies it; the target compares, fills its memory anew and says so; the
-initiator reads that, notifies and compares. In FOLDER they find each other. NIXL is called by its C API.
+The initiator writes into the target's memory and notifies the target. The target compares, fills its
+memory with new bytes and reports that. The initiator reads them, notifies the target and compares.
+The agents find each other through FOLDER. NIXL is called by its C API.
 """
 import ctypes
 import sys
@@ -21,7 +22,7 @@ nixl = ctypes.CDLL(f"{libraries}/libnixl_capi.so")
 
 
 def call(name, *arguments):
-    """Calls a function of NIXL's, which answers 0, or that it is at work."""
+    """Calls a function of NIXL, which returns 0 or `IN_PROGRESS`."""
     return gpu.call(nixl, name, *arguments, fine=(0, IN_PROGRESS))
 
 

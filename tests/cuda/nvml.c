@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A stand-in for libnvidia-ml.so.1, for consumers that are linked to it: it
- * says that there is no driver, and they go by CUDA alone.
+ * A stand-in for libnvidia-ml.so.1, for consumers that are linked to it. It
+ * reports that there is no driver, so they use CUDA only.
  */
 
-/* As of its public documentation. */
+/* From NVML's public documentation. */
 #define NVML_ERROR_DRIVER_NOT_LOADED	9
 
 int nvmlInit_v2(void)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * Memory of several allocations side by side, as PyTorch's expandable segments
- * have it: addresses first, and then one part after the other. All parts have
- * one size. Behind the last one there are addresses for another, which is never
- * there, so that no other memory adjoins.
+ * Memory of several adjacent allocations, as in PyTorch's expandable segments:
+ * first the addresses, then one part after the other. All parts have the same
+ * size. The addresses include room for one more part, which stays empty, so
+ * that no other memory is adjacent.
  */
 #ifndef _TESTS_CUDA_PARTS_H_
 #define _TESTS_CUDA_PARTS_H_
@@ -31,7 +31,7 @@ static inline CUresult add_part(CUdeviceptr address, size_t part)
 	return result ? result : cuMemSetAccess(address, part, &access, 1);
 }
 
-/* What comes of a failure is left to the end of the process. */
+/* A failure leaves parts behind until the process ends. */
 static inline CUresult allocate_parts(CUdeviceptr *address, size_t size,
 				      size_t part)
 {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * What UCX's cache of registrations keeps when memory is freed: a program that
- * sends GPU memory to itself through UCX's public interface, frees it, does
- * nothing for a while, and sends other memory. At each step it says what it
- * has done and stops, to be looked at.
+ * Shows UCX's cache of registrations when memory is freed. The program sends
+ * GPU memory to itself through UCX's public interface, frees it, is idle, and
+ * sends other memory. After each step, it prints the step and stops itself, so
+ * that the test can check its state.
  *
- * With an argument its buffers are made of parts of so many MiB, the second of
- * which is replaced in between.
+ * An optional argument is the size of a part in MiB. Buffers then have several
+ * parts, and the second part is replaced during the run.
  */
 #include <signal.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@
 #define LENGTH	(8 << 20)
 #define TIMES	10
 
-/* None: a buffer is one allocation. */
+/* Size of a part in bytes, or 0 if a buffer is one allocation. */
 static size_t part;
 static ucp_context_h library;
 static ucp_worker_h worker;
@@ -66,7 +66,7 @@ static void release(void *memory)
 		check("cuMemFree", cuMemFree((uintptr_t)memory));
 }
 
-/* As PyTorch does it, which has a handle of each part. */
+/* Does the same as PyTorch, which has a handle of each part. */
 static void remove_second(void *memory)
 {
 	CUdeviceptr second = (uintptr_t)memory + part;
@@ -105,7 +105,7 @@ static void transfer(void *from, void *to)
 	wait_for("receive", received);
 }
 
-/* In the middle of memory that is registered. */
+/* Replaces a part in the middle of registered memory. */
 static void replace_second(void *from, void *to)
 {
 	remove_second(from);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A peer-memory client of another driver, under the name CLIENT: it takes the
- * ranges between @start and @end, and lends the memory at @phys, which is in a
- * PCI BAR, for each. Without parameters it wants no address, and stands for the
- * module before NVIDIA's, which has a client of the same name.
+ * A peer-memory client of another driver, with the name CLIENT. It takes ranges
+ * between @start and @end, and maps the memory at @phys, in a PCI BAR, for
+ * each. It takes no address if it has no parameters, and then imitates
+ * nv_peer_mem, the predecessor of NVIDIA's module with a client of the same
+ * name.
  */
 
 #include <linux/dma-mapping.h>
@@ -17,7 +18,7 @@ module_param(start, ulong, 0644);
 module_param(end, ulong, 0644);
 module_param(phys, ulong, 0444);
 
-/* The context is the length. */
+/* The context is the length of the range. */
 static int acquire(unsigned long addr, size_t size, void *private_data,
 		   char *peer_name, void **context)
 {

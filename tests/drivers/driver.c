@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * What of an nvidia.ko a module sees that is only loaded beside it: its names,
- * its version and its licence. Nothing here does anything.
+ * The parts of nvidia.ko that another module sees when it is loaded: exported
+ * names, version and licence. There is no code.
  *
  *   older		the open flavour before 535, without persistent pins
- *   proprietary	the other flavour
+ *   proprietary	the proprietary flavour
  */
 
 #include <linux/module.h>
@@ -17,7 +17,7 @@
 #define LICENCE "NVIDIA"
 #endif
 
-/* Names are all that is looked at: nobody calls them. */
+/* Only the names matter. Nobody calls them. */
 int nvidia_p2p_get_pages;
 EXPORT_SYMBOL(nvidia_p2p_get_pages);
 int nvidia_p2p_put_pages;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Modules by which another module sees that ib_core is of an OFED, and of which:
+ * Modules by which another module detects OFED's ib_core and its version:
  * mlx_compat, which only OFED has, and mlx5_core, which has OFED's version.
- * Nothing here does anything.
+ * There is no code.
  */
 
 #include <linux/module.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Faults injected on purpose. A detector that has died reports nothing, and so
- * does one that works on code without faults; only a fault tells them apart.
- * At the end of every machine with the debug kernel each of these is made, by
- * writing its name to the parameter "inject", and must be reported.
+ * Injected faults. A dead detector reports nothing, and neither does a working
+ * one if the code is correct. Only a fault tells them apart. Every test VM with
+ * the debug kernel makes each fault before it ends, by a write of its name to
+ * the parameter "inject". The detector must report each one.
  *
- * The report names the function, so each has one of its own.
+ * A report names the function, so each fault has its own function.
  */
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
@@ -16,7 +16,7 @@
 #include <linux/string.h>
 
 #define OBJECT_SIZE	96
-/* One stale pointer on a stack must not hide all of it. */
+/* A stale pointer on a stack must not hide all of the leaks. */
 #define LEAKS		8
 
 static noinline int injected_leak(void)
@@ -54,7 +54,7 @@ static noinline int injected_use_after_free(void)
 static DEFINE_MUTEX(injected_first);
 static DEFINE_MUTEX(injected_second);
 
-/* Never a deadlock: one thread, one order after the other. */
+/* Cannot deadlock: one thread takes the locks in both orders in turn. */
 static noinline int injected_lock_inversion(void)
 {
 	mutex_lock(&injected_first);
@@ -78,8 +78,8 @@ static noinline int injected_sleep(void)
 }
 
 /*
- * The host bridge, which no driver of the test VM's kernel wants. What is mapped
- * is an address of no memory, as a BAR's; nothing ever goes there.
+ * The host bridge, for which the test VM's kernel has no driver. The mapped
+ * address is not memory, like that of a BAR. Nothing accesses it.
  */
 #define HOLE		0xfed1c000
 
@@ -106,7 +106,7 @@ static struct pci_driver injected_driver = {
 	.probe		= injected_probe,
 };
 
-/* Reported when the driver lets go of its device. */
+/* Reported when the driver is unbound from its device. */
 static noinline int injected_mapping(void)
 {
 	int ret = pci_register_driver(&injected_driver);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Stands between a module under test and the kernel, at three places where no
- * stand-in of the test VM's can: an allocation that fails half-way, a caller that
- * changes what it was lent, and a return that takes its time. By kprobes, so
- * the kernel itself and both peer-memory modules are what they are elsewhere.
+ * Changes calls between a module under test and the kernel, in three ways that
+ * no stand-in of the test VM can: an allocation fails half-way, a caller
+ * changes data that it was lent, and a call returns late. Uses kprobes, so the
+ * kernel and both peer-memory modules are the same as elsewhere.
  *
  * Under /sys/kernel/debug/interpose:
  *
@@ -11,10 +11,10 @@
  *				writing process allocates from now on fails;
  *				reads as "left=N hits=N"
  *	sg_table_edit		"1": ib_core changes the head of the next
- *				scatter list that it hands back, as some later
- *				version of it might; reads as above
+ *				scatter list that it returns, as a later
+ *				version might; reads as above
  *	module_put		"1": the next module_put() of nvidia_peermem
- *				returns by way of hold/module_put_done
+ *				returns through hold/module_put_done
  *	hold/module_put_done	see linux/test_hold.h
  */
 #include <linux/debugfs.h>
@@ -32,17 +32,17 @@
 TEST_HOLD(module_put_done);
 
 /**
- * struct trap - counts calls down to the one that it catches
- * @name: name of its file
- * @lock: guards the rest
- * @tgid: whose calls count, 0 for everybody's
- * @left: calls until the catch; 0 is disarmed
- * @hits: catches since it was armed
- * @own_calls: set @tgid to the process that arms
+ * struct trap - Counts calls down to the one that it catches
+ * @name: name of the trap's file
+ * @lock: protects the fields after it
+ * @tgid: process whose calls count, or 0 for all processes
+ * @left: calls until the catch, or 0 if disarmed
+ * @hits: catches since the trap was armed
+ * @own_calls: set @tgid to the process that arms the trap
  */
 struct trap {
 	const char *name;
-	spinlock_t lock;	/* guards what follows */
+	spinlock_t lock;	/* protects the fields below */
 	pid_t tgid;
 	unsigned int left;
 	unsigned int hits;
@@ -77,7 +77,7 @@ static bool caught(struct trap *trap)
 	return hit;
 }
 
-/* The call is made to return @value without having been made. */
+/* Makes the probed call return @value without running. */
 static void answer(struct pt_regs *regs, unsigned long value)
 {
 	regs_set_return_value(regs, value);
@@ -97,7 +97,7 @@ static int before_sg_kmalloc(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* The umem's table is what ib_core hands to dma_unmap() and put_pages(). */
+/* Returns the table that ib_core passes to dma_unmap() and put_pages(). */
 static struct sg_table *table_of(struct ib_umem *umem)
 {
 #if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
@@ -116,7 +116,7 @@ static int before_unmap(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-/* In the place of a module_put(): does it, and returns when a test wants. */
+/* Replaces module_put(): puts, and returns when the test allows it. */
 static void put_and_wait(struct module *module)
 {
 	module_put(module);
@@ -134,7 +134,7 @@ static int before_module_put(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* A probe that has this is not turned into a jump, which could not redirect. */
+/* Keeps the probe from being turned into a jump, which cannot redirect. */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {

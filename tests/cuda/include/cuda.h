@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What the tests use of CUDA's driver API: a test fixture, written from its
- * public documentation. Consumers are compiled with it where they want cuda.h,
- * and cuda.c beside it implements it on the stand-in GPU.
+ * The part of CUDA's driver API that the tests use, written from its public
+ * documentation. Consumers are compiled with this file as cuda.h. cuda.c
+ * implements it on the stand-in GPU.
  */
 #ifndef _TESTS_CUDA_H_
 #define _TESTS_CUDA_H_
@@ -11,7 +11,7 @@
 
 #define CUDA_VERSION	12080
 
-/* Whoever uses a name without a version means the newest of that time. */
+/* A name without a version means the newest version of its time. */
 #define cuCtxCreate		cuCtxCreate_v2
 #define cuCtxDestroy		cuCtxDestroy_v2
 #define cuCtxPopCurrent		cuCtxPopCurrent_v2

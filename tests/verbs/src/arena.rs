@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Registered memory beside a copy of what it must contain, so that every byte that a transfer should not have touched is
-//! known too.
+//! Registered memory with a copy of its expected content. The copy shows bytes that a transfer
+//! changed by mistake.
 
 use anyhow::{bail, Context, Result};
 
@@ -8,22 +8,23 @@ use crate::lab::{Lab, Memory, Where};
 use crate::pattern::{difference, Pattern};
 use crate::rdma::{full_access, Hca, Part, Region};
 
-/// How far around a transfer the bytes are compared at once; the rest is compared at the end.
+/// Number of bytes on each side of a transfer that [`Arena::check_around`] compares.
+/// [`Arena::check`] compares the rest.
 const WINDOW: usize = 64 << 10;
 
-/// Memory, the region over a part of it, and the bytes that it must hold.
+/// Memory, a region over a part of it, and the expected bytes.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    // The region goes before the memory under it.
+    // Dropped before the memory under it.
     region: Region,
     memory: Memory,
     expected: Vec<u8>,
-    /// Where the region starts in the memory.
+    /// Start of the region in the memory, in bytes.
     offset: usize,
 }
 
 impl Arena {
-    /// Registers `[offset, offset + len)` of `memory`, all of which is filled with `pattern`.
+    /// Registers `[offset, offset + len)` of `memory`, and fills all of `memory` with `pattern`.
     pub(crate) fn new(
         hca: &Hca,
         memory: Memory,
@@ -42,24 +43,24 @@ impl Arena {
         })
     }
 
-    /// With a region over all of the memory.
+    /// Registers all of `memory`.
     pub(crate) fn whole(hca: &Hca, memory: Memory, pattern: Pattern) -> Result<Self> {
         let len = memory.len();
         Self::new(hca, memory, 0, len, pattern)
     }
 
-    /// Host memory on the near device, filled with the pattern `id` of the run's seed.
+    /// Registers host memory on the near device, filled with pattern `id` of the run's seed.
     pub(crate) fn on_host(lab: &Lab, len: usize, id: u64) -> Result<Self> {
         Self::near(lab, Where::Host, len, id)
     }
 
-    /// Memory at `place` on the near device, filled with the pattern `id` of the run's seed.
+    /// Registers memory at `place` on the near device, filled with pattern `id` of the run's seed.
     pub(crate) fn near(lab: &Lab, place: Where, len: usize, id: u64) -> Result<Self> {
         let memory = lab.allocate(place, len)?;
         Self::whole(&lab.near, memory, Pattern::new(lab.setup.seed, id))
     }
 
-    /// As [`Arena::near`], on the far device.
+    /// Does the same as [`Arena::near`] on the far device.
     pub(crate) fn far(lab: &Lab, place: Where, len: usize, id: u64) -> Result<Self> {
         let memory = lab.allocate(place, len)?;
         Self::whole(&lab.far, memory, Pattern::new(lab.setup.seed, id))
@@ -69,18 +70,18 @@ impl Arena {
         &self.region
     }
 
-    /// A piece of the region.
+    /// Returns a part of the region.
     pub(crate) fn part(&self, at: usize, len: usize) -> Result<Part> {
         self.region.part(at as u64, len as u64)
     }
 
-    /// Writes bytes at a place of the region by the CPU.
+    /// Writes `data` at offset `at` of the region with the CPU.
     pub(crate) fn put(&mut self, at: usize, data: &[u8]) -> Result<()> {
         self.memory.write(self.offset + at, data)?;
         self.expect(at, data)
     }
 
-    /// Says which bytes a transfer has brought.
+    /// Records the bytes that a transfer has written.
     pub(crate) fn expect(&mut self, at: usize, data: &[u8]) -> Result<()> {
         let from = self.offset + at;
         let to = from.checked_add(data.len()).context("overflow")?;
@@ -91,21 +92,21 @@ impl Arena {
         Ok(())
     }
 
-    /// What must be at a place of the region.
+    /// Returns the expected bytes of a part of the region.
     pub(crate) fn expected(&self, at: usize, len: usize) -> Result<&[u8]> {
         self.expected
             .get(self.offset + at..self.offset + at + len)
             .context("outside the memory")
     }
 
-    /// What is at a place of the region.
+    /// Reads a part of the region.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
         let mut found = vec![0; len];
         self.memory.read(self.offset + at, &mut found)?;
         Ok(found)
     }
 
-    /// Compares a piece of the region and what lies around it.
+    /// Compares a part of the region and [`WINDOW`] bytes on each side.
     pub(crate) fn check_around(&self, at: usize, len: usize) -> Result<()> {
         let from = (self.offset + at).saturating_sub(WINDOW);
         let to = (self.offset + at + len + WINDOW).min(self.expected.len());

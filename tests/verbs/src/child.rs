@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the program does as a process of its own, for cases with several processes.
+//! Roles of the program as a child, for cases with several processes.
 //!
-//! A child says `ready` on standard output and waits for standard input to end; then it does what its role says.
+//! A child prints `ready` to standard output and waits for the end of standard input. It then
+//! performs its role.
 
 use std::io;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -47,13 +48,14 @@ pub(crate) enum GivesUp {
     Last,
 }
 
-/// Requests of a busy child that are under way at any time.
+/// Number of requests of a busy child in flight.
 const UNDER_WAY: usize = 8;
-/// As many completions a busy child tells, a line each. Nobody need read them: a pipe holds more.
+/// Number of completions that a busy child reports, one line each. Nobody has to read them, because
+/// a pipe holds more.
 const TOLD: usize = 64;
 const MOVED: &str = "moved";
 
-/// The body of a child.
+/// Runs a child's role.
 pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
     if let Role::Guest { addr, gives_up } = role {
         return guest(*addr, *gives_up, setup);
@@ -75,7 +77,7 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
                 })
                 .collect::<Result<Vec<_>>>()?;
             announce()?;
-            // Nothing is dropped: that is the point.
+            // Nothing is dropped, on purpose.
             std::mem::forget((held, memory, lab));
             std::process::exit(0);
         }
@@ -148,7 +150,7 @@ fn say(line: &str) -> Result<()> {
     Ok(io::stdout().flush()?)
 }
 
-/// Says that all is set up and waits for the parent's word.
+/// Reports that the setup is done, and waits for the parent.
 fn announce() -> Result<()> {
     say("ready")?;
     io::stdin().read_to_end(&mut Vec::new())?;
@@ -185,7 +187,7 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// A child from the parent's side. Killed when dropped.
+/// A child, as seen by the parent. Killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -200,7 +202,8 @@ impl Process {
         Self::start_as(command, setup, seed, role)
     }
 
-    /// As start, by a command that becomes this program with the arguments that are added.
+    /// Does the same as [`Process::start`] with a command that becomes this program with the added
+    /// arguments.
     pub(crate) fn start_as(
         mut command: Command,
         setup: &Setup,
@@ -249,17 +252,18 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until a busy child has seen `count` more requests end well; others are under way then.
+    /// Waits until a busy child has completed `count` more requests. Other requests are in flight
+    /// then.
     pub(crate) fn has_moved(&mut self, count: usize) -> Result<()> {
         (0..count).try_for_each(|_| self.hear(MOVED))
     }
 
-    /// Its process number.
+    /// Returns the child's process number.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Gives the word to go on.
+    /// Tells the child to continue.
     pub(crate) fn go(&mut self) {
         self.stdin = None;
     }
@@ -269,7 +273,7 @@ impl Process {
         Ok(self.child.wait()?)
     }
 
-    /// As wait, and it must have ended well.
+    /// Does the same as [`Process::wait`]. Fails if the child failed.
     pub(crate) fn join(self) -> Result<()> {
         let status = self.wait()?;
         if !status.success() {
@@ -278,7 +282,7 @@ impl Process {
         Ok(())
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL and waits until the child has ended.
     pub(crate) fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -288,7 +292,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Errors mean that it has ended and was waited for.
+        // An error means that the child has ended and was already waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the kernel's side says: the stand-in GPU's counters, rxe's list of peer regions, ib_core's statistics, modules.
+//! State of the kernel's side: the stand-in GPU's counters, rxe's list of peer-memory regions,
+//! ib_core's statistics, modules.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,7 @@ use crate::sys;
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
-/// What must be zero when nobody holds anything.
+/// Counters that must be zero when nobody holds anything.
 const LIVE: [&str; 6] = [
     "pins_live",
     "pins_persistent_live",
@@ -20,7 +21,7 @@ const LIVE: [&str; 6] = [
     "bar_bytes_pinned",
     "allocs_live",
 ];
-/// What must never be counted at all.
+/// Counters that must never increase.
 const NEVER: [&str; 2] = ["misuse", "callbacks_after_put"];
 
 /// One reading of the stand-in GPU's counters.
@@ -32,12 +33,12 @@ impl Counters {
         Self::parse(&fs::read_to_string(COUNTERS).context(COUNTERS)?)
     }
 
-    /// Sets to zero what counts events.
+    /// Sets the counters of events to zero.
     pub(crate) fn reset() -> Result<()> {
         fs::write(COUNTERS, "0").context(COUNTERS)
     }
 
-    /// None where there is no stand-in.
+    /// Returns `None` if there is no stand-in.
     pub(crate) fn read_if_there() -> Result<Option<Self>> {
         Path::new(COUNTERS).exists().then(Self::read).transpose()
     }
@@ -72,17 +73,17 @@ impl Counters {
             .with_context(|| format!("counter {name} ran backwards"))
     }
 
-    /// The pins that are live, of both modes.
+    /// Returns the number of live pins of both modes.
     pub(crate) fn live_pins(&self) -> Result<u64> {
         Ok(self.get("pins_live")? + self.get("pins_persistent_live")?)
     }
 
-    /// Everything that is not as it must be at rest.
+    /// Returns all counters that are wrong at rest.
     pub(crate) fn leftovers(&self, before: &Self) -> Result<Vec<String>> {
         self.leftovers_beside(before, 0)
     }
 
-    /// The same, where so many allocations are meant to be there.
+    /// Does the same while `allocations` allocations are expected.
     pub(crate) fn leftovers_beside(&self, before: &Self, allocations: u64) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for name in LIVE {
@@ -97,7 +98,7 @@ impl Counters {
             }
         }
         for name in NEVER {
-            // Less than before: a case has set them to zero, and what there is has come since.
+            // Less than before: a case has reset the counter, so its value is what has come since.
             let value = self.since(before, name).or_else(|_| self.get(name))?;
             if value != 0 {
                 found.push(format!("{name}+={value}"));
@@ -106,7 +107,7 @@ impl Counters {
         Ok(found)
     }
 
-    /// What happened between `before` and this reading.
+    /// Returns the activity between `before` and this reading.
     pub(crate) fn activity(&self, before: &Self) -> Result<Activity> {
         let since = |name| self.since(before, name);
         Ok(Activity {
@@ -120,7 +121,7 @@ impl Counters {
     }
 }
 
-/// As many pins are live.
+/// Checks the number of live pins.
 pub(crate) fn pins_are(expected: u64) -> Result<()> {
     let live = Counters::read()?.live_pins()?;
     ensure!(
@@ -130,30 +131,30 @@ pub(crate) fn pins_are(expected: u64) -> Result<()> {
     Ok(())
 }
 
-/// Provider calls that succeeded, both modes together.
+/// Successful calls of nvidia.ko, summed over both modes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Activity {
     pub(crate) pins: u64,
     pub(crate) unpins: u64,
-    /// Calls that asked for a pin, the refused ones included.
+    /// Calls to pin, including refused ones.
     pub(crate) attempts: u64,
     pub(crate) maps: u64,
     pub(crate) unmaps: u64,
     pub(crate) callbacks: u64,
 }
 
-/// A peer region as rxe holds it.
+/// A peer-memory region as rxe holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerRegion {
     pub(crate) lkey: u64,
     pub(crate) addr: u64,
     pub(crate) len: u64,
-    /// Scatter-list entries that the peer client returned.
+    /// Scatter-list entries that the peer-memory client returned.
     pub(crate) entries: u64,
     pub(crate) state: String,
 }
 
-/// The peer regions of an RDMA device.
+/// Returns the peer-memory regions of an RDMA device.
 pub(crate) fn peer_regions(device: &str) -> Result<Vec<PeerRegion>> {
     let path = format!("/sys/kernel/debug/rxe_peer/{device}/mrs");
     fs::read_to_string(&path)
@@ -191,12 +192,13 @@ fn number(text: &str) -> Result<u64> {
     parsed.with_context(|| format!("not a number: {text:?}"))
 }
 
-/// A parameter of a loaded module, None where the module or the parameter is not there.
+/// Returns a parameter of a loaded module, or `None` if the module or the parameter does not exist.
 pub(crate) fn module_parameter(module: &str, name: &str) -> Option<String> {
     sys::read_line(&format!("/sys/module/{module}/parameters/{name}")).ok()
 }
 
-/// How often this device of rxe's was asked for what it had been asked for before. `None`: it has gone.
+/// Returns the number of duplicate requests that an rxe device has received, or `None` if the
+/// device is gone.
 pub(crate) fn duplicate_requests(device: &str) -> Option<u64> {
     let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/duplicate_request");
     sys::read_line(&path).ok()?.parse().ok()

@@ -19,13 +19,13 @@ use crate::rdma::{full_access, Op, Region, Status};
 use crate::sys::Running;
 use crate::{ktap, measure, module, rdma, sys};
 
-/// Where the runner has laid NVIDIA's own module, if it has.
+/// Variable with the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
 const CONTROL: &str = "TESTVM_CONTROL_KO";
-/// What is written and read: not aligned to anything, and longer than any page.
+/// Number of bytes to write and read: not aligned to anything, and longer than any page.
 const BYTES: usize = (1 << 20) + 4097;
 const OFFSET: usize = 65_536 + 123;
 
-/// Tells it; an error where something did not hold.
+/// Runs the demo. Fails if a check fails.
 pub(crate) fn run(setup: &Setup) -> Result<()> {
     let before = Counters::read()?;
     let mode = setup.mode();
@@ -55,7 +55,8 @@ pub(crate) fn run(setup: &Setup) -> Result<()> {
     Ok(())
 }
 
-/// The figures of NVIDIA's module for the same registration, taken in its turn on the same machine.
+/// Returns the measurement of NVIDIA's nvidia-peermem for the same registration on the same
+/// machine.
 fn control(setup: &Setup) -> Result<Option<Measurement>> {
     if let Ok(json) = env::var("GDR_CONTROL_JSON") {
         return Ok(Some(serde_json::from_str(&json)?));
@@ -179,7 +180,7 @@ fn hex(bytes: &[u8]) -> String {
         .join(" ")
 }
 
-/// As the bus sees it: through the BAR in sysfs, not through anything that took part.
+/// Reads the memory through the BAR in sysfs, independently of the transfer.
 fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     memory.bar_view()?.read(offset, &mut bytes)?;
@@ -247,7 +248,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
     host.check()
 }
 
-/// What a WRITE to the region ends with.
+/// Returns the status of a WRITE to the region.
 fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     Ok(connection
@@ -283,7 +284,7 @@ fn freed_persistent(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The other mode is a parameter of the module, so the module is loaded anew for it.
+/// Reloads the module, because the mode is a module parameter.
 fn freed_revocable(setup: &Setup) -> Result<()> {
     module::loaded_with(&["persistent_api_support=0".to_owned()], || {
         let lab = Lab::open(setup)?;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! DMA as the kernel sees it: what stands between a device and memory, which DMA addresses a registration was given, and
-//! the accesses that the IOMMU refused.
+//! DMA as the kernel sees it: the IOMMU between a device and memory, the DMA addresses of a
+//! registration, and the accesses that the IOMMU refused.
 //!
-//! A region's DMA addresses go from the peermem module to ib_core and are shown to nobody. The kernel's own tracepoints say
-//! which physical address has which DMA address: where an IOMMU translates, those of its tables, which are told of all that
-//! is mapped, by whatever function of the DMA API; elsewhere that of `dma_map_phys()`. The stand-in GPU says at which
-//! physical address each page of an allocation lies. That the addresses in the region's scatter list are these and no
-//! others is what rxe adds: it follows each of them through the IOMMU's tables to a physical address, and moves the bytes
-//! there.
+//! The peermem module passes a region's DMA addresses to ib_core, and nobody shows them. The
+//! kernel's tracepoints show the DMA address of each physical address. If an IOMMU translates, this
+//! program uses the tracepoints of its tables, which report every mapping by any function of the
+//! DMA API. Otherwise, it uses the one of `dma_map_phys()`. The stand-in GPU reports the physical
+//! address of each page of an allocation.
+//!
+//! rxe proves that the region's scatter list has exactly these addresses. It follows each address
+//! through the IOMMU's tables to a physical address, and moves the bytes there.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,21 +26,22 @@ use crate::gpu::{Allocation, Place, PAGE};
 use crate::rdma::{full_access, Hca, Region};
 use crate::sys;
 
-/// What stands between a device and memory.
+/// Translation between a device and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Guard {
-    /// Nothing: DMA addresses are physical.
+    /// No IOMMU: DMA addresses are physical.
     None,
     /// An IOMMU that lets everything through.
     Passthrough,
-    /// An IOMMU that translates, and forgets what was unmapped some time later.
+    /// An IOMMU that translates, and invalidates unmapped addresses some time later.
     Lazy,
-    /// An IOMMU that translates, and has forgotten when the unmapping returns.
+    /// An IOMMU that translates, and has invalidated the addresses when the unmapping returns.
     Strict,
 }
 
 impl Guard {
-    /// Of the device at `bdf`, which must have it for itself, and be as the machine was asked for.
+    /// Returns the guard of the device at `bdf`. The device must be alone in its group, and the
+    /// guard must be the one that the machine was started with.
     pub(crate) fn of(bdf: &str) -> Result<Self> {
         let group = format!("/sys/bus/pci/devices/{bdf}/iommu_group");
         let found = if Path::new(&group).exists() {
@@ -62,7 +65,7 @@ impl Guard {
         Ok(found)
     }
 
-    /// What the test VM calls it.
+    /// Returns the test VM's option for the guard.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Self::None => "off",
@@ -77,7 +80,7 @@ impl Guard {
     }
 }
 
-/// What was mapped at once.
+/// One mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Map {
     phys: u64,
@@ -85,7 +88,7 @@ struct Map {
     len: u64,
 }
 
-/// One end of it.
+/// One unmapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Unmap {
     dma: u64,
@@ -98,7 +101,7 @@ enum Event {
     Unmap(Unmap),
 }
 
-/// Watches what is mapped and unmapped for one device.
+/// Traces mappings and unmappings for one device.
 #[derive(Debug)]
 pub(crate) struct Trace {
     directory: PathBuf,
@@ -107,14 +110,15 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// The IOMMU's tables do not say for which device: while they are watched, nothing is mapped for any other.
+    /// Starts a trace. Events of the IOMMU's tables do not name the device, so nothing may be
+    /// mapped for another device meanwhile.
     pub(crate) fn of(device: &str, guard: Guard) -> Result<Self> {
         let directory = PathBuf::from(format!(
             "/sys/kernel/tracing/instances/gdr-{}",
             std::process::id()
         ));
         fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
-        // From here on an early return takes the directory away again.
+        // From here on, an early return removes the directory.
         let trace = Self {
             directory,
             device: device.to_owned(),
@@ -145,7 +149,7 @@ impl Trace {
         Ok((value, parse_trace(&text, &self.device, self.translates)?))
     }
 
-    /// Registers a part of `memory`, for the device that is watched, and says where its pages are.
+    /// Registers a part of `memory` for the traced device, and returns the addresses of its pages.
     pub(crate) fn register(
         &self,
         hca: &Hca,
@@ -159,7 +163,8 @@ impl Trace {
         for event in events {
             match event {
                 Event::Map(map) => maps.push(map),
-                // The first for a GPU and an HCA has nvidia.ko map a page, to see whether the one reaches the other.
+                // The first registration for a GPU and an HCA makes nvidia.ko map one page, to
+                // check that the HCA reaches the GPU.
                 Event::Unmap(unmap) => ensure!(
                     maps.pop().is_some_and(|page| {
                         maps.is_empty()
@@ -174,7 +179,7 @@ impl Trace {
         let first = span.addr() / PAGE * PAGE;
         let end = (span.addr() + span.len()).next_multiple_of(PAGE);
         let mut pages = Vec::new();
-        // The stand-in walks over a run to tell its length: it is asked once for each run.
+        // The stand-in walks over a run to find its length, so it is asked once for each run.
         let mut known: Option<(u64, Place)> = None;
         for page in (first..end).step_by(usize::try_from(PAGE)?) {
             let (from, place) = match known {
@@ -196,7 +201,7 @@ impl Trace {
             });
         }
         let mapped: u64 = maps.iter().map(|map| map.len).sum();
-        // Where nothing translates, what is mapped beside it gives nothing to the device.
+        // Without translation, a larger mapping gives the device no additional access.
         ensure!(
             mapped == end - first || !self.translates,
             "{mapped:#x} bytes were mapped for a region of {:#x}",
@@ -209,7 +214,8 @@ impl Trace {
         })
     }
 
-    /// Runs `body`, which must unmap the pages of a region, each once, and, where something translates, nothing else.
+    /// Runs `body`, which must unmap each page of a region once. If an IOMMU translates, `body`
+    /// must unmap nothing else.
     pub(crate) fn unmapping<T>(
         &self,
         pages: &[Page],
@@ -277,7 +283,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
                 rest.starts_with(device),
                 "an event of another device: {line}"
             );
-            // What a driver of its own maps is host memory, and not for this program.
+            // A driver of the device would map host memory, which is not for this program.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
             }
@@ -314,7 +320,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
     Ok(events)
 }
 
-/// A page of a region, three times.
+/// The virtual, physical and DMA address of a page of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) va: u64,
@@ -329,22 +335,23 @@ pub(crate) struct Segment {
     pub(crate) len: u64,
 }
 
-/// A region, and where its pages are for the device that it was mapped for.
+/// A region, and the addresses of its pages for the device.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) region: Region,
     pub(crate) pages: Vec<Page>,
-    /// How many times something was mapped for it.
+    /// Number of mappings for the region.
     pub(crate) maps: usize,
 }
 
 impl Mapped {
-    /// The DMA addresses of `[offset, offset + len)` of the region, neighbours joined.
+    /// Returns the DMA addresses of `[offset, offset + len)` of the region, with neighbours joined.
     pub(crate) fn segments(&self, offset: u64, len: u64) -> Result<Vec<Segment>> {
         segments(&self.pages, self.region.addr() + offset, len)
     }
 
-    /// How many stretches of DMA addresses the region consists of; one ends where `boundary` divides the address.
+    /// Returns the number of runs of DMA addresses in the region. A run also ends where a virtual
+    /// address is a multiple of `boundary`.
     pub(crate) fn stretches(&self, boundary: u64) -> usize {
         let joins =
             |pair: &&[Page]| pair[0].dma + PAGE == pair[1].dma && pair[1].va % boundary != 0;
@@ -371,7 +378,7 @@ fn segments(pages: &[Page], start: u64, len: u64) -> Result<Vec<Segment>> {
     Ok(found)
 }
 
-/// What a device wanted of memory.
+/// Direction of a device's access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -383,29 +390,31 @@ pub(crate) enum Access {
 pub(crate) struct Fault {
     pub(crate) access: Access,
     pub(crate) device: String,
-    /// The page of 4 KiB.
+    /// Address of the page of 4 KiB.
     pub(crate) addr: u64,
 }
 
-/// How many accesses in a row the kernel reports, before it is silent for the rest of five seconds. Any further one must come
-/// later than that, whenever the kernel began to count. It counts in [`sys::jiffies`].
+/// Number of consecutive accesses that the kernel reports before it is silent for the rest of five
+/// seconds. The next access must come after [`INTERVAL`], whenever the kernel began to count. The
+/// kernel counts in [`sys::jiffies`].
 ///
-/// Of Intel's IOMMU it prints ten messages in that time, and a fault takes three, one of them for looking whether there is
-/// another. Of an SMMU it prints ten events, and QEMU's has one for each word that the device reads or writes.
+/// For Intel's IOMMU, the kernel prints ten messages in that time. A fault takes three, one of
+/// which is the check for another fault. For an SMMU, it prints ten events, and QEMU's SMMU has one
+/// for each word that the device reads or writes.
 const BURST: usize = if cfg!(target_arch = "aarch64") { 1 } else { 3 };
 const INTERVAL: Duration = Duration::from_millis(5500);
 
-/// When the latest accesses had been reported.
+/// Times at which the latest accesses were reported.
 static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 
-/// Reads the kernel's log for refused accesses, from its making on.
+/// Reads the kernel's log for refused accesses, from its creation on.
 #[derive(Debug)]
 pub(crate) struct Faults {
     log: File,
     device: String,
     reader: Reader,
     seen: usize,
-    /// How many more reports there were of the same accesses.
+    /// Number of further reports of the same accesses.
     rest: usize,
 }
 
@@ -426,7 +435,7 @@ impl Faults {
         })
     }
 
-    /// Those that came since the last look.
+    /// Returns the faults since the last call.
     fn new_ones(&mut self) -> Result<Vec<Fault>> {
         let mut found = Vec::new();
         let mut record = [0u8; 8192];
@@ -436,7 +445,7 @@ impl Faults {
                 Ok(got) => {
                     let text = String::from_utf8_lossy(&record[..got]);
                     let message = text.split_once(';').map_or("", |(_, message)| message);
-                    // What follows says of which device the message is.
+                    // The lines after the first name the device of the message.
                     let message = message.lines().next().unwrap_or_default();
                     match self.reader.next(message)? {
                         None => {}
@@ -457,14 +466,14 @@ impl Faults {
         Ok(found)
     }
 
-    /// None has come that was not taken by [`Self::take`].
+    /// Fails if there is a fault that [`Self::take`] has not taken.
     pub(crate) fn none(&mut self) -> Result<()> {
         let found = self.new_ones()?;
         ensure!(found.is_empty(), "refused by the IOMMU: {found:x?}");
         Ok(())
     }
 
-    /// Waits until the kernel would report one more.
+    /// Waits until the kernel would report another fault.
     pub(crate) fn pace(&mut self) -> Result<()> {
         loop {
             self.none()?;
@@ -481,14 +490,15 @@ impl Faults {
         Ok(())
     }
 
-    /// Takes the one fault that an access to the page at `addr` has led to. Call [`Self::pace`] before that access.
+    /// Takes the one fault of an access to the page at `addr`. Call [`Self::pace`] before that
+    /// access.
     pub(crate) fn take(&mut self, access: Access, addr: u64) -> Result<()> {
         let mut found = Vec::new();
         let came = sys::wait_until(Duration::from_secs(60), || {
             found.extend(self.new_ones()?);
             Ok(!found.is_empty())
         })?;
-        // Whoever looks next, with a reader of his own, must not begin in the middle of an SMMU's report.
+        // A later reader of the log must not begin in the middle of an SMMU's report.
         let mut before = None;
         while self.reader.last.is_some() && before != Some(self.rest) {
             before = Some(self.rest);
@@ -518,27 +528,27 @@ impl Faults {
         Ok(())
     }
 
-    /// How many there were.
+    /// Returns the number of faults.
     pub(crate) fn seen(&self) -> usize {
         self.seen
     }
 }
 
-/// What a message says of refused accesses.
+/// Meaning of a message about refused accesses.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
-    /// The first of an access.
+    /// The first report of an access.
     Access(Fault),
-    /// More of the access before.
+    /// A further report of the previous access.
     Rest,
 }
 
-/// Reads messages one after the other: an SMMU's report has several.
+/// Parses consecutive messages, because an SMMU's report has several.
 #[derive(Debug, Default)]
 struct Reader {
-    /// The event's words so far, of an SMMU's report that has begun.
+    /// Words of the event in an SMMU's report that is not complete yet.
     words: Vec<u64>,
-    /// The latest that an SMMU reported, and its very address.
+    /// The latest fault that an SMMU reported, and its exact address.
     last: Option<(Fault, u64)>,
 }
 
@@ -573,7 +583,7 @@ impl Reader {
     }
 }
 
-/// `Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 [fault reason 0x05] …`
+/// Parses `Write NO_PASID] Request device [0000:00:06.0] fault addr 0xfffff000 …`.
 fn parse_dmar(rest: &str) -> Option<Fault> {
     let access = match rest.split_whitespace().next()? {
         "Read" => Access::Read,
@@ -594,8 +604,9 @@ fn parse_dmar(rest: &str) -> Option<Fault> {
     })
 }
 
-/// `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`, and the words that came before. Whether
-/// it was a read is also in the message after it, which has no end of line and so comes no sooner than the next one does.
+/// Parses `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`, with
+/// the words before it. The next message also has the direction. It has no end of line, so it
+/// arrives only with the message after it.
 fn parse_event(event: &str, words: &[u64]) -> Option<(Fault, u64)> {
     const READ: u64 = 1 << 35;
     let (_, rest) = event.split_once(" client: ")?;
@@ -685,7 +696,7 @@ mod tests {
                     [fault reason 0x05] PTE Write access is not set\n";
         let write = || fault(Access::Write, "0000:00:06.0", 0xffff_f000);
         assert_eq!(read(line).expect("a fault"), [write()]);
-        // Each line of this IOMMU's is an access.
+        // Each line of this IOMMU is an access.
         assert_eq!(
             read(&line.repeat(2)).expect("two faults"),
             [write(), write()]
@@ -694,7 +705,7 @@ mod tests {
         assert!(read("DMAR: [DMA Burn] what\n").is_err());
     }
 
-    /// As /dev/kmsg has the messages of one event.
+    /// Returns the messages of one event, as in /dev/kmsg.
     fn event(second: u64, addr: u64) -> String {
         let smmu = "arm-smmu-v3 9050000.smmuv3: ";
         let mut text = format!("{smmu}event 0x10 received:\n");
@@ -711,7 +722,8 @@ mod tests {
         const WRITE: u64 = 0x200 << 32;
         const READ: u64 = 0x208 << 32;
         let of = |access, addr| fault(access, "0000:00:05.0", addr);
-        // An access has one event for each of its words. One that begins anew is another, and so is one of another kind.
+        // An access has one event for each of its words. An event at a lower address, or of another
+        // kind, belongs to another access.
         let messages = [
             event(WRITE, 0xfff2_2000),
             event(WRITE, 0xfff2_2000),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernel's fault injection: the n-th allocation of this thread fails, counted among all, or among those that are made
-//! below certain functions. Only debug kernels have it.
+//! The kernel's fault injection: the n-th allocation of this thread fails, counted among all or
+//! among those below certain functions. Only debug kernels have fault injection.
 
 use std::fs;
 use std::fs::File;
@@ -17,38 +17,38 @@ const NTH: &str = "/proc/thread-self/fail-nth";
 const THREAD: &str = "/proc/thread-self/make-it-fail";
 const KINDS: [&str; 2] = ["failslab", "fail_page_alloc"];
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
-/// No stack has an address of it.
+/// Range without any address of a stack.
 const NOWHERE: Range<u64> = 1..2;
 
-/// With this in the environment the kernel's log has the stack of each failure.
+/// Environment variable that makes the kernel log the stack of each failure.
 const STACKS: &str = "GDR_FAULT_STACKS";
 
-/// What can fail beside slab objects and pages. These are not allocations, so they are never counted.
+/// Other faults than slab objects and pages. They are not allocations, so they are never counted.
 const OTHERS: [&str; 2] = ["fail_usercopy", "fail_futex"];
 
-/// Which allocations count.
+/// Selects the allocations that count.
 #[derive(Debug, Clone)]
 pub(crate) enum Counted {
-    /// Every one of the thread's.
+    /// All allocations of the thread.
     All,
-    /// Slab objects that are allocated while a function in `below` is being executed, and none in `except`. Pages do not
-    /// count: how many the slab allocator takes depends on what it has.
+    /// Slab objects that are allocated while a function in `below` runs, and none in `except`.
+    /// Pages do not count, because their number depends on the state of the slab allocator.
     Objects {
         below: Range<u64>,
         except: Option<Range<u64>>,
     },
-    /// Slab objects and pages that are allocated while a function in `below` is being executed.
+    /// Slab objects and pages that are allocated while a function in `below` runs.
     Every { below: Range<u64> },
 }
 
-/// Fault injection set up, until dropped.
+/// Fault injection that is set up until dropped.
 #[derive(Debug)]
 pub(crate) struct Faults {
     changed: Vec<(String, String)>,
 }
 
 impl Faults {
-    /// Skips the case where the kernel has no fault injection.
+    /// Sets up fault injection. Skips the case if the kernel has none.
     pub(crate) fn new(counted: &Counted) -> Result<Self> {
         if !Path::new(NTH).exists() || !Path::new(DEBUGFS).join("failslab").exists() {
             return ktap::skip("this kernel has no fault injection");
@@ -67,7 +67,7 @@ impl Faults {
             "0"
         };
         for kind in KINDS {
-            // Allocations that may sleep are most of them.
+            // Most allocations may sleep.
             faults.set(kind, "ignore-gfp-wait", "N")?;
             faults.set(kind, "verbose", verbose)?;
             faults.set(kind, "verbose_ratelimit_interval_ms", "0")?;
@@ -84,7 +84,7 @@ impl Faults {
         Ok(faults)
     }
 
-    /// From here on not one allocation of this thread's that counts fails but every one.
+    /// Makes every counted allocation of this thread fail from now on, instead of one.
     pub(crate) fn all(&self) -> Result<All<'_>> {
         let all = All(self);
         for kind in KINDS {
@@ -123,15 +123,15 @@ fn write(kind: &str, name: &str, value: &str) -> Result<()> {
     fs::write(&path, value).with_context(|| format!("{path}: {value}"))
 }
 
-/// More failures than anybody makes.
+/// More failures than ever occur.
 const MOST: u32 = 1_000_000;
 
-/// Every allocation that counts fails, until this ends.
+/// Makes every counted allocation fail until dropped.
 #[derive(Debug)]
 pub(crate) struct All<'a>(&'a Faults);
 
 impl All<'_> {
-    /// Returns how many there were.
+    /// Ends the failures and returns their number.
     pub(crate) fn end(self) -> Result<u32> {
         fs::write(THREAD, "0").context(THREAD)?;
         let mut failures = 0;
@@ -167,12 +167,12 @@ impl Drop for Faults {
     }
 }
 
-/// The n-th of the allocations that count fails, if this thread comes to make so many.
+/// Makes the n-th counted allocation of this thread fail.
 #[derive(Debug)]
 pub(crate) struct Nth(File);
 
 impl Nth {
-    /// Armed from here on.
+    /// Arms the failure.
     pub(crate) fn arm(nth: u32) -> Result<Self> {
         ensure!(nth > 0, "allocations are counted from 1");
         let nth_file = Self(sys::open_rw(NTH)?);
@@ -180,7 +180,7 @@ impl Nth {
         Ok(nth_file)
     }
 
-    /// Disarms, and says whether it came to a failure.
+    /// Disarms the failure. Returns `true` if it occurred.
     pub(crate) fn disarm(self) -> Result<bool> {
         let mut text = [0; 16];
         let len = self.0.read_at(&mut text, 0).context(NTH)?;
@@ -190,7 +190,7 @@ impl Nth {
     }
 }
 
-/// The kernel's functions by their addresses.
+/// Addresses of the kernel's functions.
 #[derive(Debug)]
 pub(crate) struct Symbols(Vec<(u64, String, Option<String>)>);
 
@@ -200,7 +200,7 @@ impl Symbols {
         Self::parse(&text)
     }
 
-    /// `address type name [module]`; types T and W and their lower case are functions.
+    /// Parses lines of `address type name [module]`. Functions have type T or W in either case.
     fn parse(text: &str) -> Result<Self> {
         let mut all = Vec::new();
         for line in text.lines() {
@@ -227,13 +227,13 @@ impl Symbols {
         Ok(Self(all))
     }
 
-    /// Where the next function after `address` begins.
+    /// Returns the start of the next function after `address`.
     fn next(&self, address: u64) -> Option<u64> {
         let at = self.0.partition_point(|(found, ..)| *found <= address);
         self.0.get(at).map(|(found, ..)| *found)
     }
 
-    /// One function of the kernel's or of a module's.
+    /// Returns the range of one function of the kernel or a module.
     pub(crate) fn function(&self, wanted: &str) -> Result<Range<u64>> {
         let mut found = self.0.iter().filter(|(_, name, _)| name == wanted);
         let start = found
@@ -244,8 +244,8 @@ impl Symbols {
         Ok(start..end)
     }
 
-    /// The one function of a module that is a method of this name, with this type in its own: Rust's mangled names have a
-    /// length before each part.
+    /// Returns the only function of a module that is a method `method` and has the type `with` in
+    /// its name. Rust's mangled names have a length before each part.
     pub(crate) fn method(&self, module: &str, with: &str, method: &str) -> Result<Range<u64>> {
         let part = |name: &str| format!("{}{name}", name.len());
         let mut found = self.0.iter().filter(|(_, name, of)| {
@@ -262,7 +262,7 @@ impl Symbols {
         Ok(start..end)
     }
 
-    /// All functions of a module that is loaded.
+    /// Returns the range of all functions of a loaded module.
     pub(crate) fn module(&self, wanted: &str) -> Result<Range<u64>> {
         const PAGE: u64 = 4096;
         let mut of_it = self
@@ -274,7 +274,7 @@ impl Symbols {
             .next()
             .with_context(|| format!("no functions of {wanted} are known"))?;
         let last = of_it.next_back().unwrap_or(start);
-        // The length of the last is not said. Nothing else lies in a module's last page.
+        // The length of the last function is unknown. Nothing else lies in a module's last page.
         let end = (last / PAGE + 1) * PAGE;
         let foreign = self.0.iter().any(|(address, _, module)| {
             (start..end).contains(address) && module.as_deref() != Some(wanted)

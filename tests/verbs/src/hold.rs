@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Schedules: hold points of the kernel's modules, and threads that may never come back.
+//! Schedules: hold points of the kernel's modules, and threads that may never return.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -10,17 +10,17 @@ use anyhow::{ensure, Context, Result};
 
 use crate::sys;
 
-/// How long a thread may take to get where it must get.
+/// Time limit for a thread to reach its place.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// A place where the kernel stops threads while this exists, for as long as it takes. See `linux/test_hold.h`.
+/// A place at which the kernel stops threads until this is dropped. See `linux/test_hold.h`.
 #[derive(Debug)]
 pub(crate) struct Hold {
     path: PathBuf,
 }
 
 impl Hold {
-    /// `place` is `<module's directory>/<name>`: `ib_peer_mem/before_release`.
+    /// Arms a place, which is `<module's directory>/<name>`: `ib_peer_mem/before_release`.
     pub(crate) fn arm(place: &str) -> Result<Self> {
         let (module, name) = place.split_once('/').context("no module in a hold point")?;
         let path = PathBuf::from(format!("/sys/kernel/debug/{module}/hold/{name}"));
@@ -28,7 +28,7 @@ impl Hold {
         Ok(Self { path })
     }
 
-    /// How many threads stand there.
+    /// Returns the number of threads that wait at the place.
     pub(crate) fn waiting(&self) -> Result<u64> {
         let text = fs::read_to_string(&self.path)?;
         let field = text
@@ -38,7 +38,7 @@ impl Hold {
         Ok(field.parse()?)
     }
 
-    /// Waits until `worker` stands there, or has ended without coming by.
+    /// Waits until `worker` stops at the place, or ends. Returns `true` if it stopped.
     pub(crate) fn caught<T>(&self, worker: &mut Worker<T>) -> Result<bool> {
         let mut caught = false;
         let settled = sys::wait_until(PATIENCE, || {
@@ -55,7 +55,7 @@ impl Hold {
         Ok(caught)
     }
 
-    /// Arms `place`, and catches there the worker that `start` starts.
+    /// Arms `place`, and waits until the worker that `start` starts stops there.
     pub(crate) fn catch<T>(
         place: &str,
         start: impl FnOnce() -> Result<Worker<T>>,
@@ -66,7 +66,7 @@ impl Hold {
         Ok((hold, worker))
     }
 
-    /// Lets all go.
+    /// Releases all threads.
     pub(crate) fn release(self) {
         drop(self);
     }
@@ -80,18 +80,18 @@ impl Drop for Hold {
     }
 }
 
-/// What became of a thread.
+/// Outcome of a thread.
 #[derive(Debug)]
 pub(crate) enum Fate<T> {
     Done(T),
-    /// The kernel killed it: an oops.
+    /// The kernel killed the thread: an oops.
     Killed,
-    /// It sleeps in the kernel and will not wake, with the functions it sleeps in.
+    /// The thread sleeps in the kernel and will not wake. Has the functions in which it sleeps.
     Stuck(String),
 }
 
 impl<T> Fate<T> {
-    /// The result, where there must be one.
+    /// Returns the result. Fails if there is none.
     pub(crate) fn done(self, what: &str) -> Result<T> {
         match self {
             Fate::Done(value) => Ok(value),
@@ -101,7 +101,8 @@ impl<T> Fate<T> {
     }
 }
 
-/// A thread that makes calls which may not return. Never joined: what it left behind goes with the machine.
+/// A thread that makes calls which may not return. It is never joined, and its remains go with the
+/// machine.
 #[derive(Debug)]
 pub(crate) struct Worker<T> {
     name: &'static str,
@@ -120,7 +121,7 @@ impl<T: Send + 'static> Worker<T> {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                // A parent that has gone needs neither.
+                // The parent may have ended, and then needs neither.
                 let _ = say_tid.send(sys::thread_id());
                 let _ = send.send(body());
             })
@@ -135,7 +136,7 @@ impl<T: Send + 'static> Worker<T> {
 }
 
 impl<T> Worker<T> {
-    /// R, S, D, I, …; None once it is gone.
+    /// Returns the state (R, S, D, I, …), or `None` once the thread is gone.
     fn state(&self) -> Option<char> {
         sys::state(&format!("/proc/self/task/{}", self.tid))
     }
@@ -145,9 +146,9 @@ impl<T> Worker<T> {
             .is_some_and(|state| !matches!(state, 'Z' | 'X'))
     }
 
-    /// Whether it has a result, or was killed.
+    /// Returns `true` if the thread has a result or was killed.
     pub(crate) fn has_ended(&mut self) -> Result<bool> {
-        // In this order: a thread sends its result before it goes.
+        // In this order: a thread sends its result before it ends.
         let alive = self.is_alive();
         if self.result.is_none() {
             self.result = self.results.try_recv().ok();
@@ -155,14 +156,15 @@ impl<T> Worker<T> {
         Ok(self.result.is_some() || !alive)
     }
 
-    /// The functions that it sleeps in, innermost first, without offsets; empty while it runs.
+    /// Returns the functions in which the thread sleeps, innermost first, without offsets. Empty
+    /// while it runs.
     pub(crate) fn place(&self) -> String {
-        // Idle: at a hold point.
+        // State I (idle) is a hold point.
         let sleeps = || matches!(self.state(), Some('D' | 'I'));
         let before = sleeps();
         let path = format!("/proc/self/task/{}/stack", self.tid);
         let text = fs::read_to_string(path).unwrap_or_default();
-        // A thread that was preempted has a stack to show as well, and one that was woken.
+        // A thread that was preempted or woken also has a stack.
         if !before || !sleeps() {
             return String::new();
         }
@@ -175,15 +177,16 @@ impl<T> Worker<T> {
         names.collect::<Vec<_>>().join(" ")
     }
 
-    /// Waits until it has ended, or sleeps in a function whose name (with its module: `f[m]`) contains one of
-    /// `functions`. True if it has ended.
+    /// Waits until the thread ends, or sleeps in a function whose name (with its module: `f[m]`)
+    /// contains one of `functions`. Returns `true` if it has ended.
     pub(crate) fn ended_or_in(&mut self, functions: &[&str]) -> Result<bool> {
         self.ended_or_at(&format!("{functions:?}"), |place| {
             functions.iter().any(|function| place.contains(function))
         })
     }
 
-    /// Waits until it has ended, or sleeps at a place that is `what`: `is_there` knows. True if it has ended.
+    /// Waits until the thread ends, or sleeps at a place for which `is_there` returns `true`.
+    /// `what` names the place. Returns `true` if the thread has ended.
     pub(crate) fn ended_or_at(
         &mut self,
         what: &str,
@@ -203,7 +206,7 @@ impl<T> Worker<T> {
         Ok(ended)
     }
 
-    /// Waits for the end as long as there is hope.
+    /// Waits for the end of the thread, up to a time limit.
     pub(crate) fn finish(mut self) -> Result<Fate<T>> {
         sys::wait_until(PATIENCE, || self.has_ended())?;
         Ok(match self.result.take() {

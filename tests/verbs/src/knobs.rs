@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What can be turned in the kernel's modules while they run: their parameters, and the stand-in GPU's calls that fail on
-//! request (see `tests/gpu`).
+//! Settings of the kernel's modules at run time: their parameters, and calls of the stand-in GPU
+//! that fail on request (see `tests/gpu`).
 
 use std::path::PathBuf;
 use std::{env, fs};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{ktap, sys};
 
-/// A module's parameter, or a file of debugfs like one, set until dropped.
+/// A module parameter or a similar file in debugfs, set until dropped.
 pub(crate) struct Parameter {
     path: PathBuf,
     before: String,
@@ -36,14 +36,15 @@ impl Parameter {
 
 impl Drop for Parameter {
     fn drop(&mut self) {
-        // With a line's end: writing nothing sets nothing.
+        // Ends in a newline, because an empty write sets nothing.
         if let Err(error) = fs::write(&self.path, format!("{}\n", self.before)) {
             ktap::note("not_restored", error);
         }
     }
 }
 
-/// Whether what pins GPU memory here is NVIDIA's own code (`--provider nvidia`, of 550, or `nvidia555`).
+/// Returns `true` if NVIDIA's own code pins GPU memory here (`--provider nvidia`, from 550, or
+/// `nvidia555`).
 pub(crate) fn has_nvidias_upper_half() -> bool {
     env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider.starts_with("nvidia"))
 }
@@ -52,13 +53,13 @@ fn is_settable(path: &str) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.permissions().readonly())
 }
 
-/// Version of the page tables of nvidia.ko, as the stand-in reports it for the form of it that is loaded.
+/// Returns the version of nvidia.ko's page tables, as the loaded stand-in reports it.
 pub(crate) fn table_version() -> Result<u32> {
     let path = "/sys/module/nvidia/parameters/table_version";
     sys::read_line(path)?.parse().context(path)
 }
 
-/// Returns `true` if page tables can be made to have another version.
+/// Returns `true` if the version of page tables can be changed.
 pub(crate) fn table_version_is_settable() -> bool {
     is_settable("/sys/module/nvidia/parameters/table_version")
 }
@@ -67,18 +68,19 @@ fn failure(place: &str) -> String {
     format!("/sys/kernel/debug/nvidia/fail/{place}")
 }
 
-/// The next call of the stand-in's at `place` fails with `errno`: with `libc::EIO` it returns `-EIO`.
+/// Makes the stand-in's next call at `place` fail with `errno`: with `libc::EIO`, it returns
+/// `-EIO`.
 pub(crate) fn fail_next(place: &str, errno: i32) -> Result<()> {
     fail_nth(place, 1, errno)
 }
 
-/// The `nth` call from now on does, and only that one.
+/// Makes only the `nth` call from now on fail.
 pub(crate) fn fail_nth(place: &str, nth: u32, errno: i32) -> Result<()> {
     let path = failure(place);
     fs::write(&path, format!("{nth} {errno}")).with_context(|| path)
 }
 
-/// None does any more. True if one has.
+/// Disarms the failure at `place`. Returns `true` if a call has failed.
 pub(crate) fn fail_none(place: &str) -> Result<bool> {
     let path = failure(place);
     let failed = sys::read_line(&path)?.contains("hits=1");
@@ -86,13 +88,13 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     Ok(failed)
 }
 
-/// Declares a report of the kernel's that is meant to come, or has just come: one line of it matches `pattern`. Whoever
-/// judges the log counts it.
+/// Announces a kernel report that is expected now or has just come. One of its lines matches
+/// `pattern`. The check of the log takes it into account.
 pub(crate) fn provoke(pattern: &str) -> Result<()> {
     fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
 }
 
-/// The warning that nvidia.ko writes when a put fails, of either kind.
+/// Announces nvidia.ko's warning about a failed put of either kind.
 pub(crate) fn provoke_failing_put() -> Result<()> {
     provoke(if has_nvidias_upper_half() {
         r"WARNING: .*nv-p2p\.c"
@@ -101,13 +103,14 @@ pub(crate) fn provoke_failing_put() -> Result<()> {
     })
 }
 
-/// The next persistent put fails with `errno`, of which nvidia.ko itself warns, and the pin is lost until its GPU is unbound.
+/// Makes the next persistent put fail with `errno`. nvidia.ko warns, and the pin is lost until its
+/// GPU is unbound.
 pub(crate) fn lose_next_put(errno: i32) -> Result<()> {
     provoke_failing_put()?;
     fail_next("put_pages_persistent", errno)
 }
 
-/// Takes a GPU from its driver and gives it back.
+/// Unbinds a GPU from its driver and binds it again.
 pub(crate) fn rebind(bdf: &str) -> Result<()> {
     for what in ["unbind", "bind"] {
         let path = format!("/sys/bus/pci/drivers/nvidia/{what}");

@@ -12,13 +12,15 @@ use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
 use crate::sys;
 
-/// A test case: its group and name joined by a dot, and the function that runs it on a [`Lab`] or another bench.
+/// A test case: its group and name joined by a dot, and the function that runs it on a [`Lab`] or
+/// another bench.
 pub(crate) struct Case<Bench: 'static = Lab> {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Bench) -> Result<()>,
 }
 
-/// Makes a table of cases: a row has a case's name, the condition under which it runs (if `Case` has one), and its function.
+/// Makes a table of cases. A row has a case's name, the condition under which it runs (if `Case`
+/// has one), and its function.
 macro_rules! cases {
     ($($name:literal => $run:expr),+ $(,)?) => {
         &[$(Case { name: $name, run: $run }),+]
@@ -29,7 +31,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// Why a case does not apply here.
+/// Reason why a case does not apply here.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Skip(String);
@@ -39,12 +41,12 @@ pub(crate) fn skip<T>(reason: impl Display) -> Result<T> {
     Err(Skip(reason.to_string()).into())
 }
 
-/// A figure that the case measured.
+/// Prints a figure that the case measured.
 pub(crate) fn note(name: &str, value: impl Display) {
     println!("# {name} {value}");
 }
 
-/// Compares two numbers of the same thing.
+/// Compares a number with the expected one.
 pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
     ensure!(
         found == expected,
@@ -59,14 +61,14 @@ pub(crate) fn expect(name: &str, found: u64, expected: u64) -> Result<()> {
     same(name, found, expected)
 }
 
-/// How long the kernel gets to finish what a closed descriptor set off.
+/// Time limit for the kernel to finish work after a descriptor is closed.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// Runs the cases one after another; true when none failed.
+/// Runs the cases one after another. Returns `true` if none failed.
 pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     println!("KTAP version 1");
     println!("# seed {}", setup.seed);
-    // Some machines are set up so that they are refused.
+    // Some machines refuse these registrations on purpose.
     if let Err(error) = Lab::open(setup).and_then(|lab| lab.first_registrations()) {
         note("first_registrations", format_args!("{error:#}"));
     }
@@ -74,7 +76,7 @@ pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     Ok(tell(named, |case| run_one(case, setup)))
 }
 
-/// Runs each case that comes with its name and prints its result, after the header; returns `true` if none failed.
+/// Runs each case, and prints its result after the header. Returns `true` if none failed.
 pub(crate) fn tell<'a, T>(
     cases: impl ExactSizeIterator<Item = (&'a str, T)>,
     mut run: impl FnMut(T) -> Result<()>,
@@ -118,13 +120,14 @@ pub(crate) fn tell<'a, T>(
 
 fn run_one(case: &Case, setup: &Setup) -> Result<()> {
     let before = Counters::read_if_there()?;
-    // sideway asserts in its destructors; such a panic fails the case and not the run.
+    // sideway asserts in its destructors. Such a panic fails the case, but not the run.
     let result = panic::catch_unwind(AssertUnwindSafe(|| {
         let lab = Lab::open(setup)?;
         (case.run)(&lab)
     }))
     .unwrap_or_else(|_| Err(anyhow!("panicked")));
-    // A leak is reported even where the case failed or was skipped, since it spoils those that follow.
+    // A leak is also reported if the case failed or was skipped, because it affects the cases after
+    // it.
     let at_rest = before.map_or(Ok(()), |before| check_rest(&before));
     match (result, at_rest) {
         (result, Ok(())) => result,
@@ -133,7 +136,7 @@ fn run_one(case: &Case, setup: &Setup) -> Result<()> {
     }
 }
 
-/// Nothing may be left of a case.
+/// Checks that a case has left nothing behind.
 pub(crate) fn check_rest(before: &Counters) -> Result<()> {
     let mut found = Vec::new();
     let clean = sys::wait_until(SETTLE, || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a case works with: two RDMA devices, the GPUs, and the knowledge of what is being tested.
+//! Resources of a case: two RDMA devices, the GPUs, and the setup under test.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -44,12 +44,12 @@ impl fmt::Display for Peermem {
     }
 }
 
-/// What the registrations of this boot are.
+/// Mode of the registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PinMode {
-    /// Nobody revokes; the pages live until the region goes.
+    /// Nobody revokes. The pages live until the deregistration.
     Persistent,
-    /// The provider calls back when the memory goes.
+    /// nvidia.ko calls back when the memory is freed.
     Revocable,
 }
 
@@ -62,22 +62,22 @@ impl fmt::Display for PinMode {
     }
 }
 
-/// The circumstances of a run.
+/// Settings of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub(crate) peermem: Peermem,
     pub(crate) seed: u64,
-    /// Everything on host memory: checks the devices without GPU or peer memory.
+    /// `true` to use only host memory, which tests the devices without GPU or peer memory.
     pub(crate) host_memory: bool,
     pub(crate) devices: [String; 2],
-    /// DMA addresses are an IOMMU's choice.
+    /// `true` if an IOMMU chooses the DMA addresses.
     pub(crate) translating_iommu: bool,
 }
 
-/// The PCI default, where a device says nothing of its longest DMA segment.
+/// The PCI default for a device that does not set its longest DMA segment.
 const DEFAULT_SEGMENT: u64 = 64 << 10;
 
-/// Whether any device's DMA is translated.
+/// Returns `true` if an IOMMU translates for any device.
 pub(crate) fn translating_iommu() -> bool {
     let Ok(groups) = fs::read_dir("/sys/kernel/iommu_groups") else {
         return false;
@@ -88,7 +88,7 @@ pub(crate) fn translating_iommu() -> bool {
 }
 
 impl Setup {
-    /// The longest scatter-list entry that rxe's DMA device takes.
+    /// Returns the longest scatter-list entry that rxe's DMA device accepts, in bytes.
     pub(crate) fn entry_limit(&self) -> u64 {
         let set = counters::module_parameter("rdma_rxe", "peer_max_seg")
             .and_then(|text| text.parse().ok());
@@ -98,11 +98,12 @@ impl Setup {
         }
     }
 
-    /// Which mode the loaded module gives to rxe.
+    /// Returns the mode that the loaded module gives to rxe.
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let persistent = match self.peermem {
-            // 550 has no parameter: its callback client is asked first, and its other client where the device cannot revoke.
+            // 550 has no such parameter. Its callback client is asked first, and its other client
+            // if the device cannot revoke.
             Peermem::Nvidia => {
                 match counters::module_parameter("nvidia_peermem", "persistent_api_support")
                     .as_deref()
@@ -125,7 +126,7 @@ impl Setup {
     }
 }
 
-/// Where memory lies.
+/// Place of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     Host,
@@ -141,7 +142,8 @@ impl fmt::Display for Where {
     }
 }
 
-/// Opened afresh for each case, so that a queue pair in error or a device's state is not handed on.
+/// Opened again for each case, so that no case inherits a queue pair in error or other state of a
+/// device.
 #[derive(Debug)]
 pub(crate) struct Lab {
     pub(crate) setup: Setup,
@@ -166,8 +168,9 @@ impl Lab {
         })
     }
 
-    /// The first registration of each GPU with each HCA, for which our module in persistent mode asks nvidia.ko, with a pin
-    /// and a mapping, how it maps. Whatever counts calls comes after this.
+    /// Makes the first registration of each GPU with each HCA. For it, our module in persistent
+    /// mode makes a pin and a mapping, to ask nvidia.ko how it maps. Code that counts calls runs
+    /// later.
     pub(crate) fn first_registrations(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours || self.setup.mode() != PinMode::Persistent {
             return Ok(());
@@ -185,7 +188,8 @@ impl Lab {
         &self.gpus
     }
 
-    /// GPU number `index`, or the last there is: two places on one GPU are as good as two GPUs for moving bytes.
+    /// Returns GPU number `index`, or the last one. Two places on one GPU move bytes as well as two
+    /// GPUs.
     pub(crate) fn gpu(&self, index: usize) -> Result<&Arc<Gpu>> {
         match self.gpus.get(index).or(self.gpus.last()) {
             Some(gpu) => Ok(gpu),
@@ -194,7 +198,7 @@ impl Lab {
         }
     }
 
-    /// Memory that can be registered; with --host-memory all of it is the host's.
+    /// Allocates memory that can be registered. It is all host memory if --host-memory is set.
     pub(crate) fn allocate(&self, place: Where, len: usize) -> Result<Memory> {
         match place {
             Where::Gpu(index) if !self.setup.host_memory => {
@@ -207,12 +211,12 @@ impl Lab {
         }
     }
 
-    /// GPU memory, where the case means nothing without.
+    /// Allocates GPU memory, for cases that need it.
     pub(crate) fn allocate_gpu(&self, len: usize) -> Result<Allocation> {
         self.gpu(0)?.allocate(len, Placement::Any)
     }
 
-    /// For cases about what a peermem module does.
+    /// Skips the case if it needs a peermem module and there is none.
     pub(crate) fn needs_module(&self) -> Result<()> {
         if self.setup.host_memory {
             return ktap::skip("needs GPU memory");
@@ -223,7 +227,7 @@ impl Lab {
         Ok(())
     }
 
-    /// For cases that hold our module to more than NVIDIA's does.
+    /// Skips the case if it expects more than NVIDIA's nvidia-peermem does.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
             return ktap::skip(format_args!("asks too much of: {}", self.setup.peermem));
@@ -231,7 +235,7 @@ impl Lab {
         Ok(())
     }
 
-    /// For cases that need registrations to succeed and not more: a module, or host memory.
+    /// Skips the case if registrations cannot succeed. They need a module or host memory.
     pub(crate) fn needs_working_memory(&self) -> Result<()> {
         if self.setup.host_memory {
             return Ok(());
@@ -239,7 +243,8 @@ impl Lab {
         self.needs_module()
     }
 
-    /// For cases in which ib_core and the HCA's driver do what lockdep reports, as they do in OFED.
+    /// Skips the case if lockdep would report the behaviour of ib_core and the HCA's driver, which
+    /// is that of OFED.
     pub(crate) fn needs_no_lockdep(&self, sees: &str) -> Result<()> {
         if Path::new("/proc/lockdep").exists() {
             return ktap::skip(format_args!("lockdep reports {sees}"));
@@ -247,7 +252,7 @@ impl Lab {
         Ok(())
     }
 
-    /// For cases with regions of both clients.
+    /// Skips the case if there cannot be regions of both clients.
     pub(crate) fn needs_both_clients(&self) -> Result<()> {
         if counters::module_parameter("ib_core", "peer_lock_classes").as_deref() == Some("2") {
             return Ok(());

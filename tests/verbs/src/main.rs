@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `gdr`: what runs in the guest, against two RDMA devices, the stand-in GPU and a peermem module.
+//! `gdr`: the test program in the guest, for two RDMA devices, the stand-in GPU and a peermem
+//! module.
 
 mod arena;
 mod bench;
@@ -106,7 +107,7 @@ enum Verb {
     },
 }
 
-/// Long enough for 64 MiB on an emulated processor that others share.
+/// Long enough for 64 MiB on a shared, emulated processor.
 const COMPLETION: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
@@ -151,7 +152,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
                 .into_iter()
                 .filter(|case| filter.is_empty() || chosen(case.name))
                 .collect();
-            // A part of them that is gone would not be missed.
+            // A filter that matches nothing would otherwise go unnoticed.
             for filter in filter {
                 ensure!(
                     cases.iter().any(|case| case.name.contains(filter.as_str())),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What one registration costs with the module that is loaded.
+//! Cost of one registration with the loaded module.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::rdma::full_access;
 
 const GIB: u64 = 1 << 30;
 
-/// Printed as JSON by `gdr measure`.
+/// A measurement, printed as JSON by `gdr measure`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     pub(crate) peermem: String,
@@ -23,23 +23,26 @@ pub(crate) struct Measurement {
     pub(crate) mode: String,
     pub(crate) bytes: u64,
     pub(crate) address: u64,
-    /// Provider pins and unpins from before the registration to after the deregistration.
+    /// nvidia.ko's pins, unpins and mappings from before the registration to after the
+    /// deregistration.
     pub(crate) pins: u64,
     pub(crate) unpins: u64,
     pub(crate) maps: u64,
-    /// Scatter-list entries that rxe was given.
+    /// Scatter-list entries that rxe received.
     pub(crate) entries: u64,
     pub(crate) register_microseconds: u64,
 }
 
-/// The largest power of two, up to 1 GiB, that the first GPU's BAR has room for beside other things.
+/// Returns the largest power of two, up to 1 GiB, for which the first GPU's BAR has room beside
+/// other memory.
 pub(crate) fn usual_length(lab: &Lab) -> Result<u64> {
     let room = lab.gpu(0)?.bar_len() / 2;
     ensure!(room > 0, "the BAR is empty");
     Ok((1 << room.ilog2()).min(GIB))
 }
 
-/// Registers `bytes` of contiguous GPU memory at an address aligned to its own size, and deregisters it.
+/// Registers `bytes` of contiguous GPU memory at an address that is aligned to its size, and
+/// deregisters it.
 pub(crate) fn measure(lab: &Lab, bytes: u64) -> Result<Measurement> {
     let memory = allocate_aligned(lab, bytes, bytes.next_power_of_two().max(GRANULE))?;
     ensure!(
@@ -69,7 +72,7 @@ pub(crate) fn measure(lab: &Lab, bytes: u64) -> Result<Measurement> {
     })
 }
 
-/// `1073741824`, `64K`, `512M`, `1GiB`.
+/// Parses a length: `1073741824`, `64K`, `512M`, `1GiB`.
 pub(crate) fn parse_length(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit = text[digits.len()..]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The peermem module as a thing that is loaded, asked and unloaded.
+//! The peermem module: loading, unloading and its state.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,10 +11,10 @@ use crate::sys::Running;
 use crate::{counters, sys};
 
 pub(crate) const NAME: &str = "nvidia_peermem";
-/// The parameters that NVIDIA's module has, the second since 560.
+/// The parameters of NVIDIA's nvidia-peermem. The second exists since 560.
 pub(crate) const PARAMETERS: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
 
-/// nvidia.ko maps all that this module pins for good.
+/// Makes nvidia.ko map all persistent pins of this module.
 pub(crate) const PROVIDER_MAPS: &str = "provider_maps=1";
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -27,11 +27,11 @@ pub(crate) fn version() -> Result<String> {
     sys::read_line(&format!("/sys/module/{NAME}/version"))
 }
 
-/// The parameters as they are set, ready to be given again.
+/// Returns the current parameters in the form for loading.
 pub(crate) fn parameters() -> Vec<String> {
     PARAMETERS
         .into_iter()
-        // Ours alone has it.
+        // Only our module has this parameter.
         .chain(["provider_maps"])
         .filter_map(|name| {
             counters::module_parameter(NAME, name).map(|value| format!("{name}={value}"))
@@ -43,7 +43,7 @@ pub(crate) fn unload() -> Result<()> {
     succeed(Command::new("rmmod").arg(NAME))
 }
 
-/// As many references to the module are held.
+/// Checks the number of references to the module.
 pub(crate) fn references_are(expected: u64) -> Result<()> {
     let held = counters::module_references(NAME)?;
     ensure!(
@@ -53,7 +53,7 @@ pub(crate) fn references_are(expected: u64) -> Result<()> {
     Ok(())
 }
 
-/// Tries to unload it, which a callback to come forbids.
+/// Checks that the module cannot be unloaded while a callback is still to come.
 pub(crate) fn must_stay() -> Result<()> {
     match sys::unload_module(NAME) {
         Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(()),
@@ -61,7 +61,7 @@ pub(crate) fn must_stay() -> Result<()> {
     }
 }
 
-/// Loads the module that is installed.
+/// Loads the installed module.
 pub(crate) fn load(parameters: &[String]) -> Result<()> {
     succeed(Command::new("modprobe").arg(NAME).args(parameters))
 }
@@ -82,12 +82,13 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether the module wrote this line of the kernel's log.
+/// Returns `true` if the module wrote this line of the kernel's log.
 pub(crate) fn wrote(line: &str) -> bool {
     line.starts_with("nvidia-peermem:") || line.starts_with("nvidia_peermem:")
 }
 
-/// Another module, or none, in the place of the one that is loaded; that one comes back when this is dropped.
+/// Another module, or none, instead of the loaded one. The loaded one comes back when this is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Replaced {
     parameters: Vec<String>,
@@ -95,7 +96,7 @@ pub(crate) struct Replaced {
 }
 
 impl Replaced {
-    /// Unloads the module; what is to stand in its place is loaded by the caller.
+    /// Unloads the module. The caller loads the replacement.
     pub(crate) fn begin() -> Result<Self> {
         let parameters = parameters();
         unload()?;
@@ -105,7 +106,7 @@ impl Replaced {
         })
     }
 
-    /// Brings it back, with its errors.
+    /// Loads the module again and returns any error.
     pub(crate) fn end(mut self) -> Result<()> {
         self.restore()
     }
@@ -130,14 +131,15 @@ impl Drop for Replaced {
     }
 }
 
-/// Runs `body` with the module loaded anew, as it was but for one more parameter.
+/// Runs `body` with the module reloaded with one more parameter.
 pub(crate) fn loaded_with_also(parameter: &str, body: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut all = parameters();
     all.push(parameter.to_owned());
     loaded_with(&all, body)
 }
 
-/// Runs `body` with the module loaded anew, with these parameters; afterwards it is loaded as it was.
+/// Runs `body` with the module reloaded with these parameters. Then loads it with its earlier
+/// parameters.
 pub(crate) fn loaded_with(parameters: &[String], body: impl FnOnce() -> Result<()>) -> Result<()> {
     let replaced = Replaced::begin()?;
     load(parameters)?;

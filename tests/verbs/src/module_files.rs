@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's files in debugfs or `/proc` (`docs/observe.md`), each line of which is a row of `key=value`.
+//! The module's files in debugfs or `/proc` (`docs/observe.md`). Each line has fields `key=value`.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -14,7 +14,8 @@ const PROC: &str = "/proc/driver/nvidia-peermem";
 /// A line, by its keys.
 pub(crate) type Line = BTreeMap<String, String>;
 
-/// `key=value`, blank by blank, and at last perhaps a text in quotes.
+/// Parses fields `key=value` with one space between them, and an optional text in quotes at the
+/// end.
 pub(crate) fn parse(line: &str) -> Result<Line> {
     let (words, text) = match line.split_once(" text=\"") {
         Some((words, text)) => (
@@ -37,12 +38,13 @@ pub(crate) fn parse(line: &str) -> Result<Line> {
     Ok(keys)
 }
 
-/// The folder in `/proc`, if the module has its files there: it was built for a proprietary nvidia.ko.
+/// Returns the folder in `/proc` if the module has its files there, because it was built for a
+/// proprietary nvidia.ko.
 pub(crate) fn in_proc() -> Option<&'static str> {
     Path::new(PROC).exists().then_some(PROC)
 }
 
-/// The folder with the module's files.
+/// Returns the folder with the module's files.
 pub(crate) fn folder() -> &'static str {
     in_proc().unwrap_or(DEBUGFS)
 }
@@ -60,7 +62,7 @@ pub(crate) fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
         .with_context(|| format!("no {key} in {line:?}"))
 }
 
-/// The only line of a file.
+/// Returns the only line of a file.
 pub(crate) fn only(file: &str) -> Result<Line> {
     let mut found = lines(file)?;
     ensure!(found.len() == 1, "{file}: {found:?}");
@@ -73,7 +75,7 @@ pub(crate) fn number(line: &Line, key: &str) -> Result<u64> {
         .with_context(|| format!("{key}={text} is no number"))
 }
 
-/// One line has these values.
+/// Checks that a line has these values.
 pub(crate) fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
     for (key, value) in values {
         let seen = get(line, key)?;
@@ -85,7 +87,7 @@ pub(crate) fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// No refusal is listed.
+/// Checks that no refusal is listed.
 pub(crate) fn no_refusals() -> Result<()> {
     for file in ["refusals", "non_gpu"] {
         let found = lines(file)?;
@@ -94,7 +96,8 @@ pub(crate) fn no_refusals() -> Result<()> {
     Ok(())
 }
 
-/// All that is not zero: `mode/reason` of refusals, names of other events. Not the lives of registrations.
+/// Returns all counts that are not zero: `mode/reason` of refusals, names of other events. Excludes
+/// the lives of registrations.
 pub(crate) fn counts() -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for line in lines("counters")? {
@@ -114,7 +117,7 @@ pub(crate) fn counts() -> Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// Counts of the lives of registrations in each mode that are not zero: `event/mode`.
+/// Returns the counts of the lives of registrations in each mode that are not zero: `event/mode`.
 fn lives() -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for line in lines("counters")? {
@@ -129,7 +132,7 @@ fn lives() -> Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// Count of an event.
+/// Returns the count of an event.
 pub(crate) fn event(name: &str) -> Result<u64> {
     let all = lines("counters")?;
     let line = all
@@ -146,12 +149,12 @@ fn equal<T: Debug + PartialEq>(found: &T, expected: &T) -> Result<()> {
     Ok(())
 }
 
-/// The module has counted these refusals and events, and no other.
+/// Checks that the module has counted exactly these refusals and events.
 pub(crate) fn counted(expected: &BTreeMap<String, u64>) -> Result<()> {
     equal(&counts()?, expected)
 }
 
-/// The module has counted these lives of registrations, and no other.
+/// Checks that the module has counted exactly these lives of registrations.
 pub(crate) fn lived(expected: &BTreeMap<String, u64>) -> Result<()> {
     equal(&lives()?, expected)
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A driver for an NVMe controller, as a DMA master that goes where it is told: its queues, its lists of addresses and its
-//! data lie in GPU memory, at the DMA addresses that a registration gave. It never sees an address of host memory.
+//! A driver for an NVMe controller that uses only GPU memory. Its queues, address lists and data
+//! are at the DMA addresses of a registration. The controller never gets an address of host memory.
 //!
-//! One command at a time, completions by polling. After the NVMe specification 1.4, as far as QEMU's controller needs.
+//! Runs one command at a time and polls for its completion. Follows the NVMe specification 1.4, as
+//! far as QEMU's controller needs.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -17,12 +18,12 @@ use crate::rdma::Hca;
 use crate::sys;
 use crate::sys::Mapping;
 
-/// A block of the disk.
+/// Block size of the disk, in bytes.
 pub(crate) const BLOCK: u64 = 512;
-/// The controller's page: what PRP entries are about.
+/// Page size of the controller for PRP entries, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Registers.
+/// Offsets of registers.
 const INTMS: usize = 0x0c;
 const CC: usize = 0x14;
 const CSTS: usize = 0x1c;
@@ -33,33 +34,34 @@ const DOORBELLS: usize = 0x1000;
 const CSTS_READY: u32 = 1;
 const CSTS_FATAL: u32 = 2;
 
-/// How many entries each queue has.
+/// Number of entries in each queue.
 const DEPTH: u16 = 16;
 const SQE: usize = 64;
 const CQE: usize = 16;
 
-/// Where things are in the controller's memory.
+/// Page numbers in the controller's memory. The lists have [`LIST_PAGES`] pages.
 const ADMIN: usize = 0;
 const IO: usize = 2;
 const IDENTITY: usize = 4;
 const LISTS: usize = 5;
 const LIST_PAGES: usize = 27;
-/// How much memory it is.
+/// Size of the controller's memory, in bytes.
 pub(crate) const MEMORY: usize = 128 << 10;
 
-/// The kernel's driver needs a while to go, an emulated controller less to start.
+/// The kernel's driver takes a while to unbind. An emulated controller starts sooner.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How a command names memory.
+/// Description of memory in a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointers {
-    /// Physical region pages: the first entry may lie anywhere in its page on a multiple of 4, all others are whole pages.
+    /// Physical region pages: the first entry is any multiple of 4 in its page, all others are
+    /// whole pages.
     Prp,
     /// A scatter-gather list: any address, any length.
     Sgl,
 }
 
-/// What a completion says: 0 is success.
+/// Status of a completion. 0 is success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) u16);
 
@@ -78,7 +80,7 @@ impl Status {
     }
 }
 
-/// What the disk is to do.
+/// Operation on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Memory to disk: the controller reads memory.
@@ -91,7 +93,7 @@ pub(crate) enum Op {
 #[derive(Debug)]
 struct Queue {
     id: u16,
-    /// Its submission queue's page; the completion queue has the next.
+    /// Page of the submission queue. The completion queue has the next page.
     page: usize,
     tail: u16,
     head: u16,
@@ -114,7 +116,8 @@ impl Queue {
 #[derive(Debug)]
 struct Registers {
     mapping: Mapping,
-    /// Where they begin in the mapping, which is of whole pages: larger ones have other devices' registers in them, too.
+    /// Start of the registers in the mapping. The mapping has whole pages, and large pages also
+    /// contain registers of other devices.
     skip: usize,
 }
 
@@ -141,13 +144,13 @@ impl Registers {
     }
 }
 
-/// A controller that runs, with one pair of queues for I/O. Stopped when dropped.
+/// A running controller with one pair of I/O queues. Stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct Nvme {
     bdf: String,
     registers: Registers,
     doorbell: usize,
-    // The region goes before the memory under it.
+    // Dropped before the memory under it.
     mapped: Mapped,
     memory: Allocation,
     admin: Queue,
@@ -157,7 +160,7 @@ pub(crate) struct Nvme {
     model: String,
 }
 
-/// The address of the controller, if there is one.
+/// Returns the PCI address of the controller, if there is one.
 pub(crate) fn find() -> Result<Option<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/sys/bus/pci/devices")? {
@@ -170,8 +173,8 @@ pub(crate) fn find() -> Result<Option<String>> {
     Ok(found.into_iter().next())
 }
 
-/// Takes the controller from the kernel's driver. What that has set stays: without it the device would be one for 32-bit
-/// addresses, and a BAR above 4 GiB out of its reach.
+/// Unbinds the kernel's driver. The driver's DMA mask stays. Without it, the device could only use
+/// 32-bit addresses, and could not reach a BAR above 4 GiB.
 pub(crate) fn take_from_kernel(bdf: &str) -> Result<()> {
     let driver = format!("/sys/bus/pci/devices/{bdf}/driver");
     if Path::new(&driver).exists() {
@@ -187,7 +190,7 @@ const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
 const COMMAND_NO_INTX: u16 = 1 << 10;
 
-/// Lets the device use the bus, and never interrupt; or only answer.
+/// Enables the device as a bus master without interrupts, or disables bus mastering.
 fn set_master(bdf: &str, master: bool) -> Result<()> {
     let config = sys::open_rw(&format!("/sys/bus/pci/devices/{bdf}/config"))?;
     let mut bytes = [0; 2];
@@ -203,7 +206,7 @@ fn set_master(bdf: &str, master: bool) -> Result<()> {
 }
 
 impl Nvme {
-    /// Starts the controller with all that is its own in `memory`, which `hca` registers for it.
+    /// Starts the controller with its queues and lists in `memory`, which `hca` registers for it.
     pub(crate) fn start(bdf: &str, trace: &Trace, hca: &Hca, memory: Allocation) -> Result<Self> {
         let mapped = trace.register(hca, &memory, 0, MEMORY)?;
         let registers = Registers::map(bdf)?;
@@ -245,12 +248,12 @@ impl Nvme {
         &self.model
     }
 
-    /// The most that one command moves.
+    /// Returns the maximum number of bytes in one command.
     pub(crate) fn longest(&self) -> u64 {
         self.longest
     }
 
-    /// Where its queues and lists are.
+    /// Returns the memory of the queues and lists.
     pub(crate) fn memory(&self) -> &Mapped {
         &self.mapped
     }
@@ -273,7 +276,7 @@ impl Nvme {
         Ok(())
     }
 
-    /// DMA address of a page of the controller's memory.
+    /// Returns the DMA address of a page of the controller's memory.
     fn page(&self, page: usize) -> Result<u64> {
         let segments = self.mapped.segments(page as u64 * PAGE, PAGE)?;
         Ok(segments.first().context("an empty page")?.dma)
@@ -285,7 +288,7 @@ impl Nvme {
         let mut identity = vec![0; PAGE as usize];
         self.memory.read(at, &mut identity)?;
         self.model = String::from_utf8_lossy(&identity[24..64]).trim().to_owned();
-        // In pages, as a power of two; 0 is no limit, and this program needs one.
+        // The limit is a power of two, in pages. 0 means no limit, but this program needs one.
         let shift = match identity[77] {
             0 => 10,
             shift => shift.min(10),
@@ -312,17 +315,17 @@ impl Nvme {
             .context("create the submission queue")
     }
 
-    /// Has the controller write the 4 KiB that it says of itself to the page at `dma`. No disk and no list is involved: a
-    /// single write of memory.
+    /// Makes the controller write its description of 4 KiB to the page at `dma`. This is a single
+    /// write to memory, without a disk or a list.
     pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
         ensure!(dma % PAGE == 0, "{dma:#x} is not a page's");
         let mut command = Command::new(0x06).data(dma);
-        // Of the controller.
+        // Identifies the controller.
         command.words[10] = 1;
         self.run(command, true)
     }
 
-    /// Moves the bytes at `segments` to the disk or from it, by one command.
+    /// Moves the bytes at `segments` to or from the disk with one command.
     pub(crate) fn transfer(
         &mut self,
         op: Op,
@@ -357,7 +360,8 @@ impl Nvme {
             [] => {}
             [second] => command.pointer(8, *second),
             rest => {
-                // The first list begins in the middle of its page, so that long ones go on in another.
+                // The first list begins in the middle of its page, so that long lists continue in
+                // another page.
                 let per_page = PAGE as usize / 8;
                 let mut at = LISTS * PAGE as usize + PAGE as usize / 2;
                 let mut left = rest;
@@ -436,7 +440,7 @@ impl Nvme {
         let mut patience = sys::patience(TIMEOUT);
         let mut tries = 0u32;
         let word = loop {
-            // In one access: the mark that it is new comes with the rest.
+            // One access, because the phase bit arrives with the rest of the word.
             let word = self.memory.mapping().load32(at + 12)?;
             if (word >> 16) as u16 & 1 == queue.phase {
                 break word;
@@ -467,7 +471,7 @@ impl Nvme {
 
 impl Drop for Nvme {
     fn drop(&mut self) {
-        // Its memory goes after this, so it must not be used any more.
+        // The controller must stop before its memory goes.
         let stopped = self.stop().and_then(|()| set_master(&self.bdf, false));
         if let Err(error) = stopped {
             eprintln!("the NVMe controller was not stopped: {error:#}");
@@ -501,7 +505,7 @@ impl Command {
         self.words[word + 1] = high(dma);
     }
 
-    /// With the first PRP entry.
+    /// Sets the first PRP entry.
     fn data(mut self, dma: u64) -> Self {
         self.pointer(6, dma);
         self
@@ -532,7 +536,7 @@ fn descriptor(dma: u64, len: u64, kind: u8) -> Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// One entry for each page that the segments touch.
+/// Returns one entry for each page that the segments touch.
 fn prp_entries(segments: &[Segment]) -> Result<Vec<u64>> {
     let mut entries = Vec::new();
     let mut end_of_last = None;

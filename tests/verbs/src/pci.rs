@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! PCI functions as sysfs has them: the bridges between two, and the redirection of ACS.
+//! PCI functions in sysfs: the bridges between two functions, and the redirection of ACS.
 
 use std::fs;
 use std::fs::File;
@@ -9,22 +9,23 @@ use std::process::Command;
 
 use anyhow::{ensure, Context, Result};
 
-/// Where a function sits: the host bridge's directory, and the functions from there down to itself.
+/// Path to a function: the host bridge's directory, and the functions from there down to the
+/// function itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// `pci0000:00`
+    /// Name of the host bridge's directory, such as `pci0000:00`.
     pub(crate) root: String,
-    /// `0000:00:01.0`, …
+    /// PCI addresses, such as `0000:00:01.0`.
     functions: Vec<String>,
 }
 
 impl Place {
-    /// Of a PCI function, by its address.
+    /// Returns the place of a PCI function.
     pub(crate) fn of_function(address: &str) -> Result<Self> {
         Self::of(&format!("/sys/bus/pci/devices/{address}"))
     }
 
-    /// Of the NIC whose network interface an RDMA device of rxe's is on.
+    /// Returns the place of the NIC under an rxe device.
     pub(crate) fn of_rxe(device: &str) -> Result<Self> {
         let netdev = crate::sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
         Self::of(&format!("/sys/class/net/{netdev}/device"))
@@ -35,7 +36,7 @@ impl Place {
         Self::parse(&real).with_context(|| format!("{} is not on PCI", real.display()))
     }
 
-    /// What is below the function (virtio's own device) does not count.
+    /// Ignores devices below the function, such as virtio's.
     fn parse(path: &Path) -> Option<Self> {
         let names: Vec<&str> = path.iter().filter_map(|name| name.to_str()).collect();
         let at = names.iter().position(|name| is_root(name))?;
@@ -51,17 +52,17 @@ impl Place {
         })
     }
 
-    /// Its own address.
+    /// Returns the address of the function.
     pub(crate) fn address(&self) -> &str {
         self.functions.last().map_or("", String::as_str)
     }
 
-    /// The bridges above it, from the host bridge down.
+    /// Returns the bridges above the function, from the host bridge down.
     pub(crate) fn above(&self) -> &[String] {
         self.functions.split_last().map_or(&[], |(_, above)| above)
     }
 
-    /// The bridges that a transfer from here goes through on its way to there, in that order.
+    /// Returns the bridges on the way to `there`, in order.
     pub(crate) fn bridges_to(&self, there: &Self) -> Vec<String> {
         let (near, far) = (self.above(), there.above());
         let shared = if self.root == there.root {
@@ -89,10 +90,10 @@ fn is_function(name: &str) -> bool {
     )
 }
 
-/// The bits that send what goes from one device to another up to the host bridge: requests and completions.
+/// Bits that send peer-to-peer requests and completions up to the host bridge.
 pub(crate) const REDIRECT: u16 = 0b1100;
 
-/// The control word of a bridge's Access Control Services. As it was again when dropped.
+/// The control word of a bridge's Access Control Services, restored when dropped.
 #[derive(Debug)]
 pub(crate) struct Acs {
     config: File,
@@ -102,11 +103,11 @@ pub(crate) struct Acs {
 
 /// `Access Control Services Extended Capability`.
 const ACS: u32 = 0x000d;
-/// Of its header, its capabilities and its control word, in bytes.
+/// Length of the header, the capabilities and the control word, in bytes.
 const ACS_LENGTH: usize = 8;
 
 impl Acs {
-    /// None: the bridge has no ACS, or the kernel shows no extended config space.
+    /// Returns `None` if the bridge has no ACS, or the kernel shows no extended config space.
     pub(crate) fn of(address: &str) -> Result<Option<Self>> {
         let path = config_path(address);
         let config = fs::OpenOptions::new()
@@ -130,14 +131,14 @@ impl Acs {
         Ok(Some(acs))
     }
 
-    /// As the bridge has it now.
+    /// Returns the current control word.
     pub(crate) fn control(&self) -> Result<u16> {
         let mut word = [0; 2];
         self.config.read_exact_at(&mut word, self.offset)?;
         Ok(u16::from_le_bytes(word))
     }
 
-    /// Has it redirect.
+    /// Enables redirection.
     pub(crate) fn redirect(&self) -> Result<()> {
         let wanted = self.before | REDIRECT;
         self.config
@@ -162,16 +163,17 @@ impl Drop for Acs {
     }
 }
 
-/// Config space, in bytes, with the extended part.
+/// Size of config space with the extended part, in bytes.
 const LONGEST: usize = 4096;
-/// As many extended capabilities as fit; a list that goes in a circle ends with them.
+/// Maximum number of extended capabilities. It also ends the walk over a circular list.
 const MOST: usize = (LONGEST - 0x100) / 4;
 
 fn config_path(address: &str) -> String {
     format!("/sys/bus/pci/devices/{address}/config")
 }
 
-/// Another config space laid over the one that sysfs shows of a bridge, until dropped. The bridge itself knows nothing of it.
+/// Another config space over the sysfs file of a bridge, until dropped. The bridge itself does not
+/// change.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     path: String,
@@ -179,7 +181,8 @@ pub(crate) struct Overlay {
 }
 
 impl Overlay {
-    /// A bridge without ACS, with that of another one after its last capability, and this control word.
+    /// Adds the ACS of bridge `model`, with this control word, after the last capability of a
+    /// bridge without ACS.
     pub(crate) fn with_acs(bridge: &str, model: &str, control: u16) -> Result<Self> {
         let path = config_path(bridge);
         let mut config = fs::read(&path).with_context(|| path.clone())?;
@@ -223,7 +226,7 @@ fn add_capability(config: &mut [u8], acs: &[u8], control: u16) -> Result<()> {
         extended_capability(config, ACS).is_none(),
         "it has ACS already"
     );
-    // The end of config space: nobody's registers.
+    // The end of config space, which has no registers.
     let place = LONGEST - ACS_LENGTH;
     let mut last = 0x100_usize;
     for _ in 0..MOST {
@@ -234,11 +237,11 @@ fn add_capability(config: &mut [u8], acs: &[u8], control: u16) -> Result<()> {
     }
     let header = config.get(last..last + 4).context("no capability")?;
     let header = u32::from_le_bytes(header.try_into()?);
-    // An empty list has one header of zeroes; what else stands there keeps its number and version.
+    // An empty list has one header of zeros. Any other header keeps its number and version.
     let header = header | (u32::try_from(place)? << 20);
     put(config, last, &header.to_le_bytes())?;
     put(config, place, acs)?;
-    // It is the last.
+    // The new capability is the last one.
     put(config, place, &(ACS | 1 << 16).to_le_bytes())?;
     put(config, place + 6, &control.to_le_bytes())
 }
@@ -251,7 +254,7 @@ fn put(config: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Where the extended capability after this one begins.
+/// Returns the offset of the extended capability after this one.
 fn next_capability(config: &[u8], at: usize) -> Option<usize> {
     let bytes = config.get(at..at.checked_add(4)?)?;
     let header = u32::from_le_bytes(bytes.try_into().ok()?);
@@ -259,7 +262,7 @@ fn next_capability(config: &[u8], at: usize) -> Option<usize> {
     (next >= 0x100).then_some(next)
 }
 
-/// Where in config space an extended capability begins.
+/// Returns the offset of an extended capability in config space.
 fn extended_capability(config: &[u8], wanted: u32) -> Option<usize> {
     let mut at = 0x100_usize;
     for _ in 0..MOST {
@@ -317,7 +320,7 @@ mod tests {
         put(0x100, 0x1480_0001);
         put(0x148, 0x1001_000d);
         assert_eq!(extended_capability(&config, 0x000d), Some(0x148));
-        // It leads back to the first.
+        // The list leads back to the first capability.
         assert_eq!(extended_capability(&config, 0x0019), None);
         assert_eq!(extended_capability(&config[..256], 0x000d), None);
         assert_eq!(extended_capability(&config[..0x14a], 0x000d), None);

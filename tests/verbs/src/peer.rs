@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! This program on the other of two hosts: by TCP both say how far they are and what the other must know.
+//! This program on the other of two hosts. Both tell each other by TCP how far they are and what
+//! the other needs to know.
 
 use std::io;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -16,14 +17,15 @@ use crate::sys;
 
 const PORT: u16 = 7477;
 
-/// How long to wait for the other to be there, and for what it says next: longer than for any program.
+/// Time limit until the other host is there, and until its next message. Longer than that of any
+/// program.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     Word(Value),
-    /// The case is over; why it failed, if it did.
+    /// The case is over, with the reason if it failed.
     End(Option<String>),
 }
 
@@ -32,14 +34,14 @@ enum Message {
 pub(crate) struct Peer {
     stream: BufReader<TcpStream>,
     address: IpAddr,
-    /// It has ended the case.
+    /// `true` if the other host has ended the case.
     has_ended: bool,
-    /// It is there no more.
+    /// `true` if the other host is gone.
     is_lost: bool,
 }
 
 impl Peer {
-    /// Finds the other: host 2 listens, and host 1 connects.
+    /// Connects to the other host: host 2 listens, and host 1 connects.
     pub(crate) fn meet(number: u8, address: IpAddr) -> Result<Self> {
         let stream = if number == 1 {
             let mut last = None;
@@ -82,12 +84,12 @@ impl Peer {
         })
     }
 
-    /// The other's address.
+    /// Returns the other host's address.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// By which the other reaches this host.
+    /// Returns the address by which the other host reaches this one.
     pub(crate) fn own_address(&self) -> Result<IpAddr> {
         Ok(self.stream.get_ref().local_addr()?.ip())
     }
@@ -112,12 +114,12 @@ impl Peer {
         Ok(message)
     }
 
-    /// Says something.
+    /// Sends a value.
     pub(crate) fn tell(&mut self, what: &impl Serialize) -> Result<()> {
         self.send(&Message::Word(serde_json::to_value(what)?))
     }
 
-    /// Waits for what the other says next.
+    /// Waits for the other host's next value.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
         match self.receive()? {
             Message::Word(word) => {
@@ -128,28 +130,28 @@ impl Peer {
         }
     }
 
-    /// Says something, and waits for the same of the other.
+    /// Sends a value, and waits for the other host's.
     pub(crate) fn swap<T: Serialize + DeserializeOwned>(&mut self, own: &T) -> Result<T> {
         self.tell(own)?;
         self.hear()
     }
 
-    /// Waits until the other is as far.
+    /// Waits until the other host reaches the same point.
     pub(crate) fn wait(&mut self) -> Result<()> {
         self.swap(&())
     }
 
-    /// From now on the other is off, and says nothing any more.
+    /// Records that the other host is off and sends nothing any more.
     pub(crate) fn is_lost(&mut self) {
         self.is_lost = true;
     }
 
-    /// Ends a case: it has failed here if it has failed on either host.
+    /// Ends a case, which has failed here if it has failed on either host.
     pub(crate) fn end(&mut self, own: Result<()>) -> Result<()> {
         if self.is_lost {
             return own;
         }
-        // That it fails here because it has failed there, the other knows.
+        // If the case fails here only because it failed on the other host, that host already knows.
         let says = match &own {
             Err(error) if !self.has_ended && error.downcast_ref::<Skip>().is_none() => {
                 Some(format!("{error:#}"))
@@ -185,7 +187,7 @@ mod tests {
         [near, far].map(|stream| Peer::of(stream).expect("an end"))
     }
 
-    /// What a case comes to on both hosts, of what it came to on each.
+    /// Returns the results of a case on both hosts, from its result on each.
     fn both(near: Result<()>, far: Result<()>) -> [Result<()>; 2] {
         let [mut one, mut other] = ends();
         let far = std::thread::spawn(move || other.end(far));
@@ -222,7 +224,7 @@ mod tests {
             heard.expect_err("failed").to_string(),
             "the other host: why"
         );
-        // The next case begins anew.
+        // The next case starts fresh.
         far.tell(&8).expect("said");
         assert_eq!(near.hear::<u32>().expect("heard"), 8);
         drop(far);

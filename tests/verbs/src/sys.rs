@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Address space, processes, files. What rustix leaves to libc is here with its `unsafe`, but for what `peermem-verbs` wraps:
-//! mappings that hardware writes to, and the stand-in GPU's ioctls.
+//! Address space, processes, files. Has the calls that rustix leaves to libc, with their `unsafe`.
+//! `peermem-verbs` wraps the rest: mappings that hardware writes to, and the stand-in GPU's ioctls.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -23,30 +23,31 @@ pub(crate) use rustix::process::{getpid, Pid};
 use rustix::process::{Resource, Rlimit, Signal, WaitOptions};
 use rustix::{net, process, system};
 
-/// A free address, aligned to `align` (a power of two, at least the page size), with room for `len` bytes.
+/// Returns a free address with room for `len` bytes. The address is aligned to `align`, a power of
+/// two of at least the page size.
 pub(crate) fn free_address(len: u64, align: u64) -> Result<u64> {
     let room = len.checked_add(align).context("length overflow")?;
     let reserved = Mapping::reserve(usize::try_from(room)?)?;
-    // What was reserved here is free again once `reserved` is dropped, and this program maps nothing in between.
+    // The range is free again once `reserved` is dropped. This program maps nothing in between.
     reserved
         .addr()
         .checked_next_multiple_of(align)
         .context("address overflow")
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     Exited(i32),
     Killed(i32),
 }
 
-/// How many threads this process has.
+/// Returns the number of threads in this process.
 pub(crate) fn threads() -> Result<usize> {
     Ok(fs::read_dir("/proc/self/task")?.count())
 }
 
-/// Forks: the child runs `body` and ends with the status that it returns. Only for a process of one thread.
+/// Forks a child that runs `body` and exits with its result. Only for a process with one thread.
 pub(crate) fn fork(body: impl FnOnce() -> i32) -> Result<Pid> {
     let threads = threads()?;
     ensure!(threads == 1, "fork with {threads} threads");
@@ -59,18 +60,18 @@ pub(crate) fn fork(body: impl FnOnce() -> i32) -> Result<Pid> {
     Pid::from_raw(pid).context("fork")
 }
 
-/// Ends this process at once, without the destructors of anything: what it holds is the kernel's to take back.
+/// Exits at once, without destructors. The kernel cleans up.
 pub(crate) fn leave(status: i32) -> ! {
-    // SAFETY: Does not return, so nothing is seen half done.
+    // SAFETY: The call takes no pointer and does not return.
     unsafe { libc::_exit(status) }
 }
 
-/// SIGKILL. An error means that it is gone.
+/// Sends SIGKILL. An error means that the process is gone.
 pub(crate) fn kill(pid: Pid) {
     let _ = process::kill_process(pid, Signal::KILL);
 }
 
-/// A process that does nothing until this is dropped.
+/// A process that is stopped until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Stopped(Pid);
 
@@ -89,47 +90,47 @@ impl Drop for Stopped {
     }
 }
 
-/// SIGKILL to this process.
+/// Kills this process with SIGKILL.
 pub(crate) fn die() -> ! {
     kill(getpid());
     leave(1)
 }
 
-/// The parent, which is another one when that has ended.
+/// Returns the parent, or the new parent if the first one has ended.
 pub(crate) fn parent() -> Option<Pid> {
     process::getppid()
 }
 
-/// Time that has passed in jiffies, in which the kernel measures its own intervals.
+/// Returns the current time in jiffies, in which the kernel measures its own intervals.
 pub(crate) fn jiffies() -> Result<Duration> {
-    // SAFETY: Takes no pointer that it would use, and returns the kernel's count.
+    // SAFETY: `times()` accepts a null pointer, and then only returns the kernel's count.
     let now = unsafe { libc::times(ptr::null_mut()) };
     let hz = u32::try_from(rustix::param::clock_ticks_per_second())?;
     ensure!(now >= 0 && hz > 0, "times: {}", io::Error::last_os_error());
     Ok(Duration::from_secs(u64::try_from(now)?) / hz)
 }
 
-/// The kernel's page.
+/// Returns the size of the kernel's pages, in bytes.
 pub(crate) fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Makes processes whose parents end children of this one.
+/// Makes this process the parent of descendants whose parents end.
 pub(crate) fn adopt_orphans() -> Result<()> {
     process::set_child_subreaper(Some(getpid())).context("PR_SET_CHILD_SUBREAPER")
 }
 
-/// What [`reap`] found.
+/// Result of [`reap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reaped {
     /// There is no such child.
     Nobody,
-    /// None has ended yet.
+    /// No child has ended yet.
     NotYet,
     Child(Pid, Ended),
 }
 
-/// Takes note of the end of a child: of this one, or of any.
+/// Reaps `child`, or any child.
 pub(crate) fn reap(child: Option<Pid>, wait: bool) -> Result<Reaped> {
     let flags = if wait {
         WaitOptions::empty()
@@ -155,7 +156,7 @@ pub(crate) fn reap(child: Option<Pid>, wait: bool) -> Result<Reaped> {
     }
 }
 
-/// A forked child that waits for a word before it does its part.
+/// A forked child that waits for a signal from its parent.
 #[derive(Debug)]
 pub(crate) struct Forked {
     pid: Option<Pid>,
@@ -163,13 +164,14 @@ pub(crate) struct Forked {
 }
 
 impl Forked {
-    /// Forks. The child runs `body` after [`Forked::go`], and exits with what it returns. Only for a process of one thread.
+    /// Forks a child that runs `body` after [`Forked::go`], and exits with its result. Only for a
+    /// process with one thread.
     pub(crate) fn start(body: impl FnOnce() -> i32) -> Result<Self> {
         let (mut reader, writer) = UnixStream::pair()?;
         let writer = Cell::new(Some(writer));
         let pid = fork(|| {
             drop(writer.take());
-            // The end of the stream is the word.
+            // The end of the stream is the signal.
             match io::Read::read_to_end(&mut reader, &mut Vec::new()) {
                 Ok(_) => body(),
                 Err(_) => 255,
@@ -181,18 +183,18 @@ impl Forked {
         })
     }
 
-    /// Gives the word.
+    /// Tells the child to start.
     pub(crate) fn go(&mut self) {
         self.word = None;
     }
 
-    /// Its process number, until it was waited for.
+    /// Returns the child's process number, or `None` after it was waited for.
     pub(crate) fn id(&self) -> Option<u32> {
         self.pid
             .and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok())
     }
 
-    /// Gives the word if need be, and returns the status that the child exits with.
+    /// Starts the child if necessary, and returns its exit status.
     pub(crate) fn wait(mut self) -> Result<i32> {
         self.reap()
     }
@@ -210,33 +212,33 @@ impl Forked {
 impl Drop for Forked {
     fn drop(&mut self) {
         if self.pid.is_some() {
-            // Its case has failed already.
+            // The case has already failed.
             let _ = self.reap();
         }
     }
 }
 
-/// Runs `body` in a forked child and returns the status that it exits with. Only for a process of one thread.
+/// Runs `body` in a forked child and returns its exit status. Only for a process with one thread.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Result<i32> {
     Forked::start(body)?.wait()
 }
 
-/// Numbers that a process shares with those that it forks, zero at first.
+/// Numbers that a process shares with its forked children, initially zero.
 #[derive(Debug)]
 pub(crate) struct SharedWords {
     base: NonNull<AtomicU64>,
     len: usize,
 }
 
-// SAFETY: Nothing but atomics is in it.
+// SAFETY: The value owns its mapping, which has only atomics and belongs to no thread.
 unsafe impl Send for SharedWords {}
-// SAFETY: As above.
+// SAFETY: The mapping has only atomics, which several threads may access.
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
     pub(crate) fn new(len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<AtomicU64>()).context("length")?;
-        // SAFETY: A new mapping.
+        // SAFETY: The kernel chooses the address, so no other mapping changes.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -257,21 +259,23 @@ impl SharedWords {
     }
 
     pub(crate) fn all(&self) -> &[AtomicU64] {
-        // SAFETY: The mapping holds so many words, any bytes are an atomic, and it is unmapped with `self`.
+        // SAFETY: The mapping has `len` words and starts at a page. All bytes are a valid atomic.
+        // The mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
 
 impl Drop for SharedWords {
     fn drop(&mut self) {
-        // SAFETY: Made by `new` with this length; borrows of it have ended.
+        // SAFETY: `new` made the mapping with this length, and no borrow of it is left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len * size_of::<AtomicU64>()) };
     }
 }
 
-/// Hands a descriptor to whoever receives from the other end; whether it was taken. Does not wait.
+/// Sends a descriptor to the receiver at the other end. Returns `true` if it was sent. Does not
+/// wait.
 pub(crate) fn send_descriptor(to: BorrowedFd<'_>, descriptor: RawFd) -> Result<bool> {
-    // SAFETY: The caller has it open until this returns.
+    // SAFETY: The caller keeps the descriptor open until this returns.
     let descriptors = [unsafe { BorrowedFd::borrow_raw(descriptor) }];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = net::SendAncillaryBuffer::new(&mut space);
@@ -287,7 +291,7 @@ pub(crate) fn send_descriptor(to: BorrowedFd<'_>, descriptor: RawFd) -> Result<b
     }
 }
 
-/// Takes a descriptor that was handed over, if one was. Does not wait.
+/// Receives a descriptor, if there is one. Does not wait.
 pub(crate) fn receive_descriptor(from: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -306,22 +310,24 @@ pub(crate) fn receive_descriptor(from: BorrowedFd<'_>) -> Result<Option<OwnedFd>
     Ok(descriptor)
 }
 
-/// Closes a descriptor behind the back of the library that it belongs to, which must never use it again.
+/// Closes a descriptor without its library, which must never use it again.
 pub(crate) fn close_behind(descriptor: RawFd) {
-    // SAFETY: The caller forgets whatever has the descriptor, so nobody closes or uses its number again.
+    // SAFETY: The caller forgets the owner of the descriptor, so nobody closes or uses its number
+    // again.
     unsafe { libc::close(descriptor) };
 }
 
-/// Makes this process, a forked child, another user's: real, effective and saved.
+/// Sets the real, effective and saved user of this process, which is a forked child.
 pub(crate) fn become_user(uid: u32) -> io::Result<()> {
-    // SAFETY: Changes credentials alone.
+    // SAFETY: The call takes no pointer and only changes credentials.
     match unsafe { libc::setuid(uid) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Sets RLIMIT_MEMLOCK, which binds whoever is not root, and which a process may raise again. `None` is no limit.
+/// Sets RLIMIT_MEMLOCK, which does not bind root, and which a process may raise again. `None` is no
+/// limit.
 pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     let limit = Rlimit {
         current: bytes,
@@ -330,15 +336,16 @@ pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     Ok(process::setrlimit(Resource::Memlock, limit)?)
 }
 
-/// Forks a child that keeps what the parent had open, runs `body` in the parent, then lets the child end and waits for it:
-/// whatever `body` closes, the child closes last. It does so while it runs: of a process that exits the module asks for the
-/// pins before it puts them. Only for a process of one thread.
+/// Runs `body` in the parent beside a forked child that has all the parent's open files. Then lets
+/// the child close them and waits for it. The child closes last what `body` closes. The child
+/// closes while it is running: when a process exits, the module asks nvidia.ko before it puts pins.
+/// Only for a process with one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    // A thread that has given its result may still be on its way out.
+    // A thread that has sent its result may not be gone yet.
     let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;
     ensure!(alone, "fork with several threads");
     let child = Forked::start(|| {
-        // SAFETY: No object of this process uses a descriptor any more; the child only exits.
+        // SAFETY: No object of this process uses a descriptor any more. The child only exits.
         unsafe { libc::close_range(3, u32::MAX, 0) }
     })?;
     let result = body();
@@ -347,12 +354,12 @@ pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result
     result
 }
 
-/// The calling thread, as /proc/self/task names it.
+/// Returns the calling thread's name in /proc/self/task.
 pub(crate) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Switches the machine off, whatever still runs or hangs in it.
+/// Switches the machine off, even if something in it runs or hangs.
 pub(crate) fn power_off() -> io::Error {
     match system::reboot(system::RebootCommand::PowerOff) {
         Ok(()) => io::Error::other("still on"),
@@ -360,7 +367,7 @@ pub(crate) fn power_off() -> io::Error {
     }
 }
 
-/// Loads a module, as a call of this very thread.
+/// Loads a module in the calling thread.
 pub(crate) fn load_module(file: &File, parameters: &str) -> io::Result<()> {
     Ok(system::finit_module(file, &CString::new(parameters)?, 0)?)
 }
@@ -378,7 +385,7 @@ pub(crate) fn unload_module(name: &str) -> io::Result<()> {
     )?)
 }
 
-/// What a program left behind.
+/// Result of a program.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: Option<ExitStatus>,
@@ -390,14 +397,14 @@ impl Finished {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// The last lines, for a failure's message.
+    /// Returns the last lines, for an error message.
     pub(crate) fn tail(&self, lines: usize) -> String {
         let all: Vec<_> = self.output.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
     }
 }
 
-/// A program running with its output going to a file, so that it never waits for a reader.
+/// A running program. Its output goes to a file, so it never waits for a reader.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
@@ -422,7 +429,7 @@ impl Running {
         })
     }
 
-    /// What it has printed so far.
+    /// Returns the output so far.
     pub(crate) fn so_far(&self) -> Result<String> {
         let len = usize::try_from(self.output.metadata()?.len())?;
         let mut bytes = vec![0; len];
@@ -438,7 +445,7 @@ impl Running {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Waits for the end, kills when the time is up; `status` is None then.
+    /// Waits for the end of the program. Kills it when the time is up; `status` is then `None`.
     pub(crate) fn finish(mut self, timeout: Duration) -> Result<Finished> {
         let mut patience = patience(timeout);
         while self.is_running()? {
@@ -465,19 +472,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Errors mean that it has ended already.
+        // An error means that the program has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A file in memory that vanishes with its last descriptor.
+/// Makes a file in memory that vanishes with its last descriptor.
 pub(crate) fn unnamed_file() -> Result<File> {
     let file = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?;
     Ok(File::from(file))
 }
 
-/// A pipe: the end to read from, and the one to write to.
+/// Makes a pipe. Returns the end to read from, and the end to write to.
 pub(crate) fn pipe() -> Result<(File, File)> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     Ok((File::from(reader), File::from(writer)))
@@ -495,18 +502,18 @@ pub(crate) fn kernel_version() -> Result<(u32, u32)> {
     }
 }
 
-/// The factor by which the kernel is slower than the usual one: `TESTVM_SLOWER`.
+/// Returns the factor by which the kernel is slower than the usual one: `TESTVM_SLOWER`.
 pub(crate) fn slower() -> u32 {
     let slower = std::env::var("TESTVM_SLOWER").ok();
     slower.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// Patience with something that takes this long at most: more on a slower kernel.
+/// Returns a time limit that is longer on a slower kernel.
 pub(crate) fn patience(timeout: Duration) -> Patience {
     Patience::new(timeout * slower())
 }
 
-/// Waits until `done` says so; false when the time is up.
+/// Waits until `done` returns `true`. Returns `false` when the time is up.
 pub(crate) fn wait_until(
     timeout: Duration,
     mut done: impl FnMut() -> Result<bool>,
@@ -531,10 +538,10 @@ pub(crate) fn read_line(path: &str) -> Result<String> {
         .to_owned())
 }
 
-/// What a thread does, by its folder in /proc: R, S, D, T, …; None once it is gone.
+/// Returns a thread's state (R, S, D, T, …) from its folder in /proc, or `None` once it is gone.
 pub(crate) fn state(folder: &str) -> Option<char> {
     let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
-    // After the name, which may contain anything.
+    // Skips the name, which may contain anything.
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
@@ -542,7 +549,7 @@ pub(crate) fn state(folder: &str) -> Option<char> {
 #[derive(Debug)]
 pub(crate) struct KernelLog {
     file: File,
-    /// The number of the next record, once one was seen.
+    /// Number of the next record, after the first one.
     next: Cell<Option<u64>>,
 }
 
@@ -560,12 +567,12 @@ impl KernelLog {
         })
     }
 
-    /// What is logged from now on.
+    /// Opens the log for lines from now on.
     pub(crate) fn from_now() -> Result<Self> {
         Self::open(io::SeekFrom::End(0))
     }
 
-    /// The lines that have come since the last look. An error where some of them are lost.
+    /// Returns the lines since the last call. Fails if some are lost.
     pub(crate) fn lines(&self) -> Result<Vec<String>> {
         let mut all = Vec::new();
         let mut record = [0u8; 8192];
@@ -588,14 +595,15 @@ impl KernelLog {
     }
 }
 
-/// Number and text of a record of /dev/kmsg.
+/// Returns the number and text of a record of /dev/kmsg.
 fn log_record(record: &str) -> Option<(u64, &str)> {
     let (head, text) = record.split_once(';')?;
     let number = head.split(',').nth(1)?.parse().ok()?;
     Some((number, text.lines().next().unwrap_or_default()))
 }
 
-/// The kernel log's last `lines` lines, for a failure's message. Empty where it cannot be read.
+/// Returns the last `lines` lines of the kernel log for an error message, or nothing if the log
+/// cannot be read.
 pub(crate) fn kernel_log_tail(lines: usize) -> Vec<String> {
     let all = KernelLog::open(io::SeekFrom::Start(0)).and_then(|log| log.lines());
     let mut all = all.unwrap_or_default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a registration costs beside others that are alive.
+//! Cost of a registration beside other live registrations.
 
 use std::time::Instant;
 
@@ -12,28 +12,28 @@ use crate::lab::Lab;
 use crate::rdma::{full_access, Region};
 use crate::sys::Span;
 
-/// How often the one is registered. The least counts: what a timer's interrupt or a refill of the allocator's adds to some is not
-/// the module's.
+/// Number of samples. The minimum counts, because timer interrupts and refills of the allocator add
+/// to some samples.
 pub(crate) const SAMPLES: u64 = 16;
 
-/// One registration's life.
+/// Costs of one registration and its deregistration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Life {
-    /// The module's part, in cycles.
+    /// Cost of the module, in cycles.
     pub(crate) register: i64,
     pub(crate) deregister: i64,
-    /// As the application sees it.
+    /// Time of the whole call in the application.
     pub(crate) reg_mr_ns: u64,
     pub(crate) dereg_mr_ns: u64,
 }
 
 impl Life {
-    /// The module's part of all of it.
+    /// Returns the module's total cost, in cycles.
     pub(crate) fn own(&self) -> i64 {
         self.register + self.deregister
     }
 
-    /// The least of each.
+    /// Returns the minimum of each field.
     fn or_less(self, other: Self) -> Self {
         Self {
             register: self.register.min(other.register),
@@ -62,7 +62,7 @@ fn life(lab: &Lab, span: Span) -> Result<Life> {
     })
 }
 
-/// Registers and deregisters `span` for [`SAMPLES`] times; the least of each.
+/// Registers and deregisters `span` [`SAMPLES`] times. Returns the minimum of each field.
 pub(crate) fn least(lab: &Lab, span: Span) -> Result<Life> {
     let mut least = life(lab, span)?;
     for _ in 1..SAMPLES {
@@ -71,8 +71,8 @@ pub(crate) fn least(lab: &Lab, span: Span) -> Result<Life> {
     Ok(least)
 }
 
-/// GPU memory with a page for each of so many regions, and one more. Each has its own: of one page's mappings the kernel looks
-/// through all before rxe gives one back.
+/// GPU memory with one page for each of `number` regions, and one more page. Regions do not share a
+/// page: before rxe unmaps a page, the kernel searches all mappings of the page.
 pub(crate) struct Pages {
     pub(crate) memory: Allocation,
     number: usize,
@@ -89,12 +89,12 @@ impl Pages {
         self.memory.span(index * page, page)
     }
 
-    /// That of the one more.
+    /// Returns the extra page.
     pub(crate) fn one_more(&self) -> Result<Span> {
         self.page(self.number)
     }
 
-    /// Registers all but that.
+    /// Registers each page but the extra one.
     pub(crate) fn register(&self, lab: &Lab) -> Result<Vec<Region>> {
         (0..self.number)
             .map(|index| Ok(lab.near.register(self.page(index)?, full_access())?))
@@ -102,9 +102,10 @@ impl Pages {
     }
 }
 
-/// Kernel memory of one registration, which is gone with it.
+/// Returns the kernel memory of one registration. Fails if the deregistration does not free all of
+/// it.
 pub(crate) fn memory_of_one(lab: &Lab, span: Span) -> Result<Held> {
-    // The allocators have what it takes, then.
+    // Fills the caches of the allocators.
     drop(lab.near.register(span, full_access())?);
     let watch = Watch::begin()?;
     let region = lab.near.register(span, full_access())?;
@@ -114,7 +115,7 @@ pub(crate) fn memory_of_one(lab: &Lab, span: Span) -> Result<Held> {
     Ok(held)
 }
 
-/// Nothing of the module's may be left.
+/// Fails if the module still holds memory.
 pub(crate) fn at_zero(watch: &Watch) -> Result<()> {
     let left = watch.read()?;
     ensure!(

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! perftest's programs, which the cases run unmodified: their port and their results.
+//! Port and results of perftest's programs, which the cases run unmodified.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The port at which perftest's programs listen.
+/// TCP port at which perftest's programs listen.
 pub(crate) const PORT: u16 = 18515;
 
-/// Returns `true` if a program waits for its other end at a TCP port.
+/// Returns `true` if a program listens at TCP port `port`.
 pub(crate) fn listens(port: u16) -> Result<bool> {
     const LISTENING: &str = "0A";
     let port = format!(":{port:04X}");
@@ -30,8 +30,10 @@ pub(crate) fn listens(port: u16) -> Result<bool> {
     Ok(false)
 }
 
-/// Bytes, iterations, then peak and average bandwidth and a rate; or least, most and typical time, and more. Of several
-/// sizes, the largest's.
+/// Returns the average bandwidth or the typical latency from perftest's output. A bandwidth line
+/// has 5 numbers: bytes, iterations, peak, average, message rate. A latency line has at least 7:
+/// bytes, iterations, minimum, maximum, typical, and more. If there are several sizes, the largest
+/// counts, which is on the last line.
 pub(crate) fn result(output: &str) -> Result<f64> {
     let numbers = |line: &str| {
         line.split_whitespace()

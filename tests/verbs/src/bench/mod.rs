@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `gdr bench`: the part of the module's cost that only a virtual machine shows. `runner bench` runs it with our module and with
-//! NVIDIA's. Prints a line `figure NAME VALUE` for each figure.
+//! `gdr bench`: measures the part of the module's cost that only a virtual machine shows.
+//! `runner bench` runs it with our module and with NVIDIA's nvidia-peermem. Prints a line
+//! `figure NAME VALUE` for each figure.
 //!
-//! Counts belong into a machine whose clock counts instructions (`--icount --smp 1`): a nanosecond there is an instruction.
-//! Threads at once need several processors.
+//! Instruction counts need a machine whose clock counts instructions (`--icount --smp 1`), where
+//! one nanosecond is one instruction. Concurrent threads need several processors.
 
 pub(crate) mod alive;
 pub(crate) mod datapath;
@@ -50,10 +51,10 @@ enum Part {
 
 struct Shape {
     name: &'static str,
-    /// The order of the GPU's memory, as the stand-in names it.
+    /// Layout of the GPU's memory, by the stand-in's name for it.
     layout: &'static str,
     bytes: u64,
-    /// Registrations that are measured. The least counts: an interrupt is not the module's.
+    /// Number of samples. The minimum counts, because interrupts are not part of the module's cost.
     samples: usize,
 }
 
@@ -84,7 +85,7 @@ const SHAPES: [Shape; 4] = [
     },
 ];
 
-/// Regions on the allocation that is freed.
+/// Numbers of regions on the allocation that is freed.
 const REVOKED: [usize; 4] = [1, 100, 1_000, 10_000];
 
 const THREADS: [usize; 2] = [4, 16];
@@ -110,10 +111,10 @@ fn figure(name: &str, value: impl std::fmt::Display) {
     println!("figure {name} {value}");
 }
 
-/// Reports the module's part of a registration's life: the instructions, with those of the kernel functions that the module
-/// calls, and the kernel memory that it holds.
+/// Reports the module's cost of a registration's life: instructions, including the kernel functions
+/// that the module calls, and kernel memory.
 fn registrations(lab: &Lab) -> Result<()> {
-    // The first registration of all keeps a record of its GPU.
+    // The module's first registration allocates a record of its GPU.
     let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let page = first.span(0, usize::try_from(PAGE)?)?;
     drop(lab.near.register(page, full_access())?);
@@ -149,7 +150,8 @@ fn registrations(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frees an allocation that has so many regions. Returns the nanoseconds of the machine's clock.
+/// Frees an allocation that has `number` regions. Returns the duration, in nanoseconds of the
+/// machine's clock.
 fn free(lab: &Lab, number: usize) -> Result<u128> {
     let mut pages = Pages::of(lab, number)?;
     let regions = pages.register(lab)?;
@@ -171,28 +173,31 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
     Ok(elapsed.as_nanos())
 }
 
-/// Time for which the work of all threads is counted. Several windows of both kinds alternate.
+/// Length of a window in which the rounds of all threads are counted. Windows of both kinds of work
+/// alternate.
 const WINDOW: Duration = Duration::from_millis(400);
 const WINDOWS: usize = 5;
 
-/// Time limit until each thread has done something.
+/// Time limit until each thread has done a round.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time of a pin and of an unpin of the stand-in, which sleeps with its lock held: 20 times the published 70 and 38 µs of a
-/// V100, since an emulated processor is about as many times slower.
+/// Duration of the stand-in's pin and unpin, which sleep with its lock held. The values are 20
+/// times the published 70 and 38 µs of a V100, because an emulated processor is about that much
+/// slower.
 const PRICES: [(&str, &str); 2] = [("pin_us", "1400"), ("unpin_us", "760")];
 
-/// Work of a thread on 64 KiB of memory of its own, again and again.
+/// Work that a thread repeats on its own 64 KiB of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Work {
     Register,
-    /// The calls of nvidia.ko that a registration needs, once each, without a client, ib_core or NIC (`tests/bench/provider.c`).
+    /// Calls each nvidia.ko function of a registration once, without a client, ib_core or NIC
+    /// (`tests/bench/provider.c`).
     Pin,
     End,
 }
 
-/// Rounds, and the time that they took.
+/// Number of rounds, and their duration.
 #[derive(Default)]
 struct Rate {
     rounds: u64,
@@ -205,13 +210,13 @@ impl Rate {
         self.elapsed += elapsed;
     }
 
-    /// In 1,000 seconds.
+    /// Returns the rounds in 1,000 seconds.
     fn get(&self) -> u128 {
         u128::from(self.rounds) * 1_000_000 / self.elapsed.as_millis().max(1)
     }
 }
 
-/// The order to all threads, and the rounds that each has done.
+/// The order to all threads, and the number of rounds of each thread.
 struct Board {
     order: AtomicU8,
     done: Vec<AtomicU64>,
@@ -230,8 +235,8 @@ impl Board {
         self.done.iter().map(|done| done.load(Relaxed)).collect()
     }
 
-    /// Counts the rounds of all threads in a window, once each is at the work. Returns the window's length, too: a host under
-    /// load lets the sleep last longer.
+    /// Counts the rounds of all threads in a window that starts once every thread works. Also
+    /// returns the window's length, because the sleep lasts longer on a busy host.
     fn rounds(&self, work: Work) -> Result<(u64, Duration)> {
         self.order(work);
         let begun = self.read();
@@ -249,8 +254,8 @@ impl Board {
     }
 }
 
-/// Reports how many rounds threads do in 1,000 seconds if they register, and if they only call nvidia.ko. The ratio is the
-/// figure: nvidia.ko's lock is all that threads should wait for.
+/// Reports the rounds in 1,000 seconds of threads that register, and of threads that only call
+/// nvidia.ko. The ratio of the two matters: threads should wait for nvidia.ko's lock only.
 fn crowds(lab: &Lab) -> Result<()> {
     let _prices = PRICES
         .iter()
@@ -285,7 +290,7 @@ fn crowds(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A thread's part.
+/// Runs the rounds of one thread.
 fn toil(lab: &Lab, board: &Board, done: &AtomicU64) -> Result<()> {
     let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let span = memory.span(0, usize::try_from(PAGE)?)?;

@@ -12,28 +12,29 @@ const MEMORY: &str = "/sys/kernel/debug/bench/memory";
 const TABLE: &str = "/sys/kernel/debug/bench/table";
 const PAGE_ORDER: &str = "/sys/kernel/debug/bench/page_order";
 
-/// Calls of the provider's by kind, in the order in which they are told.
+/// Number of kinds of nvidia.ko's calls. [`MAP`] and [`UNMAP`] are indices into the kinds of a
+/// line.
 const KINDS: usize = 5;
 const MAP: usize = 2;
 const UNMAP: usize = 3;
 
-/// Calls, and the cycles that all of them took.
+/// Number of calls, and their total cycles.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Calls {
     calls: u64,
     cycles: u64,
 }
 
-/// Cycles that measuring itself adds, which are taken off.
+/// Cycles that the measurement itself adds. They are subtracted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Calibration {
-    /// Added to a function of the module's.
+    /// Cycles that are added to each call of a module function.
     function: i64,
-    /// Added to the module's part by a call of the provider's.
+    /// Cycles that are added to the module's part by each call of nvidia.ko.
     provider_call: i64,
 }
 
-/// One function's sums.
+/// Sums of one function.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Function {
     all: Calls,
@@ -50,14 +51,14 @@ impl Function {
     }
 }
 
-/// One reading of the sums since the last [`reset`].
+/// Sums of all functions since the last [`reset`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reading(BTreeMap<String, Function>);
 
-/// The functions of which the sums are not of the module's.
+/// Names of calibration functions, which are not the module's.
 const FIXED: [&str; 2] = ["empty", "provider"];
 
-/// Whether what measures is loaded.
+/// Returns `true` if the kernel module of `tests/bench` is loaded.
 pub(crate) fn is_there() -> bool {
     Path::new(CALLS).exists()
 }
@@ -123,8 +124,8 @@ impl Reading {
         })
     }
 
-    /// Cycles of the module's functions, and of the kernel functions that they call, without the provider's and without those
-    /// that measuring adds.
+    /// Returns the cycles of the module's functions and of the kernel functions that they call.
+    /// Excludes the cycles of nvidia.ko and of the measurement.
     pub(crate) fn own(&self) -> Result<i64> {
         let calibration = self.calibration()?;
         let mut own = 0;
@@ -141,7 +142,7 @@ impl Reading {
         Ok(own)
     }
 
-    /// Cycles of the provider's mapping and unmapping.
+    /// Returns the cycles of nvidia.ko's mapping and unmapping.
     pub(crate) fn mapping(&self) -> u64 {
         let of =
             |function: &Function| function.provider[MAP].cycles + function.provider[UNMAP].cycles;
@@ -149,19 +150,19 @@ impl Reading {
     }
 }
 
-/// Kernel memory that the module's functions took while this exists.
+/// Watches the kernel memory that the module's functions allocate, until dropped.
 pub(crate) struct Watch(());
 
-/// One reading of it, in bytes.
+/// One reading of a [`Watch`], in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) held: u64,
     pub(crate) peak: u64,
-    /// Allocations that are held.
+    /// Number of live allocations.
     pub(crate) objects: u64,
 }
 
-/// A field of a line of `name=value`.
+/// Returns the value of field `name` in a line of `name=value` fields.
 fn field(text: &str, name: &str) -> Result<u64> {
     text.split_whitespace()
         .filter_map(|field| field.split_once('='))
@@ -178,7 +179,7 @@ impl Watch {
         Ok(Self(()))
     }
 
-    /// Sees nothing for as long as `body` runs, which frees nothing that was seen before: what is timed is not watched.
+    /// Runs `body` without watching. `body` must not free a watched allocation. For timed code.
     pub(crate) fn looking_away<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         fs::write(MEMORY, "0").context(MEMORY)?;
         let result = body()?;
@@ -193,7 +194,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // It goes with the module at the latest.
+        // Unloading the kernel module also ends the watch.
         let _ = fs::write(MEMORY, "0");
     }
 }
@@ -210,20 +211,23 @@ impl Held {
     }
 }
 
-/// As long as this exists, the module's functions get no memory that is larger than a page and in one piece.
+/// Refuses the module's functions all memory that is larger than a page and in one piece, until
+/// dropped.
 pub(crate) struct PageOrder(());
 
-/// What came of such allocations.
+/// Counts of allocations that are larger than a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Large {
-    /// By the page allocator.
+    /// Refused by the page allocator.
     pub(crate) refused: u64,
-    /// To who cannot do without, from memory that was there: on another day they are refused.
+    /// Satisfied from an existing slab, for a caller that needs them. At another time, they would
+    /// be refused.
     pub(crate) given: u64,
 }
 
 impl PageOrder {
-    /// An error where the kernel's module cannot show that it refuses what it is to refuse.
+    /// Starts the refusals. Fails if the kernel module cannot show that it refuses the right
+    /// allocations.
     pub(crate) fn begin() -> Result<Self> {
         fs::write(PAGE_ORDER, "1").context(PAGE_ORDER)?;
         Ok(Self(()))
@@ -241,29 +245,29 @@ impl PageOrder {
 
 impl Drop for PageOrder {
     fn drop(&mut self) {
-        // It goes with the module at the latest.
+        // Unloading the kernel module also ends the refusals.
         let _ = fs::write(PAGE_ORDER, "0");
     }
 }
 
-/// A scatter list as ib_core was given it.
+/// A scatter list that ib_core received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapped {
     pub(crate) address: u64,
     pub(crate) len: u64,
-    /// What the kernel's own `ib_umem_find_best_pgsz` says, 0 for none.
+    /// Result of the kernel's `ib_umem_find_best_pgsz`, or 0 for none.
     pub(crate) kernel_page: u64,
     /// DMA address and length of each entry.
     pub(crate) entries: Vec<(u64, u64)>,
 }
 
-/// Takes the tables of registrations that begin from now on, or no more.
+/// Switches the recording of the scatter lists of later registrations on or off.
 pub(crate) fn take_tables(on: bool) -> Result<()> {
     fs::write(TABLE, if on { "1" } else { "0" }).context(TABLE)
 }
 
 impl Mapped {
-    /// The last one.
+    /// Returns the last recorded scatter list.
     pub(crate) fn take() -> Result<Self> {
         Self::parse(&fs::read(TABLE).context(TABLE)?)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Buffers that consumers register, as the counters, the devices and `peermemctl list` show them.
+//! Buffers of consumers in the counters, at the devices and in `peermemctl list`.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,18 @@ use crate::lab::{Peermem, Setup};
 use crate::sys;
 use crate::sys::Running;
 
-/// The allocations of a buffer. Our module pins each once.
+/// The allocations of a buffer. Our module pins each allocation once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
     pub(super) count: u64,
-    /// How many calls to pin are refused while it looks for their borders: see `src/chunks.rs`.
+    /// Number of refused pins while our module searches for the borders of the allocations: see
+    /// `src/chunks.rs`.
     pub(super) refused: u64,
 }
 
 impl Parts {
-    /// Whether this module registers such memory: NVIDIA's refuses what is of several allocations.
+    /// Returns `true` if `module` registers such memory. NVIDIA's nvidia-peermem refuses memory of
+    /// several allocations.
     pub(super) fn are_registered(self, module: Peermem) -> bool {
         match module {
             Peermem::None => false,
@@ -33,25 +35,25 @@ impl Parts {
     }
 }
 
-/// Of one allocation.
+/// A buffer of one allocation.
 pub(super) const ONE: Parts = Parts {
     count: 1,
     refused: 0,
 };
 
-/// So many buffers, all alike.
+/// `number` buffers of the same kind.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Buffers {
     pub(super) number: usize,
     pub(super) parts: Parts,
 }
 
-/// So many, each of one allocation.
+/// Returns `number` buffers of one allocation each.
 pub(super) fn whole(number: usize) -> Buffers {
     Buffers { number, parts: ONE }
 }
 
-/// All peer regions of the machine's devices.
+/// Returns all peer-memory regions of the machine's devices.
 fn regions(setup: &Setup) -> Result<Vec<PeerRegion>> {
     let devices: BTreeSet<_> = setup.devices.iter().collect();
     let mut all = Vec::new();
@@ -62,7 +64,7 @@ fn regions(setup: &Setup) -> Result<Vec<PeerRegion>> {
 }
 
 impl Buffers {
-    /// Waits until all are registered, which `consumer` is the last to do.
+    /// Waits until all buffers are registered. `consumer` must be the process that registers last.
     pub(super) fn wait_for(self, setup: &Setup, consumer: &mut Running) -> Result<()> {
         let all = sys::wait_until(PATIENCE, || {
             Ok(regions(setup)?.len() == self.number || !consumer.is_running()?)
@@ -74,8 +76,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// They are registered by these processes: each is a region, a pin for each of its parts and, of ours, a registration in
-    /// the list.
+    /// Checks that `processes` have registered the buffers. Each buffer has a region and a pin for
+    /// each of its parts. Our module also lists a registration for each buffer.
     pub(super) fn are_held(
         self,
         setup: &Setup,
@@ -110,7 +112,8 @@ impl Buffers {
         }
     }
 
-    /// `peermemctl list` has all of them, mapped, each with its process, and in whole pages of the GPU.
+    /// Checks that `peermemctl list` shows each buffer as mapped, with its process, in whole GPU
+    /// pages.
     fn are_listed(self, setup: &Setup, program: &str, processes: &[u32], len: u64) -> Result<()> {
         let listed = ctl::registrations(&[])?;
         let mode = setup.mode().to_string();
@@ -135,8 +138,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Waits until no pin is left of what came since `before`, and compares all calls with those that these take, each of which
-    /// lost its memory while it was registered if `is_revoked`.
+    /// Waits until no pin since `before` is left. Compares all calls with the expected ones. If
+    /// `is_revoked`, each buffer lost its memory while it was registered.
     pub(super) fn have_ended(
         self,
         setup: &Setup,
@@ -154,11 +157,11 @@ impl Buffers {
         let registers = self.parts.are_registered(setup.peermem);
         let [pins, refused, maps] = match setup.peermem {
             Peermem::None => [0, 0, 0],
-            // How often UCX tries is UCX's affair.
+            // The number of UCX's attempts is not fixed.
             Peermem::Nvidia if !registers => [0, activity.attempts.max(1), 0],
-            // It pins each twice.
+            // nvidia-peermem pins each buffer twice.
             Peermem::Nvidia => [2 * number, 0, number],
-            // It maps by itself.
+            // Our module maps the memory itself.
             Peermem::Ours => [number * count, number * refused, 0],
         };
         let callbacks = if registers && is_revoked {

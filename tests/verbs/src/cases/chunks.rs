@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Ranges over several allocations side by side, as allocators on `cuMemMap` make them (PyTorch's `expandable_segments`): one
-//! registration, whose every byte must be where it belongs, at a cost in calls of the provider's that is known.
+//! Ranges over several adjacent allocations, which allocators on `cuMemMap` make (PyTorch's
+//! `expandable_segments`). Each range is one registration. The cases compare every byte and check
+//! the number of nvidia.ko's calls.
 //!
-//! NVIDIA's module refuses all of them: there each case sees to `EFAULT` and to nothing else.
+//! NVIDIA's nvidia-peermem refuses all these ranges. There each case only checks for `EFAULT`.
 
 use std::time::Duration;
 
@@ -43,19 +44,20 @@ pub(super) const CASES: &[Case] = cases![
     "chunks.part_freed_stays_the_regions" => part_stays,
 ];
 
-/// Allocations side by side.
+/// Adjacent allocations.
 pub(super) struct Row {
     addr: u64,
     parts: Vec<Allocation>,
 }
 
 impl Row {
-    /// Of so many granules each, by turns on two GPUs where there are two. 0 leaves a granule free.
+    /// Allocates parts of `granules[i]` granules each, alternately on two GPUs if there are two. 0
+    /// leaves one granule free.
     pub(super) fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
         Self::with(lab, granules, &[])
     }
 
-    /// The same, with a layout of the stand-in's for each.
+    /// Does the same as [`Row::of`], with a layout of the stand-in for each part.
     fn with(lab: &Lab, granules: &[u64], layouts: &[&str]) -> Result<Self> {
         let all: u64 = granules.iter().map(|&count| count.max(1)).sum();
         let addr = sys::free_address(all * GRANULE, GRANULE)?;
@@ -75,7 +77,7 @@ impl Row {
         Ok(Self { addr, parts })
     }
 
-    /// From the beginning of the first to the end of the last.
+    /// Returns the bytes from the start of the row to the end of the last allocation.
     pub(super) fn len(&self) -> Result<usize> {
         let last = self.parts.last().context("no allocation")?.mapping();
         Ok(usize::try_from(
@@ -97,7 +99,7 @@ impl Row {
         Ok(())
     }
 
-    /// All bytes must be these.
+    /// Compares all bytes with `expected`.
     fn check(&self, expected: &[u8]) -> Result<()> {
         let mut rest = expected;
         for (index, part) in self.parts.iter().enumerate() {
@@ -117,7 +119,7 @@ impl Row {
     }
 }
 
-/// Registers; NVIDIA's module must refuse.
+/// Registers `span`. Returns `None` if NVIDIA's nvidia-peermem refuses it, as it must.
 fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
     match (hca.register(span, full_access()), lab.setup.peermem) {
         (Err(refused), Peermem::Nvidia) => {
@@ -130,7 +132,7 @@ fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
     }
 }
 
-/// What the provider was asked for meanwhile.
+/// Runs `body` and returns nvidia.ko's activity meanwhile.
 fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
     let before = Counters::read()?;
     let result = body()?;
@@ -141,8 +143,8 @@ fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
     Ok((result, activity))
 }
 
-/// Reads all of the region and writes all of it, in messages that cross the borders, and compares every byte, those around
-/// the region included.
+/// Reads and writes all of the region in messages that cross the borders. Compares every byte of
+/// the row, inside and outside the region.
 fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) -> Result<()> {
     const STEP: usize = 3 * M2 / 4 + 4097;
     let all = row.len()?;
@@ -171,8 +173,8 @@ fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) 
     row.check(&expected)
 }
 
-/// Registers a part of `row`, compares every byte, and deregisters. Returns what it cost,
-/// and how many entries its scatter list has.
+/// Registers a part of `row`, compares every byte, and deregisters. Returns nvidia.ko's activity
+/// and the number of entries in the scatter list.
 fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<(Activity, u64)>> {
     let span = row.span(offset, len)?;
     let (region, activity) = counted(|| register(lab, &lab.far, span))?;
@@ -191,13 +193,15 @@ fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<(
     Ok(Some((activity, entries)))
 }
 
-/// All of a row of allocations of so many granules, with so many calls to pin.
+/// Registers a whole row of allocations of `granules[i]` granules each. Expects `calls` calls to
+/// pin.
 fn whole(lab: &Lab, granules: &[u64], calls: u64) -> Result<()> {
     lab.needs_module()?;
     whole_row(lab, &Row::of(lab, granules)?, calls)
 }
 
-/// Each allocation is one extent of BAR1: nothing of it was pinned when the pin was made that is kept.
+/// Checks that each allocation is one extent of BAR1: nothing of it was pinned yet when the final
+/// pin was made.
 fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     let Some((activity, entries)) = registers(lab, row, 0, row.len()?)? else {
         return Ok(());
@@ -217,7 +221,8 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     Ok(())
 }
 
-/// The first unit alone would fit into a hole of BAR1, and does while the search goes on; the pin that is kept is made anew.
+/// The first unit alone fits into a hole of BAR1, where it lies during the search. The final pin is
+/// made anew.
 fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
@@ -227,7 +232,7 @@ fn one_extent(lab: &Lab) -> Result<()> {
     };
     let (region, _stays) = (register(&hole)?, register(&behind)?);
     drop(region);
-    // The second allocation has its own place, beside nothing else.
+    // The second allocation gets a separate place with no neighbour.
     let row = Row::with(lab, &[2, 1], &["contiguous", "2m"])?;
     whole_row(lab, &row, 5)
 }
@@ -271,7 +276,7 @@ fn random(lab: &Lab) -> Result<()> {
         let Some((activity, _)) = registers(lab, &row, offset, len)? else {
             return Ok(());
         };
-        // As `src/chunks.rs` has it, for allocations of at most 4 units.
+        // The bound of `src/chunks.rs`, for allocations of at most 4 units.
         let kept = activity.pins - activity.unpins;
         let bound = 2 + kept * (4 + 2 * 3);
         ensure!(activity.attempts <= bound, "{} calls", activity.attempts);
@@ -279,7 +284,7 @@ fn random(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Refused with `EFAULT`, and with no pin left. With ours at exactly so many calls to pin.
+/// Expects `EFAULT` and no pin left, and exactly `calls` calls to pin by our module.
 fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
     let (result, activity) = counted(|| Ok(lab.far.register(span, full_access())))?;
     match result {
@@ -297,13 +302,13 @@ fn holes(lab: &Lab) -> Result<()> {
     const PARTS: usize = 5;
     lab.needs_module()?;
     let mut seen = Vec::new();
-    // Where the range begins with the hole, the place is not GPU memory.
+    // If the range begins with the hole, its start is not GPU memory.
     for (place, calls) in [2, 4, 6, 7, 9].into_iter().enumerate() {
         let mut row = Row::of(lab, &[1; PARTS])?;
         row.parts.get_mut(place).context("a part")?.free()?;
         refused(lab, row.span(0, PARTS * M2)?, calls)?;
         seen.push(calls);
-        // What lies before and behind is as good as ever.
+        // The parts behind the hole still work.
         if place + 2 < PARTS {
             let behind = row.span((place + 1) * M2, (PARTS - place - 1) * M2)?;
             drop(register(lab, &lab.far, behind)?);
@@ -358,7 +363,8 @@ fn limit(lab: &Lab) -> Result<()> {
     replaced.end()
 }
 
-/// A part is freed while the search stands at its first pin. If it is the part that is pinned, the search ends there.
+/// Frees a part while the search stops at its first pin. If that part is the pinned one, the search
+/// ends there.
 fn freed_between_pins(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_ours()?;
@@ -392,7 +398,7 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A search that takes seconds ends with its process.
+/// Checks that a search of several seconds ends with its process.
 fn killed(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     let before = Counters::read()?;
@@ -406,7 +412,7 @@ fn killed(lab: &Lab) -> Result<()> {
     child.kill()?;
     let more = calls()?.saturating_sub(made);
     note("calls_to_pin_after_the_kill", more);
-    // One since they were counted, and one that was about to be made.
+    // One call since the count, and one that was about to start.
     ensure!(
         more <= 2,
         "{more} calls to pin for a process that was killed"
@@ -414,7 +420,7 @@ fn killed(lab: &Lab) -> Result<()> {
     ktap::check_rest(&before)
 }
 
-/// All parts are pinned, ib_core's ticket has not come yet, and one of them goes.
+/// Frees a part after all parts are pinned but before ib_core calls `get_pages`.
 fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_ours()?;
@@ -442,7 +448,7 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Accesses to each part of a region of parts of 2 MiB.
+/// Checks that accesses to each part of the region fail. Each part has 2 MiB.
 fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Result<()> {
     for part in 0..parts {
         for op in [Op::Write, Op::Read] {
@@ -458,7 +464,8 @@ fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Resul
     Ok(())
 }
 
-/// Whichever part goes, the whole is revoked before the free returns; who gets the memory next keeps his bytes.
+/// Frees one part. The whole region must be revoked before the free returns, and the next owner's
+/// bytes must stay.
 fn part_freed(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     const PARTS: usize = 3;
@@ -476,7 +483,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let state = peer_region(&lab.far, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
 
-        // Pinned, as memory is in BAR1.
+        // Pinned, because memory has a place in BAR1 only while it is pinned.
         let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
             .allocate_there(M2, place, |next| {
@@ -490,7 +497,8 @@ fn part_freed(lab: &Lab) -> Result<()> {
         stranger.read(0, &mut found)?;
         ensure!(found == theirs, "the new owner's bytes changed");
         drop(theirs_too);
-        // The others are still pinned; they go next, with a callback each, and then the region.
+        // The other parts are still pinned. One is freed with a callback, and the region releases
+        // the last.
         counters::pins_are(PARTS as u64 - 1)?;
         row.parts[(gone + 1) % PARTS].free()?;
         counters::pins_are(PARTS as u64 - 2)?;
@@ -500,7 +508,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// In the persistent mode what was freed stays the region's, and nobody else's.
+/// Checks that freed parts stay with the region in persistent mode, and nobody else gets them.
 fn part_stays(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     const PARTS: usize = 4;

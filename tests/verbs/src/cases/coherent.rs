@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs whose memory CPUs cache (Grace). Where the driver keeps the memory to itself, `get_user_pages()` refuses it and our
-//! module is asked: the memory is in no BAR and has struct pages, so nvidia.ko maps it, and nobody revokes it. Where the
-//! driver has given it to the kernel, the kernel moves what is registered to other memory, and asks nobody.
+//! GPUs whose memory is cached by CPUs (Grace). There are two cases.
+//!
+//! - The driver keeps the memory to itself. `get_user_pages()` refuses it, and our module is asked.
+//!   The memory is in no BAR and has struct pages, so nvidia.ko maps it and nobody revokes it.
+//! - The driver has given the memory to the kernel. The kernel moves registered pages to other
+//!   memory and asks no peer-memory module.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +35,7 @@ pub(super) const CASES: &[Case] = cases![
     "coherent.moved_by_the_kernel" => moved,
 ];
 
-/// Until it is dropped, GPU memory is allocated where CPUs cache it.
+/// Allocates GPU memory in the CPU-cached range until the result is dropped.
 fn coherent(lab: &Lab) -> Result<Parameter> {
     lab.needs_module()?;
     match counters::module_parameter("nvidia", "coherent_mib").as_deref() {
@@ -47,8 +50,8 @@ fn moves(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     moving::sweep(lab, op, from, to)
 }
 
-/// One pin and one mapping of nvidia.ko's. The reason follows the version of the page tables: they say that CPUs cache the
-/// memory, or are too old to say it.
+/// Checks for one pin and one mapping by nvidia.ko. The reason depends on the version of the page
+/// tables: they flag cached memory, or are too old for the flag.
 fn mapped(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
     lab.needs_ours()?;
@@ -67,7 +70,7 @@ fn mapped(lab: &Lab) -> Result<()> {
 }
 
 fn mapped_by_version(lab: &Lab, memory: &Allocation, version: u32) -> Result<()> {
-    /// First version with flags, `NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE` among them.
+    /// First version with flags, including `NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE`.
     const WITH_FLAGS: u32 = 0x0002_0000;
     let reason = if version < WITH_FLAGS {
         "not_in_bar"
@@ -105,7 +108,8 @@ fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Freed memory stays behind its registration, in either mode: no callback, and the HCA goes on.
+/// Frees memory under a live registration, in either mode. No callback comes, and the HCA
+/// continues.
 fn not_revoked(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
     lab.needs_ours()?;
@@ -131,7 +135,8 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Page frames of the zone that the kernel keeps for pages that it can move, as it keeps a GPU's memory that it was given.
+/// Returns the page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. The kernel also uses
+/// this zone for GPU memory that it was given.
 fn movable_zone() -> Result<Option<Range<u64>>> {
     let text = fs::read_to_string("/proc/zoneinfo")?;
     let zone = text.split("\nNode ").find(|zone| {
@@ -154,9 +159,9 @@ fn movable_zone() -> Result<Option<Range<u64>>> {
     Ok(Some(start..start + spanned))
 }
 
-/// How many of the memory's pages are in `zone`.
+/// Returns the number of the memory's pages in `zone`.
 fn pages_in(memory: &Mapping, zone: &Range<u64>) -> Result<usize> {
-    /// Of an entry of pagemap, those with the page frame.
+    /// Mask of the page frame number in a pagemap entry.
     const FRAME: u64 = (1 << 55) - 1;
     let page = sys::page_size();
     let pagemap = File::open("/proc/self/pagemap")?;
@@ -174,7 +179,7 @@ fn moved(lab: &Lab) -> Result<()> {
     let Some(zone) = movable_zone()? else {
         return ktap::skip("no ZONE_MOVABLE in this machine");
     };
-    // What files are in memory for takes this zone, too.
+    // The page cache also takes pages of this zone.
     fs::write("/proc/sys/vm/drop_caches", "1")?;
     let [near, far] = [Mapping::anonymous(M2)?, Mapping::anonymous(M2)?];
     let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);

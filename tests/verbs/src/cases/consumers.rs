@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How other software finds out that there is a peermem module: each consumer's own question, and the answer it gets.
-//!
-//! What is asked, and in which order, was read in the source that stands beside each. Where NVIDIA's module is at hand it
-//! answers the same questions in the same machine.
+//! How other software detects a peermem module: the question of each consumer, and the answer.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -23,17 +20,19 @@ pub(super) const CASES: &[Case] = cases![
     "consumers.find_it_as_they_find_nvidias" => find_as_nvidias,
 ];
 
-/// NVIDIA's module, where the runner has laid it beside ours.
+/// Returns the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
 pub(super) fn control() -> Option<PathBuf> {
     env::var_os("TESTVM_CONTROL_KO").map(PathBuf::from)
 }
 
-/// Does ib_core itself show its clients in `memory_peers`? None since Linux 6.4 can.
+/// Returns `true` if ib_core itself shows its clients in `memory_peers`. No ib_core since Linux 6.4
+/// can.
 pub(super) fn core_shows() -> bool {
     counters::module_parameter("ib_core", "peer_mem_sysfs").as_deref() == Some("Y")
 }
 
-/// Returns the line of `/proc/kallsyms` about the function by which clients register. `None`: no loaded module has it.
+/// Returns the line of `/proc/kallsyms` about the function that registers clients, or `None` if no
+/// loaded module has it.
 pub(super) fn peer_memory() -> Result<Option<String>> {
     let symbols = fs::read_to_string("/proc/kallsyms")?;
     let name = format!(" {SYMBOL}");
@@ -41,7 +40,8 @@ pub(super) fn peer_memory() -> Result<Option<String>> {
     Ok(line.map(str::to_owned))
 }
 
-/// Does the loaded module show them, if ib_core does not?
+/// Returns `true` if the loaded module shows its clients in `memory_peers`, because ib_core does
+/// not.
 fn module_shows() -> bool {
     counters::module_parameter(module::NAME, "memory_peers").as_deref() == Some("Y")
 }
@@ -58,20 +58,20 @@ const SYMBOL: &str = "ib_register_peer_memory_client";
 
 /// A consumer's question.
 enum Probe {
-    /// `access(…, F_OK)` of one path after the other, until one is there.
+    /// `access(…, F_OK)` of each path, until one exists.
     AnyOf(&'static [&'static str]),
-    /// Is the path there, and may its owner read it?
+    /// The path exists and its owner may read it.
     Readable(&'static str),
-    /// Is there a line in the file with these words in it?
+    /// The file has a line that contains these words.
     Line(&'static str, &'static str),
-    /// Is a shell content with this command?
+    /// The shell command succeeds.
     Shell(&'static str),
-    /// Does the file hold this?
+    /// The file holds this value.
     Holds(&'static str, &'static str),
 }
 
 impl Probe {
-    /// What convinced the consumer, if anything did.
+    /// Returns what convinced the consumer, if anything did.
     fn ask(&self) -> Result<Option<String>> {
         Ok(match self {
             Self::AnyOf(paths) => paths
@@ -102,30 +102,31 @@ impl Probe {
     }
 }
 
-/// Where the answer comes from, and with it what it has to be.
+/// Source of the answer, which determines the expected answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Finds {
-    /// The module itself: whenever it is loaded.
+    /// The module itself, whenever it is loaded.
     Module,
-    /// `memory_peers`: if ib_core shows its clients there, or the module does.
+    /// `memory_peers`, if ib_core or the module shows clients there.
     MemoryPeers,
-    /// ib_core: whether there is a module or not.
+    /// ib_core, with or without a module.
     Core,
-    /// The module as one that uses ib_core's functions, where the peer-memory interface is not in ib_uverbs.
+    /// The module as a user of ib_core's functions, where the peer-memory interface is not in
+    /// ib_uverbs.
     UserOfCore,
-    /// Another module than this one.
+    /// A module other than this one.
     Never,
 }
 
 struct Consumer {
-    /// With its version, without spaces: a figure of the results.
+    /// Name with version, without spaces. The name is a key in the results.
     name: &'static str,
     source: &'static str,
     probe: Probe,
     finds: Finds,
 }
 
-/// Makes the table of consumers: a name, its source, and how it is asked and what it finds.
+/// Makes the table of consumers: name, source, question and the source of the answer.
 macro_rules! consumers {
     ($($name:literal: $source:literal, $probe:ident($($of:expr),+) => $finds:ident;)+) => {
         &[$(Consumer {
@@ -203,7 +204,7 @@ fn told(answer: &Option<String>) -> &str {
     answer.as_deref().unwrap_or("nothing")
 }
 
-/// What each finds of the module that is loaded, or of none.
+/// Checks what each consumer finds of the loaded module, or of none.
 fn find(lab: &Lab) -> Result<()> {
     let loaded = lab.setup.peermem != Peermem::None;
     let shown = loaded && (core_shows() || module_shows());
@@ -228,7 +229,8 @@ fn find(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Our module and NVIDIA's in turn: who finds NVIDIA's finds ours, and by the same thing.
+/// Loads our module and NVIDIA's in turn. A consumer that finds NVIDIA's must find ours, in the
+/// same place.
 fn find_as_nvidias(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("ours is not loaded");
@@ -237,7 +239,7 @@ fn find_as_nvidias(lab: &Lab) -> Result<()> {
         return ktap::skip("NVIDIA's module is not at hand");
     };
     let ours = ask_all()?;
-    // The one reason for a difference that there may be.
+    // The only accepted reason for a difference.
     let only_ours_shows = !core_shows() && module_shows();
     let replaced = Replaced::begin()?;
     module::load_file(&control)?;

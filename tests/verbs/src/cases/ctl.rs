@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl` on machines of known topology: what it says of them in JSON, and of each fault that is injected, that and
-//! nothing else.
+//! `peermemctl` on machines of known topology: its JSON, and its complaints. An injected fault must
+//! cause its own complaint and no other.
 //!
-//! Without a [`Lab`](crate::lab::Lab), which would keep the module that is taken away here. What the machine is like, the
-//! runner's variables say; what lies between two devices is read from sysfs once more, in a way of its own.
+//! Works without a [`Lab`](crate::lab::Lab), because a `Lab` would keep the module loaded that
+//! these cases unload. The runner's variables describe the machine. The cases read the path between
+//! two devices from sysfs with their own code.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -23,17 +24,17 @@ use crate::rdma::{full_access, Hca};
 use crate::sys::Mapping;
 use crate::{ktap, module, pci};
 
-/// A machine, as the runner made it.
+/// A machine that the runner made.
 struct Machine {
     setup: Setup,
     topology: String,
-    /// Where Prometheus's checker lies.
+    /// Path of Prometheus's checker.
     promtool: Option<PathBuf>,
 }
 
 struct Case {
     name: &'static str,
-    /// Whether it is for this machine.
+    /// Returns `true` if the case is for this machine.
     on: fn(&Machine) -> bool,
     run: fn(&Machine) -> Result<()>,
 }
@@ -54,12 +55,12 @@ const CASES: &[Case] = cases![
     "ctl.no_module" if |machine| machine.setup.peermem == Peermem::None => no_module,
 ];
 
-/// The machine on which nothing is wrong, so that what is injected is all there is.
+/// Returns `true` for the machine without faults, where an injected fault is the only one.
 fn is_plain(machine: &Machine) -> bool {
     machine.topology == "root-ports"
 }
 
-/// Runs those for this machine; true when none failed.
+/// Runs the cases for this machine. Returns `true` if none failed.
 pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     let machine = Machine {
         setup: setup.clone(),
@@ -72,7 +73,7 @@ pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     Ok(ktap::tell(named, |case| (case.run)(&machine)))
 }
 
-/// What `peermemctl` answered.
+/// Answer of `peermemctl`.
 pub(super) struct Answer {
     pub(super) status: i32,
     out: String,
@@ -99,15 +100,15 @@ impl Answer {
         })
     }
 
-    /// The object that it printed, which must be the current version of this schema.
+    /// Returns the printed object, which must have the current version of this schema.
     fn json(&self, schema: &str) -> Result<Value> {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
-        // The words of others were changed once.
+        // The words of the other schemas were changed once.
         let version = match schema {
             "peermemctl.topo" | "peermemctl.list-all" => 1,
-            // One of its reasons became two.
+            // One of its reasons was split into two.
             "peermemctl.stats" => 3,
             _ => 2,
         };
@@ -119,26 +120,26 @@ impl Answer {
     }
 }
 
-/// Runs `peermemctl`, which the runner has put where programs are found.
+/// Runs `peermemctl`, which the runner has put into the search path.
 pub(super) fn peermemctl(words: &[&str]) -> Result<Answer> {
     Answer::of(Command::new("peermemctl").arg("--json").args(words))
 }
 
-/// A field that must be text.
+/// Returns a field that must be text.
 fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
     value[name]
         .as_str()
         .with_context(|| format!("no text {name} in {value}"))
 }
 
-/// A field that must be a list.
+/// Returns a field that must be a list.
 fn list<'a>(value: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
     value[name]
         .as_array()
         .with_context(|| format!("no list {name} in {value}"))
 }
 
-/// What `doctor` complains of: its check, and of whom.
+/// A complaint of `doctor`: the check and its subject.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Complaint {
     check: String,
@@ -160,7 +161,7 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// The machine's GPUs, by their addresses.
+/// Returns the PCI places of the machine's GPUs.
 fn gpus() -> Result<Vec<Place>> {
     Gpu::all()?
         .iter()
@@ -168,7 +169,8 @@ fn gpus() -> Result<Vec<Place>> {
         .collect()
 }
 
-/// All that `doctor` complains of, what else it says told as notes. Its status must be that of what it says.
+/// Returns all complaints of `doctor`, and notes its other findings. Its exit status must match its
+/// findings.
 fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
     let mut found = BTreeSet::new();
     for finding in list(&answer.json("peermemctl.doctor")?, "findings")? {
@@ -200,7 +202,7 @@ fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
     Ok(found)
 }
 
-/// `doctor` complains of these, and of nothing else.
+/// Checks that `doctor` has exactly these complaints.
 fn complains_of(answer: &Answer, expected: &[Complaint]) -> Result<()> {
     let found = complaints(answer)?;
     let expected: BTreeSet<Complaint> = expected.iter().cloned().collect();
@@ -217,7 +219,7 @@ fn complains_of(answer: &Answer, expected: &[Complaint]) -> Result<()> {
     Ok(())
 }
 
-/// The classes of the paths from each GPU to each NIC, by the topology's own description.
+/// Returns the classes of the paths from each GPU to each NIC, by the description of the topology.
 fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
     Ok(match machine.topology.as_str() {
         "flat" | "root-ports" => [["PHB", "PHB"], ["PHB", "PHB"]],
@@ -228,7 +230,8 @@ fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
     })
 }
 
-/// The sockets of the GPUs and of the NICs. None: the firmware has one, and does not say so.
+/// Returns the sockets of the GPUs and of the NICs. `None`: there is one socket, and the firmware
+/// does not say so.
 fn sockets(machine: &Machine) -> [[Option<u64>; 2]; 2] {
     match machine.topology.as_str() {
         "sockets" => [[Some(0), Some(1)], [Some(0), Some(0)]],
@@ -286,7 +289,7 @@ fn topo(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Each GPU and each NIC by itself.
+/// Checks each GPU and each NIC.
 fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
     let bar: u64 = env::var("TESTVM_BAR_MIB")
         .context("TESTVM_BAR_MIB")?
@@ -331,7 +334,7 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with each machine as the runner makes it.
+/// Checks the complaints about each machine without injected faults.
 fn doctor(machine: &Machine) -> Result<()> {
     complains_of(&peermemctl(&["doctor"])?, &at_rest(machine)?)
 }
@@ -339,12 +342,12 @@ fn doctor(machine: &Machine) -> Result<()> {
 fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
     let gpus = gpus()?;
     let mut expected = Vec::new();
-    // Less than 512 MiB: what NICs have whose BAR1 is not made for RDMA.
+    // A BAR1 below 512 MiB is typical of GPUs that are not made for RDMA.
     if env::var("TESTVM_BAR_MIB").is_ok_and(|text| text.parse().is_ok_and(|mib: u64| mib < 512)) {
         expected.extend(gpus.iter().map(|gpu| Complaint::new("bar1", gpu.address())));
     }
     if machine.setup.translating_iommu {
-        // Of the NIC of each GPU's best pair.
+        // The NIC of each GPU's best pair.
         expected.push(Complaint::new("iommu", "rxe0"));
     }
     if machine.topology == "sockets" {
@@ -358,14 +361,15 @@ fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
     }
     match machine.setup.peermem {
         Peermem::Ours => {}
-        // Who looks in memory_peers does not find it, where ib_core cannot have that.
+        // Consumers that look in `memory_peers` do not find the module, because this ib_core has no
+        // `memory_peers`.
         Peermem::Nvidia => expected.push(Complaint::new("consumers", "machine")),
         Peermem::None => expected.push(Complaint::new("module", "machine")),
     }
     Ok(expected)
 }
 
-/// `--pair`: of another pair than a GPU's best, and of no other GPU.
+/// Checks `--pair`, which covers a pair other than the GPU's best, and no other GPU.
 fn one_pair(_: &Machine) -> Result<()> {
     let gpus = gpus()?;
     let [near, far] = gpus.as_slice() else {
@@ -383,8 +387,8 @@ fn one_pair(_: &Machine) -> Result<()> {
     )
 }
 
-/// QEMU's switches have no ACS. So one is laid over what sysfs says of the NIC's port: the root port's own, as it is read
-/// from there, behind the port's last capability.
+/// QEMU's switches have no ACS. The case overlays one on the sysfs file of the NIC's port, after
+/// the port's last capability. The ACS capability is read from the root port.
 fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
     let nic = Place::of_rxe("rxe0")?;
     let (root, port) = match nic.above() {
@@ -406,7 +410,8 @@ fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
     complains_of(&peermemctl(&["doctor"])?, &rest)
 }
 
-/// Between root ports packets are in the root complex already: worth a note, and no complaint.
+/// Between root ports, packets pass the root complex anyway: redirection there is worth a note, but
+/// no complaint.
 fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
     let notes = |answer: &Answer| -> Result<usize> {
         let answer = answer.json("peermemctl.doctor")?;
@@ -447,7 +452,8 @@ fn module_taken_out(machine: &Machine) -> Result<()> {
     complains_of(&answer?, &expected)
 }
 
-/// 64 KiB, as many distributions give to who logs in, and without the capability that lets root pass the limit.
+/// 64 KiB, the limit of many distributions at login, and without the capability that lets root
+/// exceed the limit.
 fn locked_memory(machine: &Machine) -> Result<()> {
     let limited = Answer::of(Command::new("setpriv").args([
         "--bounding-set=-ipc_lock",
@@ -460,7 +466,7 @@ fn locked_memory(machine: &Machine) -> Result<()> {
     complains_of(&limited, &expected)
 }
 
-/// The registrations that `list` shows.
+/// Returns the registrations that `list` shows.
 pub(super) fn registrations(words: &[&str]) -> Result<Vec<Value>> {
     let answer = peermemctl(&[&["list"], words].concat())?;
     ensure!(answer.status == 0, "its status is {}", answer.status);
@@ -473,7 +479,7 @@ pub(super) fn registrations(words: &[&str]) -> Result<Vec<Value>> {
     Ok(list(&answer, "registrations")?.clone())
 }
 
-/// Regions that a child holds, and of how many bytes each is.
+/// Number of regions that a child holds. Each region has [`EACH`] bytes.
 const HELD: usize = 3;
 const EACH: u64 = 2 << 20;
 
@@ -529,7 +535,7 @@ fn listed(machine: &Machine) -> Result<()> {
     nothing("after")
 }
 
-/// What `list --all` says of who runs it as `prefix` does.
+/// Returns the answer of `list --all`, run under the command `prefix`.
 fn all_regions(prefix: &[&str]) -> Result<Value> {
     let words = ["peermemctl", "--json", "list", "--all"];
     let line = [prefix, &words].concat();
@@ -544,10 +550,10 @@ fn all_regions(prefix: &[&str]) -> Result<Value> {
     Ok(answer)
 }
 
-/// How many, and their bytes, where they are known.
+/// Number of regions, and their bytes if known.
 type Regions = (u64, Option<u64>);
 
-/// Of this process: whether it uses GPUDirect RDMA, and its regions by peer memory, otherwise, and unknown ones.
+/// Returns the process's verdict on GPUDirect RDMA, and its peer-memory, other and unknown regions.
 fn usage(answer: &Value, pid: u32) -> Result<(String, [Regions; 3])> {
     let its = list(answer, "processes")?
         .iter()
@@ -564,7 +570,7 @@ fn usage(answer: &Value, pid: u32) -> Result<(String, [Regions; 3])> {
     ))
 }
 
-/// How many regions there are, and their bytes: as iproute2's program says.
+/// Returns the number of regions and their bytes, from iproute2's `rdma`.
 fn regions_by_rdma() -> Result<(u64, u64)> {
     let output = Command::new("rdma")
         .args(["-j", "resource", "show", "mr"])
@@ -577,7 +583,7 @@ fn regions_by_rdma() -> Result<(u64, u64)> {
     Ok((all.len() as u64, lengths.sum()))
 }
 
-/// Memory of the host, which this process registers, and of a GPU, which another one does.
+/// Compares `list --all` with host memory of this process and GPU memory of another process.
 fn listed_all(machine: &Machine) -> Result<()> {
     const LENGTHS: [usize; 2] = [64 << 10, 5 << 20];
     let peermem = machine.setup.peermem;
@@ -612,7 +618,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     let host = (2, Some(LENGTHS.iter().map(|length| *length as u64).sum()));
     let sure = |verdict: &str, gpu, host| (verdict.to_owned(), [gpu, host, none]);
     let open = |regions| ("unknown".to_owned(), [none, none, regions]);
-    // NVIDIA's module counts, and does not say whose they are.
+    // NVIDIA's nvidia-peermem counts regions, but does not name their owners.
     let (expected, of_child) = match peermem {
         Peermem::Nvidia => (open(host), open(gpu)),
         _ => (sure("no", none, host), sure("yes", gpu, none)),
@@ -630,13 +636,13 @@ fn listed_all(machine: &Machine) -> Result<()> {
             "{answer}"
         );
     }
-    // Who is not root sees no lists of what is registered.
+    // Only root can read the lists of registrations.
     let answer = all_regions(&["setpriv", "--reuid=65534", "--clear-groups"])?;
     let found = usage(&answer, own)?;
     ensure!(found == open(host), "of this process: {found:?}");
     let reasons = answer["reasons"].to_string();
     ensure!(reasons.contains("not visible without root"), "{reasons}");
-    // Where the other is the only one left, they are its.
+    // If the child's regions are the only ones left, all counted regions are its.
     drop((regions, hca));
     if let Some(child) = child {
         let found = usage(&all_regions(&[])?, child.id())?;
@@ -650,7 +656,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Memory that this process has freed, and whose registration it keeps.
+/// Checks memory that this process has freed while its registration lives.
 fn freed(machine: &Machine) -> Result<()> {
     let lab = Lab::open(&machine.setup)?;
     lab.needs_mode(PinMode::Persistent)?;
@@ -694,7 +700,7 @@ fn freed(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// The module's own count of an event, of all modes.
+/// Returns the module's count of an event, summed over all modes.
 fn counted(counters: &[Value], event: &str) -> u64 {
     counters
         .iter()
@@ -734,7 +740,7 @@ fn stats(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// What is exported is as Prometheus wants it, by its own program.
+/// Checks the exported metrics with Prometheus's `promtool`.
 fn export(machine: &Machine) -> Result<()> {
     let promtool = machine.promtool.as_ref().context("no promtool")?;
     let child = holder(machine)?;
@@ -773,7 +779,7 @@ fn export(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be looked at ends with 2 and a sentence.
+/// Checks that a command which cannot read its data ends with 2 and a message.
 fn no_module(_: &Machine) -> Result<()> {
     for command in ["list", "stats"] {
         let answer = peermemctl(&[command])?;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Consumers of CUDA as their authors gave them out, over a stand-in for CUDA's library (`tests/cuda`): perftest with
-//! `--use_cuda`, NIXL between two agents, UCX by itself ([`ucx`](super::ucx)), and `peermemctl verify`.
+//! Unmodified CUDA consumers over a stand-in for CUDA's library (`tests/cuda`): perftest with
+//! `--use_cuda`, NIXL between two agents, UCX alone ([`ucx`](super::ucx)), and `peermemctl verify`.
 //!
-//! That bytes arrive proves nothing, since a consumer may stage them through the host. So what is pinned, mapped and listed is
-//! looked at while both ends have registered, and what went over the wire at the end. Without a module nothing of it may be.
+//! The arrival of bytes proves nothing, because a consumer may stage them through the host. The
+//! cases therefore check pins, mappings and the list while both ends have registered, and the bytes
+//! on the wire at the end. Without a module, there must be none of these.
 //!
-//! Without a [`Lab`](crate::lab::Lab), whose own devices and GPUs no consumer needs.
+//! Works without a [`Lab`](crate::lab::Lab), because no consumer needs its devices and GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ use crate::{ktap, sys};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
-    // Where these options are optional as a whole, clap wants to be told; one that lacks is missed all the same.
+    // clap needs `required = false`, because these options are optional as a group. A missing option
+    // is still reported.
     #[arg(long, required = false)]
     pub(super) library: PathBuf,
     /// The directory of perftest's programs
@@ -51,7 +53,8 @@ impl Places {
         command
     }
 
-    /// A program that takes the libraries of UCX's directory, then those of `more`, and this device.
+    /// Returns the command for a program that uses UCX's libraries, then those of `more`, and
+    /// `device`.
     pub(super) fn over_ucx(
         &self,
         program: &Path,
@@ -67,31 +70,33 @@ impl Places {
             .env("UCX_NET_DEVICES", format!("{device}:1"))
             // UD is for connecting only.
             .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
-            // A queue pair asks again after four seconds: a busy machine stands still for longer than one.
+            // Retransmit timeout of a queue pair: a busy machine can pause for more than a second.
             .env("UCX_RC_VERBS_TIMEOUT", "4s")
-            // Of itself UCX 1.22 fences by a read with a key that it has for NVIDIA's NICs alone. Any other refuses that, on
-            // host memory as well.
+            // UCX 1.22 fences by default with a read by a key that it only has for NVIDIA's NICs.
+            // Other NICs refuse this read, even for host memory.
             .env("UCX_FENCE_MODE", "weak");
         Ok(command)
     }
 
-    /// A program of Open MPI's, or what starts one, which takes this device.
+    /// Returns the command for a program or launcher of Open MPI that uses `device`.
     pub(super) fn over_mpi(&self, program: &Path, device: &str) -> Result<Command> {
         let mpi = self.mpi.as_deref().context("no Open MPI")?;
         let mut command = self.over_ucx(program, device, Some(mpi.join("lib")))?;
         command
-            // It asks CUDA about each address: what its hooks tell it in a program of Open MPI's was seen not to be all.
+            // UCX asks CUDA about each address. In Open MPI programs, UCX's memory hooks were seen
+            // to miss some.
             .env("UCX_MEMTYPE_CACHE", "n")
-            // On rxe it would copy.
+            // Without this, UCX copies on rxe.
             .env("UCX_RNDV_THRESH", "8192");
-        // It was made for another place.
+        // Open MPI was built for another prefix.
         for prefix in ["OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"] {
             command.env(prefix, mpi);
         }
         Ok(command)
     }
 
-    /// One of perftest's programs with its arguments, at a server's end or, with its address, at a client's.
+    /// Returns the command for one of perftest's programs: the server's end, or the client's end if
+    /// `server` has an address.
     pub(super) fn perftest(
         &self,
         program: &str,
@@ -101,15 +106,17 @@ impl Places {
         let mut words = program.split(' ');
         let path = self.perftest.as_deref().context("no perftest")?;
         let mut command = self.command(&path.join(words.next().unwrap_or_default()));
-        // A queue pair asks again after four seconds: a busy machine stands still for longer than perftest's own time.
+        // Retransmit timeout of about four seconds: a busy machine can pause for longer than
+        // perftest's default.
         command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
-        // Where the clock of an emulated processor runs unevenly, perftest has no figures, and with this it goes on.
+        // If the clock of an emulated processor is uneven, perftest gives no figures and stops
+        // without this flag.
         command.arg("-F");
         command.args(words).args(server);
         Ok(command)
     }
 
-    /// One of two agents, which meet in a folder.
+    /// Returns the command for one of two agents, which meet in `folder`.
     pub(super) fn nixl(&self, device: &str, folder: &Path, role: &str) -> Result<Command> {
         let path = self.nixl.as_deref().context("no NIXL")?;
         let mut command = self.command(Path::new("/usr/bin/python3"));
@@ -131,14 +138,15 @@ pub(super) struct Consumers {
     pub(super) places: Places,
 }
 
-/// One of perftest's programs at both ends, and how many bytes at least go out of the client's device and of the server's.
+/// One of perftest's programs at both ends, and the minimum bytes that the client's and the
+/// server's device send.
 pub(super) struct Pair {
     pub(super) name: &'static str,
     pub(super) program: &'static str,
     pub(super) sent: [u64; 2],
 }
 
-/// Makes a table of pairs, each with its name, its program and what is sent.
+/// Makes a table of pairs, each with a name, a program and the bytes sent.
 macro_rules! pairs {
     ($($name:literal: $program:literal => $sent:expr),+ $(,)?) => {
         &[$(Pair { name: $name, program: $program, sent: $sent }),+]
@@ -146,7 +154,7 @@ macro_rules! pairs {
 }
 pub(super) use pairs;
 
-/// All sizes from 2 bytes to 8 MiB, five times each.
+/// Bytes of all sizes from 2 bytes to 8 MiB, five times each.
 const ALL_SIZES: u64 = 5 * ((16 << 20) - 2);
 
 const PAIRS: &[Pair] = pairs![
@@ -165,17 +173,17 @@ const PAIRS: &[Pair] = pairs![
 const VERIFY: &str = "cuda.verify";
 const NIXL: &str = "cuda.nixl";
 
-/// What NIXL's agents register at each end, and each of them in bytes.
+/// Number of buffers that NIXL's agents register. Each buffer has [`NIXL_LEN`] bytes.
 const NIXL_BUFFERS: usize = 3;
 pub(super) const NIXL_LEN: u64 = 8 << 20;
 
-/// How long one may take.
+/// Time limit of one consumer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What may go out beside the data: no byte of it goes through these NICs.
+/// Upper bound on the bytes that a NIC sends if it carries no data.
 const SILENCE: u64 = 4096;
 
-/// Runs the cases whose name begins with a word of `filter`; true when none failed.
+/// Runs the cases whose name begins with a word of `filter`. Returns `true` if none failed.
 pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<bool> {
     let consumers = Consumers {
         setup: setup.clone(),
@@ -188,7 +196,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         .map(|pair| pair.name)
         .chain(places.nixl.is_some().then_some(NIXL))
         .chain(places.ucx.iter().flat_map(|_| ucx::names()))
-        // It tells by itself whether there is a module, and has a case without one.
+        // `verify` detects by itself whether there is a module, and has its own case without one.
         .chain((setup.peermem == Peermem::Ours).then_some(VERIFY))
         .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
         .collect();
@@ -240,7 +248,7 @@ impl Consumers {
         Ok(())
     }
 
-    /// One agent writes into the other's memory and reads from it. They compare the bytes.
+    /// One agent writes into the other's memory and reads from it. Both compare the bytes.
     fn nixl(&self) -> Result<()> {
         let [near, far] = &self.setup.devices;
         let folder = PathBuf::from(format!("/tmp/nixl-{}", std::process::id()));
@@ -257,11 +265,12 @@ impl Consumers {
         let seen = self.see(ends, &start, NIXL_BUFFERS);
         fs::remove_dir_all(&folder)?;
         let seen = seen?;
-        // Without a module as well: the bytes go by the host then.
+        // Also true without a module: the bytes then go through the host.
         seen.moved(&[NIXL_LEN, NIXL_LEN])
     }
 
-    /// Looks at what there is once both ends have registered so many buffers, and again at the end of both.
+    /// Checks the state once both ends have registered `buffers` buffers, and again after both have
+    /// ended.
     pub(super) fn see(&self, mut ends: Ends<'_>, start: &Start, buffers: usize) -> Result<Seen> {
         let buffers = Buffers {
             number: buffers,
@@ -289,7 +298,7 @@ impl Consumers {
         Ok(seen)
     }
 
-    /// Stops the client once both ends have registered, looks at what there is, and lets it go on.
+    /// Stops the client once both ends have registered, checks the state, and continues the client.
     fn registered(&self, ends: &mut Ends<'_>, start: &Start, buffers: Buffers) -> Result<()> {
         buffers.wait_for(&self.setup, &mut ends.client)?;
         let stopped = sys::Stopped::stop(ends.client.id())?;
@@ -299,7 +308,7 @@ impl Consumers {
         Ok(())
     }
 
-    /// What it finds through CUDA it finds without, too: see `verify`'s own cases.
+    /// `verify` finds the same through CUDA as without: see its own cases.
     fn verify(&self) -> Result<()> {
         let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
@@ -313,13 +322,13 @@ pub(super) struct Ends<'a> {
     pub(super) program: &'a str,
     pub(super) client: Running,
     pub(super) server: Running,
-    /// It frees its memory first and deregisters it then.
+    /// `true` if the consumer frees its memory before it deregisters the memory.
     pub(super) frees_first: bool,
-    /// What each of its buffers is made of.
+    /// The allocations of each buffer.
     pub(super) parts: Parts,
 }
 
-/// What was counted before a consumer started.
+/// Counters before a consumer starts.
 pub(super) struct Start {
     pub(super) counters: Counters,
     sent: [u64; 2],
@@ -334,7 +343,7 @@ impl Start {
     }
 }
 
-/// How both ends ended, and what went out of the client's device and of the server's.
+/// Results of both ends, and the bytes that the client's and the server's device sent.
 pub(super) struct Seen {
     pub(super) client: Finished,
     pub(super) server: Finished,
@@ -346,7 +355,7 @@ impl Seen {
         format!("{}\n{}", self.server.tail(10), self.client.tail(10))
     }
 
-    /// Both failed with these words, and nothing was sent.
+    /// Checks that both ends failed with `words`, and nothing was sent.
     pub(super) fn refused(&self, words: &str) -> Result<()> {
         refused(&self.client, words)?;
         refused(&self.server, words)?;
@@ -356,7 +365,7 @@ impl Seen {
         Ok(())
     }
 
-    /// Both ended well, and at least so much was sent.
+    /// Checks that both ends succeeded, and at least `least` bytes were sent.
     pub(super) fn moved(&self, least: &[u64; 2]) -> Result<()> {
         ensure!(
             self.client.success() && self.server.success(),
@@ -378,10 +387,10 @@ impl Seen {
     }
 }
 
-/// What perftest says where it cannot register.
+/// perftest's message when it cannot register memory.
 pub(super) const REFUSED: &str = "Couldn't allocate MR";
 
-/// A consumer ended because it could not register, which it says with these words.
+/// Checks that a consumer failed with `words` because it could not register.
 pub(super) fn refused(end: &Finished, words: &str) -> Result<()> {
     ensure!(
         !end.success() && end.output.contains(words),
@@ -391,14 +400,14 @@ pub(super) fn refused(end: &Finished, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Of no module but ours is there a list.
+/// Checks that `peermemctl list` fails, because only our module has a list.
 pub(super) fn not_listed() -> Result<()> {
     let status = ctl::peermemctl(&["list"])?.status;
     ensure!(status == 2, "peermemctl list ends with {status}");
     Ok(())
 }
 
-/// How many bytes have gone out of the two NICs.
+/// Returns the bytes that the two NICs have sent.
 fn sent() -> Result<[u64; 2]> {
     let of = |device: &str| -> Result<u64> {
         let path = format!("/sys/class/net/{device}/statistics/tx_bytes");

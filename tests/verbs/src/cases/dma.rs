@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! True DMA: an NVMe controller moves bytes from GPU memory to its disk and back to other GPU memory, at the DMA addresses
-//! that a registration gave for it; and where the IOMMU translates, it cannot any more once the registration has gone.
+//! Real DMA: an NVMe controller moves bytes from GPU memory to its disk and back to other GPU
+//! memory. It uses the DMA addresses of a registration. If the IOMMU translates, this must fail
+//! after the deregistration.
 //!
-//! rxe moves bytes by the CPU, which no IOMMU watches. These cases are what shows that a mapping is one.
+//! rxe copies bytes with the CPU, which no IOMMU checks. Only these cases test the mappings.
 //!
-//! An access that the IOMMU refuses need not fail: QEMU's controller reports success whatever became of it. So the bytes
-//! are looked at, through the BAR, and the kernel's log is.
+//! QEMU's controller reports success even if the IOMMU refuses an access. The cases therefore check
+//! the bytes through the BAR, and the kernel log.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use crate::sys::{Mapping, Placement};
 use crate::{ktap, module, nvme, rdma};
 
 const M2: usize = GRANULE as usize;
-/// What a device reads and writes in the cases about faults: the IOMMU's page.
+/// Bytes that the device reads or writes in the cases about faults: a page of the IOMMU.
 const SMALL: usize = 4096;
 
 pub(super) const CASES: &[Case] = cases![
@@ -46,11 +47,11 @@ pub(super) const CASES: &[Case] = cases![
     "dma.provider_maps" => provider_maps,
 ];
 
-/// A controller that runs on registrations of one mode, and those who watch it.
+/// A controller that runs on registrations of one mode, with the watchers of the IOMMU.
 struct Bench<'a> {
     lab: &'a Lab,
     mode: PinMode,
-    // The controller stops before what it works on goes.
+    // Dropped first, because the controller must stop before its memory goes.
     controller: Nvme,
     faults: Faults,
     trace: Trace,
@@ -60,14 +61,15 @@ struct Bench<'a> {
     _mode: Parameter,
 }
 
-/// Makes the loaded module give `mode`, or says that it cannot.
+/// Selects `mode` in the loaded module. Returns `None` if the module does not support `mode`.
 fn choose(lab: &Lab, mode: PinMode) -> Result<Option<Parameter>> {
     let revocable = if mode == PinMode::Revocable { "Y" } else { "N" };
     let parameter = Parameter::set("rdma_rxe", "peer_inval", revocable)?;
     Ok((lab.setup.mode() == mode).then_some(parameter))
 }
 
-/// Runs `body` for both modes. With a module that gives one alone, half of the case is done, and it ends as skipped.
+/// Runs `body` in both modes. If the module supports only one, the case runs in that mode and then
+/// counts as skipped.
 fn each_mode(lab: &Lab, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
     let bdf = needs_controller(lab)?;
     let mut missing = None;
@@ -92,7 +94,7 @@ fn one_mode(lab: &Lab, mode: PinMode, body: fn(&mut Bench<'_>) -> Result<()>) ->
     }
 }
 
-/// The persistent mode with `provider_maps=1`: page by page, at the addresses that nvidia.ko gives.
+/// Persistent mode with `provider_maps=1`: maps page by page, at nvidia.ko's addresses.
 fn provider_maps(lab: &Lab) -> Result<()> {
     needs_controller(lab)?;
     lab.needs_ours()?;
@@ -143,7 +145,7 @@ impl<'a> Bench<'a> {
         let device = Parameter::set("rdma_rxe", "peer_dma_dev", bdf)?;
         let faults = Faults::of(bdf)?;
         let trace = Trace::of(bdf, guard)?;
-        // On the last GPU, and nothing that a case frees.
+        // On the last GPU. No case frees this memory.
         let gpu = lab.gpu(lab.gpus().len().saturating_sub(1))?;
         let memory = gpu.allocate(nvme::MEMORY, Placement::Any)?;
         let controller = Nvme::start(bdf, &trace, &lab.near, memory)?;
@@ -176,7 +178,8 @@ impl<'a> Bench<'a> {
     fn register(&self, memory: &Allocation, offset: usize, len: usize) -> Result<Mapped> {
         let mapped = self.trace.register(&self.lab.near, memory, offset, len)?;
         for page in &mapped.pages {
-            // An address that is the physical one would reach the memory without any mapping.
+            // A DMA address that equals the physical address would reach the memory without a
+            // mapping.
             ensure!(
                 (page.dma == page.phys) != self.guard.translates(),
                 "{page:x?} where the guard is {:?}",
@@ -186,7 +189,7 @@ impl<'a> Bench<'a> {
         Ok(mapped)
     }
 
-    /// Ends the region, and sees that all of it is unmapped.
+    /// Deregisters the region and checks that all of it is unmapped.
     fn deregister(&self, mapped: Mapped) -> Result<()> {
         let Mapped { region, pages, .. } = mapped;
         self.trace.unmapping(&pages, || {
@@ -195,7 +198,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// For cases about the moment from which on an address is refused.
+    /// Skips the case if the IOMMU unmaps lazily. For cases about the moment from which an address
+    /// is refused.
     fn needs_strictness(&self) -> Result<()> {
         if self.guard == Guard::Lazy {
             return ktap::skip("unmapped lazily: see dma.lazy_window");
@@ -203,13 +207,13 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Without an IOMMU nothing stops a device, and the case says so.
+    /// Notes that no fault is expected, because without an IOMMU nothing stops a device.
     fn note_no_fault(&self) {
         self.note("no_fault_to_be_expected_iommu", self.guard.option());
     }
 
-    /// The scatter list that ib_core was given, as far as anybody says anything of it: it has as many entries as the pages
-    /// have stretches; the control's has one for each page.
+    /// Returns the number of entries in ib_core's scatter list. Our module makes one entry for each
+    /// run of DMA addresses. NVIDIA's nvidia-peermem makes one entry for each page.
     fn entries(&self, region: &Mapped) -> Result<u64> {
         let entries = peer_region(&self.lab.near, &region.region)?.entries;
         let expected = match self.lab.setup.peermem {
@@ -223,7 +227,8 @@ impl<'a> Bench<'a> {
         Ok(entries)
     }
 
-    /// A place on the disk that no transfer of this bench has used, as long as there is one.
+    /// Returns the first of enough disk blocks that no transfer has used yet. Starts over when the
+    /// disk is full.
     fn blocks(&mut self, len: u64) -> u64 {
         const DISK: u64 = 64 << 20;
         let blocks = len.div_ceil(BLOCK);
@@ -235,7 +240,7 @@ impl<'a> Bench<'a> {
         first
     }
 
-    /// Moves bytes of a region to the disk or back, by as many commands as it takes.
+    /// Moves bytes of a region to the disk or back, with as many commands as needed.
     fn transfer(
         &mut self,
         op: Op,
@@ -258,7 +263,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// From one region by way of the disk to another.
+    /// Copies from one region to another through the disk.
     fn copy(
         &mut self,
         from: (&Mapped, u64),
@@ -271,7 +276,7 @@ impl<'a> Bench<'a> {
         self.transfer(Op::Read, block, to.0, to.1, len, pointers)
     }
 
-    /// The controller writes a page of a region, which is seen behind the BAR.
+    /// Makes the controller write a page of a region, and checks the page through the BAR.
     fn writes(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
         let canary = vec![0xa5; SMALL];
         view.write(at, &canary)?;
@@ -286,7 +291,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The controller cannot write this page: one fault, and the bytes behind the BAR stay.
+    /// Checks that the controller cannot write this page: one fault, and the bytes behind the BAR
+    /// do not change.
     fn cannot_write(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
         let canary = self.pattern(90).bytes(dma, SMALL);
         view.write(at, &canary)?;
@@ -303,7 +309,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// The controller cannot read this page: one fault, and its bytes do not come to the disk.
+    /// Checks that the controller cannot read this page: one fault, and the bytes do not reach the
+    /// disk.
     fn cannot_read(
         &mut self,
         dma: u64,
@@ -328,7 +335,7 @@ impl<'a> Bench<'a> {
         elsewhere.1.read(0, &mut found)?;
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
-        // By chance one byte in 256 is the same.
+        // By chance, one byte in 256 is equal.
         ensure!(
             same < SMALL / 16,
             "the access was refused, and {same} of its bytes came to the disk"
@@ -337,7 +344,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Compares all of `memory`.
+/// Compares `expected.len()` bytes from the start of `memory`.
 pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
     let mut found = vec![0; expected.len()];
     memory.read(0, &mut found)?;
@@ -352,7 +359,8 @@ pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
     }
 }
 
-/// The HCA moves the same bytes out of the region, by the addresses in its scatter list: these are the controller's.
+/// Checks that the HCA reads the same bytes from the region, through the addresses in its scatter
+/// list, which the controller also uses.
 fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<()> {
     let lab = bench.lab;
     let host = lab.allocate(Where::Host, expected.len())?;
@@ -368,7 +376,8 @@ fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<(
     host.check()
 }
 
-/// The controller runs with its queues in GPU memory, and fetched its own description into it.
+/// Checks that the controller runs with its queues in GPU memory, where it has written its own
+/// description.
 fn queues(bench: &mut Bench<'_>) -> Result<()> {
     note("iommu", bench.guard.option());
     note("controller", bench.controller.model());
@@ -386,7 +395,8 @@ fn queues(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// One GPU to the disk to the other GPU, from one block to a list of pages that goes on in a second one.
+/// Copies from one GPU through the disk to another GPU. The lengths range from one block to a page
+/// list that continues in a second page.
 fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     const LEN: usize = 3 * M2;
     let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
@@ -408,7 +418,7 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
         // 1024 pages.
         (0, 2 * M2),
     ] {
-        // The same place in its page as the source's, so that both are what PRP entries can say.
+        // The same offset in the page as the source, so that PRP entries can describe both.
         let gap = (start % SMALL + SMALL - at % SMALL) % SMALL;
         let place = at + gap;
         bench.copy(
@@ -430,7 +440,8 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Regions that begin and end anywhere, transfers that do; lists of any address and of multiples of 4.
+/// Regions and transfers with arbitrary bounds. SGLs take any address, PRP lists take multiples of
+/// 4.
 fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
     let (source, target) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
     let bytes = bench.pattern(3).bytes(0, M2);
@@ -458,7 +469,7 @@ fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
         at += len as u64 + 7;
         moved += len;
     }
-    // Multiples of 4 that are none of a block, nor of a page.
+    // Multiples of 4 that are not multiples of a block or a page.
     let place = |start: usize, memory: usize| (memory - start % SMALL) as u64;
     let (a, b) = (
         place(from_start, 3 * SMALL + 20),
@@ -475,7 +486,8 @@ fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Memory in pieces: each page apart, each granule, the other way round, at random, one long run between two short ones.
+/// Memory in pieces: single pages, granules, descending, random, and one long run between two short
+/// ones.
 fn layouts(bench: &mut Bench<'_>) -> Result<()> {
     const LEN: usize = 3 * M2;
     let background = bench.pattern(20).bytes(0, LEN);
@@ -483,7 +495,7 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         .into_iter()
         .enumerate()
     {
-        // Where the random one's sequence begins: here, in pieces that are all shorter than the allocation.
+        // Seed of the random layout. It makes every piece shorter than the allocation.
         let seed = Parameter::set("nvidia", "layout_seed", "3")?;
         let chosen = Parameter::set("nvidia", "layout", layout)?;
         let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
@@ -510,7 +522,7 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Regions on both GPUs, all alive at once, each of which the controller reads or writes.
+/// Live regions on both GPUs. The controller reads or writes each of them.
 fn many(bench: &mut Bench<'_>) -> Result<()> {
     const PAIRS: usize = 32;
     const SLOT: usize = 256 << 10;
@@ -526,7 +538,7 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
     let mut choice = Choice::new(bench.lab.setup.seed);
     let mut pairs = Vec::new();
     for slot in 0..PAIRS {
-        // Every other pair goes the other way.
+        // The direction alternates.
         let from = slot % 2;
         let len = 512 * (1 + choice.below(200) as usize);
         let mut place = || slot * SLOT + choice.below((SLOT - len) as u64) as usize;
@@ -548,9 +560,9 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A page in the middle of a region, by number.
+/// Number of the page that the controller accesses, in the middle of a region.
 const PROBED: usize = 5;
-/// Where in that page of 64 KiB.
+/// Offset of the access in that page of 64 KiB.
 const WITHIN: usize = 2 * SMALL;
 
 fn probe(region: &Mapped) -> Result<(u64, usize)> {
@@ -580,7 +592,8 @@ fn after_deregistration(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Two regions over one memory have mappings of their own: one ends, the other serves on.
+/// Two regions over the same memory have separate mappings. One ends, and the other continues to
+/// work.
 fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
     bench.needs_strictness()?;
     let memory = bench.allocate(0, M2)?;
@@ -605,7 +618,8 @@ fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
     bench.writes(new, &view, at)
 }
 
-/// Freed under a live region: when the free has returned, the controller cannot reach what is somebody else's by now.
+/// Frees memory under a live region. After the free, the controller cannot reach the memory of the
+/// next owner.
 fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     bench.needs_strictness()?;
     let (mut memory, other) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
@@ -617,7 +631,8 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     bench.faults.none()?;
     bench.trace.unmapping(&probed.pages, || memory.free())?;
 
-    // The addresses of the old mapping are kept for the next one of its length, which this is not.
+    // The addresses of the old mapping are cached for the next mapping of the same length. This
+    // mapping has another length.
     let pin = |next: &Allocation| bench.register(next, 0, M2 / 2);
     let next = bench.lab.gpu(0)?.allocate_there(M2, place, pin)?;
     let (next, own) = next.context("the stand-in did not hand the place out again")?;
@@ -633,7 +648,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     if bench.guard.translates() {
         bench.cannot_write(dma, &view, at)?;
         bench.cannot_read(dma, &view, at, (&elsewhere, &other))?;
-        // What the two have written there themselves.
+        // The bytes that `cannot_write` and `cannot_read` have written through the BAR.
         let secret = bench.pattern(91).bytes(dma, SMALL);
         expected[at..at + SMALL].copy_from_slice(&secret);
         bench.note("faults", bench.faults.seen());
@@ -644,7 +659,8 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     same(next.mapping(), &expected).context("the new owner's bytes")
 }
 
-/// Freed under a live region that nobody revokes: the controller works on in pages that have no address, until the end.
+/// Frees memory under a live region that nobody revokes. The controller continues to use the pages
+/// until the deregistration.
 fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     let other = bench.allocate(1, M2)?;
     let elsewhere = bench.register(&other, 0, M2)?;
@@ -664,7 +680,7 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     match bench.guard {
         Guard::Strict => bench.cannot_write(dma, &view, at),
         Guard::Lazy => Ok(()),
-        // The memory may be another's by now.
+        // The memory may belong to another owner by now.
         Guard::None | Guard::Passthrough => {
             bench.note_no_fault();
             Ok(())
@@ -672,8 +688,9 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     }
 }
 
-/// Fragmented memory, which begins between two multiples of 2 MiB. Behind an IOMMU our module has it in one range of DMA
-/// addresses. That nothing else is mapped is checked with each region, by the IOMMU's tables.
+/// Fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module maps
+/// it to one range of DMA addresses. The IOMMU's tables show for each region that nothing else is
+/// mapped.
 fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
     let memories = fragmented_memory(bench)?;
     let (from, to) = fragmented_regions(bench, &memories)?;
@@ -681,7 +698,8 @@ fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
     bench.deregister(to)
 }
 
-/// The controller moves bytes up to the last of these addresses, and cannot reach the next.
+/// Checks that the controller moves bytes up to the last address of the region, and cannot reach
+/// the next one.
 fn nothing_beside(bench: &mut Bench<'_>) -> Result<()> {
     let memories = fragmented_memory(bench)?;
     let (from, to) = fragmented_regions(bench, &memories)?;
@@ -747,8 +765,9 @@ fn fragmented_regions(
     Ok((from, to))
 }
 
-/// More than 4 GiB. Behind an IOMMU our module leaves a hole of 2 GiB between its DMA addresses: the bytes on both sides are
-/// those of the memory, and DMA addresses are at two distances from the virtual ones, which differ in bit 31.
+/// More than 4 GiB. Behind an IOMMU, our module leaves a hole of 2 GiB between its DMA addresses.
+/// Bytes on both sides of the hole must be correct. The DMA addresses have two distances from the
+/// virtual ones, which differ in bit 31.
 fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
@@ -783,9 +802,10 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     bench.deregister(to)
 }
 
-/// How long an address stays usable where the IOMMU forgets lazily. The kernel takes the entry out of the IOMMU's tables at
-/// once; what a device has used lately lies in the IOMMU's cache, which is emptied after 10 ms, or when 256 ranges wait. Not
-/// so what our module links in a range: that is out of both when the unmapping returns.
+/// Measures how long an address stays usable behind a lazy IOMMU. The kernel removes the entry from
+/// the IOMMU's tables at once. A recently used translation stays in the IOMMU's cache, which is
+/// flushed after 10 ms or when 256 ranges wait. Memory that our module links into a range has left
+/// both when the unmapping returns.
 fn window(bench: &mut Bench<'_>) -> Result<()> {
     const ROUNDS: usize = 2;
     if bench.guard != Guard::Lazy {
@@ -838,7 +858,8 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
     bench.cannot_write(dma, &view, at)
 }
 
-/// Has the controller write the page until it cannot. How long after `begin` it could, and how often it did.
+/// Makes the controller write the page until it cannot. Returns the time from `begin` to the last
+/// successful write, and the number of writes.
 fn until_refused(
     bench: &mut Bench<'_>,
     begin: Instant,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What an HCA's driver may do to a registration: wait for its firmware, which may fail; give up with ib_core's lock held; ask
-//! for memory that can be revoked and for memory that cannot. rxe does it as mlx5 does (`rxe_peer.c` in tests/kernel/overlay).
+//! Behaviour of an HCA's driver during a registration: it waits for its firmware, which may fail;
+//! it gives up with ib_core's lock held; it asks for memory that can be revoked and for memory that
+//! cannot. rxe imitates mlx5 (`rxe_peer.c` in tests/kernel/overlay).
 
 use anyhow::{ensure, Context, Result};
 
@@ -34,7 +35,7 @@ pub(super) const CASES: &[Case] = cases![
     "hca.has_regions_of_both_clients" => both_clients,
 ];
 
-/// How many of the next revocations fail.
+/// Makes the next `count` revocations fail.
 fn failing_revokes(count: usize) -> Result<Parameter> {
     Parameter::set("rdma_rxe", "peer_fail_revoke", &count.to_string())
 }
@@ -45,7 +46,7 @@ fn live() -> Result<u64> {
     Ok(live)
 }
 
-/// What a write of some bytes to the beginning of a region ends with, on a connection of its own.
+/// Writes to the start of a region on a separate connection. Returns the status.
 fn written(lab: &Lab, to: Part) -> Result<Status> {
     let local = Arena::on_host(lab, SOME, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
@@ -57,15 +58,15 @@ fn written(lab: &Lab, to: Part) -> Result<Status> {
     Ok(done)
 }
 
-/// After a revocation the client unmaps, or ib_core.
+/// Runs `case` twice: after a revocation, first the client unmaps, then ib_core.
 fn with_each_unmapper(lab: &Lab, case: fn(&Lab) -> Result<()>) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     case(lab)?;
     module::loaded_with_also("peerdirect_support=1", || case(lab)).context("where ib_core unmaps")
 }
 
-/// The callback waits for the firmware. Meanwhile the list of registrations has the region as revoked, and its owner deregisters
-/// it: both end when the firmware has answered.
+/// The callback waits for the firmware. Meanwhile the list shows the region as revoked, and its
+/// owner deregisters it. Both end when the firmware has answered.
 fn firmware(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     let stage = Stage::open(lab)?;
@@ -88,7 +89,7 @@ fn firmware(lab: &Lab) -> Result<()> {
     ktap::same("callbacks", stage.counted("callbacks")?, 1)
 }
 
-/// `ibv_dereg_mr` fails, and the region works as before: its pin is there. The next one succeeds.
+/// `ibv_dereg_mr` fails. The region keeps its pin and works as before. The next call succeeds.
 fn fails_to_deregister(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
@@ -111,7 +112,8 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The HCA goes on to reach what was freed, and ib_core is not told: the module's part is the same as ever.
+/// The HCA continues to reach freed memory, and ib_core does not learn of the failure. The module
+/// behaves as without the failure.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
@@ -133,8 +135,9 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A registration fails when it has its umem, and the umem is released: without stopping the notifier, its lock still held, or
-/// after the notifier was stopped that was never activated.
+/// The HCA's driver fails after it has its umem, and releases the umem. `peer_fail_setup` makes it
+/// release without stopping the notifier, whose lock it still holds. `peer_fail_create` makes it
+/// stop the notifier, which it has never activated.
 fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
@@ -153,8 +156,8 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     Ok(())
 }
 
-/// Both clients under one HCA, as mlx5 has them for regions and for queues: when the allocation is freed, the one loses its half
-/// of it and the other keeps it.
+/// Both clients serve one HCA, as with mlx5, which has regions and queues. When the allocation is
+/// freed, one client loses its half and the other keeps it.
 fn both_clients(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;

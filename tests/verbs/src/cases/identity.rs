@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What other programs and administrators see of the module: the names, files and refusals that they rely on.
+//! The module as other programs and administrators see it: names, files and refusals that they rely
+//! on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -40,7 +41,7 @@ pub(super) const CASES: &[Case] = cases![
     "identity.as_nvidias" => as_nvidias,
 ];
 
-/// NCCL and UCX look for this file.
+/// Checks the version file, for which NCCL and UCX look.
 fn version(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let version = module::version()?;
@@ -50,7 +51,7 @@ fn version(lab: &Lab) -> Result<()> {
         first.parse::<u32>().is_ok(),
         "a version that does not begin with a number: {version}"
     );
-    // The runner knows it from the file that it loaded.
+    // The runner reads the expected version from the module's file.
     if let Ok(expected) = std::env::var("PEERMEM_VERSION") {
         ensure!(
             version == expected,
@@ -63,7 +64,7 @@ fn version(lab: &Lab) -> Result<()> {
 fn parameters(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let expected = match lab.setup.peermem {
-        // 550 came before the second.
+        // Driver 550 has only the first parameter.
         Peermem::Nvidia => &module::PARAMETERS[..1],
         _ => &module::PARAMETERS[..],
     };
@@ -130,7 +131,8 @@ fn load_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The clients that `memory_peers` has to show, in alphabetical order; the first is asked first.
+/// Returns the clients that `memory_peers` must show, in alphabetical order. ib_core asks the first
+/// one first.
 fn expected_clients(lab: &Lab) -> &'static [&'static str] {
     let both = lab.setup.peermem == Peermem::Nvidia
         || counters::module_parameter(module::NAME, "persistent_api_support").as_deref()
@@ -142,7 +144,8 @@ fn expected_clients(lab: &Lab) -> &'static [&'static str] {
     }
 }
 
-/// The one that serves rxe: the first takes what it can revoke, the other what it cannot.
+/// Returns the client that serves rxe. The first client takes memory that rxe can lose, the second
+/// takes the rest.
 fn serving(lab: &Lab) -> &'static str {
     let clients = expected_clients(lab);
     match (clients, lab.setup.mode()) {
@@ -172,7 +175,7 @@ fn clients() -> Result<Vec<String>> {
     Ok(clients)
 }
 
-/// Made by ib_core or by the module: who looks sees no difference.
+/// The directory is the same whether ib_core or the module makes it.
 fn memory_peers(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let clients = clients()?;
@@ -198,7 +201,7 @@ fn memory_peers(lab: &Lab) -> Result<()> {
         expected.sort_unstable();
         ensure!(files == expected, "files {files:?}");
         let version = fs::read_to_string(directory.join("version"))?;
-        // ib_core keeps 15 characters of it.
+        // ib_core keeps 15 characters of the version.
         let own: String = module::version()?.chars().take(15).collect();
         ensure!(version == format!("{own}\n"), "version {version:?}");
     }
@@ -217,7 +220,7 @@ const STATISTICS: [&str; 7] = [
 
 type Statistics = [u64; STATISTICS.len()];
 
-/// What `body` adds to the statistics of the client that serves rxe.
+/// Returns the amounts that `body` adds to the statistics of the client that serves rxe.
 fn counted<T>(lab: &Lab, body: impl FnOnce() -> Result<T>) -> Result<(Statistics, T)> {
     let directory = format!("{MEMORY_PEERS}/{}", serving(lab));
     let read = || -> Result<Statistics> {
@@ -236,8 +239,8 @@ fn counted<T>(lab: &Lab, body: impl FnOnce() -> Result<T>) -> Result<(Statistics
     Ok((gain, value))
 }
 
-/// The numbers are the same ones where ib_core counts and where the module does, but for `num_dereg_pages`: by the time
-/// that ib_core adds to it, it has cleared the table that it wants to count.
+/// ib_core and the module count the same, except for `num_dereg_pages`: ib_core clears the table
+/// before it counts the table's pages.
 fn statistics(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let ours = !consumers::core_shows();
@@ -274,7 +277,8 @@ fn statistics(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// With the memory goes the registration, and is counted as gone; its bytes are when the application gives it up.
+/// A revocation counts as a deallocation at once. The bytes count when the application deregisters,
+/// unless ib_core unmaps.
 fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     lab.needs_mode(PinMode::Revocable)?;
@@ -305,7 +309,7 @@ fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The parameter: without it the directory is ib_core's business alone.
+/// Checks `memory_peers=0`: only ib_core may then make the directory.
 fn turned_off(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no such parameter");
@@ -327,7 +331,7 @@ fn turned_off(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Who has a file open, or a directory, does not keep the module from going, and reads nothing more from it.
+/// A reader with an open file or directory does not prevent the unload, and its reads then fail.
 fn reader_across_unload(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let version = format!("{MEMORY_PEERS}/nv_mem/version");
@@ -342,7 +346,7 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
         other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
     };
     gone("after it")?;
-    // What was printed before is the reader's already.
+    // The reader's buffer still has the text that was printed before.
     let rest = half_read.read(&mut [0; 64])?;
     ensure!(rest > 0, "the rest of what was printed is lost");
     replaced.end()?;
@@ -355,7 +359,7 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Loads and unloads under readers that never stop.
+/// Loads and unloads the module under readers that never stop.
 fn readers_beside_unloads(lab: &Lab) -> Result<()> {
     const LIVES: usize = 4;
 
@@ -382,7 +386,7 @@ fn readers_beside_unloads(lab: &Lab) -> Result<()> {
                             reads.fetch_add(1, Ordering::Relaxed);
                         }
                     }
-                    // One who lists what may go meanwhile.
+                    // Lists a directory that may vanish meanwhile.
                     let _ = fs::read_dir(MEMORY_PEERS).map(Iterator::count);
                 }
             });
@@ -403,7 +407,7 @@ fn readers_beside_unloads(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Under both spellings, and twice without a complaint: what drivers' containers do.
+/// Runs modprobe with both spellings, each twice without an error, as driver containers do.
 fn modprobe(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let run = |words: &[&str]| -> Result<()> {
@@ -423,7 +427,7 @@ fn modprobe(lab: &Lab) -> Result<()> {
     replaced.end()
 }
 
-/// A field of a module's information, its values in order.
+/// Returns the values of a field of the module's information, in order.
 fn information(module: &Path, field: &str) -> Result<BTreeSet<String>> {
     let finished = Running::start(Command::new("modinfo").args(["-F", field]).arg(module))?
         .finish(Duration::from_secs(60))?;
@@ -438,11 +442,11 @@ fn entries(directory: &str) -> Result<BTreeSet<String>> {
         .collect()
 }
 
-/// What `lsmod` and `/sys/module` say of the module that is loaded.
+/// `lsmod` and `/sys/module` of the loaded module.
 struct Loaded {
     files: BTreeSet<String>,
     parameters: BTreeSet<String>,
-    /// Modules that it keeps from being unloaded.
+    /// Modules that the loaded module keeps from being unloaded.
     holds: BTreeSet<String>,
 }
 
@@ -463,7 +467,7 @@ impl Loaded {
     }
 }
 
-/// Side by side with NVIDIA's: the file's information, and what the kernel shows of the module.
+/// Compares our module with NVIDIA's: the file's information, and the module in `/sys`.
 fn as_nvidias(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("ours is not loaded");
@@ -473,7 +477,7 @@ fn as_nvidias(lab: &Lab) -> Result<()> {
     };
     let file = Path::new("nvidia-peermem");
     for field in ["name", "license", "depends", "alias", "vermagic"] {
-        // The order of depends is the linker's.
+        // The linker determines the order of depends.
         let words = |of: &Path| -> Result<BTreeSet<String>> {
             let lines = information(of, field)?;
             let words = lines

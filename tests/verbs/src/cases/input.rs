@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Bad input: what an application, a provider or a device can give that it should not. `docs/bad-input.md` is made from what
-//! these cases print.
+//! Bad input from an application, nvidia.ko or a device. `docs/bad-input.md` is made from the
+//! output of these cases.
 //!
-//! The module is loaded anew for each, so that the log says of each what it says the first time.
+//! Each case reloads the module, so that the log has the first message for each input.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,11 +22,12 @@ use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
-/// What `ibv_reg_mr` ends with where it does not fail.
+/// Result of an `ibv_reg_mr` that succeeds.
 const REGISTERS: i32 = 0;
 
-/// The cases, each a row of the document: what runs it, its name, what the document calls it, what an application gets from
-/// our module (in the persistent mode, and in the revocable one), and how that is provoked.
+/// Makes the table of cases. Each case is a row of the document. A row has the runner function, the
+/// name, and the text in the document. It also has the application's result with our module, in
+/// persistent and in revocable mode, and the function that provokes it.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
         &[$(Case { name: $name, run: |lab| $run(lab, $text, $expected, $provoke) }),+]
@@ -95,17 +96,17 @@ pub(super) const CASES: &[Case] = rows![
         [REGISTERS; 2], container(&["--user", "--map-root-user", "--mount"]);
 ];
 
-/// One attempt, seen from all sides.
+/// Result of one attempt.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
-    /// What the application got.
+    /// Result in the application: an errno, or [`REGISTERS`].
     errno: i32,
     asked: u64,
     pinned: u64,
     unpinned: u64,
 }
 
-/// The attempts of one row of the document, which must all end the same way.
+/// The attempts of one row of the document, which must all have the same result.
 struct Row {
     log: KernelLog,
     begun: Instant,
@@ -113,7 +114,7 @@ struct Row {
 }
 
 impl Row {
-    /// Watches one attempt, which returns what the application got.
+    /// Watches one attempt. `attempt` returns the result in the application.
     fn attempt(&mut self, attempt: impl FnOnce() -> Result<i32>) -> Result<()> {
         let before = Counters::read()?;
         let errno = attempt()?;
@@ -127,7 +128,7 @@ impl Row {
         Ok(())
     }
 
-    /// A registration of this process's, and its end.
+    /// Registers `span` in this process, and deregisters it.
     fn register(&mut self, lab: &Lab, span: Span) -> Result<()> {
         self.attempt(|| Ok(errno_of(lab.near.register(span, full_access()))))
     }
@@ -140,7 +141,7 @@ fn errno_of<R>(result: Result<R, Refused>) -> i32 {
     }
 }
 
-/// As the document has it.
+/// Returns the document's word for a result.
 fn word(errno: i32) -> String {
     match errno {
         REGISTERS => "registers".to_owned(),
@@ -148,7 +149,7 @@ fn word(errno: i32) -> String {
     }
 }
 
-/// A line of the module's without what is another each time.
+/// Returns a log line of the module without its variable parts.
 fn shape(line: &str) -> String {
     let mut words: Vec<&str> = Vec::new();
     for word in line.split(' ') {
@@ -161,7 +162,7 @@ fn shape(line: &str) -> String {
     words.join(" ")
 }
 
-/// Runs the attempts of a row, prints what came of them, and sees to it that nothing is lost.
+/// Runs the attempts of a row, prints the result, and checks that nothing leaks.
 fn row(
     lab: &Lab,
     text: &str,
@@ -173,7 +174,7 @@ fn row(
     row_of_this_module(lab, expected, provoke)
 }
 
-/// A row in which nvidia.ko is asked for the first time whether the HCA reaches the GPU.
+/// Runs a row in which nvidia.ko is asked for the first time if the HCA reaches the GPU.
 fn row_of_a_stranger(
     lab: &Lab,
     text: &str,
@@ -184,7 +185,7 @@ fn row_of_a_stranger(
     row_of_this_module(lab, expected, provoke)
 }
 
-/// The module, loaded anew.
+/// Notes the input and reloads the module.
 fn module_for(lab: &Lab, text: &str) -> Result<()> {
     note("input", text);
     lab.needs_module()?;
@@ -240,15 +241,15 @@ fn row_of_this_module(
             word(first.errno),
             word(expected)
         );
-        // Who is refused by this module is told why; who is refused by ib_core before, and who is not, is left alone.
-        // Again, and once a minute.
+        // The module logs its own refusals, with at most one line for a cause in a minute. It logs
+        // neither ib_core's refusals nor successes.
         let said = lines.len() as u64;
         ensure!(
             said <= 1 + row.begun.elapsed().as_secs() / 60,
             "{said} lines in the log for one cause"
         );
     }
-    // And all is as before.
+    // Everything works as before.
     let memory = lab.allocate_gpu(M2)?;
     lab.near
         .register(memory.span(0, M2)?, full_access())
@@ -256,7 +257,7 @@ fn row_of_this_module(
     module::references_are(0).context("afterwards")
 }
 
-/// What NVIDIA's module does not survive.
+/// Runs a row that NVIDIA's module does not survive.
 fn ours_only(
     lab: &Lab,
     text: &str,
@@ -283,7 +284,7 @@ fn in_user_namespace(
     row(lab, text, expected, provoke)
 }
 
-/// A registration that has nothing wrong with it, while a module's parameter is set.
+/// Makes a valid registration while a module parameter is set.
 fn with<'a>(
     module: &'a str,
     name: &'a str,
@@ -298,13 +299,14 @@ fn with<'a>(
 
 fn with_flags(flags: &str) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + '_ {
     move |lab, row| {
-        // Older tables have none.
+        // Older tables have no flags.
         let _version = Parameter::set("nvidia", "table_version", "0x00020000")?;
         with("nvidia", "table_flags", flags)(lab, row)
     }
 }
 
-/// Two registrations. The revocable client leaves them to the persistent one, and the log says once what that means.
+/// Makes two registrations. The revocable client leaves them to the persistent client, and the log
+/// warns once.
 fn cacheable(lab: &Lab, row: &mut Row) -> Result<()> {
     let log = KernelLog::from_now()?;
     for _ in 0..2 {
@@ -364,7 +366,7 @@ pub(super) fn in_child(name: &str, attempt: impl FnOnce(&Hca) -> Result<i32>) ->
     Ok(status)
 }
 
-/// Another process, which lives, has GPU memory at these addresses.
+/// Registers addresses at which another live process has GPU memory.
 fn another_process(lab: &Lab, row: &mut Row) -> Result<()> {
     let addr = sys::free_address(GRANULE, GRANULE)?;
     let owner = Process::start(&lab.setup, lab.setup.seed, &["own", &addr.to_string()])?;
@@ -412,7 +414,7 @@ fn half_freed(lab: &Lab, row: &mut Row) -> Result<()> {
     row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)
 }
 
-/// nvidia.ko knows allocations and nothing of mappings.
+/// nvidia.ko knows allocations, but not mappings.
 fn half_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let mut memory = lab.gpu(0)?.allocate(2 * M2, Placement::At(addr))?;
@@ -422,7 +424,7 @@ fn half_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
-    // Address space behind the allocation that is surely nobody's.
+    // Reserves address space behind the allocation, so that nothing else lies there.
     let addr = sys::free_address(3 * GRANULE, GRANULE)?;
     let memory = lab.gpu(0)?.allocate(M2, Placement::At(addr))?;
     for (addr, len) in [
@@ -436,7 +438,7 @@ fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
     Ok(())
 }
 
-/// Two allocations side by side are registered as one region, or each by itself.
+/// Two adjacent allocations can be registered as one region or separately.
 fn two_allocations(lab: &Lab, row: &mut Row) -> Result<()> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let gpu = lab.gpu(0)?;
@@ -470,8 +472,9 @@ const TIB: u64 = 1 << 40;
 /// ib_core counts pages in 32 bits.
 const PAGES: u64 = 1 << 32;
 
-/// From where nothing lies for as many pages: with pages of 4 KiB below all of a small program, with pages of 64 KiB beyond
-/// the addresses that a program gets unasked.
+/// Returns an address with [`PAGES`] free pages behind it, and the page size. If pages have 4 KiB,
+/// the range is below everything in a small program. If they have 64 KiB, it is above the addresses
+/// that the kernel chooses.
 fn free_pages() -> Result<(u64, u64)> {
     let page = sys::page_size();
     Ok((PAGES * page, page))
@@ -490,7 +493,7 @@ fn too_many_pages(lab: &Lab, row: &mut Row) -> Result<()> {
     row.register(lab, Span::anywhere(start, PAGES * page)?)
 }
 
-/// All but 4 MiB of the BAR is kept back.
+/// Reserves all but 4 MiB of the BAR.
 fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     let gpu = lab.gpu(0)?;
     let kept = (gpu.bar_len() >> 20) - 4;
@@ -512,7 +515,7 @@ fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     Ok(())
 }
 
-/// A user that no file of the system knows: root may lock what it likes.
+/// A user without an entry in any system file. Root has no limit on locked memory.
 const NOBODY: u32 = 54_322;
 
 fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
@@ -538,7 +541,7 @@ fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
     }
 }
 
-/// A process that registers on both sides, moves bytes and compares them.
+/// Runs a process that registers on both sides, moves bytes and compares them.
 fn exercise(row: &mut Row, start: impl FnOnce(&[&str]) -> Result<Process>) -> Result<()> {
     row.attempt(|| {
         start(&["exercise", "1"])?.join()?;
@@ -555,7 +558,7 @@ fn fork_safe(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 fn container<'a>(namespaces: &'a [&str]) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
-    // What was mounted before a user namespace cannot be taken away in it, but covered.
+    // A user namespace cannot unmount an earlier mount, but can mount over it.
     const ENTER: &str =
         "mount -t tmpfs none /sys/kernel/debug && mount -o remount,bind,ro /sys && \
                          ! [ -e /sys/kernel/debug/nvidia ] && \

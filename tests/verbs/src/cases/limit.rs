@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `user_limit_mib`: how much GPU memory one user may have pinned.
+//! `user_limit_mib`: limit on the GPU memory that one user may have pinned.
 
 use std::cell::RefCell;
 
@@ -13,10 +13,10 @@ use crate::sys::{KernelLog, Placement, Span};
 use crate::{ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
-/// The limit, in MiB: two regions of 2 MiB.
+/// The limit in MiB, enough for two regions of 2 MiB.
 const LIMIT_MIB: usize = 4;
 const FULL: usize = LIMIT_MIB << 20;
-/// Users that no file of the system knows.
+/// A user without an entry in any system file.
 const OTHER: u32 = 54_321;
 
 pub(super) const CASES: &[Case] = cases![
@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = cases![
     "limit.orphans_stay_charged" => orphans,
 ];
 
-/// Runs `body` with the module loaded anew, under the limit.
+/// Reloads the module with the limit and runs `body`.
 fn limited(lab: &Lab, body: impl FnOnce() -> Result<()>) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no limit");
@@ -64,7 +64,7 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
             .map_or(&*reason, |(_, text)| text);
         note("reason", reason);
         let first = register(lab, &memory, 0, M2)?;
-        // The same pages once more: counted once more.
+        // Pages that are registered twice count twice.
         let second = register(lab, &memory, 0, FULL - M2)?;
         over_the_limit(lab, &memory, 0, 1)?;
         drop(first);
@@ -72,7 +72,7 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
         over_the_limit(lab, &memory, 1, M2)?;
         let third = register(lab, &memory, FULL, M2)?;
         drop((second, third));
-        // A registration that fails for another reason costs nothing.
+        // A registration that fails for another reason is not charged.
         let mut freed = lab.allocate_gpu(M2)?;
         let addr = freed.mapping().addr();
         freed.free()?;
@@ -84,12 +84,12 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Runs `body` in a child that is another user, on an HCA of its own.
+/// Runs `body` as another user in a child, with its own HCA.
 fn as_another_user(lab: &Lab, body: impl FnOnce(&Hca) -> Result<()>) -> Result<()> {
     let name = lab.near.name().to_owned();
     let status = sys::in_forked_child(move || {
         let run = || {
-            // What is locked for the HCA counts against the user too.
+            // Memory that is locked for the HCA also counts against the user.
             sys::lock_any_memory()?;
             let hca = Hca::open(&name)?;
             sys::become_user(OTHER)?;
@@ -125,19 +125,19 @@ fn each_user(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Has another user's process, a child that inherited the file, deregister.
+/// Deregisters in a child of another user, which has inherited the file.
 fn released_by_another_user(lab: &Lab, region: Region) -> Result<()> {
     let region = RefCell::new(Some(region));
     as_another_user(lab, |_| {
         drop(region.take());
         Ok(())
     })?;
-    // Gone, as far as the kernel knows.
+    // The kernel has already removed the region.
     std::mem::forget(region.take());
     Ok(())
 }
 
-/// Whoever deregisters, the account of the user that registered is the one that shrinks.
+/// A deregistration by any process reduces the charge of the user that registered.
 fn goes_back(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     limited(lab, || {
@@ -148,7 +148,8 @@ fn goes_back(lab: &Lab) -> Result<()> {
     })
 }
 
-/// nvidia.ko does not take a revocable pin from another process: it stays, and is paid for, until it is freed.
+/// nvidia.ko does not put a revocable pin for another process. The pin stays charged until the
+/// memory is freed.
 fn orphans(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     limited(lab, || {

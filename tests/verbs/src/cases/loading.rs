@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module says where it cannot work, and which module a kernel takes that looks at signatures.
+//! Messages of the module where it cannot work, and the modules that a kernel with signature checks
+//! accepts.
 //!
-//! Without a [`Lab`], which would keep what is taken away here: a neighbour, or all of RDMA. Each case looks for itself
-//! whether the machine is one that it is for (`beside` and `signed` of the runner).
+//! Works without a [`Lab`], because a `Lab` would keep the neighbours loaded that these cases
+//! remove, up to all of RDMA. Each case checks that the machine is the right one (`beside` and
+//! `signed` of the runner).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,11 +47,11 @@ const CASES: &[Case<Setup>] = cases![
     "loading.signed_by_a_stranger" => |_| signed_by_a_stranger(),
     "loading.changed_after_signing" => |_| changed_after_signing(),
     "loading.signed" => signed,
-    // Takes all of RDMA away.
+    // Removes all of RDMA.
     "loading.no_ib_core" => |_| no_ib_core(),
 ];
 
-/// Runs all of them; true when none failed.
+/// Runs all cases. Returns `true` if none failed.
 pub(crate) fn run(setup: &Setup) -> bool {
     println!("KTAP version 1");
     let named = CASES.iter().map(|case| (case.name, case));
@@ -70,14 +72,15 @@ fn succeed(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(finished.output)
 }
 
-/// Our module's file, which modprobe would load.
+/// Returns the path of our module's file that modprobe would load.
 fn ours() -> Result<String> {
     Ok(succeed("modinfo", &["-F", "filename", "nvidia-peermem"])?
         .trim()
         .to_owned())
 }
 
-/// Runs what is to load the module; also returns the lines that the module itself, and those that the kernel, wrote.
+/// Runs a program that should load the module. Also returns the module's own log lines, and all log
+/// lines.
 fn attempt(program: &str, arguments: &[&str]) -> Result<(Finished, Vec<String>, Vec<String>)> {
     let log = KernelLog::from_now()?;
     let finished = execute(Command::new(program).args(arguments))?;
@@ -90,14 +93,15 @@ fn attempt(program: &str, arguments: &[&str]) -> Result<(Finished, Vec<String>, 
     Ok((finished, said, lines))
 }
 
-/// Loads the module with these parameters; returns what it said.
+/// Loads the module with `parameters`. Returns its log lines.
 fn loaded(parameters: &[&str]) -> Result<Vec<String>> {
     let (finished, said, _) = attempt("modprobe", &[&["nvidia-peermem"], parameters].concat())?;
     ensure!(finished.success(), "modprobe: {}", finished.tail(3));
     Ok(said)
 }
 
-/// It must not load, with `words` from whoever was to load it, and this one line in the log.
+/// Checks that `program` fails to load the module with `words`, and that the module logs exactly
+/// `line`.
 fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     let (finished, said, _) = attempt(program, &[file])?;
     note(program, finished.output.trim());
@@ -111,10 +115,10 @@ fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// What kmod makes of ENOENT; modprobe then sends its user to the log.
+/// kmod's message for ENOENT. modprobe then refers its user to the log.
 const SEE_DMESG: &str = "Unknown symbol in module";
 
-/// For machines without a peermem module, but with ours at hand.
+/// Skips the case unless the machine has no peermem module loaded, but has ours available.
 fn needs_drivers() -> Result<PathBuf> {
     match env::var_os("TESTVM_DRIVERS") {
         Some(drivers) => Ok(drivers.into()),
@@ -130,7 +134,7 @@ fn needs_peer_memory() -> Result<PathBuf> {
     Ok(drivers)
 }
 
-/// Mainline's ib_core.
+/// Tests mainline's ib_core.
 fn no_peer_memory() -> Result<()> {
     needs_drivers()?;
     if consumers::peer_memory()?.is_some() {
@@ -140,13 +144,14 @@ fn no_peer_memory() -> Result<()> {
                 of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &ours()?, SEE_DMESG, line)?;
-    // Nothing is left that would keep the driver.
+    // Nothing keeps the driver.
     succeed("rmmod", &["nvidia"])?;
     succeed("modprobe", &["nvidia"])?;
     Ok(())
 }
 
-/// Without the module that has peer memory in OFED since 5.5. Whether it would have it here, nobody can know.
+/// Tests a machine without ib_uverbs, the module that contains peer memory in OFED since 5.5. The
+/// module cannot know if ib_uverbs would have it here.
 fn no_ib_uverbs() -> Result<()> {
     needs_drivers()?;
     if consumers::peer_memory()?.is_some() {
@@ -160,7 +165,7 @@ fn no_ib_uverbs() -> Result<()> {
     succeed("modprobe", &["ib_uverbs"]).map(|_| ())
 }
 
-/// Weak or not: where all is there the module holds both neighbours, and has nothing to say.
+/// The module holds both neighbours and logs nothing, whether its symbols are weak or not.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
     let said = loaded(&[])?;
@@ -193,7 +198,7 @@ fn no_driver() -> Result<()> {
     result
 }
 
-/// Another nvidia.ko in place of the stand-in.
+/// Loads another nvidia.ko instead of the stand-in.
 fn beside_driver(kind: &str, line: &str) -> Result<()> {
     let driver = needs_peer_memory()?.join(kind).join("nvidia.ko");
     succeed("rmmod", &["nvidia"])?;
@@ -204,7 +209,8 @@ fn beside_driver(kind: &str, line: &str) -> Result<()> {
     result
 }
 
-/// An ib_core that shows its clients takes no second one of a name. Another does, and asks the first one first.
+/// An ib_core that shows its clients refuses a second client of the same name. Other versions
+/// accept it, and ask the first client first.
 fn nv_peer_mem() -> Result<()> {
     let rival = needs_peer_memory()?.join("nv_peer_mem/nv_peer_mem.ko");
     succeed("insmod", &[&rival.to_string_lossy()])?;
@@ -232,7 +238,7 @@ fn beside_nv_peer_mem() -> Result<()> {
     Ok(())
 }
 
-/// The warning in revocable mode goes by OFED's modules beside it; the other mode never warns.
+/// The warning in revocable mode depends on OFED's other modules. Persistent mode never warns.
 fn revocable_mode() -> Result<()> {
     let drivers = needs_peer_memory()?;
     warned(Some("the ib_core that is loaded is not OFED's"))?;
@@ -266,7 +272,8 @@ fn revocable_mode() -> Result<()> {
     result
 }
 
-/// Loads the module in both modes. In revocable mode it must warn with these words, and else say nothing.
+/// Loads the module in both modes. In revocable mode it must warn with `words`, otherwise it must
+/// log nothing.
 fn warned(words: Option<&str>) -> Result<()> {
     let line = words.map(|words| {
         format!(
@@ -284,7 +291,8 @@ fn warned(words: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Two modules of one name: the kernel takes the first, and says so to who loads the second.
+/// Two modules of the same name: the kernel keeps the first and reports an error to the loader of
+/// the second.
 fn nvidias() -> Result<()> {
     needs_peer_memory()?;
     let Some(control) = consumers::control() else {
@@ -311,7 +319,7 @@ fn nvidias() -> Result<()> {
 fn unload_with_users(name: &str) -> Result<()> {
     for user in fs::read_dir(format!("/sys/module/{name}/holders"))? {
         let user = user?.file_name();
-        // It may have gone with another one's users.
+        // It may have been unloaded with the users of another module.
         if Path::new("/sys/module").join(&user).exists() {
             unload_with_users(&user.to_string_lossy())?;
         }
@@ -326,7 +334,7 @@ fn delete_links() -> Result<()> {
     Ok(())
 }
 
-/// Without it, by hand; modprobe brings all back.
+/// Loads the module by hand without ib_core. modprobe loads everything again.
 fn no_ib_core() -> Result<()> {
     needs_peer_memory()?;
     delete_links()?;
@@ -342,9 +350,10 @@ fn no_ib_core() -> Result<()> {
     module::unload()
 }
 
-// --- signatures -------------------------------------------------------------------------------------------------------
+// --- Signatures ---
 
-/// The kernel's program, a key that it trusts, and our module without a signature.
+/// The kernel's sign-file program, a key that the kernel trusts, and our module without a
+/// signature.
 struct Signing {
     sign_file: String,
     key: String,
@@ -366,7 +375,7 @@ impl Signing {
         })
     }
 
-    /// Signs a copy of the module, as DKMS does it.
+    /// Signs a copy of the module, as DKMS does.
     fn signed(&self, key: &str, certificate: &str) -> Result<String> {
         let copy = "/tmp/nvidia-peermem.ko";
         fs::copy(&self.module, copy)?;
@@ -375,7 +384,7 @@ impl Signing {
     }
 }
 
-/// The kernel itself refuses, with this of its own; the module in use is loaded again afterwards.
+/// Checks that the kernel refuses the file with `reason`. Then loads the installed module again.
 fn rejected(file: &str, reason: &str) -> Result<()> {
     module::unload()?;
     let result = attempt("insmod", &[file]);
@@ -400,7 +409,7 @@ fn unsigned() -> Result<()> {
     rejected(&signing.module, "Loading of unsigned module is rejected")
 }
 
-/// A key that was made a moment ago, and enrolled nowhere.
+/// Signs with a new key that is not enrolled.
 fn signed_by_a_stranger() -> Result<()> {
     let signing = Signing::needed()?;
     let (key, certificate) = ("/tmp/stranger.key", "/tmp/stranger.der");
@@ -415,7 +424,7 @@ fn signed_by_a_stranger() -> Result<()> {
     )
 }
 
-/// One byte of what was signed.
+/// Changes one byte of a signed module.
 fn changed_after_signing() -> Result<()> {
     let signing = Signing::needed()?;
     let file = signing.signed(&signing.key, &signing.certificate)?;
@@ -433,7 +442,8 @@ fn changed_after_signing() -> Result<()> {
     Ok(())
 }
 
-/// With the key that the kernel trusts: it loads, taints nothing by it, and works.
+/// Signs with a key that the kernel trusts. The module loads, does not taint the kernel as
+/// unsigned, and works.
 fn signed(setup: &Setup) -> Result<()> {
     let signing = Signing::needed()?;
     let file = signing.signed(&signing.key, &signing.certificate)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Registrations on a machine that stands in their way: the kernel forces bounce buffers on every device, a GPU is taken from
-//! its driver, or the machine is suspended.
+//! Registrations under special conditions of the machine: forced bounce buffers, a GPU that is
+//! unbound from its driver, and suspend.
 
 use std::fs;
 use std::path::Path;
@@ -29,14 +29,15 @@ pub(super) const CASES: &[Case] = cases![
     "machine.suspended_in_traffic" => suspended_in_traffic,
 ];
 
-/// The kernel maps no BAR then (`dma_direct_map_phys()`). Registrations are refused with a reason, and leave nothing behind.
+/// Forced bounce buffers make the kernel map no BAR (`dma_direct_map_phys()`). Registrations are
+/// refused with a reason and leave nothing behind.
 fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
     let parameters = sys::read_line("/proc/cmdline")?;
     if !parameters.split(' ').any(|word| word == "swiotlb=force") {
         return ktap::skip("bounce buffers are not forced");
     }
     let expected = match lab.setup.mode() {
-        // Where the module cannot map, nvidia.ko is asked to.
+        // If the module cannot map, it asks nvidia.ko to map.
         PinMode::Persistent => Expected::dma_map("map_failed", -libc::EIO, libc::EIO),
         PinMode::Revocable => Expected::dma_map("map_resource", 0, libc::EINVAL),
     };
@@ -44,8 +45,8 @@ fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// nvidia.ko counts a persistent pin as a use of its GPU. Whoever takes the GPU from its driver waits for that use, and
-/// `nvidia-smi --gpu-reset` is refused. Until it ends, the region reads what is in the memory.
+/// nvidia.ko counts a persistent pin as a use of its GPU. An unbind of the GPU waits for that use
+/// to end, and `nvidia-smi --gpu-reset` is refused. Until then, the region still reads the memory.
 fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let stage = Stage::open(lab)?;
@@ -71,10 +72,11 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     taking.finish()?.done("the unbind")?
 }
 
-/// A suspend stops processes wherever they are in a registration or a transfer, and then lets them go on: none of them sees
-/// an error or a wrong byte.
+/// A suspend freezes processes during registrations and transfers. After it, no process sees an
+/// error or a wrong byte.
 ///
-/// The suspend ends once all processes are frozen. The devices of the test VM would not come back from more of it.
+/// The suspend ends once all processes are frozen, because the devices of the test VM would not
+/// survive more of it.
 fn suspended_in_traffic(lab: &Lab) -> Result<()> {
     const LEVEL: &str = "/sys/power/pm_test";
     lab.needs_working_memory()?;

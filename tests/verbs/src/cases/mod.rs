@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! All cases, group by group.
+//! All cases, in groups.
 
 mod buffers;
 mod chunks;
@@ -35,8 +35,9 @@ mod verify;
 
 use crate::ktap::Case;
 
-/// In the order in which they run. Sweeps take long, what is about scale wants a machine of its own, and so do memory that
-/// CPUs cache and BARs with struct pages; `verify` is another program: they come only when they are asked for by name.
+/// Returns the cases in the order in which they run. Some groups run only if a filter names them:
+/// sweeps take long, `scale`, `coherent` and `p2pdma` need their own machines, and `verify` tests
+/// another program.
 pub(crate) fn all(filters: &[String]) -> Vec<&'static Case> {
     let if_asked = |name: &str, cases: &'static [Case]| {
         let asked = filters.iter().any(|filter| filter.starts_with(name));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Bytes move between host and GPU memory, and no others change.
+//! Transfers between host and GPU memory, which must change no other bytes.
 
 use anyhow::{ensure, Context, Result};
 
@@ -19,7 +19,7 @@ const M64: usize = 64 << 20;
 
 const LENGTHS: [usize; 9] = [1, 7, 8, K4 - 1, K4, K4 + 1, K64 - 1, K64, K64 + 1];
 const LONG_LENGTHS: [usize; 3] = [M2 - 1, M2, M2 + 1];
-/// Around every boundary that a page size, of the kernel or the GPU, can bring about.
+/// Offsets around the page sizes of the kernel and the GPU.
 const OFFSETS: [usize; 11] = [
     0,
     1,
@@ -33,7 +33,7 @@ const OFFSETS: [usize; 11] = [
     M2,
     M2 + 1,
 ];
-/// Room for the largest offset, the largest of the lengths, and a guard behind.
+/// Room for the largest offset, the largest length, and a guard behind.
 const ROOM: usize = 3 * M2;
 
 pub(super) const CASES: &[Case] = cases![
@@ -57,7 +57,7 @@ pub(super) const CASES: &[Case] = cases![
     "move.neighbours_stay" => neighbours,
 ];
 
-/// One transfer: fresh bytes at the source, the same bytes at the target, nothing else changed.
+/// Transfers fresh bytes from a source to a target and checks that nothing else changes.
 struct Mover<'lab> {
     lab: &'lab Lab,
     connection: rdma::Connection,
@@ -77,7 +77,8 @@ impl<'lab> Mover<'lab> {
         })
     }
 
-    /// The arenas' device sides: READ pulls to the near device what the others push from it.
+    /// Makes the source or the target arena. The source is on the near device, except for READ,
+    /// which pulls to the near device.
     fn arena(
         &self,
         is_source: bool,
@@ -154,14 +155,15 @@ impl<'lab> Mover<'lab> {
     }
 }
 
-/// Each length from and to each offset.
+/// Transfers each length from and to each offset.
 pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut mover = Mover::new(lab, op)?;
     let mut source = mover.arena(true, from, ROOM, 0, ROOM)?;
     let mut target = mover.arena(false, to, ROOM, 0, ROOM)?;
     for (row, len) in LENGTHS.into_iter().enumerate() {
         for (column, source_offset) in OFFSETS.into_iter().enumerate() {
-            // Each length meets every offset on both sides, and each pair of offsets comes at some length.
+            // Each length meets every offset on both sides, and each pair of offsets occurs with
+            // some length.
             let target_offset = OFFSETS[(column + row) % OFFSETS.len()];
             mover.run(&mut source, source_offset, &mut target, target_offset, len)?;
         }
@@ -176,10 +178,11 @@ pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     mover.finish(&source, &target)
 }
 
-/// One message of 64 MiB from an odd place to another; on a slower kernel it is shorter by as much.
+/// Transfers one message of 64 MiB between odd offsets. On a slower kernel, the message is shorter
+/// by the same factor.
 ///
-/// rxe of Linux 6.1 loses replies to a long READ, and waits before it asks again. Between buffers of the CPU's memory 4 MiB took
-/// 0.7 s there, 8 MiB 21 s, 16 MiB 67 s, and 32 MiB more than 120 s.
+/// rxe of Linux 6.1 loses replies to a long READ, and waits before it asks again. Between buffers
+/// of host memory, 4 MiB took 0.7 s there, 8 MiB 21 s, 16 MiB 67 s, and 32 MiB more than 120 s.
 fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut mover = Mover::new(lab, op)?;
     let longest = match op {
@@ -193,7 +196,8 @@ fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     mover.finish(&source, &target)
 }
 
-/// Regions that start and end anywhere: the trimming of the first and the last entry decides which bytes they reach.
+/// Tests regions with arbitrary bounds. The trimming of the first and the last entry decides which
+/// bytes a region reaches.
 fn unaligned_regions(lab: &Lab) -> Result<()> {
     let mut choice = Choice::new(lab.setup.seed);
     let edges = [1, K4 - 1, K4 + 1, K64 - 1, K64, K64 + 1, M2 - 1, M2 + 1];
@@ -216,7 +220,8 @@ fn unaligned_regions(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// One byte before, one byte behind: the device refuses, and nothing changes.
+/// Accesses one byte before and one byte behind a region. The device must refuse, and no byte may
+/// change.
 fn outside(lab: &Lab) -> Result<()> {
     let (start, len) = (K64 + 5, M2 + K4 + 3);
     let mut refused = 0;
@@ -232,7 +237,7 @@ fn outside(lab: &Lab) -> Result<()> {
                 let source = mover.arena(true, Where::Host, ROOM, 0, ROOM)?;
                 let target = mover.arena(false, place, ROOM, start, len)?;
                 let beyond = target.region().part(at as u64, size as u64)?;
-                // A queue pair is of no use after an error, so each attempt has its own.
+                // An error makes a queue pair unusable, so each attempt has its own.
                 let mut connection = rdma::connect(&lab.near, &lab.far)?;
                 connection
                     .near
@@ -251,7 +256,7 @@ fn outside(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Allocations before and behind the target keep their bytes.
+/// Checks that allocations before and behind the target keep their bytes.
 fn neighbours(lab: &Lab) -> Result<()> {
     let mut mover = Mover::new(lab, Op::Write)?;
     let guard = |key| -> Result<Arena> { Arena::far(lab, Where::Gpu(1), M2, key) };
@@ -289,7 +294,7 @@ fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
                     },
                     operand,
                 ),
-                // A comparison that fails changes nothing.
+                // A failed comparison changes nothing.
                 _ => (
                     Op::CompareSwap {
                         compare: !old,

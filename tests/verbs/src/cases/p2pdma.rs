@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs whose BAR nvidia-uvm has made peer-to-peer DMA memory, as GPUDirect Storage wants it on x86: all of the BAR has
-//! struct pages. Registrations are as on any other BAR, also when nvidia-uvm removes the struct pages meanwhile.
+//! GPUs whose BAR nvidia-uvm has made peer-to-peer DMA memory, which GPUDirect Storage needs on
+//! x86: all of the BAR has struct pages. Registrations work as on any other BAR, even if nvidia-uvm
+//! removes the struct pages meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -35,11 +36,12 @@ fn needs_p2pdma(lab: &Lab) -> Result<()> {
     }
 }
 
-/// The client of the mode has the memory, the module maps it, and the registration names its GPU.
+/// Checks that the client of the mode takes the memory, the module maps it, and the registration
+/// names its GPU.
 fn mapped(lab: &Lab) -> Result<()> {
     needs_p2pdma(lab)?;
     reasons::begin(lab)?;
-    // The module was loaded anew.
+    // The module was reloaded.
     lab.first_registrations()?;
     let memory = lab.allocate_gpu(M2)?;
     let before = Counters::read()?;
@@ -71,7 +73,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Bytes of `memory` come to the host.
+/// Checks that the bytes of `memory` arrive in host memory.
 fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u64) -> Result<()> {
     let bytes = Pattern::new(lab.setup.seed, seed).bytes(0, M2);
     memory.write(0, &bytes)?;
@@ -85,8 +87,8 @@ fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u
     dma::same(&target, &bytes)
 }
 
-/// The struct pages go between pin and map, come back, and go again under the registration. A removal waits for everybody
-/// who has the pagemap: the module must not.
+/// The struct pages vanish between pin and map, return, and vanish again under the registration. A
+/// removal waits for every reference to the pagemap, so the module must hold none.
 fn vanishes(lab: &Lab) -> Result<()> {
     needs_p2pdma(lab)?;
     let stage = Stage::open(lab)?;

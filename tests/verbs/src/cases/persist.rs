@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Memory freed under a live region, where nobody revokes: its pages stay until the region goes.
+//! Memory that is freed under a live region when nobody revokes. Its pages stay until the
+//! deregistration.
 
 use anyhow::{ensure, Result};
 
@@ -20,7 +21,8 @@ pub(super) const CASES: &[Case] = cases![
     "persist.reused_addresses_are_other_pages" => reused,
 ];
 
-/// Traffic goes on into pages that have no addresses any more; deregistration gives them back.
+/// Traffic continues into pages that have no virtual addresses any more. The deregistration frees
+/// the pages.
 fn outlive(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let local = Arena::on_host(lab, M2, 1)?;
@@ -62,7 +64,7 @@ fn outlive(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A new allocation at the old addresses gets other pages, and the old region does not reach them.
+/// A new allocation at the old addresses gets other pages, which the old region does not reach.
 fn reused(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let local = Arena::on_host(lab, M2, 1)?;
@@ -99,7 +101,7 @@ fn reused(lab: &Lab) -> Result<()> {
         "the old region lost its bytes"
     );
 
-    // Both regions of the one address range side by side.
+    // Both regions over the same addresses live at the same time.
     let second_region = lab.far.register(second.span(0, M2)?, full_access())?;
     connection.near.transfer(
         Op::Write,

@@ -31,14 +31,16 @@ fn side_by_side(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The end of a process takes back what it registered: as callbacks where the memory goes first and can say so.
+/// Checks that the end of a process removes its registrations. In revocable mode the memory goes
+/// first, so callbacks come.
 fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Result<()> {
     lab.needs_module()?;
     let before = Counters::read()?;
     let child = Process::start(&lab.setup, lab.setup.seed, &["hold", &regions.to_string()])?;
     counters::pins_are(regions).context("under the regions of the child")?;
     end(child)?;
-    // What is left is caught after the case as well; here it is told apart from what this case itself holds.
+    // Leaks are also detected after the case. Here they are distinguished from what the case itself
+    // holds.
     ktap::check_rest(&before)?;
     let activity = Counters::read()?.activity(&before)?;
     note("callbacks", activity.callbacks);

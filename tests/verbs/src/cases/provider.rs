@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Calls of the provider's that fail: an error, never a guess, and nothing left behind. NVIDIA's module checks little of
-//! this, and loses the pin where an unpin fails. What the provider can return wrongly is among the bad input (`input`), and
-//! a failure of each call in turn among the sweeps (`sweep`).
+//! Failing calls of nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
+//! module checks little of this, and loses the pin if an unpin fails. Wrong results of nvidia.ko
+//! are in `input`, and a failure of each call in turn is in `sweep`.
 
 use anyhow::{ensure, Context, Result};
 
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case] = cases![
     "bar1.given_to_others" => given_to_others,
 ];
 
-/// `register()` fails with one of `errnos`, and works again afterwards.
+/// Checks that `register()` fails once with one of `errnos`.
 fn refused_once(lab: &Lab, errnos: &[i32]) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     refused(lab, memory.span(0, M2)?, errnos)
@@ -45,7 +45,7 @@ fn unpin_out_of_memory(lab: &Lab) -> Result<()> {
     unpinned_once(lab)
 }
 
-/// A revocable put that fails with -ENOMEM has done nothing: it is made again.
+/// A revocable put that fails with -ENOMEM has done nothing, so the module repeats it.
 fn unpinned_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;
@@ -58,8 +58,8 @@ fn unpinned_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A persistent put that fails with -ENOMEM has lost the pin, and given back the use of the GPU: another try would give back
-/// somebody else's.
+/// A persistent put that fails with -ENOMEM has lost the pin and dropped the use of the GPU. A
+/// second put would drop a use of another registration.
 fn unpinned_once(lab: &Lab) -> Result<()> {
     let mine = lab.allocate_gpu(M2)?;
     let other = lab.allocate_gpu(M2)?;
@@ -92,7 +92,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
 fn failing_calls(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     lab.needs_mode(PinMode::Persistent)?;
-    // A place that is not there in both forms of the driver fails nothing in the other.
+    // `dup_object` exists only in the stand-in with NVIDIA's upper half.
     let duplicated = has_nvidias_upper_half().then_some(("dup_object", libc::EIO, libc::EFAULT));
     for (place, errno, seen) in duplicated.into_iter().chain([
         ("get_pages_persistent", libc::EIO, libc::EFAULT),
@@ -112,15 +112,16 @@ fn failing_calls(lab: &Lab) -> Result<()> {
     })
 }
 
-/// One call at `place` fails with `errno`, and the application sees `seen`.
+/// Makes one call at `place` fail with `errno`. The application must see `seen`, and the next
+/// registration must work.
 fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
     fail_next(place, errno)?;
     refused_once(lab, &[seen]).with_context(|| format!("{place} fails with {errno}"))?;
     works_again(lab)
 }
 
-/// What is unpinned leaves its range of BAR1 to the next pin, and takes its bytes with it: whoever unpins too early reads
-/// another's.
+/// An unpinned allocation leaves its range of BAR1 to the next pin and takes its bytes with it. A
+/// module that unpins too early would read another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
         return ktap::skip("memory has its place in the BAR for life here");

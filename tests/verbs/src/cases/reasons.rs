@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Each refusal's reason, where it can be read: the module's files, the counts, the tracepoint (`docs/observe.md`).
+//! The reason of each refusal, everywhere it can be read: the module's files, the counts, the
+//! tracepoint (`docs/observe.md`).
 //!
-//! The module is loaded anew for each case, so that all counts begin with zero.
+//! Each case reloads the module, so that all counts begin at zero.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -31,7 +32,7 @@ use crate::{ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
-/// What the module keeps.
+/// Number of refusals that the module keeps. It keeps [`NON_GPU`] refusals of other memory.
 const REFUSALS: usize = 128;
 const NON_GPU: usize = 32;
 
@@ -80,12 +81,13 @@ pub(super) const CASES: &[Case] = cases![
     "reasons.tracepoint" => tracepoint,
 ];
 
-/// Of the client that the HCA is served by; no other refuses what this module does not take.
+/// Returns the expected counts: `times` refusals by the client that serves the HCA, and none by
+/// another client.
 pub(super) fn expected_counts(lab: &Lab, reason: &str, times: u64) -> BTreeMap<String, u64> {
     BTreeMap::from([(format!("{}/{reason}", lab.setup.mode()), times)])
 }
 
-/// The module under test, loaded anew.
+/// Reloads the module under test.
 pub(super) fn begin(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     lab.needs_ours()?;
@@ -94,11 +96,11 @@ pub(super) fn begin(lab: &Lab) -> Result<()> {
     no_refusals().context("loaded anew")
 }
 
-/// What a refused registration was.
+/// Result of a registration that should be refused.
 pub(super) struct Attempt {
     errno: i32,
     span: Span,
-    /// By a child, whose number is not known.
+    /// `true` if a child made the attempt. Its process number is not known.
     by_child: bool,
 }
 
@@ -114,7 +116,7 @@ pub(super) fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
     })
 }
 
-/// What is to be read about one refused registration.
+/// Expected data about one refused registration.
 #[derive(Clone, Copy)]
 pub(super) struct Expected {
     step: &'static str,
@@ -143,7 +145,8 @@ impl Expected {
     }
 }
 
-/// One registration is refused: its line, its count and the log's line are there, and nothing else.
+/// Checks that one refused registration leaves its line, its count and its log line, and nothing
+/// else.
 pub(super) fn one(
     lab: &Lab,
     expected: Expected,
@@ -153,7 +156,7 @@ pub(super) fn one(
     one_loaded(lab, expected, provoke)
 }
 
-/// As [`one`], with the module as it is.
+/// Does the same as [`one`] without reloading the module.
 fn one_loaded(
     lab: &Lab,
     expected: Expected,
@@ -209,8 +212,8 @@ fn one_loaded(
     Ok(())
 }
 
-/// The revocable mode asks nothing. It refuses a device that nvidia.ko has denied the GPU when it mapped for the persistent
-/// client.
+/// The revocable client does not ask nvidia.ko if a device reaches the GPU. It refuses a device
+/// that nvidia.ko has refused before, when nvidia.ko mapped for the persistent client.
 fn denied_before(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -254,7 +257,7 @@ fn denied_before(lab: &Lab) -> Result<()> {
     try_with(&lab.near, 0)
 }
 
-/// All but 4 MiB of the BAR is kept back.
+/// Reserves all but 4 MiB of the BAR.
 fn no_room(lab: &Lab) -> Result<Attempt> {
     let gpu = lab.gpu(0)?;
     let kept = (gpu.bar_len() >> 20) - 4;
@@ -263,7 +266,7 @@ fn no_room(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, memory.span(0, 3 * M2)?)
 }
 
-/// Two allocations, of which the second was freed.
+/// Two allocations, the second of which is freed.
 fn hole(lab: &Lab) -> Result<Attempt> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let gpu = lab.gpu(0)?;
@@ -273,7 +276,7 @@ fn hole(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, Span::anywhere(addr, 2 * GRANULE)?)
 }
 
-/// Three allocations where a registration may lie over two.
+/// Three allocations, with a limit of two in a registration.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let mut parameters = module::parameters();
@@ -328,7 +331,7 @@ fn of_the_kernel(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
 }
 
-/// nvidia.ko refuses the next pin.
+/// Makes nvidia.ko refuse the next pin.
 fn failing_pin(errno: i32) -> impl FnOnce(&Lab) -> Result<Attempt> {
     move |lab| {
         let place = match lab.setup.mode() {
@@ -348,13 +351,13 @@ fn with(name: &'static str, value: &'static str) -> impl FnOnce(&Lab) -> Result<
     }
 }
 
-/// Registers GPU memory with nothing wrong with it.
+/// Registers valid GPU memory.
 pub(super) fn of_gpu_memory(lab: &Lab) -> Result<Attempt> {
     let memory = lab.allocate_gpu(M2)?;
     attempt(&lab.near, memory.span(0, M2)?)
 }
 
-/// As [`one`], of a mapping by nvidia.ko, which the persistent mode alone asks for.
+/// Does the same as [`one`] for a mapping by nvidia.ko, which only the persistent mode uses.
 fn of_a_mapping(
     lab: &Lab,
     expected: Expected,
@@ -386,8 +389,9 @@ fn success(lab: &Lab) -> Result<()> {
     no_refusals()
 }
 
-/// Another driver's client, loaded before this module or after, takes ranges that nvidia.ko does not know: they are counted
-/// apart, and leave no other trace. A range that neither takes is refused as ever.
+/// Another driver's client, loaded before or after this module, takes ranges that nvidia.ko does
+/// not know. These ranges are counted separately and leave no other trace. A range that neither
+/// client takes is refused as usual.
 fn another_clients_memory(lab: &Lab) -> Result<()> {
     const OTHER: &str = "other_client";
     const TIMES: u64 = 3;
@@ -428,7 +432,7 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
                 for _ in 0..TIMES {
                     lab.near.register(theirs, full_access())?;
                 }
-                // A module that is asked second hears of none.
+                // A module that is asked second does not see the other client's ranges.
                 let mut expected = BTreeMap::new();
                 if !is_first {
                     expected.insert(OTHER.to_owned(), TIMES);
@@ -455,12 +459,12 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Address space that is never GPU memory, and that the module cannot tell from it.
+/// Reserves address space that is never GPU memory, but looks like GPU memory to the module.
 fn reserved(ranges: usize) -> Result<Mapping> {
     Ok(Mapping::reserve(ranges * M2)?)
 }
 
-/// Has `range` refused, of the ranges of `space`.
+/// Checks that range number `range` of `space` is refused.
 fn refuse(hca: &Hca, space: &Mapping, range: usize) -> Result<()> {
     refuse_span(hca, space.span(range * M2, M2)?)
 }
@@ -532,12 +536,13 @@ fn non_gpu(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Two read while two are refused: whole lines, in order, and at the end nothing was forgotten.
+/// Two threads read while two others get refusals. Readers must see whole lines in order, and no
+/// refusal may be lost.
 fn readers(lab: &Lab) -> Result<()> {
     const RANGES: usize = 70;
     begin(lab)?;
-    // Both until the end: were one given back before the other is taken, both could have the same addresses; what is
-    // refused again is no line of its own.
+    // Both spaces live until the end. If one were freed before the other is reserved, both could
+    // get the same addresses, and a repeated refusal adds no line.
     let spaces = [reserved(RANGES)?, reserved(RANGES)?];
     let ranges_of = |space: &Mapping| -> Result<Vec<Span>> {
         (0..RANGES)
@@ -603,7 +608,7 @@ fn files(lab: &Lab) -> Result<()> {
         names.insert(name);
     }
     ensure!(names.len() == modes.len(), "{names:?}");
-    // A line for everything that is counted, from the beginning.
+    // Each count has a line from the beginning.
     let all = lines("counters")?;
     let refused = all
         .iter()
@@ -614,10 +619,10 @@ fn files(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has a file open keeps the module, and whoever closes one beside `rmmod` is no danger to it.
+/// An open file keeps the module loaded. A close during `rmmod` is safe.
 ///
-/// Nothing is opened while the module goes: debugfs warns where that happens between the two steps in which the kernel
-/// marks a module as going.
+/// Nothing is opened while the module is unloaded: debugfs warns if that happens between the two
+/// steps in which the kernel marks a module as going.
 fn unload(lab: &Lab) -> Result<()> {
     const ROUNDS: usize = 5;
     begin(lab)?;
@@ -628,12 +633,12 @@ fn unload(lab: &Lab) -> Result<()> {
     for range in 0..REFUSALS {
         refuse(&lab.near, &space, range)?;
     }
-    // Enough of it that the rest is still to be read.
+    // A small part of the file, so that the rest must be read later.
     let mut file = File::open(format!("{DEBUGFS}/refusals"))?;
     let mut head = [0; 100];
     file.read_exact(&mut head)?;
     ensure!(!unloaded()?, "unloaded with a file open");
-    // Still whole, and takes what it took.
+    // The module still works.
     let memory = lab.allocate_gpu(M2)?;
     lab.near.register(memory.span(0, M2)?, full_access())?;
     let mut rest = String::new();
@@ -667,8 +672,8 @@ fn unload(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An open file in `/proc` does not keep the module, and a read returns an error once the module has gone. Root of another user
-/// namespace opens none of the files.
+/// An open file in `/proc` does not keep the module loaded. Reads fail once the module is unloaded.
+/// Root of another user namespace cannot open the files.
 fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     const LIVES: usize = 4;
 
@@ -689,7 +694,8 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
         );
     }
 
-    // Some never read, some in the middle of a file, and one whose reader has a place among the registrations.
+    // Some files are unread, some are partly read, and one reader has a position among the
+    // registrations.
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;
     let open = |name: &str| File::open(format!("{folder}/{name}"));
@@ -743,7 +749,7 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tries to unload the module; false: it is in use.
+/// Tries to unload the module. Returns `false` if it is in use.
 fn unloaded() -> Result<bool> {
     match sys::unload_module(module::NAME) {
         Ok(()) => Ok(true),
@@ -759,7 +765,7 @@ fn tracepoint(lab: &Lab) -> Result<()> {
     if !Path::new(EVENT).exists() {
         return ktap::skip("this kernel has no tracepoints");
     }
-    // As documented.
+    // Checks the documented fields.
     let format = fs::read_to_string(format!("{EVENT}/format"))?;
     let fields: Vec<&str> = format
         .lines()
@@ -779,7 +785,8 @@ fn tracepoint(lab: &Lab) -> Result<()> {
     ensure!(fields == expected, "{fields:?}");
 
     let space = reserved(1)?;
-    // Off: nothing is written. On: each. With a filter: those that it lets through.
+    // The tracepoint writes nothing if disabled, each refusal if enabled, and the matching refusals
+    // if it has a filter.
     fs::create_dir_all(TRACE)?;
     let traced = || -> Result<Vec<Line>> {
         fs::read_to_string(format!("{TRACE}/trace"))?

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a registration costs, how large it may be, and what is refused.
+//! Costs and limits of registrations, and refusals.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -18,9 +18,9 @@ use crate::{counters, gpu, ktap, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 const GIB: u64 = 1 << 30;
-/// A scatter-list entry's length is 32 bits wide, so ours end at addresses that are multiples of this.
+/// Boundary at which our scatter-list entries end, because an entry's length has 32 bits.
 pub(super) const ENTRY_BOUNDARY: u64 = 2 * GIB;
-/// What the provider keeps of the BAR for itself.
+/// Part of the BAR that nvidia.ko reserves, in bytes.
 const RESERVE: u64 = 36 << 20;
 
 pub(super) const CASES: &[Case] = cases![
@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case] = cases![
     "register.rereg_changes_rights" => rereg,
 ];
 
-/// What rxe says of a region.
+/// Returns rxe's state of a region.
 pub(crate) fn peer_region(hca: &Hca, region: &Region) -> Result<PeerRegion> {
     counters::peer_regions(hca.name())?
         .into_iter()
@@ -55,7 +55,8 @@ pub(crate) fn peer_region(hca: &Hca, region: &Region) -> Result<PeerRegion> {
         })
 }
 
-/// How many entries the module under test makes of contiguous memory: exactly, unless an IOMMU chose the addresses.
+/// Returns the number of entries that the module under test makes of contiguous memory. It is exact
+/// unless an IOMMU chooses the addresses.
 pub(crate) fn expected_entries(lab: &Lab, addr: u64, len: u64) -> RangeInclusive<u64> {
     let first = addr / gpu::PAGE * gpu::PAGE;
     let end = (addr + len).next_multiple_of(gpu::PAGE);
@@ -71,7 +72,8 @@ pub(crate) fn expected_entries(lab: &Lab, addr: u64, len: u64) -> RangeInclusive
         at = end.min(boundary).min(at + limit);
         entries += 1;
     }
-    // Behind a translating IOMMU every provider page has an address of its own, adjacent to the last or not.
+    // Behind a translating IOMMU, each GPU page has its own DMA address, which may or may not
+    // follow the previous one.
     if lab.setup.translating_iommu {
         entries..=pages
     } else {
@@ -79,7 +81,7 @@ pub(crate) fn expected_entries(lab: &Lab, addr: u64, len: u64) -> RangeInclusive
     }
 }
 
-/// Provider pins that one registration takes.
+/// Returns the number of nvidia.ko's pins in one registration.
 pub(crate) fn expected_pins(peermem: Peermem) -> u64 {
     match peermem {
         Peermem::Ours => 1,
@@ -88,7 +90,7 @@ pub(crate) fn expected_pins(peermem: Peermem) -> u64 {
     }
 }
 
-/// `len` bytes at an address that is a multiple of `align`; skips where the BAR is too small.
+/// Allocates `len` bytes at a multiple of `align`. Skips the case if the BAR is too small.
 pub(crate) fn allocate_aligned(lab: &Lab, len: u64, align: u64) -> Result<Allocation> {
     let gpu = lab.gpu(0)?;
     if len + RESERVE > gpu.bar_len() {
@@ -136,7 +138,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A live region has as many scatter-list entries as expected; returns their number.
+/// Checks that a live region has the expected number of scatter-list entries. Returns the number.
 pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
     let entries = peer_region(hca, region)?.entries;
     let expected = expected_entries(lab, region.addr(), region.len());
@@ -147,7 +149,8 @@ pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64
     Ok(entries)
 }
 
-/// A large contiguous region: its entries, and bytes at its ends and around every place where an entry may end.
+/// Tests a large contiguous region: its entries, and the bytes at its ends and wherever an entry
+/// may end.
 pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
@@ -165,7 +168,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     let mut source = Arena::on_host(lab, M2, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let mut places: Vec<usize> = vec![0, size - 4097];
-    // 4 GiB - 64 KiB: the last place that 32 bits reach.
+    // Across each multiple of 1 GiB. Entries may end at some of them.
     places.extend((1..len / GIB).map(|gib| (gib * GIB) as usize - 2048));
     for (index, at) in places.iter().copied().enumerate() {
         let data = Pattern::new(lab.setup.seed, 10 + index as u64).bytes(0, 4097);
@@ -193,7 +196,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// A region that lies across a multiple of 2 GiB has an entry on each side of it.
+/// A region across a multiple of 2 GiB has an entry on each side of it.
 fn entry_boundary(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let gpu = lab.gpu(0)?;
@@ -236,7 +239,7 @@ fn unaligned(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Regions over each other: each its own pin, each usable whatever becomes of the others.
+/// Tests overlapping regions. Each has its own pin and works independently of the others.
 fn overlapping(lab: &Lab) -> Result<()> {
     let memory = lab.allocate(Where::Gpu(0), 3 * M2)?;
     let source = Arena::on_host(lab, M2, 1)?;
@@ -255,7 +258,7 @@ fn overlapping(lab: &Lab) -> Result<()> {
         )));
     }
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    // Deregistered from the middle outwards.
+    // Deregisters from the middle outwards.
     for gone in [2, 0, 4, 1, 3] {
         for (offset, region) in regions.iter().flatten() {
             for at in [0, region.len() - 5] {
@@ -343,7 +346,7 @@ fn several_gpus(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The registration must fail with `errno`, and no pin may come of it.
+/// Checks that the registration fails with one of `errnos` and leaves no pin.
 pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
     let before = Counters::read()?;
     match lab.near.register(span, full_access()) {
@@ -378,7 +381,7 @@ fn no_module(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An allocation is longer than its mapping where that was short: the provider's pages around a small buffer are there.
+/// An allocation is rounded up, so nvidia.ko's pages around a small buffer exist.
 fn rounded_allocation(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     for len in [4096, 65536, M2 + 4096] {
@@ -394,7 +397,7 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Host memory never reaches the peer clients.
+/// Host memory never reaches the peer-memory clients.
 fn cpu_memory(lab: &Lab) -> Result<()> {
     let before = Counters::read_if_there()?;
     let arena = Arena::on_host(lab, M2, 1)?;
@@ -410,7 +413,7 @@ fn cpu_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// One access that the region's rights forbid, on a connection of its own.
+/// Returns the status of one access to the region, on a separate connection.
 fn attempt(lab: &Lab, op: Op, source: &Arena, region: &Region) -> Result<Status> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     Ok(connection
@@ -457,7 +460,7 @@ fn rights(lab: &Lab) -> Result<()> {
 }
 
 fn rereg(lab: &Lab) -> Result<()> {
-    // The CPU's memory shows what rxe can do, whatever peer memory makes of it.
+    // Host memory shows if rxe can change a region, independently of peer memory.
     let plain = lab.allocate(Where::Host, M2)?;
     let plain = lab.far.register(plain.span(0, M2)?, full_access())?;
     if let Err(error) = plain.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead) {

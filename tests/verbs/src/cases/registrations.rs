@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Registrations that live, where they can be read: the file `registrations`, the counts, the tracepoints
-//! (`docs/observe.md`).
+//! Live registrations, everywhere they can be read: the file `registrations`, the counts, the
+//! tracepoints (`docs/observe.md`).
 //!
-//! The module is loaded anew for each case, so that numbers begin with one and counts with zero.
+//! Each case reloads the module, so that numbers begin at one and counts at zero.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(super) const CASES: &[Case] = cases![
     "registrations.tracepoints" => tracepoints,
 ];
 
-/// The only registration that there is.
+/// Returns the only registration.
 pub(super) fn only() -> Result<Line> {
     module_files::only(FILE)
 }
@@ -57,7 +57,7 @@ fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// PCI addresses of what the GPU driver is bound to.
+/// Returns the PCI addresses of the devices that are bound to the GPU driver.
 pub(super) fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/sys/bus/pci/drivers/nvidia")? {
@@ -70,7 +70,7 @@ pub(super) fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Named as sysfs does, and there.
+/// Checks that `address` is the sysfs name of a NIC.
 fn is_nic(address: &str) -> Result<()> {
     let class = sys::read_line(&format!("/sys/bus/pci/devices/{address}/class"))?;
     // A network controller.
@@ -117,7 +117,7 @@ fn one(lab: &Lab) -> Result<()> {
         none()?;
         note("line", format_args!("{line:?}"));
     }
-    // Not in whole pages: shown is what is pinned.
+    // Not in whole pages: the list shows the pinned range.
     let region = lab.near.register(memory.span(100, M2)?, full_access())?;
     let start = format!("{:#x}", memory.span(0, M2)?.addr());
     has(
@@ -125,7 +125,7 @@ fn one(lab: &Lab) -> Result<()> {
         &[("addr", &start), ("len", &(M2 + 0x1_0000).to_string())],
     )?;
     drop(region);
-    // And what is refused is never there.
+    // Refused registrations are never listed.
     let far = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
     ensure!(lab.near.register(far, full_access()).is_err());
     none()?;
@@ -133,7 +133,7 @@ fn one(lab: &Lab) -> Result<()> {
     lived(&expected(lab.setup.mode(), &all))
 }
 
-/// Two allocations side by side, on two GPUs where there are two.
+/// Registers two adjacent allocations, on two GPUs if there are two.
 fn over_two_gpus(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
@@ -172,7 +172,7 @@ fn revoked(lab: &Lab) -> Result<()> {
     let after = lines(FILE)?;
     ensure!(after.len() == 2, "{after:?}");
     has(&after[0], &[("id", "1"), ("state", "revoked")])?;
-    // All else is as it was.
+    // Everything else is unchanged.
     for (key, value) in &before[0] {
         if key != "state" {
             has(&after[0], &[(key, value)])?;
@@ -197,7 +197,7 @@ fn revoked(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// Released by another process, which nvidia.ko does not take the pin from.
+/// A registration that another process releases. nvidia.ko does not put the pin for that process.
 fn kept(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -235,15 +235,15 @@ fn kept(lab: &Lab) -> Result<()> {
     lived(&of(0))
 }
 
-/// What `peermemctl` says, in one line.
+/// Returns the output of `peermemctl` in one line.
 fn peermemctl(command: &str) -> Result<String> {
     let output = Command::new("peermemctl").arg(command).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// The GPU is lost, and its memory freed without a callback: the module waits for it, and stays. The tools report it once PCI
-/// has removed the device.
+/// A lost GPU, whose memory is freed without a callback. The module waits for the callback and
+/// stays loaded. The tools report the wait once PCI has removed the device.
 fn lost(lab: &Lab) -> Result<()> {
     const PCI: &str = "/sys/bus/pci";
     lab.needs_mode(PinMode::Revocable)?;
@@ -281,7 +281,8 @@ fn lost(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// Two read while two register and deregister: whole lines, in order, each number once, and whatever stays is met.
+/// Two threads read while two others register and deregister. Readers must see whole lines in
+/// order, each number once, and every registration that stays.
 fn readers(lab: &Lab) -> Result<()> {
     const STAY: u64 = 60;
     const LIVES: u64 = 60;
@@ -289,7 +290,7 @@ fn readers(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let span = memory.span(0, M2)?;
     let register = |hca: &Hca| -> Result<Region> { Ok(hca.register(span, full_access())?) };
-    // More text than a reader's buffer takes at once.
+    // More text than a reader's buffer holds.
     let stay = (0..STAY)
         .map(|_| register(&lab.near))
         .collect::<Result<Vec<_>>>()?;
@@ -308,7 +309,8 @@ fn readers(lab: &Lab) -> Result<()> {
                     ids.iter().take(STAY as usize).copied().eq(1..=STAY),
                     "one that stays was not met: {ids:?}"
                 );
-                // Two threads have one each at a time, but the file may be read through several of their lives.
+                // Each of the two threads has one registration at a time, but a slow read may see
+                // several of them.
                 ensure!(
                     ids.iter().all(|id| *id <= STAY + 2 * LIVES),
                     "more than there ever were: {ids:?}"
@@ -357,7 +359,7 @@ fn readers(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// What is counted as alive is what is listed, whatever comes and goes.
+/// Checks that the count of live registrations matches the list after every change.
 fn counters_agree(lab: &Lab) -> Result<()> {
     const MOST: usize = 8;
     begin(lab)?;
@@ -393,7 +395,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     }
     let mut released = 0;
     while !regions.is_empty() {
-        // From the middle: neither the first nor the last that came.
+        // From the middle: neither the first nor the last registration.
         drop(regions.remove(regions.len() / 2));
         released += 1;
         agree(MOST as u64, released)?;
@@ -418,7 +420,7 @@ fn tracepoints(lab: &Lab) -> Result<()> {
     if !Path::new(EVENTS).join("registered").exists() {
         return ktap::skip("this kernel has no tracepoints");
     }
-    // As documented.
+    // The documented fields.
     let documented: [(&str, &[&str]); 4] = [
         (
             "registered",
@@ -446,13 +448,13 @@ fn tracepoints(lab: &Lab) -> Result<()> {
     result
 }
 
-/// Name and line of each event in the trace.
+/// Returns the name and the line of each event in the trace.
 fn events(trace: &str) -> Result<Vec<(String, Line)>> {
     fs::read_to_string(format!("{trace}/trace"))?
         .lines()
         .filter(|line| !line.starts_with('#'))
         .map(|line| {
-            // After the time: "NAME: KEY=VALUE …".
+            // The part after the time: "NAME: KEY=VALUE …".
             let (head, keys) = line.rsplit_once(": ").context(line.to_owned())?;
             let (_, event) = head.rsplit_once(' ').context(line.to_owned())?;
             Ok((event.to_owned(), parse(keys)?))
@@ -464,7 +466,7 @@ fn traced(lab: &Lab, trace: &str, all: &[&str]) -> Result<()> {
     let mode = lab.setup.mode();
     let stage = Stage::open(lab)?;
     let memory = lab.allocate_gpu(M2)?;
-    // Off: nothing is written.
+    // Disabled tracepoints write nothing.
     drop(stage.register(&memory)?);
     ensure!(events(trace)?.is_empty(), "{:?}", events(trace)?);
     for event in all {
@@ -486,13 +488,13 @@ fn traced(lab: &Lab, trace: &str, all: &[&str]) -> Result<()> {
     ensure!(names == want, "{names:?}");
     for (name, keys) in &seen {
         has(keys, &[("id", get(&line, "id")?)])?;
-        // What both have is the same in both.
+        // Fields that the event and the list share have the same value.
         for (key, value) in keys.iter().filter(|(key, _)| *key != "state") {
             has(&line, &[(key, value)]).with_context(|| name.clone())?;
         }
     }
     has(&seen[want.len() - 1].1, &[("state", last)])?;
-    // Off again.
+    // Disabled again.
     for event in all {
         fs::write(format!("{trace}/events/nvidia_peermem/{event}/enable"), "0")?;
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Memory freed under a live region, where the provider calls back: the region refuses traffic from then on, for good.
+//! Memory that is freed under a live region, with a callback from nvidia.ko: from then on, the
+//! region refuses all traffic.
 
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
     Ok(lab.far.register(memory.span(0, M2)?, full_access())?)
 }
 
-/// What remote accesses to `region` end with, each on a connection of its own.
+/// Returns the statuses of remote accesses to `region`, each on a separate connection.
 fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op, Status)>> {
     [
         Op::Write,
@@ -108,7 +109,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     let state = peer_region(&lab.far, &region)?.state;
     ensure!(state == "revoked", "rxe holds the region as {state}");
 
-    // The connection that has worked before, and fresh ones.
+    // The connection that worked before, and new ones.
     connection
         .near
         .run(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?
@@ -119,7 +120,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     Ok(())
 }
 
-/// The owner's own requests with the revoked key.
+/// Checks requests of the owner with the revoked key.
 fn local_use(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
@@ -144,7 +145,7 @@ fn local_use(lab: &Lab) -> Result<()> {
     remote.check()
 }
 
-/// A SEND into a receive buffer that was revoked after it was posted.
+/// Sends to a receive buffer that was revoked after it was posted.
 fn receive(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
@@ -216,7 +217,7 @@ fn others(lab: &Lab) -> Result<()> {
     local.check()
 }
 
-/// The freed memory is handed to somebody else while the old region is still registered.
+/// Gives the freed memory to another owner while the old region is still registered.
 fn new_owner(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let mut memory = lab.allocate_gpu(M2)?;
@@ -224,7 +225,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
     let region = region_over(lab, &memory)?;
     let old_place = memory.bar_address();
     memory.free()?;
-    // Pinned, as memory is in BAR1.
+    // Pinned, because memory has a place in BAR1 only while it is pinned.
     let (next, _theirs) = lab
         .gpu(0)?
         .allocate_there(M2, old_place, |next| {
@@ -242,7 +243,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// After a revocation the same addresses register again and work.
+/// Checks that the same addresses can be registered and used again after a revocation.
 fn again(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let local = Arena::on_host(lab, M2, 1)?;
@@ -267,8 +268,9 @@ fn again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Freed while WRITEs and READs are under way, one after the other without an end: one of them meets the revocation, none that
-/// is posted after the free has returned succeeds, and none reaches what is written to the memory then.
+/// Frees memory during a stream of WRITEs or READs. One request meets the revocation. No request
+/// that is posted after the free succeeds, and none reaches bytes that are written to the memory
+/// later.
 fn under_traffic(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let mut done = 0;
@@ -282,11 +284,11 @@ fn under_traffic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frees once `before` requests are done; how many were in the end.
+/// Frees once `before` requests are done. Returns the number of requests that succeeded in total.
 fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     const UNDER_WAY: usize = 16;
     let memory = lab.allocate_gpu(M2)?;
-    // A place that was handed out before has what was there.
+    // A place that was used before still has its old bytes.
     memory.write(0, &Pattern::new(lab.setup.seed, 5).bytes(0, M2))?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
@@ -302,7 +304,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         near.post(op, from, to)?;
     }
 
-    // Bytes that differ from all that is on its way.
+    // Bytes that differ from all bytes in flight.
     let theirs = Pattern::new(lab.setup.seed, 7).bytes(0, M2);
     let (gpu, addr) = (Arc::clone(lab.gpu(0)?), memory.mapping().addr());
     let mut free = Worker::start("free", move || -> Result<_> {
@@ -310,7 +312,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         view.write(0, &theirs)?;
         Ok((view, theirs))
     })?;
-    // The first request that was posted when the free had returned.
+    // The first request that was posted after the free had returned.
     let mut late = None;
     let mut done = before;
     let first = loop {

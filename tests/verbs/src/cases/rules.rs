@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The rules of the revocable mode, one schedule each that fails without the rule: see `tests/mutants`, which take them
-//! out. The number in a name is the rule's.
+//! The rules of the revocable mode. Each has a schedule that fails without the rule: see
+//! `tests/mutants`, which remove the rules. The number in a name is the rule's.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -58,8 +58,8 @@ fn stage(lab: &Lab) -> Result<Stage> {
     Stage::open(lab)
 }
 
-/// Whether a thread that sleeps at `place` waits in the module's own code. Waiting for the provider, or in ib_core, it would
-/// be in theirs. Linux 5.10 shows the kernel's own function of a semaphore, too.
+/// Returns `true` if a thread that sleeps at `place` waits in the module's own code, not in
+/// nvidia.ko or ib_core. On Linux 5.10, the stack also has the kernel's semaphore function.
 fn in_module(place: &str) -> bool {
     place
         .split(' ')
@@ -67,7 +67,7 @@ fn in_module(place: &str) -> bool {
         .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
 }
 
-/// Freed while a get of the provider's stands between making the pin known and its return.
+/// Frees memory while nvidia.ko's get stands between the publication of the pin and its return.
 fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
@@ -80,7 +80,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     expect("callbacks", stage.counted("callbacks")?, 1)
 }
 
-/// No callback came for a pin that the module does not know, or not any more.
+/// Checks that every callback was for a pin that the module knows.
 fn found_its_pin(stage: &Stage) -> Result<()> {
     match stage.logged("nvidia.ko revoked a pin that ")?.first() {
         None => Ok(()),
@@ -105,7 +105,7 @@ fn table_gone_before_get_returns(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A release stands before its put. The memory is freed meanwhile, callback and all.
+/// A release stops before its put. The memory is freed meanwhile, with its callback.
 fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -113,7 +113,7 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     let mut free = stage.start_free(&memory)?;
     if !free.ended_or_at("the module", in_module)? {
-        // Which would be freed after the two that now wait for each other.
+        // A free would wait for the two threads, which wait for each other.
         std::mem::forget(memory);
         bail!("the callback waits in the module for a release that waits for the API lock");
     }
@@ -123,7 +123,7 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     release.finish()?.done("the release")
 }
 
-/// Freed when the memory is pinned, and ib_core has not given its ticket yet.
+/// Frees memory after the pin, before ib_core has issued a ticket.
 fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -140,7 +140,8 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     }
 }
 
-/// A region is released by another process, so that its callback is still to come. Somebody else's gets its ticket.
+/// Another process releases a region, whose callback is still to come. A region of somebody else
+/// then gets the same ticket.
 fn stale_ticket(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _one_ticket = Parameter::set_file("/sys/kernel/debug/ib_peer_mem/tickets", "1")?;
@@ -156,7 +157,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A callback is inside ib_core. A release beside it must not return.
+/// A callback is inside ib_core. A concurrent release must not return.
 fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -176,7 +177,7 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     })?;
     ensure!(settled, "release is nowhere: {}", release.place());
     if returned {
-        // ib_core goes on in this order, and does not survive what follows.
+        // ib_core continues in this order and does not survive the rest.
         after.release();
         release.finish()?.done("the deregistration")?;
         inside.release();
@@ -190,7 +191,8 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     release.finish()?.done("the deregistration")
 }
 
-/// The next pin has the address of the page table that went with the memory. The old region's release must not put it.
+/// The next pin gets the address of the page table that was freed with the memory. The release of
+/// the old region must not put it.
 fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
@@ -211,7 +213,8 @@ fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Freed when a release has seen that its pin lives, and waits for `put_rwsem`, which a get holds.
+/// Frees memory after a release has seen its pin alive. The release waits for `put_rwsem`, which a
+/// get holds.
 fn second_check(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -230,7 +233,8 @@ fn second_check(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A release has seen that its pin lives, and stands before the put. Freed now, the table's address is free for a new pin.
+/// A release has seen its pin alive and stops before the put. A free at this moment makes the
+/// table's address available for a new pin.
 fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let stage = stage(lab)?;
     if mode == PinMode::Persistent {
@@ -262,7 +266,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     Ok(())
 }
 
-/// The provider says something of its memory that dma_map_resource() must not be given: the persistent client serves it.
+/// nvidia.ko reports memory that must not be passed to `dma_map_resource()`. The persistent client
+/// serves it.
 fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;
@@ -289,7 +294,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     Ok(())
 }
 
-/// Addresses above all BARs of the machine, as far as a device can reach.
+/// Uses addresses above all BARs of the machine that a device can still reach.
 fn outside_bar(lab: &Lab) -> Result<()> {
     const FAR: u64 = 1 << 30;
     let mut end = 0;
@@ -325,7 +330,8 @@ fn struct_page(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Released by another process, which nvidia.ko does not take the pin from: all stays until the callback.
+/// Another process releases a region. nvidia.ko does not put the pin for that process, so
+/// everything stays until the callback.
 fn foreign_release(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -346,13 +352,13 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     module::references_are(0).context("after the callback")
 }
 
-/// With the callback to come the module does not let itself be unloaded.
+/// The module cannot be unloaded while a callback is still to come.
 fn module_stays(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     stage.orphan(&memory)?;
     if let Err(error) = module::must_stay() {
-        // Freeing it would call what is not there.
+        // A free would call the unloaded module.
         std::mem::forget(memory);
         return Err(error);
     }
@@ -361,12 +367,12 @@ fn module_stays(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Where a guest has nothing: far from where programs and their libraries are put.
+/// Address where a guest has nothing, far from programs and libraries.
 const ELSEWHERE: u64 = 0x2000_0000_0000;
-/// Places in the provider's list of processes.
+/// Capacity of nvidia.ko's list of processes.
 const LISTED: usize = 256;
 
-/// Another process registers `memory`, for which it is let in, and ends.
+/// Starts another process, which is admitted to the GPU of `memory`, registers the memory and ends.
 fn registered_by_a_guest(
     lab: &Lab,
     stage: &Stage,
@@ -381,7 +387,7 @@ fn registered_by_a_guest(
     guest.join()
 }
 
-/// The module is held for `memory` alone, and goes to nobody's callback.
+/// Checks that only `memory` holds the module, and that its callback finds its pin.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     let before = [
         module_files::event("late_callback")?,
@@ -392,7 +398,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     note("pins", live);
     note("module_references", references);
     if let Err(error) = module::must_stay() {
-        // Freeing it would call what is not there.
+        // A free would call the unloaded module.
         std::mem::forget(memory);
         return Err(error);
     }
@@ -408,8 +414,9 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     Ok(())
 }
 
-/// The list of processes is full, and then empty: that of the process that pinned is gone from it when the kernel
-/// deregisters. nvidia.ko would say 0 to its put, and call back.
+/// The list of processes is full, and then empty. The process that pinned has left the list when
+/// the kernel deregisters. nvidia.ko would return 0 for a put of this process, and would still call
+/// back.
 fn exit_unlisted(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -422,7 +429,7 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
             let mut other = Forked::start(|| {
                 let gpus = Gpu::all();
                 opened.fetch_add(1, Ordering::SeqCst);
-                // To the end of the case, or of all patience if that failed.
+                // Until the end of the case, or 5 minutes if the case failed.
                 for _ in 0..600 {
                     if done.load(Ordering::SeqCst) != 0 {
                         break;
@@ -465,7 +472,7 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     held_until_freed(&stage, memory)
 }
 
-/// The same, but it is still in the list. Nothing is kept.
+/// Same as [`exit_unlisted`], but the process is still in the list. Nothing is kept.
 fn exit_listed(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -480,15 +487,16 @@ fn exit_listed(lab: &Lab) -> Result<()> {
     module::references_are(0)
 }
 
-/// A process that runs is believed to be in the list, until a callback shows otherwise: then it is asked.
+/// The module assumes that a running process is in the list, until a callback shows otherwise. From
+/// then on, the module asks nvidia.ko.
 fn late_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let again = Unloaded(module::parameters());
     let result = asked_from_then_on(lab, &stage);
-    // It goes on asking for as long as it is loaded.
+    // The module would continue to ask until it is unloaded.
     module::unload()?;
     drop(again);
-    // In any other case it is a fault.
+    // In any other case, a callback after a put is an error.
     let after_put = stage.counted("callbacks_after_put")?;
     Counters::reset()?;
     result?;
@@ -513,7 +521,7 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     held_until_freed(stage, second)
 }
 
-/// A module that is loaded again when this is dropped.
+/// Reloads the module when dropped.
 struct Unloaded(Vec<String>);
 
 impl Drop for Unloaded {
@@ -526,7 +534,8 @@ impl Drop for Unloaded {
     }
 }
 
-/// The module's own hold points: those of `tests/mutants/holds.diff`, for no build but the mutants' has any.
+/// Skips the case if the module has no hold points. Only the builds for mutants have them
+/// (`tests/mutants/holds.diff`).
 fn needs_hold_points() -> Result<()> {
     if counters::module_parameter(module::NAME, "hold_init").is_none() {
         return ktap::skip("the module has no hold points in this build");
@@ -536,7 +545,8 @@ fn needs_hold_points() -> Result<()> {
 
 const INIT: &str = "/sys/kernel/debug/nvidia_peermem_points/hold/init";
 
-/// The module takes no range before it is complete: here its first client is registered and its second is not.
+/// The module takes no range before it is complete: its first client is registered, and its second
+/// is not.
 fn not_ready(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
@@ -562,7 +572,7 @@ fn not_ready(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Nor when it has begun to leave: here both of its clients are still registered.
+/// The module takes no range once it has begun to unload: both of its clients are still registered.
 fn leaving(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
@@ -579,12 +589,13 @@ fn leaving(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The functions that a process sleeps in.
+/// Returns the functions in which a process sleeps.
 fn place_of(pid: u32) -> String {
     fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stack"))).unwrap_or_default()
 }
 
-/// A callback has given up its hold on the module and is on its way out. The module must not go before it is gone.
+/// A callback has dropped its reference to the module and has not returned yet. The module must not
+/// be unloaded before.
 fn exit_fence(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -613,8 +624,9 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A range that the revocable client cannot pin, and that could be pinned a moment later: the persistent one does not take it.
-/// It takes the same range, from the same thread, for an HCA that the revocable one is not asked for.
+/// The revocable client cannot pin a range that could be pinned a moment later. The persistent
+/// client must not take it. It takes the same range, from the same thread, for an HCA for which the
+/// revocable client is not asked.
 fn refused_by_the_first(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Much at once: many registrations alive, many processes, much memory in one registration. What one costs must not grow with what
-//! others hold, what is held must be as many times what one holds, and nothing may need memory in pieces larger than a page.
+//! Large scale: many registrations, many processes, much memory in one registration. The cost of a
+//! registration must not grow with what others hold. The memory of N registrations must be N times
+//! that of one. No allocation may need more than a page in one piece.
 //!
-//! In a machine that counts instructions, with `tests/bench` loaded. The cases `few` are made so that what walks a list of all that
-//! there is is seen; `many` has the numbers that users ask for, and takes minutes.
+//! Needs a machine that counts instructions, with `tests/bench` loaded. The cases `few` are large
+//! enough to show a walk over all registrations. The cases `many` have the numbers that users ask
+//! for, and take minutes.
 
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
@@ -29,13 +31,15 @@ use crate::{counters, ktap, rdma, sys};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// As many as make one instruction for each of them [`MOST_MORE`].
+/// One instruction for each of them adds up to [`MOST_MORE`].
 const FEW: usize = 4_000;
 
-/// By so many instructions a registration beside any number of others may cost more than one alone.
+/// Limit on the extra instructions of a registration beside any number of others, compared with one
+/// alone.
 ///
-/// What walks the others takes some three instructions for each at the very least, 12,000 for [`FEW`]. What looks one up in a
-/// balanced tree of 100,000 takes at most 34 steps of some ten instructions: four such look-ups are a third of this.
+/// A walk over the others takes at least three instructions for each, 12,000 for [`FEW`]. A look-up
+/// in a balanced tree of 100,000 takes at most 34 steps of about ten instructions. Four such
+/// look-ups are a third of this limit.
 const MOST_MORE: i64 = 4_000;
 
 pub(super) const CASES: &[Case] = cases![
@@ -58,7 +62,7 @@ pub(super) const CASES: &[Case] = cases![
     },
 ];
 
-/// For a machine in which an instruction is a cycle, and the module's functions are measured.
+/// Skips the case unless a cycle is an instruction and the module's functions are measured.
 fn needs_measures(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     if !probe::is_there() {
@@ -83,7 +87,7 @@ fn deregistered(activity: &Activity, number: u64) -> Result<()> {
     same("pins while deregistering", activity.attempts, 0)
 }
 
-/// All of them hold what as many times one holds.
+/// Checks that `number` registrations hold `number` times the memory of one.
 fn as_many_times(one: Held, all: Held, number: u64) -> Result<()> {
     note("bytes_of_one", one.held);
     note("allocations_of_one", one.objects);
@@ -93,7 +97,7 @@ fn as_many_times(one: Held, all: Held, number: u64) -> Result<()> {
     same("allocations held", all.objects, number * one.objects)
 }
 
-/// One more costs about what one alone costs.
+/// Checks that one more registration costs about as much as one alone.
 fn no_more(alone: Life, beside: Life) -> Result<()> {
     for (when, life) in [("none", alone), ("all", beside)] {
         note(&format!("own_beside_{when}"), life.own());
@@ -134,7 +138,8 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
     let beside = watch.looking_away(|| least(lab, span))?;
     no_more(alone, beside)?;
 
-    // A half is deregistered, and the other, if anybody can revoke it, is revoked before.
+    // Half of the regions are deregistered. The other half is revoked first, if the mode can
+    // revoke.
     let before = Counters::read()?;
     let half = number / 2;
     drop(regions.drain(..half));
@@ -160,13 +165,14 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
     at_zero(&watch)
 }
 
-/// Processes that are to end, so many at a time: of more, the last would wait for longer than the kernel likes.
+/// Number of processes that end at the same time. If there were more, the last one would wait for
+/// longer than the kernel tolerates.
 const AT_ONCE: usize = 64;
 
-/// How long a process may take until it has a region.
+/// Time limit until a process has a region.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What the processes tell whoever started them.
+/// Indices of the counts that the processes report to their parent.
 const READY: usize = 0;
 const FAILED: usize = 1;
 
@@ -191,13 +197,14 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
     let words = SharedWords::new(2)?;
     let said = |word: usize| words.all()[word].load(std::sync::atomic::Ordering::SeqCst);
     let say = |word: usize| words.all()[word].fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-    // Who waits for a byte of a pipe sleeps as nobody minds.
+    // A wait for a byte of a pipe is interruptible.
     let (mut word, mut end) = sys::pipe()?;
 
     let memory = available_kib()?;
     let watch = Watch::begin()?;
     let before = Counters::read()?;
-    // One after the other: what a function of the module's allocates is told by the thread that is in it, of which there is one.
+    // One process after the other: the measurement attributes allocations to the only thread in the
+    // module.
     for index in 0..number {
         let mut life = || -> Result<()> {
             let hca = devices.open(lab.near.name(), 1)?;
@@ -205,7 +212,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
             let region = hca.register(memory.span(0, page)?, full_access())?;
             say(READY);
             word.read_exact(&mut [0])?;
-            // The kernel takes back what a process has that ends.
+            // The kernel cleans up after a process that ends.
             std::mem::forget((region, memory, hca));
             Ok(())
         };
@@ -251,7 +258,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
     let after = Counters::read()?;
     same("live pins", after.live_pins()?, 0)?;
     let activity = after.activity(&before)?;
-    // Each in the end of its own process, where the memory may go before the region does.
+    // Each at the end of its own process, where the memory may go before the region.
     same(
         "unpins and callbacks",
         activity.unpins + activity.callbacks,
@@ -261,7 +268,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
     at_zero(&watch)
 }
 
-/// Much memory in one registration: in proportion.
+/// Checks that the cost of a large registration grows in proportion to its memory.
 fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     needs_measures(lab)?;
     let mut last: Option<(u64, i64)> = None;
@@ -287,7 +294,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         note(&format!("bytes_held_{gib}_gib"), held.held);
         note(&format!("bytes_at_most_{gib}_gib"), held.peak);
         note(&format!("own_{gib}_gib"), own);
-        // A quarter is more than interrupts take, and less than what grows faster than the memory does.
+        // A quarter allows for interrupts, but not for a cost that grows faster than the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
             ensure!(
@@ -295,7 +302,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
                 "{gib} GiB take {own} instructions where {most} are a quarter more than in proportion"
             );
         }
-        // What describes entries, and not pages of 64 KiB: less than a page for each two.
+        // Enough to describe the entries, but not pages of 64 KiB: half a page for each entry.
         let most = 2 * 4096 + entries * 2048;
         ensure!(held.held <= most, "{gib} GiB: {} bytes are held", held.held);
         last = Some((len, own));
@@ -303,7 +310,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// The entries for memory as it lies, cut where entries end.
+/// Returns the expected entries of `memory` at its current place, cut where entries end.
 fn entries_of(memory: &Allocation) -> Result<Vec<(u64, u64)>> {
     let len = u64::try_from(memory.mapping().len())?;
     let addr = memory.mapping().addr();
@@ -319,10 +326,12 @@ fn entries_of(memory: &Allocation) -> Result<Vec<(u64, u64)>> {
     Ok(entries)
 }
 
-/// Writes and reads so many places of each region, the first and the last byte among them.
+/// Number of places that are written and read in each region, including the first and the last
+/// byte.
 const PLACES: u64 = 64;
 
-/// Registrations on a host that has no two free pages side by side: every entry is as it must be, and bytes arrive.
+/// Registers on a host without two adjacent free pages. Every entry must be correct, and bytes must
+/// arrive.
 fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
     needs_measures(lab)?;
     for &(layout, len) in kinds {
@@ -334,7 +343,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
         let region = lab.far.register(memory.span(0, size)?, full_access())?;
         let mapped = Mapped::take()?;
         probe::take_tables(false)?;
-        // Where it lies since it was pinned.
+        // The place of the memory after the pin.
         let expected = entries_of(&memory)?;
 
         let mut source = Arena::on_host(lab, usize::try_from(GRANULE)?, 1)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the schedules are played on, those of the rules and those of the hazards: an HCA and a GPU that threads share, and
-//! what was counted and logged before they began.
+//! Common parts of the schedules for rules and hazards: an HCA and a GPU that threads share, and
+//! the counters and log from before the schedule.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::{rdma, sys};
 
 const M2: usize = GRANULE as usize;
 
-/// What a thread gets that registers.
+/// Result of a registration in a thread.
 pub(super) type Registered = std::result::Result<Region, Refused>;
 
-/// Registers 2 MiB at a time. Its HCA and its GPU are shared with threads that may never come back.
+/// Registers 2 MiB at a time. The HCA and the GPU are shared with threads that may never return.
 pub(super) struct Stage {
     pub(super) hca: Arc<Hca>,
     pub(super) gpu: Arc<Gpu>,
@@ -44,18 +44,19 @@ impl Stage {
         Ok(self.hca.register(memory.span(0, M2)?, full_access())?)
     }
 
-    /// Registers in a thread of its own.
+    /// Registers in a separate thread.
     pub(super) fn start_register(&self, memory: &Allocation) -> Result<Worker<Registered>> {
         self.start_register_span(memory.span(0, M2)?)
     }
 
-    /// The same, for other than the first 2 MiB of an allocation.
+    /// Does the same for a range other than the first 2 MiB of an allocation.
     pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
         let hca = Arc::clone(&self.hca);
         Worker::start("registration", move || hca.register(span, full_access()))
     }
 
-    /// As [`Stage::start_register`], and waits until that thread stands at `place`: see [`Hold::arm`].
+    /// Does the same as [`Stage::start_register`], and waits until the thread stands at `place`:
+    /// see [`Hold::arm`].
     pub(super) fn register_until(
         &self,
         memory: &Allocation,
@@ -64,12 +65,13 @@ impl Stage {
         Hold::catch(place, || self.start_register(memory))
     }
 
-    /// Deregisters in a thread of its own.
+    /// Deregisters in a separate thread.
     pub(super) fn start_deregister(&self, region: Region) -> Result<Worker<()>> {
         Worker::start("deregistration", move || drop(region))
     }
 
-    /// As [`Stage::start_deregister`], and waits until that thread stands at `place`: see [`Hold::arm`].
+    /// Does the same as [`Stage::start_deregister`], and waits until the thread stands at `place`:
+    /// see [`Hold::arm`].
     pub(super) fn deregister_until(
         &self,
         region: Region,
@@ -78,20 +80,21 @@ impl Stage {
         Hold::catch(place, || self.start_deregister(region))
     }
 
-    /// Frees in a thread of its own; the addresses stay occupied.
+    /// Frees in a separate thread. The addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
-        // Kept there for who looks for its next owner.
+        // Stores the place, by which a case finds the next owner.
         memory.bar_address();
         Worker::start("free", move || gpu.free(addr, Freer::Caller))
     }
 
-    /// As [`Stage::start_free`], and waits for the end of it.
+    /// Does the same as [`Stage::start_free`], and waits for the end.
     pub(super) fn free(&self, memory: &Allocation) -> Result<()> {
         Ok(self.start_free(memory)?.finish()?.done("the free")??)
     }
 
-    /// Registers and leaves it to a forked child to close the last descriptor; the memory stays, and this process.
+    /// Registers, and lets a forked child close the last descriptor. The memory and this process
+    /// stay.
     pub(super) fn orphan(&self, memory: &Allocation) -> Result<()> {
         let hca = Hca::open(self.hca.name())?;
         let region = hca.register(memory.span(0, M2)?, full_access())?;
@@ -101,12 +104,12 @@ impl Stage {
         })
     }
 
-    /// How a counter has changed since the beginning.
+    /// Returns the change of a counter since the beginning.
     pub(super) fn counted(&self, name: &str) -> Result<u64> {
         Counters::read()?.since(&self.before, name)
     }
 
-    /// The lines with `text` that the kernel has logged since the beginning.
+    /// Returns the kernel's log lines with `text` since the beginning.
     pub(super) fn logged(&self, text: &str) -> Result<Vec<String>> {
         let mut all = self.logged.borrow_mut();
         all.extend(self.log.lines()?);

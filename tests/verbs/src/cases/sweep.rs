@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Failures one after the other: the first, the second, … call of the provider's, or allocation of the kernel's, on the way
-//! of a registration, until a run passes. After each nothing may be left, and the next registration works.
+//! Failures in turn: the first, the second, … call of nvidia.ko or allocation of the kernel in a
+//! registration fails, until a run passes. After each failure nothing may be left, and the next
+//! registration must work.
 //!
-//! Counts are exact where they are ours: so many calls the module makes, so many objects it allocates. Where a count is not
-//! what it was, a call or an allocation has come or gone that nobody has looked at.
+//! Counts of the module's own calls and allocations are exact. A changed count means a new or
+//! removed call or allocation that nobody has reviewed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +27,7 @@ use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 
-/// How the module is loaded.
+/// Parameters of the module.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     mode: PinMode,
@@ -46,7 +47,7 @@ impl Setting {
     }
 }
 
-/// A case for each of the four ways to load the module.
+/// Makes a case for each of the four ways to load the module.
 macro_rules! in_each_mode {
     ($($name:literal $run:ident),+ $(,)?) => {
         &[$(
@@ -76,35 +77,35 @@ pub(super) const CASES: &[Case] = in_each_mode![
     "allocations_loading" loading,
 ];
 
-/// Runs `run` with the module loaded as `setting` has it.
+/// Runs `run` with the module loaded as in `setting`.
 fn with_setting(lab: &Lab, setting: Setting, run: fn(&Lab, Setting) -> Result<()>) -> Result<()> {
     lab.needs_module()?;
     lab.needs_ours()?;
     module::loaded_with(&setting.parameters(), || run(lab, setting))
 }
 
-/// The kernel's own code; applications have no word for it.
+/// The kernel's internal errno, which applications do not know.
 const ENOTSUPP: i32 = 524;
 
-/// A place of the stand-in that can be made to fail, with what the real driver fails with there.
+/// A place of the stand-in that can fail, with the errnos of the real driver there.
 struct Place {
     name: &'static str,
     errnos: &'static [i32],
-    /// What the application gets then.
+    /// Result in the application.
     seen: Seen,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
-    /// ib_core's own errno for an address that nobody wants.
+    /// ib_core's errno for an address that no client takes.
     Refused,
-    /// The provider's, as far as applications have a word for it.
+    /// nvidia.ko's errno, if applications know it.
     Same,
-    /// Nothing: the end is not the application's to worry about.
+    /// Success: failures at the end are not reported to the application.
     Nothing,
 }
 
-/// Any error of a call that pins.
+/// Any errno of a call that pins.
 const PINNING: &[i32] = &[
     libc::EINVAL,
     libc::ENOMEM,
@@ -122,7 +123,7 @@ const EIO: &[i32] = &[libc::EIO];
 const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
 const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
 
-/// Failing puts that lose something are not among these: see [`lost_puts`].
+/// Without failing puts that lose something: see [`lost_puts`].
 const PLACES: &[Place] = &[
     place("get_pages", PINNING, Seen::Refused),
     place("get_pages_register", REGISTER, Seen::Refused),
@@ -135,7 +136,8 @@ const PLACES: &[Place] = &[
     place("free_dma_mapping", EIO, Seen::Nothing),
 ];
 
-/// How often the module calls the provider at `place`, on its way with memory of [`Shape::Run`] and the client that serves it.
+/// Returns the number of the module's calls of nvidia.ko at `place`, with memory of [`Shape::Run`]
+/// and the client that serves it.
 fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
         (PinMode::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
@@ -143,14 +145,15 @@ fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
         (PinMode::Persistent, _, "dma_unmap") => 1,
         (PinMode::Revocable, Way::Registration, "get_pages" | "get_pages_register") => 1,
         (PinMode::Revocable, Way::Registration, "put_pages") => 1,
-        // Freed, or released by a process that nvidia.ko takes no put from: there is nothing to call.
+        // The memory was freed, or is released by a process for which nvidia.ko puts no pin: there
+        // is nothing to call.
         _ => 0,
     }
 }
 
-/// Every call of the provider's on the ways of a registration.
+/// Makes every call of nvidia.ko fail, in each way of a registration.
 fn calls(lab: &Lab, setting: Setting) -> Result<()> {
-    // Else nvidia.ko maps a page for the first registration, and no more.
+    // Without this parameter, nvidia.ko maps only one page, for the first registration.
     module::unload()?;
     let mut parameters = setting.parameters().to_vec();
     parameters.push(module::PROVIDER_MAPS.to_owned());
@@ -159,7 +162,7 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     let mut hits = 0;
     let mut sweeps = 0;
     let mut by_place: BTreeMap<&str, u32> = BTreeMap::new();
-    // The second client's calls are reached by an HCA that can lose nothing.
+    // An HCA that cannot lose memory reaches the calls of the second client.
     let both = [PinMode::Persistent, PinMode::Revocable];
     let clients = match setting.mode {
         PinMode::Persistent => &both[..1],
@@ -217,14 +220,14 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// The lines of the log that the module wrote.
+/// Returns the log lines that the module wrote.
 fn module_lines(log: &KernelLog) -> Result<Vec<String>> {
     let mut lines = log.lines()?;
     lines.retain(|line| module::wrote(line));
     Ok(lines)
 }
 
-/// The module has written one line, with these words.
+/// Checks that the module has written one line, with these words.
 fn one_line(log: &KernelLog, words: &str) -> Result<()> {
     let lines = module_lines(log)?;
     ensure!(
@@ -234,7 +237,8 @@ fn one_line(log: &KernelLog, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Puts that fail for good: the pin is lost, or stays until its memory is freed; either is logged.
+/// Puts that fail permanently: the pin is lost, or stays until its memory is freed. Both are
+/// logged.
 fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     if lab.gpus().len() < 2 {
         return ktap::skip("needs two GPUs, one of which is unbound");
@@ -242,11 +246,11 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     let mut bench = Bench::new(lab)?;
     let errnos: &[i32] = match setting.mode {
         PinMode::Persistent => &[libc::ENOMEM, libc::EIO, libc::EINVAL],
-        // After -ENOMEM this one is put again.
+        // A revocable put is repeated after -ENOMEM.
         PinMode::Revocable => &[libc::EIO, libc::EINVAL],
     };
     for &errno in errnos {
-        // Loaded anew, so that nothing of the kind has been logged before.
+        // Reloaded, so that nothing similar has been logged before.
         module::unload()?;
         module::load(&setting.parameters())?;
         let log = KernelLog::from_now()?;
@@ -259,7 +263,7 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
         bench.works()?;
     }
     if setting.mode == PinMode::Revocable {
-        // The last put of all is the one that the module waits with for its callbacks, when it goes.
+        // At its unload, the module makes a last put to wait for its callbacks.
         for (errno, words) in [
             (libc::ENOMEM, None),
             (
@@ -287,7 +291,8 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// The GPU has let go of the pin, and nobody can get at its pages until the GPU is unbound.
+/// Checks a lost pin: the GPU has dropped the pin, and nobody can use its pages until the GPU is
+/// unbound.
 fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let memory = bench.allocate(Shape::Run)?;
     let ended = {
@@ -334,7 +339,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
     Ok(())
 }
 
-/// The pin, and the hold on the module, stay for the callback.
+/// Checks that the pin and the reference to the module stay until the callback.
 fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let mut memory = bench.allocate(Shape::Run)?;
     let ended = {
@@ -370,7 +375,7 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
     Ok(())
 }
 
-/// What came of the runs that a failing allocation hit.
+/// Results of the runs with a failing allocation.
 #[derive(Debug, Default)]
 struct Outcomes {
     passed: u32,
@@ -415,7 +420,7 @@ impl Outcomes {
     }
 }
 
-/// The ways with the memory that each is swept with.
+/// The ways, with the memory for each sweep.
 const WAYS: [(Way, Shape); 6] = [
     (Way::Registration, Shape::Run),
     (Way::Registration, Shape::Fragments),
@@ -425,9 +430,10 @@ const WAYS: [(Way, Shape); 6] = [
     (Way::Foreign, Shape::Run),
 ];
 
-/// Every allocation of the thread's, whoever makes it: verbs, ib_core, rxe, the stand-in, the module, page tables. Of memory
-/// in fragments rxe maps each by itself, with a thousand allocations: there, and where the module searches for allocations, those
-/// count that ib_core makes, and whom it calls.
+/// Makes every allocation of the thread fail, whoever makes it: verbs, ib_core, rxe, the stand-in,
+/// the module, page tables. rxe maps each fragment of fragmented memory separately, and makes a
+/// thousand allocations. For fragments and chunks, only allocations by ib_core and its callees
+/// count.
 fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
@@ -440,7 +446,7 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
             },
         };
         let _faults = Faults::new(&counted)?;
-        // What is allocated once and kept must not be counted.
+        // Allocations that are made once and kept must not count.
         bench.run(way, shape, Fault::Allocation, ENDLESS)?;
         let mut outcomes = Outcomes::default();
         let found = bench.sweep(way, shape, Fault::Allocation, |ended| outcomes.add(ended))?;
@@ -458,35 +464,39 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
     Ok(())
 }
 
-/// How many allocations of the module's own there are: slab objects, those of the kernel's functions that the module calls
-/// included and nvidia.ko's not. First those whose failure is felt: the application is refused. Then those of
-/// `kvrealloc()`, which tries twice.
+/// Returns the number of the module's own slab allocations, including those of kernel functions
+/// that it calls but not nvidia.ko's. The first number is of allocations whose failure makes the
+/// registration fail. The second is of allocations by `kvrealloc()`, which tries twice.
 fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
-    // On two GPUs: the list of the pins grows twice, and so does that of the DMA ranges, which have a scatter list of their own.
+    // On two GPUs. The list of pins grows twice, and the list of DMA ranges, which has its own
+    // scatter list, also grows twice.
     let lists = 4;
     match (mode, way, shape) {
         // The context and its counters, a pin for each chunk, the region, two scatter lists.
         (PinMode::Persistent, Way::Registration, Shape::Chunks) => (5 + CHUNKS as u32, lists),
-        // The context and its counters, the region, two scatter lists; and the callback's entry, its lock and its place in the
-        // table, for each pin that is tried: the whole, one in each chunk, and for two chunks whether they go on.
+        // The context and its counters, the region, two scatter lists. For each attempted pin also
+        // the callback's entry, its lock and its place in the table. The attempts are the whole
+        // range, one for each chunk, and two for chunks that may continue.
         (PinMode::Revocable, Way::Registration, Shape::Chunks) => {
             (5 + 3 * (1 + CHUNKS as u32 + 2), lists)
         }
         // The context and its counters, the pin, the region, the scatter list.
         (PinMode::Persistent, Way::Registration, _) => (5, 0),
-        // The context and its counters, the region, the callback's entry, its lock and its place in the table, the scatter list.
+        // The context and its counters, the region, the callback's entry, its lock and its place in
+        // the table, the scatter list.
         (PinMode::Revocable, Way::Registration, _) => (7, 0),
-        // What ends must not need memory.
+        // The end of a registration must not need memory.
         (_, Way::Free | Way::Foreign, _) => (0, 0),
     }
 }
 
-/// The module's own allocations: each of them, and no other.
+/// Makes each of the module's own allocations fail, and no other.
 fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
     for (way, shape) in WAYS {
-        // Freeing goes through nvidia.ko into the module. In all other ways nvidia.ko's own are below the module's calls.
+        // A free goes through nvidia.ko into the module. In all other ways, nvidia.ko's allocations
+        // are below the module's calls.
         let except = match way {
             Way::Registration | Way::Foreign => Some(symbols.module("nvidia")?),
             Way::Free => None,
@@ -518,11 +528,12 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// All allocations below a function fail, for as long as a registration takes.
+/// Makes all allocations below a function fail during a registration.
 fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
-    // Once the revocable client has taken the memory, it needs no more, for nothing translates here.
+    // Once the revocable client has taken the memory, it needs no more allocations, because nothing
+    // translates here.
     let (client, unmapped) = match setting.mode {
         PinMode::Persistent => ("PersistentMr", libc::ENOMEM),
         PinMode::Revocable => ("RevocableMr", 0),
@@ -567,7 +578,7 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// The file of the module that modprobe would load.
+/// Returns the path of the module's file that modprobe would load.
 fn module_file() -> Result<PathBuf> {
     let found = Running::start(Command::new("modinfo").args(["-n", module::NAME]))?
         .finish(Duration::from_secs(60))?;
@@ -575,7 +586,7 @@ fn module_file() -> Result<PathBuf> {
     Ok(PathBuf::from(found.output.trim()))
 }
 
-/// Every object that is allocated below the module's start, and in its end.
+/// Makes every object allocation fail that is below the module's start, or in its end.
 fn loading(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let file = fs::File::open(module_file()?)?;
@@ -632,7 +643,7 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
         }
         note(&format!("{name}_objects"), nth - 1);
         note(&format!("{name}_refused"), refused);
-        // A start that allocates nothing was not swept.
+        // A start without allocations was not swept.
         ensure!(
             name == "end" || nth > 1,
             "no allocation was found in the module's start"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The bench of a sweep: one run of a way of a registration with the n-th of the faults, and what must hold after it.
+//! One run of a way of a registration with the n-th fault, and the checks after it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,30 +19,31 @@ use crate::sys::{Forked, Placement, Span};
 use crate::{module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
-/// Number of allocations that a registration of [`Shape::Chunks`] lies over.
+/// Number of allocations under a registration of [`Shape::Chunks`].
 pub(super) const CHUNKS: usize = 3;
-/// No way has as many calls or allocations.
+/// Upper bound on the calls or allocations of any way.
 pub(super) const ENDLESS: u32 = 20_000;
 
-/// What is done while something fails.
+/// Action during which something fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// A registration and its end.
+    /// A registration and a deregistration.
     Registration,
-    /// Memory is freed under a live region; then the region ends.
+    /// Memory is freed under a live region, which is then deregistered.
     Free,
-    /// A region ends with its device's file, which a forked child is the last to close; then the memory is freed.
+    /// A forked child closes the last descriptor of the device, which ends the region. The memory
+    /// is then freed.
     Foreign,
 }
 
-/// The memory that is registered.
+/// Memory to register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// 2 MiB in one run.
     Run,
-    /// 16 MiB in pages of which no two are adjacent: more scatter-list entries than fit on one page of memory.
+    /// 16 MiB in pages that are never adjacent: more scatter-list entries than fit into one page.
     Fragments,
-    /// [`CHUNKS`] allocations of 2 MiB side by side.
+    /// [`CHUNKS`] adjacent allocations of 2 MiB.
     Chunks,
 }
 
@@ -63,16 +64,16 @@ impl Shape {
     }
 }
 
-/// What fails.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
-    /// A call of the provider's at this place, with this errno.
+    /// A call of nvidia.ko at `place` fails with `errno`.
     Call { place: &'static str, errno: i32 },
-    /// An allocation of the thread's.
+    /// An allocation of the thread fails.
     Allocation,
 }
 
-/// A fault that waits for its turn.
+/// A fault that is armed.
 pub(super) enum Armed {
     Call(&'static str),
     Allocation(Nth),
@@ -99,23 +100,24 @@ impl Armed {
     }
 }
 
-/// How one run of a way ended.
+/// Result of one run.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// The fault has come.
+    /// `true` if the fault occurred.
     pub(super) hit: bool,
-    /// What the application got from `ibv_reg_mr`; 0 is success.
+    /// errno of `ibv_reg_mr` in the application; 0 is success.
     pub(super) registration: i32,
-    /// What it got from `ibv_dereg_mr`, or from freeing the memory, before it did so again; 0 is success.
+    /// errno of the first `ibv_dereg_mr` or free in the application, before it tried again; 0 is
+    /// success.
     pub(super) end: i32,
 }
 
-/// What a sweep works with.
+/// State of a sweep.
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     /// The GPU whose memory is registered under faults.
     pub(super) gpu: Arc<Gpu>,
-    /// For the registrations that must work: host memory, GPU memory and a connection.
+    /// Host memory, GPU memory and a connection for the registrations that must work.
     source: Arena,
     target: Allocation,
     connection: Connection,
@@ -141,7 +143,7 @@ impl<'a> Bench<'a> {
         self.gpu.allocate(shape.len(), Placement::Any)
     }
 
-    /// Registers, moves bytes and deregisters, with nothing failing.
+    /// Registers, moves bytes and deregisters without a fault.
     pub(super) fn works(&mut self) -> Result<()> {
         const LEN: usize = 4096;
         self.rounds += 1;
@@ -168,7 +170,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Nothing is left: no pin, no mapping, no region of rxe's, no hold on the module.
+    /// Checks that nothing is left: no pin, no mapping, no region of rxe, no reference to the
+    /// module.
     pub(super) fn at_rest(&self) -> Result<()> {
         let mut found = Vec::new();
         let clean = sys::wait_until(Duration::from_secs(60), || {
@@ -190,7 +193,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// One run of `way` with the n-th of the faults.
+    /// Runs `way` once with the n-th fault.
     pub(super) fn run(&self, way: Way, shape: Shape, fault: Fault, nth: u32) -> Result<Ended> {
         if shape == Shape::Chunks {
             ensure!(way == Way::Registration, "{way:?} of one allocation alone");
@@ -209,7 +212,7 @@ impl<'a> Bench<'a> {
         let mut ended = Ended::default();
         let armed = fault.arm(nth)?;
         let registered = self.lab.near.register_fragile(span, full_access());
-        // Also its end, while the fault waits.
+        // The fault stays armed during the deregistration.
         let result = registered.map(|region| region.deregister());
         ended.hit = armed.disarm()?;
         match result {
@@ -272,7 +275,8 @@ impl<'a> Bench<'a> {
         child.go();
         let status = child.wait()?;
         ensure!(status <= HIT, "the forked child ended with {status}");
-        // nvidia.ko takes a revocable pin from its owner alone: that one stays until the memory goes.
+        // nvidia.ko puts a revocable pin only for its owner, so the pin stays until the memory is
+        // freed.
         let expected = match self.lab.setup.mode() {
             PinMode::Persistent => 0,
             PinMode::Revocable => 1,
@@ -285,8 +289,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Runs `way` with the first fault, the second, … until it passes, and returns how many there were. `check` looks at each
-    /// run that was hit.
+    /// Runs `way` with the first fault, the second, … until it passes, and returns the number of
+    /// faults. `check` checks each run in which a fault occurred.
     pub(super) fn sweep(
         &mut self,
         way: Way,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! UCX by itself, as NVIDIA gave it out: its `ucx_perftest` between two processes with GPU memory at both ends, and what its
-//! cache of registrations keeps when memory is freed (`tests/cuda/ucp.c`). Both with memory of several allocations, too, as
-//! PyTorch's expandable segments have it.
+//! Unmodified UCX by itself: its `ucx_perftest` between two processes with GPU memory at both ends,
+//! and its cache of registrations when memory is freed (`tests/cuda/ucp.c`). Both also run with
+//! memory of several allocations, as with PyTorch's expandable segments.
 //!
-//! Where UCX finds no peermem module it moves the same bytes by copies through the host: see [`cuda`](super::cuda).
+//! Without a peermem module, UCX moves the same bytes by copies through the host: see
+//! [`cuda`](super::cuda).
 
 use std::path::Path;
 use std::process::Command;
@@ -21,10 +22,10 @@ use crate::lab::{Peermem, PinMode};
 use crate::sys;
 use crate::sys::Running;
 
-/// Where a server of `ucx_perftest` listens.
+/// TCP port of a `ucx_perftest` server.
 const PORT: u16 = 13337;
 
-/// Each end registers one buffer to send from and one to receive into, whatever the test uses.
+/// Number of buffers: each end registers one to send from and one to receive into, in every test.
 const BUFFERS: usize = 4;
 
 const PAIRS: &[Pair] = pairs![
@@ -38,14 +39,14 @@ const PAIRS: &[Pair] = pairs![
     "ucx.get_8m": "ucx_perftest -t ucp_get -s 8388608 -n 3 -w 1" => [0, 3 << 23],
 ];
 
-/// Those that are run with buffers of several allocations, too, and how they are called then.
+/// Tests that also run with buffers of several allocations, with their names in that case.
 const OF_PARTS: &[(&str, &str)] = &[
     ("ucx.tag_bw_8m", "ucx.parts_tag_bw_8m"),
     ("ucx.put_bw_8m", "ucx.parts_put_bw_8m"),
     ("ucx.get_8m", "ucx.parts_get_8m"),
 ];
 
-/// Of which such a buffer is made.
+/// Size of an allocation in such a buffer, in bytes.
 const PART: u64 = 2 << 20;
 const PART_MIB: &str = "2";
 
@@ -59,16 +60,17 @@ const FOUR: Parts = Parts {
     refused: 3,
 };
 
-/// What it says where its memory cannot be registered.
+/// `ucx_perftest`'s message when it cannot register memory.
 const REFUSED: &str = "Failed to run test: Out of memory";
 
-/// How `ucp.c` is run.
+/// A way to run `ucp.c`.
 struct Way {
     name: &'static str,
-    /// UCX may keep registrations for later.
+    /// `true` if UCX may keep registrations for later.
     is_cached: bool,
     parts: Parts,
-    /// What it says before it stops, and what of its memory is registered then where there is a cache.
+    /// Messages before each stop of the program, and the state of its memory at that point if there
+    /// is a cache.
     steps: &'static [(&'static str, Kept)],
     registrations: u64,
 }
@@ -97,7 +99,7 @@ const WAYS: &[Way] = &[
     },
 ];
 
-/// What `ucp.c` registers, and how often it sends before it frees.
+/// Number of bytes that `ucp.c` registers. It sends [`TIMES`] times before it frees.
 const CACHED: u64 = 8 << 20;
 const TIMES: u64 = 10;
 
@@ -120,7 +122,7 @@ const STEPS_OF_PARTS: &[(&str, Kept)] = &[
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     InUse,
-    /// One part of it, whose addresses stay reserved.
+    /// One part is freed, and its addresses stay reserved.
     PartFreed,
     Freed,
 }
@@ -144,7 +146,7 @@ impl Consumers {
             .try_for_each(|way| self.cache(way))
     }
 
-    /// A program of UCX's directory, which takes this device.
+    /// Returns the command for a program of UCX's directory that uses `device`.
     fn ucx_command(&self, program: &str, device: &str) -> Result<Command> {
         let ucx = self.places.ucx.as_deref().context("no UCX")?;
         let mut command = self
@@ -175,7 +177,7 @@ impl Consumers {
             program,
             client: end(near, &["127.0.0.1"])?,
             server,
-            // Its cache deregisters what it is told that is freed, once it is used again or goes.
+            // UCX's cache deregisters freed memory when the cache is next used or destroyed.
             frees_first: true,
             parts,
         };
@@ -183,7 +185,7 @@ impl Consumers {
         for (device, end) in [(near, &seen.client), (far, &seen.server)] {
             self.detected(device, &end.output)?;
         }
-        // It registers what it allocates before it sends anything.
+        // `ucx_perftest` registers its memory before it sends anything.
         if self.setup.peermem == Peermem::Nvidia && parts.count > 1 {
             return seen.refused(REFUSED);
         }
@@ -194,7 +196,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// UCX says by what it knows that it may register GPU memory with the device, or that it knows of nothing.
+    /// Checks UCX's message: the file by which it detects GPUDirect RDMA for the device, or that it
+    /// detects nothing.
     fn detected(&self, device: &str, said: &str) -> Result<()> {
         let by = |verdict: &str| {
             let words = format!(" {device}: cuda GPUDirect RDMA {verdict} by checking ");
@@ -216,8 +219,9 @@ impl Consumers {
         Ok(())
     }
 
-    /// One process sends GPU memory to itself, frees it, is idle, and sends other memory. Its functions of CUDA's begin with
-    /// what UCX can patch, or there would be no cache.
+    /// One process sends GPU memory to itself, frees it, is idle, and sends other memory. The
+    /// stand-in's CUDA functions begin with code that UCX can patch. Otherwise UCX would not use
+    /// its cache.
     fn cache(&self, way: &Way) -> Result<()> {
         let mut command = self.ucx_command("ucp", &self.setup.devices[0])?;
         if way.parts.count > 1 {
@@ -244,17 +248,17 @@ impl Consumers {
         let count = way.parts.count;
         let [pins, refused] = match self.setup.peermem {
             Peermem::None => [0, 0],
-            // How often UCX tries is UCX's affair.
+            // The number of UCX's attempts is not fixed.
             Peermem::Nvidia if !way.parts.are_registered(self.setup.peermem) => {
                 [0, activity.attempts.max(1)]
             }
-            // It pins each twice.
+            // nvidia-peermem pins each buffer twice.
             Peermem::Nvidia => [2 * way.registrations, 0],
             Peermem::Ours => [count, way.parts.refused].map(|n| n * way.registrations),
         };
         let is_revoked =
             way.is_cached && way.parts.are_registered(self.setup.peermem) && !self.is_persistent();
-        // A part under one registration, all under the next.
+        // One part under the first registration, all parts under the next.
         let early = way.steps.iter().any(|(_, kept)| *kept == Kept::PartFreed);
         let callbacks = if is_revoked {
             u64::from(early) + count
@@ -274,11 +278,12 @@ impl Consumers {
         self.setup.mode() == PinMode::Persistent
     }
 
-    /// What is pinned and listed of the program's memory.
+    /// Checks the pins and the listed registrations of the program's memory.
     fn kept(&self, start: &Start, way: &Way, kept: Kept) -> Result<()> {
         let is_registered = way.is_cached && way.parts.are_registered(self.setup.peermem);
         let count = way.parts.count;
-        // In revocable mode what is freed goes at once, and what is left stays until the registration goes.
+        // In revocable mode, freed memory is unpinned at once. The rest stays pinned until the
+        // deregistration.
         let (pins, pinned) = match kept {
             _ if !is_registered => (0, 0),
             Kept::Freed if !self.is_persistent() => (0, 0),
@@ -305,7 +310,8 @@ impl Consumers {
         let (state, freed): (&str, Value) = match kept {
             Kept::Freed | Kept::PartFreed if !self.is_persistent() => ("revoked", Value::Null),
             Kept::Freed => ("mapped", CACHED.into()),
-            // The addresses of a part that is unmapped are still the process's: that cannot be told.
+            // An unmapped part's addresses still belong to the process, so the module cannot detect
+            // the free.
             Kept::InUse | Kept::PartFreed => ("mapped", 0.into()),
         };
         let expected = is_registered.then(|| [count.into(), state.into(), freed]);
@@ -318,7 +324,7 @@ impl Consumers {
     }
 }
 
-/// Waits until a program has said this last, and has stopped itself.
+/// Waits until a program has printed `said` and stopped itself.
 fn stops(program: &mut Running, said: &str) -> Result<()> {
     let folder = format!("/proc/{}", program.id());
     let stopped = sys::wait_until(PATIENCE, || {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl verify` on this machine: that it passes where all is well, and that each thing that goes wrong is found
-//! where it is, under its name, and nothing else with it. That it leaves nothing behind is seen after each case.
+//! `peermemctl verify` on this machine. It must pass if all is well. Each fault must be found in
+//! its place, under its name, and with no other. The check after each case shows that nothing is
+//! left behind.
 
 use std::process::Command;
 
@@ -24,7 +25,7 @@ pub(super) const CASES: &[Case] = cases![
     "verify.what_is_not_there" => what_is_not_there,
 ];
 
-/// What moves bytes, in the order of the steps.
+/// The steps that move bytes, in order.
 const MOVES: [&str; 5] = [
     "write_from_gpu",
     "write_to_gpu",
@@ -33,14 +34,14 @@ const MOVES: [&str; 5] = [
     "send_to_gpu",
 ];
 
-/// What `peermemctl verify` answered.
+/// Answer of `peermemctl verify`.
 pub(super) struct Answer {
     status: Option<i32>,
     json: Value,
     errors: String,
 }
 
-/// One pair, and buffers that are soon compared where the processor is emulated.
+/// One pair, and buffers that an emulated processor can compare quickly.
 pub(super) const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
 
 impl Answer {
@@ -48,9 +49,9 @@ impl Answer {
         Self::by(Command::new("peermemctl"), arguments)
     }
 
-    /// Of a command that becomes the program.
+    /// Runs a command that becomes the program.
     pub(super) fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
-        // A machine of the test VM can be very slow, and nothing here is meant to hang.
+        // The test VM can be very slow, and nothing here should hang.
         command.args(["verify", "--json", "--timeout", "600"]);
         let output = command
             .args(arguments)
@@ -73,7 +74,7 @@ impl Answer {
         self.json["pairs"].as_array().map_or(&[], Vec::as_slice)
     }
 
-    /// The steps of the first pair.
+    /// Returns the steps of the first pair.
     fn steps(&self) -> &[Value] {
         let steps = self
             .pairs()
@@ -82,7 +83,7 @@ impl Answer {
         steps.map_or(&[], Vec::as_slice)
     }
 
-    /// A step of `ibv_reg_mr`'s, or of none.
+    /// Returns a step, but not the one for dma-buf.
     fn step(&self, name: &str) -> Result<&Value> {
         self.steps()
             .iter()
@@ -90,12 +91,12 @@ impl Answer {
             .with_context(|| format!("no step {name}: {}", self.json))
     }
 
-    /// What a step says of what it saw.
+    /// Returns the text of a step's result.
     fn found(&self, name: &str) -> Result<&str> {
         Ok(self.step(name)?["found"].as_str().unwrap_or_default())
     }
 
-    /// The names of the steps that failed, of all pairs.
+    /// Returns the names of the failed steps of all pairs.
     fn failed(&self) -> Vec<&str> {
         let pairs = self.pairs().iter();
         let steps = pairs.flat_map(|pair| pair["steps"].as_array().into_iter().flatten());
@@ -105,7 +106,7 @@ impl Answer {
             .collect()
     }
 
-    /// It looked, and these steps failed and no others.
+    /// Checks that exactly these steps failed.
     pub(super) fn expect(&self, failed: &[&str]) -> Result<()> {
         for step in self.failed() {
             note("failed", format_args!("{step}: {}", self.found(step)?));
@@ -129,7 +130,7 @@ impl Answer {
         Ok(())
     }
 
-    /// All of one pair was tried, on memory that CUDA's library gave.
+    /// Checks that all steps of one pair passed, on memory from CUDA's library.
     pub(super) fn is_by_cuda(&self) -> Result<()> {
         for step in MOVES
             .iter()
@@ -184,14 +185,14 @@ fn all_is_well(lab: &Lab) -> Result<()> {
     note("killed", killed);
     ensure!(killed.contains("bytes pinned in BAR1: 0, "), "{killed}");
     if lab.setup.peermem == Peermem::Ours {
-        // The one of GPU memory; that of host memory is not the module's.
+        // The registration of GPU memory. The one of host memory does not involve the module.
         ensure!(
             killed.contains("registrations listed: 1, then 0"),
             "{killed}"
         );
     }
     ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
-    // The stand-in has no dma-buf: that is said, and is no failure.
+    // The stand-in has no dma-buf. The answer says so, without a failure.
     let steps = answer.steps().iter();
     let mut of_dma_buf = steps.filter(|step| step["way"] == "dma_buf");
     ensure!(
@@ -259,7 +260,7 @@ fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
 }
 
 fn wrong_bytes(lab: &Lab) -> Result<()> {
-    // The other mode does not map by the provider.
+    // In the other mode, nvidia.ko does not map.
     lab.needs_mode(PinMode::Persistent)?;
     let _permute = Parameter::set("nvidia", "dma_permute", "1")?;
     let mut answer = None;
@@ -282,7 +283,7 @@ fn wrong_bytes(lab: &Lab) -> Result<()> {
 }
 
 fn no_libibverbs(_: &Lab) -> Result<()> {
-    // This program has it loaded, from where it is to be missing.
+    // This program has loaded the library from the path that is to be hidden.
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let library = maps
         .lines()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What all processes of a stress run see: operations counted, and what is being disturbed right now.
+//! State that all processes of a stress run share: counts of operations, and the current
+//! disturbances.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -8,11 +9,11 @@ use anyhow::Result;
 
 use crate::sys::SharedWords;
 
-/// Sessions at a time, at most.
+/// Maximum number of concurrent sessions.
 pub(super) const SLOTS: usize = 16;
-/// GPUs, at most.
+/// Maximum number of GPUs.
 pub(super) const GPUS: usize = 8;
-/// Granules of a BAR whose last owner is remembered: 1 GiB.
+/// Granules of a BAR whose last owner is recorded: 1 GiB.
 const GRANULES: usize = 512;
 
 macro_rules! named {
@@ -30,7 +31,8 @@ macro_rules! named {
 }
 
 named! {
-    /// Operations. Each is counted when it is done, so one that a kill cut short is not.
+    /// Operations. An operation is counted when it is done, so one that a kill interrupts is not
+    /// counted.
     Operation {
         Open = "open",
         Connect = "connect",
@@ -67,7 +69,7 @@ named! {
 }
 
 named! {
-    /// What was found on the way. Not operations.
+    /// Counts that are not operations.
     Figure {
         Bytes = "bytes_verified",
         Sessions = "sessions",
@@ -84,14 +86,14 @@ named! {
     }
 }
 
-/// Which places are disturbed.
+/// Indices of the places that can be disturbed.
 const NET: usize = 0;
 const LINK: usize = 1;
 const MODULE: usize = 2;
 const GPU: usize = 3;
 const DISTURBANCES: usize = GPU + GPUS;
 
-// Where what is, in words.
+// Offsets of the parts, in words.
 const OPERATIONS: usize = 0;
 const FIGURES: usize = OPERATIONS + Operation::NAMES.len();
 const PROGRESS: usize = FIGURES + Figure::NAMES.len();
@@ -121,11 +123,12 @@ impl Place {
     }
 }
 
-/// What was disturbed, and how often, at one moment. Odd: just now.
+/// Counts of starts and ends of disturbances at one moment. An odd count is a disturbance in
+/// progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Glance([u64; DISTURBANCES]);
 
-/// Shared by all processes of a run.
+/// The board, shared by all processes of a run.
 #[derive(Debug)]
 pub(super) struct Board(SharedWords);
 
@@ -143,7 +146,7 @@ impl Board {
             .fetch_add(1, SeqCst);
     }
 
-    /// As `done`, for a session whose progress is followed.
+    /// Does the same as [`Board::done`] for a session, whose progress is also counted.
     pub(super) fn done_by(&self, slot: usize, operation: Operation) {
         self.done(operation);
         self.word(PROGRESS + slot).fetch_add(1, SeqCst);
@@ -154,7 +157,7 @@ impl Board {
             .fetch_add(count, SeqCst);
     }
 
-    /// The counts from word `first` on, by their names.
+    /// Returns the counts from word `first` on, with their names.
     fn named(
         &self,
         first: usize,
@@ -176,7 +179,7 @@ impl Board {
         self.operations().map(|(_, count)| count).sum()
     }
 
-    /// Operations of the session that runs in `slot`.
+    /// Returns the number of operations of the session in `slot`.
     pub(super) fn progress(&self, slot: usize) -> u64 {
         self.word(PROGRESS + slot).load(SeqCst)
     }
@@ -185,7 +188,7 @@ impl Board {
         self.word(PROGRESS + slot).store(0, SeqCst);
     }
 
-    /// A disturbance begins. Its end is another call.
+    /// Starts or ends a disturbance, alternately.
     pub(super) fn disturb(&self, place: Place) {
         self.word(DISTURBED + place.word()).fetch_add(1, SeqCst);
     }
@@ -196,23 +199,24 @@ impl Board {
         }))
     }
 
-    /// Whether anything was disturbed at `before`, or has been since.
+    /// Returns `true` if anything was disturbed at `before` or has been since.
     pub(super) fn disturbed_since(&self, before: &Glance) -> bool {
         before.0.iter().any(|count| count % 2 == 1) || *before != self.glance()
     }
 
-    /// As above, of what a session cannot live through.
+    /// Returns `true` if something was disturbed that a session does not survive.
     pub(super) fn uprooted_since(&self, before: &Glance) -> bool {
         self.link_gone_since(before) || self.gpu_gone_since(before)
     }
 
-    /// Whether a session's failure is nobody's fault: something was disturbed `before`, when it asked, or since; or it has lost
-    /// what it `opened`, for which it looks between its steps, and a step may be long.
+    /// Returns `true` if a session's failure is excused. Either something was disturbed at
+    /// `before`, when it asked, or since. Or the session has lost what it `opened`, which it checks
+    /// only between its steps, and a step may be long.
     pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
         self.disturbed_since(before) || self.uprooted_since(opened)
     }
 
-    /// Whether a GPU was taken away at `before`, or has been since.
+    /// Returns `true` if a GPU was unbound at `before` or has been since.
     pub(super) fn gpu_gone_since(&self, before: &Glance) -> bool {
         (GPU..DISTURBANCES).any(|at| self.changed_since(before, at))
     }
@@ -225,8 +229,9 @@ impl Board {
         before.0[at] % 2 == 1 || before.0[at] != self.word(DISTURBED + at).load(SeqCst)
     }
 
-    /// The session in `slot` wants to READ. Not while the network is disturbed: where a response of rxe's is lost, or cannot
-    /// be sent, the one that follows is taken for an error, and that for a success.
+    /// Returns `true` if the session in `slot` may READ. It may not while the network is disturbed.
+    /// If rxe loses a response or cannot send it, the next response is taken for an error, and the
+    /// error for a success.
     pub(super) fn begin_read(&self, slot: usize) -> bool {
         let word = self.word(READS + slot);
         word.store(1, SeqCst);
@@ -245,7 +250,7 @@ impl Board {
         (0..SLOTS).any(|slot| self.word(READS + slot).load(SeqCst) != 0)
     }
 
-    /// Everybody comes to an end.
+    /// Tells all processes to end.
     pub(super) fn stop(&self) {
         self.word(FLAGS).store(1, SeqCst);
     }
@@ -254,7 +259,7 @@ impl Board {
         self.word(FLAGS).load(SeqCst) != 0
     }
 
-    /// Regions are to be few and short, so that the module can go.
+    /// Asks for few and short regions, so that the module can be unloaded.
     pub(super) fn thin(&self, thin: bool) {
         self.word(FLAGS + 1).store(u64::from(thin), SeqCst);
     }
@@ -263,7 +268,7 @@ impl Board {
         self.word(FLAGS + 1).load(SeqCst) != 0
     }
 
-    /// Somebody has seen what must not be.
+    /// Records a failure and stops the run.
     pub(super) fn fail(&self) {
         self.word(FLAGS + 2).store(1, SeqCst);
         self.stop();
@@ -278,12 +283,12 @@ impl Board {
         self.word(TAGS + gpu % GPUS * GRANULES + granule)
     }
 
-    /// `slot` is about to free this granule with requests to it under way.
+    /// Records that `slot` is about to free this granule while requests to it are in flight.
     pub(super) fn freed_under_traffic(&self, gpu: usize, granule: u64, slot: usize) {
         self.tag(gpu, granule).store(slot as u64 + 1, SeqCst);
     }
 
-    /// `slot` has got this granule.
+    /// Records that `slot` has got this granule.
     pub(super) fn given(&self, gpu: usize, granule: u64, slot: usize) {
         match self.tag(gpu, granule).swap(0, SeqCst) {
             0 => {}
@@ -310,7 +315,7 @@ mod tests {
         assert!(board.disturbed_since(&before) && board.disturbed_since(&during));
         let after = board.glance();
         assert!(!board.disturbed_since(&after));
-        // Memory of the GPU that went is not there again.
+        // Memory of the unbound GPU does not come back.
         assert!(board.excuses(&after, &before) && !board.excuses(&after, &after));
         board.disturb(Place::Net);
         assert!(board.disturbed_since(&after) && !board.uprooted_since(&after));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Two processes beside the sessions of a stress run: the keeper of their descriptors, and the prober of a GPU that is unbound.
+//! Two processes beside the sessions of a stress run: the keeper of their descriptors, and the
+//! prober of a GPU that is being unbound.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
@@ -18,8 +19,8 @@ use crate::rdma::{full_access, Hca};
 use crate::sys;
 use crate::sys::Placement;
 
-/// Takes descriptors, keeps some for a while, and closes them: for each that is the last close, all that hangs on it goes
-/// from here.
+/// Receives descriptors, keeps some for a while, and closes them. If a close is the last one of its
+/// file, this process releases everything that depends on the file.
 pub(super) fn keep(world: &World, plan: &Plan, from: &UnixDatagram) -> Result<()> {
     const KEPT: usize = 6;
     let mut choice = Choice::new(plan.stream(1000, 0));
@@ -44,8 +45,9 @@ pub(super) fn keep(world: &World, plan: &Plan, from: &UnixDatagram) -> Result<()
     }
 }
 
-/// Whether this is how memory of a GPU that is being unbound is refused, after so many refusals: it is gone; or it went in the
-/// middle of the registration, which happens to one at most, and only where the memory of a region is taken away.
+/// Returns `true` if `errno` is a correct refusal of memory of a GPU that is being unbound, after
+/// `refusals` refusals. Either the memory is gone, or it went during the registration. The latter
+/// happens at most once, and only in revocable mode.
 fn refuses_unbound(mode: PinMode, errno: i32, refusals: u64) -> bool {
     match errno {
         libc::EFAULT => true,
@@ -54,8 +56,8 @@ fn refuses_unbound(mode: PinMode, errno: i32, refusals: u64) -> bool {
     }
 }
 
-/// Registers and deregisters memory of a GPU until that is refused, because the GPU is being unbound; from then on it must
-/// be refused always.
+/// Registers and deregisters memory of a GPU until this is refused, because the GPU is being
+/// unbound. From then on, it must always be refused.
 pub(super) fn probe(
     world: &World,
     plan: &Plan,
@@ -73,7 +75,7 @@ pub(super) fn probe(
     ready();
     let mut patience = sys::patience(COMPLETION);
     let mut refusals = 0;
-    // One more after it is over: the memory is gone for good.
+    // One more attempt after the unbind: the memory stays gone.
     let mut last = false;
     while !last {
         last = over();

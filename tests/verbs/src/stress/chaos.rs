@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What is taken away and given back while the sessions of a stress run work: the network, the RDMA devices, the GPUs, the
-//! module. One process does it, one thing at a time, in an order drawn from the seed and at counts of operations.
+//! Disturbances while the sessions of a stress run work: the network, the RDMA devices, the GPUs
+//! and the module are removed and restored. One process does so, one thing at a time, in an order
+//! from the seed and at counts of operations.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -19,9 +20,9 @@ use crate::rdma::Hca;
 use crate::sys::{Ended, Reaped, Running, SharedWords};
 use crate::{module, sys};
 
-/// How often the module is asked to go before it is left alone.
+/// Maximum number of attempts to unload the module.
 const ATTEMPTS: u64 = 300;
-/// For what a program of the system's does, and for a device to be there again.
+/// Time limit of a system program, and of the return of a device.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +43,8 @@ const ACTIONS: [Action; 6] = [
     Action::Module,
 ];
 
-/// Until everything is stopped; each action once in so many operations that an epoch of `operations` has all of them.
+/// Disturbs until the run stops. The interval is such that an epoch of `operations` has each
+/// action.
 pub(super) fn run(world: &World, plan: &Plan, faults: &Faults, operations: u64) -> Result<()> {
     let mut choice = Choice::new(plan.stream(1001, 0));
     let step = (operations / (ACTIONS.len() as u64 + 1)).clamp(20, 800);
@@ -76,11 +78,12 @@ fn pause(choice: &mut Choice, most: u64) {
     std::thread::sleep(Duration::from_millis(choice.below(most)));
 }
 
-/// The module goes as soon as nobody uses it, and comes back. While it is used it stays.
+/// Unloads the module as soon as nobody uses it, and loads it again. While it is used, it must
+/// stay.
 fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let mut busy = false;
-    // Often enough nothing is made easier for it.
+    // In one of four cases, the sessions do not make room for it.
     let thin = choice.below(4) > 0;
     board.thin(thin);
     for _ in 0..if thin { ATTEMPTS } else { ATTEMPTS / 10 } {
@@ -116,12 +119,13 @@ fn driver(file: &str, bdf: &str) -> Result<()> {
     fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
 }
 
-/// Unbinding takes memory away, refuses new pins, waits for persistent ones, and ends.
+/// Unbinds and binds a GPU. The unbind frees memory, refuses new pins, waits for persistent ones,
+/// and ends.
 fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let gpu = choice.below(world.gpus.len() as u64) as usize;
     let bdf = &world.gpus[gpu];
-    // Where the BAR is full on purpose, a refusal says nothing.
+    // If the BAR is full on purpose, a refusal means nothing.
     let state = SharedWords::new(2)?;
     let (ready, over) = (&state.all()[0], &state.all()[1]);
     let set = |word: &std::sync::atomic::AtomicU64| {
@@ -181,7 +185,7 @@ fn system(program: &str, arguments: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a device can be opened and has its address.
+/// Waits until a device can be opened and is active.
 fn wait_for_device(name: &str) -> Result<()> {
     let mut last = None;
     let there = sys::wait_until(PATIENCE, || {
@@ -199,7 +203,8 @@ fn wait_for_device(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the network needs again after a NIC was down: the test VM's addresses stay, its routes and neighbours do not.
+/// Restores the network after a NIC was down. The test VM's addresses stay, but its routes and
+/// neighbours do not.
 fn bring_up(nic: u64) -> Result<()> {
     let (here, there) = (nic + 1, 2 - nic);
     system("ip", &format!("link set eth{nic} up"))?;
@@ -220,7 +225,7 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
     world.board.disturb(Place::Net);
     let quiet = sys::wait_until(2 * PATIENCE, || Ok(!world.board.has_reads()))?;
     ensure!(quiet, "somebody READs and does not end");
-    // A child may have inherited the queue pair of somebody who was killed.
+    // A child may have inherited the queue pair of a session that was killed.
     std::thread::sleep(Duration::from_secs(1) * sys::slower());
     system("ip", &format!("link set eth{nic} down"))?;
     pause(choice, 300);
@@ -231,7 +236,8 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
     Ok(())
 }
 
-/// The RDMA device goes under everybody: the kernel ends what hangs on it, from the thread that removes it.
+/// Removes an RDMA device in use and adds it again. The kernel ends everything that depends on it,
+/// in the thread that removes it.
 fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
     let nic = choice.below(2);
     let name = &world.devices[nic as usize];
@@ -245,14 +251,14 @@ fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
     Ok(())
 }
 
-/// Other packets on the same wire, both ways.
+/// Sends other packets on the same wire, both ways.
 fn load_net(world: &World, choice: &mut Choice) -> Result<()> {
     let data = [0u8; 4000];
     for nic in 0..2 {
         let (here, there) = (nic + 1, 2 - nic);
         let socket = UdpSocket::bind(format!("10.77.0.{here}:0"))?;
         for _ in 0..100 + choice.below(400) {
-            // Nobody listens; that the answer says so is no error.
+            // Nobody listens, so an error in the answer is expected.
             let _ = socket.send_to(&data, format!("10.77.0.{there}:9"));
         }
     }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The stress run: many processes register, transfer, compare, deregister, free, fork, hand descriptors on, exit and are
-//! killed, while the network, the RDMA devices, the GPUs and the module are taken away and given back.
+//! The stress run: many processes register, transfer, compare, deregister, free, fork, pass
+//! descriptors, exit and are killed. Meanwhile the network, the RDMA devices, the GPUs and the
+//! module are removed and restored.
 //!
-//! It goes epoch by epoch. What an epoch does is drawn from the seed and its number; it ends with everything at rest: nothing
-//! left at the provider, no region, no reference to the module, which unloads. So what comes after does not depend on what
-//! came before, and an epoch can be repeated by its number. How its processes interleave is the machine's choice each time.
+//! It runs in epochs. The seed and the number of an epoch determine its actions. An epoch ends with
+//! everything at rest: nvidia.ko holds nothing, there is no region and no reference to the module,
+//! and the module is unloaded. Later epochs therefore do not depend on earlier ones, and an epoch
+//! can be repeated by its number. The machine determines how its processes interleave.
 
 mod board;
 mod bystanders;
@@ -34,7 +36,7 @@ use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 
-/// How long what was closed may take to be gone.
+/// Time limit until closed objects are gone.
 const SETTLE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Args)]
@@ -62,7 +64,7 @@ pub(crate) struct Options {
     calm: bool,
 }
 
-/// What processes found wrong, in words; a file that they share.
+/// Descriptions of the faults that processes found, in a file that they share.
 #[derive(Debug)]
 struct Faults(File);
 
@@ -72,7 +74,7 @@ impl Faults {
     }
 
     fn add(&self, board: &Board, who: &str, what: &str) {
-        // One write, at the place that all processes share.
+        // One write, at the file position that all processes share.
         let text = format!("{who}: {}\n", what.replace('\n', "; "));
         if (&self.0).write_all(text.as_bytes()).is_err() {
             eprint!("stress: {text}");
@@ -103,14 +105,15 @@ impl Faults {
     }
 }
 
-/// Runs the epochs; true when all went well.
+/// Runs the epochs. Returns `true` if all passed.
 pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
     ensure!(
         (1..=SLOTS).contains(&options.sessions),
         "1 to {SLOTS} sessions"
     );
     let started = Instant::now();
-    // Here packets do get lost, and with them the last word of an end that is gone: 15 s in all.
+    // Packets do get lost here, and with them the last message of an end that is gone: 15 s in
+    // total.
     rdma::wait_for_answers(19, 6);
     sys::adopt_orphans()?;
     let usual = module::parameters();
@@ -155,7 +158,7 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
 }
 
 fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
-    // All but the prober's, the first of which would have to be there.
+    // Each process opens the GPUs itself, so none stays open here.
     let gpus: Vec<String> = {
         let all = Gpu::all()?;
         if let Some(gpu) = all.first() {
@@ -213,11 +216,11 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
     result
 }
 
-/// A session's process.
+/// The process of a session.
 struct Session {
     pid: Pid,
     number: u64,
-    /// Is killed once it has done so many operations.
+    /// Number of operations after which the session is killed.
     shot_at: Option<u64>,
     shot: bool,
     opened: Glance,
@@ -229,9 +232,9 @@ struct Crew<'a> {
     plan: &'a Plan,
     faults: &'a Faults,
     slots: Vec<Option<Session>>,
-    /// Keeper and chaos.
+    /// The keeper and the chaos process.
     others: Vec<(Pid, &'static str)>,
-    /// Number of the next session, in each slot the same count.
+    /// Number of the next session, counted over all slots.
     next: u64,
     killed: u64,
     shots: u64,
@@ -264,8 +267,8 @@ impl Crew<'_> {
             self.shoot();
             let alone = self.reap()?;
             if board.is_stopped() {
-                // A slow session may hand one on when the keeper has ended, and a GPU that is being unbound waits for
-                // what is pinned through it.
+                // A slow session may pass a descriptor after the keeper has ended, and a GPU that
+                // is being unbound waits for pins through that descriptor.
                 while let Some(descriptor) = sys::receive_descriptor(kept.as_fd())? {
                     drop(descriptor);
                     board.done(Operation::LastClose);
@@ -274,7 +277,7 @@ impl Crew<'_> {
                     break;
                 }
             }
-            // A process that ends is progress, too.
+            // The end of a process is also progress.
             let progress = board.total() + self.next + self.killed;
             if progress != seen {
                 (seen, patience) = (progress, sys::patience(stall));
@@ -333,7 +336,7 @@ impl Crew<'_> {
         Ok(())
     }
 
-    /// Kills in the middle of anything.
+    /// Kills sessions in the middle of any operation.
     fn shoot(&mut self) {
         for (slot, session) in self.slots.iter_mut().enumerate() {
             let Some(session) = session else { continue };
@@ -346,7 +349,7 @@ impl Crew<'_> {
         }
     }
 
-    /// Notes who has ended; true when nobody is left.
+    /// Records which processes have ended. Returns `true` if none is left.
     fn reap(&mut self) -> Result<bool> {
         loop {
             let (pid, ended) = match sys::reap(None, false)? {
@@ -370,7 +373,7 @@ impl Crew<'_> {
                         .add(&self.world.board, who, &format!("{ended:?}"));
                 }
             }
-            // Everybody else is the child of a session that has ended.
+            // Any other process is the child of a session that has ended.
         }
     }
 
@@ -384,11 +387,11 @@ impl Crew<'_> {
                     board.done(Operation::Killed);
                 }
             }
-            // Its GPU went while it looked at memory there.
+            // Its GPU was unbound while it read memory there.
             Ended::Killed(libc::SIGBUS) if board.gpu_gone_since(&session.opened) => {
                 board.note(Figure::Bus, 1);
             }
-            // sideway asserts in its destructors, also where the device has gone.
+            // sideway asserts in its destructors, also if the device is gone.
             Ended::Exited(_) if board.has_failed() => {}
             _ => self.faults.add(
                 board,
@@ -409,7 +412,7 @@ impl Crew<'_> {
     }
 }
 
-/// Everything that an epoch has made is gone, and the module goes.
+/// Checks that everything of an epoch is gone, and unloads the module.
 fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
     let mut left = Vec::new();
     let clean = sys::wait_until(SETTLE, || {
@@ -459,7 +462,7 @@ fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// ib_core's own statistics: as many regions gone as came.
+/// Checks in ib_core's statistics that all regions are gone.
 fn balance() -> Result<()> {
     let Ok(clients) = fs::read_dir("/sys/kernel/mm/memory_peers") else {
         return Ok(());
@@ -477,7 +480,7 @@ fn balance() -> Result<()> {
     Ok(())
 }
 
-/// What all processes of user space wait for, into the kernel log.
+/// Writes to the kernel log where all user processes sleep.
 fn report_stall() {
     let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
         return;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the seed and the number of an epoch decide.
+//! Decisions by the seed and the number of an epoch.
 
 use crate::lab::PinMode;
 use crate::pattern::Choice;
 
 const LAYOUTS: [&str; 6] = ["contiguous", "64k", "2m", "descending", "random", "run"];
-/// How much of the BAR can be pinned in an epoch in which it is to run out.
+/// Amount of BAR that can be pinned in an epoch in which the BAR is to run out, in MiB.
 const TIGHT_MIB: u64 = 12;
-/// The provider's own reserve.
+/// nvidia.ko's own reserve, in MiB.
 const RESERVE_MIB: u64 = 36;
 
-/// One number from several.
+/// Derives one number from several.
 pub(super) fn derive(parts: &[u64]) -> u64 {
     parts
         .iter()
@@ -26,9 +26,9 @@ pub(super) struct Plan {
     pub(super) peerdirect: bool,
     pub(super) layout: &'static str,
     pub(super) layout_seed: u32,
-    /// Whose thread frees what munmap and exit give back.
+    /// `true` if a kernel thread frees memory after munmap and exit, `false` if the caller does.
     pub(super) kernel_thread_frees: bool,
-    /// Pins may find the BAR full.
+    /// `true` if pins may find the BAR full.
     pub(super) tight: bool,
 }
 
@@ -47,12 +47,12 @@ impl Plan {
             layout: LAYOUTS[choice.below(LAYOUTS.len() as u64) as usize],
             layout_seed: choice.next() as u32,
             kernel_thread_frees: choice.below(2) == 1,
-            // Never in the first four, which are what a short run has.
+            // Never in the first four epochs, which a short run has.
             tight: epoch >= 4 && choice.below(5) == 0,
         }
     }
 
-    /// The numbers that a process draws: the same for the same epoch.
+    /// Returns the seed of a process, the same in a repeated epoch.
     pub(super) fn stream(&self, process: u64, number: u64) -> u64 {
         derive(&[self.seed, self.epoch, process, number])
     }
@@ -67,7 +67,7 @@ impl Plan {
         ]
     }
 
-    /// Parameters of the stand-in GPU's, with a BAR of `bar_len` bytes.
+    /// Returns the parameters of the stand-in GPU, with a BAR of `bar_len` bytes.
     pub(super) fn gpu_parameters(&self, bar_len: u64) -> [(&'static str, String); 4] {
         let reserve = if self.tight {
             (bar_len >> 20).saturating_sub(TIGHT_MIB)

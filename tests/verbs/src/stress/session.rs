@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One process of a stress run: it allocates, registers, transfers, frees, forks, hands descriptors on, and ends in one of
-//! several ways. What it does is drawn from the seed; what comes of it depends on everybody else.
+//! One process of a stress run. It allocates, registers, transfers, frees, forks, passes
+//! descriptors, and ends in one of several ways. The seed determines its actions. The results
+//! depend on all processes.
 //!
-//! Beside each piece of memory stands a copy of what it must hold. Every byte of every allocation is compared before it is
-//! given back, so that a write which arrives late is found by whoever has the memory by then. A transfer that fails may have
-//! brought any of its bytes: each must be the old or the new one.
+//! Each piece of memory has a copy of its expected content. Every byte of an allocation is compared
+//! before the allocation is freed, so the next owner of the memory detects a late write. A failed
+//! transfer may have brought any of its bytes: each byte must be the old or the new one.
 
 macro_rules! wrong {
     ($($arguments:tt)*) => {
@@ -35,34 +36,34 @@ use crate::{rdma, sys};
 use traffic::Location;
 
 pub(super) const M2: usize = GRANULE as usize;
-/// Host memory at each end.
+/// Bytes of host memory at each end.
 const HOST: usize = 512 << 10;
-/// Allocations at a time.
+/// Maximum number of allocations.
 const BLOCKS: usize = 3;
-/// Regions of one allocation at a time.
+/// Maximum number of regions on one allocation.
 const REGIONS: usize = 5;
-/// Revoked and orphaned regions that are kept.
+/// Maximum number of revoked and orphaned regions that are kept.
 const RELICS: usize = 3;
-/// A request that has not ended by then never will.
+/// Time limit of a request.
 pub(super) const COMPLETION: Duration = Duration::from_secs(120);
 
-/// What every process of a run is given.
+/// Common data of all processes of a run.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) board: Board,
     pub(super) devices: [String; 2],
-    /// PCI addresses of the GPUs; the index is that of the character device.
+    /// PCI addresses of the GPUs. The index is that of the character device.
     pub(super) gpus: Vec<String>,
-    /// Who receives from it keeps descriptors.
+    /// Socket to the keeper of descriptors.
     pub(super) keeper: UnixDatagram,
 }
 
-/// What must not be. Nothing excuses it.
+/// A fault that nothing excuses.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Wrong(pub(super) String);
 
-/// The devices are not what they were: the session cannot go on, and nobody is to blame.
+/// The devices have changed. The session cannot continue, and this is no fault.
 #[derive(Debug, thiserror::Error)]
 #[error("the devices have changed")]
 struct Uprooted;
@@ -82,20 +83,21 @@ impl Side {
     }
 }
 
-/// How a session ends.
+/// Way in which a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// Everything compared and given back.
+    /// Everything is compared and released.
     Clean,
-    /// Without a word, with requests under way.
+    /// Exits with requests in flight.
     Live,
-    /// As live, while a child has copies of all descriptors, and closes them later.
+    /// Exits like [`Ending::Live`], while a child has copies of all descriptors and closes them
+    /// later.
     Held,
-    /// By SIGKILL, with requests under way and threads that register.
+    /// Killed by SIGKILL, with requests in flight and threads that register.
     Kill,
 }
 
-/// A region over a piece of an allocation.
+/// A region over a part of an allocation.
 #[derive(Debug)]
 struct Held {
     region: Region,
@@ -104,15 +106,15 @@ struct Held {
     len: usize,
 }
 
-/// GPU memory with what it must hold.
+/// GPU memory with its expected content.
 #[derive(Debug)]
 struct Block {
-    // The regions go first.
+    // Dropped before the memory.
     regions: Vec<Held>,
     memory: Allocation,
     expected: Vec<u8>,
     gpu: usize,
-    /// A region over it lives on in another process.
+    /// `true` if a region over the memory lives on in another process.
     passed: bool,
 }
 
@@ -148,15 +150,15 @@ struct Session<'a> {
     plan: &'a Plan,
     slot: usize,
     choice: Choice,
-    /// Of the patterns, which no two allocations share.
+    /// Seed of the patterns. No two allocations share a pattern.
     seed: u64,
     patterns: u64,
     opened: Glance,
-    // In this order they go.
+    // Dropped in this order.
     connection: Option<Connection>,
-    /// Of each side's device, when they were connected.
+    /// Duplicate requests of each side's device at the time of the connection.
     duplicates: [Option<u64>; 2],
-    /// Who has posted a READ since.
+    /// `true` for a side that has posted a READ since then.
     reads: [bool; 2],
     relics: Vec<Region>,
     blocks: Vec<Block>,
@@ -182,11 +184,11 @@ fn excuse(
     wrong!("a registration was refused for no reason: {refused}")
 }
 
-/// The body of a session's process; the status that it exits with.
+/// Runs a session in its process.
 pub(super) fn run(world: &World, plan: &Plan, slot: usize, number: u64) -> Result<()> {
     let board = &world.board;
     board.note(Figure::Sessions, 1);
-    // What is taken away is put back soon.
+    // Everything that is removed comes back soon.
     let opened = loop {
         if board.is_stopped() {
             return Ok(());
@@ -272,7 +274,7 @@ impl<'a> Session<'a> {
         self.choice.below(bound as u64) as usize
     }
 
-    /// True once in `times`.
+    /// Returns `true` once in `times` on average.
     fn once_in(&mut self, times: u64) -> bool {
         self.choice.below(times) == 0
     }
@@ -304,7 +306,8 @@ impl<'a> Session<'a> {
         };
         for _ in 0..length {
             if self.world.board.is_stopped() {
-                // Some are slower than the keeper, and hand on what it will not see.
+                // Some sessions are slower than the keeper, and pass descriptors that it does not
+                // see.
                 if !self.blocks.is_empty() && self.once_in(4) {
                     std::thread::sleep(Duration::from_millis(50));
                     self.pass_descriptor()?;
@@ -342,13 +345,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The devices have gone. Some processes clean up, the others are ended by it.
+    /// Ends the session after the devices have gone. Some processes clean up, others exit.
     fn let_go(mut self) -> Result<()> {
         self.note(Figure::Abandoned, 1);
         if self.once_in(2) {
             sys::leave(0);
         }
-        // No byte of the GPU's is looked at: that would be a bus error.
+        // A read of the GPU's memory would be a bus error.
         self.connection = None;
         while !self.blocks.is_empty() {
             let at = self.below(self.blocks.len());
@@ -358,7 +361,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// While the module is to go: no region stays.
+    /// One step while the module is to be unloaded: no region stays.
     fn thin_step(&mut self) -> Result<()> {
         self.relics.clear();
         while let Some(at) = self.blocks.iter().position(|block| block.passed) {
@@ -448,13 +451,13 @@ impl<'a> Session<'a> {
         sys::leave(0)
     }
 
-    /// The whole of each allocation.
+    /// Returns the span of each allocation.
     fn spans(&self) -> Result<Vec<Span>> {
         let whole = |block: &Block| block.memory.span(0, block.expected.len());
         self.blocks.iter().map(whole).collect()
     }
 
-    /// Waits for threads that have ended to be gone.
+    /// Waits until threads that have ended are gone.
     fn single(&self) -> Result<()> {
         let alone = sys::wait_until(Duration::from_secs(60), || Ok(sys::threads()? == 1))?;
         ensure!(alone, "threads do not go");
@@ -490,7 +493,7 @@ impl<'a> Session<'a> {
         Ok(block)
     }
 
-    /// The granules of the BAR in which a block lies now: a pin may have moved it.
+    /// Returns the granules of the BAR in which a block lies now. A pin may have moved the block.
     fn granules(&self, block: &Block) -> Result<BTreeSet<u64>> {
         let gpu = &self.gpus[block.gpu];
         let len = block.expected.len() as u64;
@@ -507,7 +510,7 @@ impl<'a> Session<'a> {
         Ok(granules)
     }
 
-    /// A block lies where it did not before.
+    /// Records the current place of a block.
     fn given(&self, block: &Block) -> Result<()> {
         for granule in self.granules(block)? {
             self.world.board.given(block.gpu, granule, self.slot);
@@ -515,7 +518,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// A block is about to be freed with requests to it under way.
+    /// Records that a block is about to be freed while requests to it are in flight.
     fn freed_under_traffic(&self, block: &Block) -> Result<BTreeSet<u64>> {
         let granules = self.granules(block)?;
         for &granule in &granules {
@@ -540,7 +543,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Deregisters, compares, frees.
+    /// Compares the memory, deregisters it and frees it.
     fn free_block(&mut self, at: usize) -> Result<()> {
         self.check_block(at)?;
         while let Some(held) = self.blocks[at].regions.pop() {
@@ -559,7 +562,7 @@ impl<'a> Session<'a> {
 
     // Regions
 
-    /// Whether a refusal is nobody's fault.
+    /// Fails unless a refusal is excused.
     fn excuse(&self, refused: &rdma::Refused, before: &Glance) -> Result<()> {
         excuse(self.world, self.plan, refused, before, &self.opened)
     }
@@ -628,7 +631,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Ranges that are nobody's.
+    /// Registers ranges that are not GPU memory.
     fn be_refused(&mut self) -> Result<()> {
         let at = self.below(self.blocks.len());
         let block = &self.blocks[at];
@@ -638,7 +641,7 @@ impl<'a> Session<'a> {
             1 => (sys::free_address(GRANULE, GRANULE)? + 4096, 8192),
             _ => (end - 4096, GRANULE),
         };
-        // What comes after an allocation may be memory of the program's own.
+        // The range behind an allocation may be the program's own memory.
         let Ok(span) = Span::anywhere(addr, len) else {
             return Ok(());
         };
@@ -646,7 +649,7 @@ impl<'a> Session<'a> {
         match self.hca(side).register(span, full_access()) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
             Err(refused) => wrong!("a range that is nobody's: {refused}, not EFAULT"),
-            // An allocation lies right behind: the two are registered as one region.
+            // An allocation lies right behind, so both are registered as one region.
             Ok(_) if self.gpus.iter().any(|gpu| gpu.place_of(end).is_ok()) => {}
             Ok(_) => wrong!("{addr:#x}+{len:#x} was registered and is not GPU memory"),
         }
@@ -695,7 +698,7 @@ impl<'a> Session<'a> {
 
     // Other processes
 
-    /// A child that inherits all descriptors and ends some time.
+    /// Forks a child that inherits all descriptors and ends some time later.
     fn fork(&mut self) -> Result<()> {
         let pause = Duration::from_micros(self.choice.below(5000));
         self.single()?;
@@ -704,14 +707,14 @@ impl<'a> Session<'a> {
             0
         })?;
         self.done(Operation::Fork);
-        // Those that have ended.
+        // Children that have ended.
         while let sys::Reaped::Child(_, ended) = sys::reap(None, false)? {
             ensure!(ended == sys::Ended::Exited(0), "a child: {ended:?}");
         }
         Ok(())
     }
 
-    /// Registers through a context of its own, whose last descriptor another process will close.
+    /// Registers through a separate context, whose last descriptor another process will close.
     fn pass_descriptor(&mut self) -> Result<()> {
         let at = self.below(self.blocks.len());
         let span = self.blocks[at]
@@ -732,7 +735,7 @@ impl<'a> Session<'a> {
         let descriptor = region.command_descriptor();
         let sent = sys::send_descriptor(self.world.keeper.as_fd(), descriptor)?;
         self.blocks[at].passed = true;
-        // The library must not know: nothing here ends these.
+        // The library must not know, because nothing here may end these objects.
         mem::forget(region);
         mem::forget(hca);
         sys::close_behind(descriptor);

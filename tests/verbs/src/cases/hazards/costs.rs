@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! J to N and P: what a registration costs, what is asked for before anybody has looked at an address, and what of the
-//! provider's answers is believed unread.
+//! Hazards J to N and P: the cost of a registration, requests before anybody has checked an
+//! address, and answers of nvidia.ko that a module uses unchecked.
 
 use std::collections::BTreeMap;
 
@@ -45,15 +45,16 @@ fn pins_of_one_registration(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Between the two pins of a registration its memory is freed, and the addresses get other memory.
+/// Frees the memory between the two pins of a registration, and allocates other memory at the same
+/// addresses.
 fn memory_changes_hands(bench: &Bench) -> Result<()> {
-    // Far from where the neighbour's addresses will be.
+    // Far from the neighbour's addresses.
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let addr = memory.mapping().addr();
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
-    // Where the pin has brought it.
+    // The place that the pin gave the memory.
     let place = memory.bar_address();
-    // The neighbour keeps the place, so that the new memory lies elsewhere.
+    // The neighbour keeps the place, so the new memory lies elsewhere.
     drop(memory);
     let neighbour = bench.allocate()?;
     let other = bench.gpu.allocate(M2, Placement::At(addr))?;
@@ -84,10 +85,10 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Contiguous memory.
+/// Registers contiguous memory.
 fn entries(bench: &Bench) -> Result<()> {
     const LEN: usize = 128 << 20;
-    // Across no window of 2 GiB, where an entry ends by design.
+    // Does not cross a window of 2 GiB, where an entry ends on purpose.
     let addr = sys::free_address(LEN as u64, LEN as u64)?;
     let memory = bench.lab.gpu(0)?.allocate(LEN, Placement::At(addr))?;
     ensure!(memory.is_contiguous()?, "not contiguous");
@@ -103,7 +104,8 @@ fn entries(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// DMA addresses that descend while the memory ascends: an entry must follow the addresses that the NIC gets.
+/// DMA addresses descend while the memory ascends: each entry must follow the addresses for the
+/// NIC.
 fn addresses_out_of_order(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
         return ktap::skip("the revocable mode of ours maps by itself");
@@ -112,7 +114,8 @@ fn addresses_out_of_order(bench: &Bench) -> Result<()> {
         return mapped_out_of_order(bench);
     }
     module::loaded_with_also(module::PROVIDER_MAPS, || mapped_out_of_order(bench))?;
-    // The module that is loaded now has asked nothing yet, and the next schedules count calls, or fail them.
+    // The reloaded module has not asked for anything yet, and the next schedules count calls or
+    // make them fail.
     bench.lab.first_registrations()
 }
 
@@ -164,7 +167,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
         "an empty or wrapping range gets no further than ib_core",
         "an empty or wrapping range comes to the provider",
     );
-    // ib_core counts one page where an empty range does not begin with one.
+    // ib_core counts one page if an empty range does not begin at a page boundary.
     let registered = bench.hca.register(memory.span(512, 0)?, full_access());
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
@@ -185,7 +188,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// 8 TiB from an address that is the GPU's.
+/// Registers 8 TiB from an address of the GPU.
 fn absurd_length(bench: &Bench) -> Result<()> {
     const LEN: u64 = 8 << 40;
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
@@ -196,7 +199,8 @@ fn absurd_length(bench: &Bench) -> Result<()> {
         .context("8 TiB were registered")?;
     let bytes = bench.counted("record_bytes")?;
     let calls = Counters::read()?.activity(&bench.before)?.attempts;
-    // For each page an address of 64 bits and two numbers of 32: what nv-p2p.c allocates before it asks the resource manager.
+    // A 64-bit address and two 32-bit numbers for each page: nv-p2p.c allocates them before it asks
+    // the resource manager.
     let records = calls * (LEN / PAGE) * (8 + 4 + 4);
     ensure!(
         bytes == records,
@@ -212,7 +216,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// A BAR with no room: what the application gets, and what stands in the log.
+/// A BAR without room: the errno of the application, and the lines in the kernel log.
 fn reason(bench: &Bench) -> Result<()> {
     let reserve = Parameter::set("nvidia", "bar1_reserve_mib", "65536")?;
     let memory = bench.allocate()?;
@@ -233,7 +237,8 @@ fn reason(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// One of the provider's answers that is not to be believed: the knob that makes it, and the reason why our module refuses.
+/// An invalid answer of nvidia.ko: the knob that causes it, and our module's reason for the
+/// refusal.
 struct Strange {
     knob: &'static str,
     value: &'static str,
@@ -248,8 +253,8 @@ const fn strange(knob: &'static str, value: &'static str, reason: &'static str) 
     }
 }
 
-/// With each of the provider's knobs turned in turn, a registration must be refused by the module: ours with that errno, and
-/// for that reason alone.
+/// Turns each of the stand-in's knobs in turn. The module must refuse a registration. Our module
+/// must return `errno`, for the given reason only.
 fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
     for answer in answers {
@@ -268,7 +273,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         };
         let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
             Ok(_) => Some("registered"),
-            // The test VM's NIC looks at what it gets; a real one does not.
+            // The test VM's NIC checks what it gets. A real NIC does not.
             Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the NIC"),
             Err(refused) if bench.is_ours() => {
                 for (name, times) in reasons::expected_counts(&bench.lab, reason, 1) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The known hazards of a peer-memory module for NVIDIA's GPUs, A to P, each as schedules of hold points, failures and
-//! forks that leave nothing to chance.
+//! The known hazards of a peer-memory module for NVIDIA's GPUs, A to P. Each has schedules of hold
+//! points, failures and forks that leave nothing to chance.
 //!
-//! A schedule is the same for every module, and says what that one did in lines `# saw …` and, where that is a defect,
-//! `# wrong …`. One that ends with a thread in the kernel that never returns, or was killed there, switches the machine off
-//! after its result: nothing that comes later could be believed.
+//! A schedule is the same for every module. It prints the module's behaviour in lines `# saw …`,
+//! and each defect in a line `# wrong …`. If a thread never returns from the kernel or is killed
+//! there, later results would be unreliable. The schedule then switches the machine off after its
+//! result.
 
 mod costs;
 mod release;
@@ -29,15 +30,15 @@ use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 
-/// One schedule. Its name is the hazard's letter, a dot, and what happens.
+/// One schedule. Its name is the hazard's letter, a dot, and the event.
 type Case = ktap::Case<Bench>;
 
-/// What a schedule works with, and what it says.
+/// State of a schedule, and its verdict.
 struct Bench {
     lab: Lab,
     stage: Stage,
     failed: AtomicBool,
-    /// The machine cannot be used any more.
+    /// `true` if the machine cannot be used any more.
     lost: AtomicBool,
 }
 
@@ -69,18 +70,18 @@ impl Bench {
         self.lab.setup.mode() == PinMode::Revocable
     }
 
-    /// Something that happened and is in order.
+    /// Reports correct behaviour.
     fn saw(&self, what: &str) {
         say(&format!("# saw {what}"));
     }
 
-    /// Something that must not happen.
+    /// Reports a defect.
     fn wrong(&self, what: &str) {
         self.failed.store(true, Ordering::Relaxed);
         say(&format!("# wrong {what}"));
     }
 
-    /// One or the other.
+    /// Reports `good` if `in_order`, otherwise `bad`.
     fn check(&self, in_order: bool, good: &str, bad: &str) {
         if in_order {
             self.saw(good);
@@ -89,7 +90,8 @@ impl Bench {
         }
     }
 
-    /// What a thread came back with; where it does not come back, that is the result, and the machine is lost.
+    /// Returns a thread's result. If the thread does not return, reports this as a defect and marks
+    /// the machine as lost.
     fn fate<T>(&self, what: &str, fate: Fate<T>) -> Option<T> {
         match fate {
             Fate::Done(value) => Some(value),
@@ -107,7 +109,7 @@ impl Bench {
         }
     }
 
-    /// Threads of this schedule never return.
+    /// Records that threads of this schedule never return.
     fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
     }
@@ -116,7 +118,7 @@ impl Bench {
         self.lab.allocate_gpu(M2)
     }
 
-    /// How many pins more than at the beginning there are.
+    /// Returns the number of pins that were added since the beginning.
     fn pins(&self) -> Result<u64> {
         Counters::read()?
             .live_pins()?
@@ -124,13 +126,13 @@ impl Bench {
             .context("fewer pins than at the beginning")
     }
 
-    /// Nothing was misused, and nothing is left.
+    /// Checks that nothing was misused and nothing is left.
     fn check_end(&self) -> Result<()> {
         self.check_misuse()?;
         self.check_nothing_left()
     }
 
-    /// Nothing of this schedule may be left with the provider, and nothing must have been misused.
+    /// Checks that nvidia.ko holds nothing more of this schedule.
     fn check_nothing_left(&self) -> Result<()> {
         let after = Counters::read()?;
         let mut left = Vec::new();
@@ -168,7 +170,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What stands at the end of the schedule, whatever it was about: for programs.
+    /// Prints the counters at the end of each schedule, for programs.
     fn tell_counters(&self) -> Result<()> {
         let counters = Counters::read()?;
         let mut line = "# counters".to_owned();
@@ -184,7 +186,7 @@ impl Bench {
         for name in ["callbacks", "put_pages_foreign", "misuse"] {
             line += &format!(" {name}={}", counters.since(&self.before, name)?);
         }
-        // None while it is unloaded.
+        // −1 while the module is unloaded.
         let references = self
             .module_references()
             .map_or(-1, |count| i64::try_from(count).unwrap_or(i64::MAX));
@@ -192,7 +194,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The module's own references.
+    /// Returns the module's reference count.
     fn module_references(&self) -> Result<u64> {
         counters::module_references(module::NAME)
     }
@@ -204,19 +206,19 @@ fn say(line: &str) {
     let _ = std::io::stdout().flush();
 }
 
-/// Does something on which the kernel's own probes were set; see `tests/interpose`.
+/// Arms the trap `name` of `tests/interpose`. The value `0` disarms it.
 fn interpose(name: &str, value: &str) -> Result<()> {
     let path = format!("/sys/kernel/debug/interpose/{name}");
     fs::write(&path, value).with_context(|| path)
 }
 
-/// Whether it was done, since the last [`interpose`].
+/// Returns `true` if the trap has caught a call since the last [`interpose`].
 fn interposed(name: &str) -> Result<bool> {
     let path = format!("/sys/kernel/debug/interpose/{name}");
     Ok(sys::read_line(&path)?.contains("hits=1"))
 }
 
-/// Has the allocator look at all that was freed: a late store shows in the kernel log.
+/// Makes the allocator validate all freed memory. A late store shows in the kernel log.
 fn look_at_freed_memory() -> Result<()> {
     let mut looked = 0;
     for entry in fs::read_dir("/sys/kernel/slab").context("no SLUB debugging")? {
@@ -233,12 +235,12 @@ fn look_at_freed_memory() -> Result<()> {
     Ok(())
 }
 
-/// `1 pin`, `2 pins`.
+/// Returns `1 pin`, `2 pins`.
 fn times(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// In the order of the letters.
+/// Returns all schedules in the order of the letters.
 fn all() -> impl Iterator<Item = &'static Case> {
     revocation::CASES
         .iter()
@@ -246,7 +248,8 @@ fn all() -> impl Iterator<Item = &'static Case> {
         .chain(costs::CASES)
 }
 
-/// Runs the cases whose name begins with one of `names`, in that order; true when no hazard came about.
+/// Runs the cases whose name begins with one of `names`, in that order. Returns `true` if no hazard
+/// occurred.
 pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
     let mut cases = Vec::new();
     for name in names {
@@ -282,7 +285,7 @@ pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
             return leave();
         }
     }
-    // The provider waits for its last reference, and would wait for ever.
+    // nvidia.ko would wait for its last reference for ever.
     if Counters::read()?.get("device_refs")? > 0 {
         return leave();
     }
@@ -290,14 +293,14 @@ pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
     Ok(good)
 }
 
-/// Nothing in the machine can be taken down any more.
+/// Switches the machine off, because nothing in it can be taken down any more.
 fn leave() -> Result<bool> {
     say("# the machine is lost");
     mark("end");
     Err(sys::power_off()).context("the machine is lost and does not switch off")
 }
 
-/// Tells in the kernel log which schedule begins.
+/// Marks the start of a schedule in the kernel log.
 fn mark(name: &str) {
     if Path::new("/dev/kmsg").exists() {
         let _ = fs::write("/dev/kmsg", format!("hazard: {name}\n"));
@@ -312,7 +315,7 @@ fn run_one(case: &Case, setup: &Setup) -> (Result<bool>, bool) {
         lost = bench.lost.load(Ordering::Relaxed);
         let good = !bench.failed.load(Ordering::Relaxed);
         if lost {
-            // Its objects make calls as they go, and those do not return.
+            // Its drop makes calls that do not return.
             std::mem::forget(bench);
         }
         result.map(|()| good)

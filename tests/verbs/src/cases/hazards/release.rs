@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! G to I: what is released after a step that failed, or whose result somebody changed.
+//! Hazards G to I: releases after a step that failed, or whose result was changed.
 
 use anyhow::{ensure, Result};
 
@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     "two_allocations" => two_allocations,
 ];
 
-/// The second of three pieces of the scatter list cannot be allocated.
+/// The allocation of the second of three pieces of the scatter list fails.
 fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     const ENTRIES: u64 = 256;
     let layout = Parameter::set("nvidia", "layout", "64k")?;
@@ -34,7 +34,7 @@ fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     let failed = interposed("sg_kmalloc")?;
     interpose("sg_kmalloc", "0")?;
     ensure!(failed, "no allocation failed");
-    // Ours has it in acquire already, where it is to be revoked.
+    // In revocable mode, our module already builds the scatter list in acquire.
     let expected = match bench.is_ours() && bench.is_revocable() {
         true => libc::EFAULT,
         false => libc::ENOMEM,
@@ -52,7 +52,7 @@ fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// ib_core hands the scatter list back with another head than it was given.
+/// ib_core returns the scatter list with a changed head.
 fn changed_table(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -64,7 +64,7 @@ fn changed_table(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// An HCA whose DMA device is not on the PCI bus, or that has none.
+/// An HCA without a DMA device, or with one that is not on the PCI bus.
 fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
     let parameter = Parameter::set("rdma_rxe", "peer_dma_dev", device)?;
     let memory = bench.allocate()?;
@@ -88,7 +88,7 @@ fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// A put that fails while the range is being acquired.
+/// A put fails during acquire.
 fn failing_put(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     fail_next("put_pages", libc::EIO)?;
@@ -119,7 +119,8 @@ fn failing_put(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A put that answers -ENOMEM has done nothing; a persistent one has given back the use of the GPU, and lost the pin.
+/// A put that returns -ENOMEM has done nothing. A persistent put that returns -ENOMEM has dropped
+/// the use of the GPU and lost the pin.
 fn put_out_of_memory(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -146,13 +147,13 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
         &format!("a lost pin, and {} lines in the kernel log", lines.len()),
     );
     if bench.is_ours() {
-        // Gives it back; another module's may be in use for good.
+        // Frees the lost pin. Another module may keep the GPU in use for ever.
         rebind(bench.gpu.bdf())?;
     }
     Ok(())
 }
 
-/// A range over two allocations that lie side by side, and its end.
+/// Registers and deregisters a range over two adjacent allocations.
 fn two_allocations(bench: &Bench) -> Result<()> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let first = bench.gpu.allocate(M2, Placement::At(addr))?;

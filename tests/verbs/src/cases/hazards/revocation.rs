@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A to F and O: memory that is freed, or released by a stranger, while the module is at work.
+//! Hazards A to F and O: memory that is freed, or released by another process, while the module
+//! works.
 
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ pub(super) const CASES: &[Case] = cases![
     "core_locks_twice" => core_locks_twice,
 ];
 
-/// The child's put does nothing. Then the module is unloaded if it lets itself be, and the memory freed.
+/// The child's put does nothing. The case then tries to unload the module, and frees the memory.
 fn foreign_last_close(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     bench.orphan(&memory)?;
@@ -84,7 +85,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A deregistration stopped before dma_unmap; the memory is freed, callback and all; then it goes on.
+/// Stops a deregistration before `dma_unmap`, frees the memory with its callback, and continues.
 fn unmap_after_callback(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -95,12 +96,13 @@ fn unmap_after_callback(bench: &Bench) -> Result<()> {
     bench.check_end()
 }
 
-/// Makes the memory of `region` somebody else's and writes through the region: true if it reaches the new owner.
+/// Gives the memory of `region` to another owner and writes through the region. Returns `true` if
+/// the write reaches the new owner.
 fn reaches_next_owner(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
     reaches_next_owner_or_none(bench, memory, region)?.context("the place was not handed out again")
 }
 
-/// The same; None where the place is kept from others.
+/// Does the same as [`reaches_next_owner`]. Returns `None` if nobody else gets the place.
 fn reaches_next_owner_or_none(
     bench: &Bench,
     memory: &Allocation,
@@ -119,7 +121,7 @@ fn reaches_next_owner_or_none(
     Ok(Some(written && found != own))
 }
 
-/// Bytes that differ from what any memory here holds, written through `region`; whether that worked.
+/// Writes bytes that no memory here holds through `region`. Returns `true` if the write succeeds.
 fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
     let source = Arena::on_host(&bench.lab, M2, 1)?;
     let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
@@ -129,7 +131,8 @@ fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
     Ok(done.status == Status::Success)
 }
 
-/// A deregistration stopped before its put; the memory is freed; the next pin gets the address of the dead page table.
+/// Stops a deregistration before its put and frees the memory. The next pin then gets the address
+/// of the dead page table.
 fn stale_put(bench: &Bench) -> Result<()> {
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let memory = bench.allocate()?;
@@ -166,10 +169,11 @@ fn stale_put(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// As above, but stopped inside the put, with the decision made. The next pin must wait for it.
+/// Same as [`stale_put`], but stops inside the put, after its decision. The next pin must wait for
+/// the put.
 fn committed_put(bench: &Bench) -> Result<()> {
     if !bench.is_ours() || !bench.is_revocable() {
-        // NVIDIA's puts in acquire as well, and would be stopped there.
+        // NVIDIA's module also puts in acquire, and would stop there.
         return ktap::skip("of the revocable mode of ours");
     }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
@@ -198,7 +202,8 @@ fn committed_put(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// What came of a registration whose memory was freed on the way: not a live region.
+/// Checks the result of a registration whose memory was freed meanwhile: there must be no live
+/// region.
 fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<()> {
     match registered {
         Err(refused) => {
@@ -232,14 +237,14 @@ fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<(
     Ok(())
 }
 
-/// A registration that is pinned and not mapped; the memory is freed.
+/// Frees the memory of a registration that is pinned but not mapped.
 fn freed_before_map(bench: &Bench) -> Result<()> {
-    // What a page table that was freed says is its page size.
+    // Page size in a page table that was freed.
     const POISON: u32 = 0x6b6b_6b6b;
     let memory = bench.allocate()?;
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_dma_map")?;
     let mut free = bench.start_free(&memory)?;
-    // Either the free is over, or its callback waits in ib_core for the end of the registration.
+    // The free has ended, or its callback waits in ib_core for the end of the registration.
     if !free.ended_or_in(&["ib_invalidate_peer_memory"])? {
         bench.saw("the callback waits for the registration");
     }
@@ -253,7 +258,8 @@ fn freed_before_map(bench: &Bench) -> Result<()> {
     bench.check_end()
 }
 
-/// The memory is freed while the provider maps it: between the mapping and its place in the page table's list.
+/// Frees the memory while nvidia.ko maps it, before nvidia.ko adds the mapping to the page table's
+/// list.
 fn freed_during_map(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let hold = Hold::arm("nvidia/dma_map_before_insert")?;
@@ -268,7 +274,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
     bench.check_end()
 }
 
-/// The memory is freed after acquire, before ib_core has given a ticket.
+/// Frees the memory after acquire, before ib_core has issued a ticket.
 fn freed_before_ticket(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
@@ -279,8 +285,8 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
     bench.check_end()
 }
 
-/// A callback stopped in ib_core's invalidation, while the region is deregistered: the module must not free what the
-/// callback comes back to, nor let ib_core go on.
+/// Stops a callback in ib_core's invalidation while the region is deregistered. The module must not
+/// free what the callback still uses, and must not let ib_core continue.
 fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -293,7 +299,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         bench.lab.setup.mode()
     );
     let mut deregistration = bench.start_deregister(region)?;
-    // Of NVIDIA's module no function is left where it ends in a call of the provider.
+    // NVIDIA's module has no stack frame if it tail-calls nvidia.ko, so nvidia.ko's function counts
+    // too.
     let ended = deregistration.ended_or_in(&["[nvidia_peermem]", "nvidia_p2p_put_pages"])?;
     if caught {
         bench.check(
@@ -316,8 +323,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     bench.check_end()
 }
 
-/// A deregistration inside put_pages with ib_core's mapping_lock held, and a callback that waits for that lock with the
-/// provider's held.
+/// A deregistration calls `put_pages` with ib_core's `mapping_lock` held. A callback waits for
+/// `mapping_lock` with nvidia.ko's lock held.
 fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -329,7 +336,7 @@ fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
         bench.saw("the callback waits for ib_core's lock");
     }
     hold.release();
-    // Once it waits for the lock that the callback holds, while the callback waits for it, neither ever ends.
+    // Each side waits for the lock of the other: neither ends.
     let deadlock = !deregistration.ended_or_in(&["nvidia_p2p_put_pages[nvidia]"])?
         && free.place().contains("ib_invalidate_peer_memory");
     if deadlock {
@@ -347,7 +354,8 @@ fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// The last reference to the module is dropped inside a callback, which has not returned yet; then the module is unloaded.
+/// A callback drops the last reference to the module and has not returned yet when the module is
+/// unloaded.
 fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     bench.orphan(&memory)?;
@@ -399,11 +407,11 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
         !free.ended_or_in(&["ib_invalidate_peer_memory"])?,
         "the callback does not wait for ib_core's lock"
     );
-    // Whatever comes of it, nothing can be taken down any more.
+    // Nothing can be taken down any more, whatever the result.
     bench.lose();
     std::mem::forget(memory);
     hold.release();
-    // In its put, or for the callback.
+    // In its put, or while it waits for the callback.
     if release.ended_or_in(&["api_lock", "[nvidia_peermem]"])? {
         bench.saw("the release returns");
         return Ok(());
@@ -418,8 +426,8 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// The HCA's driver gives up before it activates the notifier and stops it, in an ib_core of OFED before 25.04. Then the memory is
-/// freed.
+/// The HCA's driver gives up before it activates the notifier, and stops the notifier, in an
+/// ib_core of OFED before 25.04. The memory is then freed.
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;

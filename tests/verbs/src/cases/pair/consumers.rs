@@ -17,10 +17,12 @@ use crate::lab::Peermem;
 use crate::sys;
 use crate::sys::Running;
 
-/// What goes over the wire beside the data, at most: the programs' own words and ours.
+/// Upper bound on the bytes on the wire beside the data: the messages of the programs and of this
+/// test.
 const SILENCE: u64 = 64 << 10;
 
-/// What each rank registers, and what the ranks send each way, at least (`mpi.py`).
+/// Number of buffers that each rank registers. The ranks send at least [`MPI_SENT`] bytes each way
+/// (`mpi.py`).
 const MPI_BUFFERS: usize = 2;
 const MPI_SENT: u64 = 4 * cuda::NIXL_LEN;
 
@@ -68,7 +70,8 @@ impl Host {
         Ok(())
     }
 
-    /// Looks at what there is once both hosts have registered. The first one's program does nothing meanwhile.
+    /// Checks the state once both hosts have registered. The first host's program is stopped
+    /// meanwhile.
     fn look(
         &mut self,
         consumer: &mut Running,
@@ -89,7 +92,8 @@ impl Host {
         Ok(())
     }
 
-    /// As many bytes at least went out as this host was to send, and came in as the other was.
+    /// Checks that this host has sent and received at least the expected bytes. `least` has the
+    /// first host's bytes first.
     fn moved(&self, wire: [u64; 2], mut least: [u64; 2]) -> Result<()> {
         if !self.is_first() {
             least.reverse();
@@ -100,13 +104,13 @@ impl Host {
         Ok(())
     }
 
-    /// One agent writes into the other's memory and reads from it. They compare the bytes. What they leave in their folder
-    /// for each other is carried over.
+    /// One agent writes into the other's memory and reads from it. Both compare the bytes. This
+    /// program carries the files that the agents leave for each other to the other host.
     pub(super) fn nixl(&mut self) -> Result<()> {
         self.in_folder("nixl", Self::nixl_in)
     }
 
-    /// Runs `f` with a folder of its own.
+    /// Runs `f` with its own folder.
     fn in_folder(&mut self, name: &str, f: fn(&mut Self, &Path) -> Result<()>) -> Result<()> {
         let folder = PathBuf::from(format!("/tmp/{name}"));
         fs::create_dir(&folder)?;
@@ -124,7 +128,7 @@ impl Host {
         let mut command = self.places()?.nixl(self.device(), folder, role)?;
         let mut agent = Running::start(&mut command)?;
         let result = (|| {
-            // It has registered by then.
+            // The agent has registered when the file exists.
             let own = left(&mut agent, folder, role)?;
             match self.setup.peermem {
                 Peermem::None => cuda::not_listed()?,
@@ -147,11 +151,12 @@ impl Host {
         let wire = start.wire(self.device())?;
         ensure!(finished.success(), "{}", finished.tail(10));
         whole(buffers).have_ended(&self.setup, &start.counters, false)?;
-        // Without a module as well: the bytes go by the host then.
+        // Also true without a module: the bytes then go through the host.
         self.moved(wire, [cuda::NIXL_LEN, cuda::NIXL_LEN])
     }
 
-    /// Two ranks of Open MPI, each on its host, send each other their GPU memory. They compare the bytes.
+    /// Two ranks of Open MPI, one on each host, send their GPU memory to each other and compare the
+    /// bytes.
     pub(super) fn mpi(&mut self) -> Result<()> {
         self.in_folder("mpi", Self::mpi_in)
     }
@@ -164,7 +169,7 @@ impl Host {
             false => (self.daemon()?, "rank1"),
         };
         let result = (|| {
-            // It has sent all of its memory by then.
+            // The rank has sent all of its memory when the file exists.
             let rank = String::from_utf8(left(&mut program, folder, rank)?)?.parse()?;
             if self.setup.peermem == Peermem::None {
                 cuda::not_listed()?;
@@ -185,8 +190,9 @@ impl Host {
         self.moved(wire, [MPI_SENT, MPI_SENT])
     }
 
-    /// Starts `mpirun`. What it would have a remote shell start on the other host it gives to a script, which says what that is,
-    /// and is there until the case is over.
+    /// Starts `mpirun`. Instead of a remote shell, `mpirun` runs a script. The script saves the
+    /// command for the other host in a file, and runs until the file is removed at the end of the
+    /// case.
     fn mpirun(&mut self, folder: &Path) -> Result<Running> {
         let places = self.places()?;
         let mpi = places.mpi.as_deref().context("no Open MPI")?;
@@ -205,9 +211,9 @@ impl Host {
         command
             .args(["--allow-run-as-root", "--leave-session-attached", "-n", "2"])
             .args(["--host", &hosts, "--prtemca", "plm_ssh_agent"])
-            // Its daemon looks for the first word, too.
+            // The daemon also looks for the first word.
             .arg(format!("/bin/sh {}", shell.display()))
-            // Of itself its layer over UCX is for NVIDIA's devices alone.
+            // By default, Open MPI's layer over UCX supports NVIDIA's devices only.
             .args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"])
             .args(["--mca", "opal_common_ucx_devices", "any"])
             .args(
@@ -225,7 +231,7 @@ impl Host {
         Ok(program)
     }
 
-    /// Starts what `mpirun` wants on this host.
+    /// Starts the command that `mpirun` needs on this host.
     fn daemon(&mut self) -> Result<Running> {
         let daemon = String::from_utf8(self.peer.hear()?)?;
         let mut command = self
@@ -235,7 +241,7 @@ impl Host {
     }
 }
 
-/// What was counted before a consumer started.
+/// Counters before a consumer starts.
 struct Start {
     counters: Counters,
     wire: [u64; 2],
@@ -249,7 +255,7 @@ impl Start {
         })
     }
 
-    /// How many bytes have gone out since, and come in.
+    /// Returns the bytes that were sent and received since then.
     fn wire(&self, device: &str) -> Result<[u64; 2]> {
         let now = counted(device)?;
         let wire = [0, 1].map(|way: usize| now[way].saturating_sub(self.wire[way]));
@@ -258,7 +264,7 @@ impl Start {
     }
 }
 
-/// The bytes that an RDMA device's network device counts, out and in.
+/// Returns the bytes that the network device of an RDMA device has sent and received.
 fn counted(device: &str) -> Result<[u64; 2]> {
     let net = sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
     let of = |name: &str| -> Result<u64> {
@@ -268,7 +274,7 @@ fn counted(device: &str) -> Result<[u64; 2]> {
     Ok([of("tx_bytes")?, of("rx_bytes")?])
 }
 
-/// What a program has left in a folder under this name, once it has.
+/// Waits until a program has left file `name` in a folder, and returns its content.
 fn left(program: &mut Running, folder: &Path, name: &str) -> Result<Vec<u8>> {
     let file = folder.join(name);
     sys::wait_until(PATIENCE, || Ok(file.exists() || !program.is_running()?))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cases between two hosts, each with a GPU, a device and a module of its own. This program runs on both and does the same
-//! cases in the same order; in each, host 1 is the one that begins. A [`Peer`] carries what one must know of the other, and
-//! has a case fail on both hosts if it fails on one.
+//! Cases between two hosts, each with its own GPU, device and module. This program runs on both
+//! hosts and does the same cases in the same order. In each case, host 1 begins. A [`Peer`]
+//! exchanges data between the hosts, and makes a case fail on both hosts if it fails on one.
 
 mod consumers;
 
@@ -50,7 +50,7 @@ impl Options {
 
 struct Case {
     name: &'static str,
-    /// Whether it can be done.
+    /// Returns `true` if the case can run.
     on: fn(&Options) -> bool,
     run: fn(&mut Host) -> Result<()>,
 }
@@ -58,7 +58,7 @@ struct Case {
 const ALWAYS: fn(&Options) -> bool = |_| true;
 const WITH_PERFTEST: fn(&Options) -> bool = |options| options.has(|places| &places.perftest);
 
-/// What one of perftest's programs moves.
+/// Number of messages of each perftest program.
 const MESSAGES: u64 = 500;
 
 const CASES: &[Case] = cases![
@@ -75,23 +75,25 @@ const CASES: &[Case] = cases![
 
 const LOST: &str = "pair.lost_in_traffic";
 
-/// How long a program may take.
+/// Time limit of a program.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Requests that are under way at any time, and how many end before something happens.
+/// Number of requests in flight. [`BEFORE`] requests end before an event.
 const UNDER_WAY: usize = 8;
 const BEFORE: usize = 16;
 
-/// How long a queue pair waits for an answer, 4.096 µs times two to the power of this (2.1 s), and how often it asks again.
+/// Acknowledgement timeout of a queue pair: 4.096 µs times two to the power of this value (2.1 s).
+/// [`RETRIES`] is the number of retries.
 const ACK_TIMEOUT: u8 = 19;
 const RETRIES: u8 = 3;
 
-/// Runs the cases whose name begins with a word of the filter; true when none failed on either host.
+/// Runs the cases whose name begins with a word of the filter. Returns `true` if none failed on
+/// either host.
 pub(crate) fn run(setup: &Setup, options: &Options) -> Result<bool> {
     let [near, _] = &setup.devices;
     let mut host = Host {
         setup: Setup {
-            // The other device is on the other host.
+            // The second device is on the other host.
             devices: [near.clone(), near.clone()],
             ..setup.clone()
         },
@@ -123,7 +125,7 @@ struct Host {
     peer: Peer,
 }
 
-/// A queue pair that is connected with the other host's, with what that has said of its memory.
+/// A queue pair that is connected to the other host's, with the data that the other host has sent.
 struct Connected<T> {
     end: Endpoint,
     theirs: T,
@@ -142,7 +144,8 @@ impl Host {
         self.options.places.clone().context("no consumers")
     }
 
-    /// Connects with a queue pair of the other host's, which does the same, and says `own` for what that says.
+    /// Connects to a queue pair of the other host, which does the same. Exchanges `own` for the
+    /// other host's data.
     fn connect<T: serde::Serialize + serde::de::DeserializeOwned>(
         &mut self,
         lab: &Lab,
@@ -151,12 +154,12 @@ impl Host {
         let mut end = Endpoint::new(&lab.near)?;
         let contact = self.peer.swap(&end.contact(&lab.near)?)?;
         end.connect(&lab.near, &contact)?;
-        // Neither is sent anything before it is connected.
+        // After this exchange both are connected, so neither receives anything too early.
         let theirs = self.peer.swap(own)?;
         Ok(Connected { end, theirs })
     }
 
-    /// GPU memory, registered, with the bytes of a host's own pattern.
+    /// Registers GPU memory with the pattern of `host`.
     fn arena(&self, lab: &Lab, host: u8) -> Result<Arena> {
         Arena::whole(
             &lab.near,
@@ -169,7 +172,7 @@ impl Host {
         Pattern::new(self.setup.seed, u64::from(host))
     }
 
-    /// `peermemctl list` has registrations in these states, and so many pins are live.
+    /// Checks that `peermemctl list` shows registrations in these states, and `pins` pins are live.
     fn holds(&self, states: &[&str], pins: u64) -> Result<()> {
         counters::pins_are(pins)?;
         if self.setup.peermem != Peermem::Ours {
@@ -188,8 +191,8 @@ impl Host {
         Ok(())
     }
 
-    /// Host 2 cannot unload its module while it has a registration. Once it has unloaded it, it can register no GPU memory, and
-    /// host 1's still serves it.
+    /// Host 2 cannot unload its module while it has a registration. After the unload it cannot
+    /// register GPU memory, and host 1's memory still works for it.
     fn unload_on_one(&mut self) -> Result<()> {
         let lab = Lab::open(&self.setup)?;
         lab.needs_module()?;
@@ -209,7 +212,7 @@ impl Host {
         mut end: Endpoint,
         theirs: Part,
     ) -> Result<()> {
-        // Without one it would go, and wait for the region.
+        // Without a reference, the module would be unloaded and wait for the region.
         let references = counters::module_references(module::NAME)?;
         ensure!(references > 0, "no reference to the module under a region");
         match sys::unload_module(module::NAME) {
@@ -272,7 +275,8 @@ impl Host {
         self.peer.wait()
     }
 
-    /// Host 2 frees memory that host 1 writes into: host 1's requests are refused, and nothing else of the two ends.
+    /// Host 2 frees memory into which host 1 writes. Host 1's requests are refused, and nothing
+    /// else fails.
     fn freed_under_traffic(&mut self) -> Result<()> {
         let lab = Lab::open(&self.setup)?;
         lab.needs_mode(PinMode::Revocable)?;
@@ -290,7 +294,7 @@ impl Host {
         let view = memory.bar_view()?;
         let parts = [region.part(0, M2 as u64)?, stays.part(0, M2)?];
         let connected = self.connect(lab, &parts)?;
-        // Host 1 writes, and goes on.
+        // Host 1 writes, and continues.
         self.peer.wait()?;
         let before = Counters::read()?;
         memory.free()?;
@@ -308,7 +312,7 @@ impl Host {
         ensure!(found == next, "bytes changed after the free had returned");
         drop((connected, region));
         let _connected = self.connect(lab, &parts)?;
-        // Host 1 writes where nothing was freed.
+        // Host 1 writes to memory that was not freed.
         self.peer.wait()?;
         stays.expect(0, &self.pattern(1).bytes(0, M2))?;
         stays.check()
@@ -338,8 +342,8 @@ impl Host {
         own.check()
     }
 
-    /// Host 2 is switched off while host 1 writes into its memory. Host 1 is told so in its time, ends without deregistering,
-    /// and leaves nothing.
+    /// Host 2 is switched off while host 1 writes into its memory. Host 1 gets an error in time,
+    /// ends without deregistering, and leaves nothing behind.
     fn lost_in_traffic(&mut self) -> Result<()> {
         Lab::open(&self.setup)?.needs_module()?;
         if !self.is_first() {
@@ -383,8 +387,8 @@ impl Host {
         let seconds = refused.after.as_secs_f64();
         note("requests_done", refused.done);
         note("seconds_to_the_error", format_args!("{seconds:.1}"));
-        // The first wait may be over before the last completion is taken, on a busy machine. Each may take four times as long as
-        // it is set to.
+        // On a busy machine, the first wait may end before the last completion is polled. Each wait
+        // may take up to four times the configured time.
         let wait = 4.096e-6 * f64::from(1 << ACK_TIMEOUT);
         let least = wait * f64::from(RETRIES - 1);
         let most = 4.0 * wait * f64::from(RETRIES + 1) * f64::from(sys::slower());
@@ -393,13 +397,13 @@ impl Host {
             "after {seconds:.1} s, and not {least:.1} to {most:.1}"
         );
         self.holds(&["mapped"], 1)?;
-        // What is not dropped is the kernel's to take back.
+        // The kernel must clean up what is not dropped.
         std::mem::forget((own, end, lab));
         Ok(())
     }
 }
 
-/// Posts WRITEs, and has some of them end well.
+/// Posts WRITEs and waits until some of them have succeeded.
 fn begin(end: &mut Endpoint, from: Part, to: Part) -> Result<()> {
     for _ in 0..UNDER_WAY {
         end.post(Op::Write, from, to)?;
@@ -411,14 +415,15 @@ fn begin(end: &mut Endpoint, from: Part, to: Part) -> Result<()> {
     Ok(())
 }
 
-/// How the first request that failed ended, how many had not, and how long after the last of them.
+/// The first failed request: its status, the number of successful requests before it, and the time
+/// since the last of them.
 struct Refused {
     status: Status,
     done: usize,
     after: Duration,
 }
 
-/// Posts WRITEs without an end until one fails; those behind it are flushed.
+/// Posts WRITEs until one fails. The requests behind it are flushed.
 fn until_refused(end: &mut Endpoint, from: Part, to: Part) -> Result<Refused> {
     let mut done = BEFORE;
     let mut last = Instant::now();

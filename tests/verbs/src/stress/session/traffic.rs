@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Transfers of a session: each with what its bytes become, and those that are under way when their memory is freed.
+//! Transfers of a session, with the resulting bytes, and transfers that are in flight when their
+//! memory is freed.
 
 use std::time::Duration;
 
@@ -13,16 +14,16 @@ use crate::rdma::{Completion, Endpoint, Op, Part, Status};
 use crate::stress::board::{Figure, Glance, Operation};
 use crate::{counters, rdma, sys};
 
-/// Requests under way at a free.
+/// Maximum number of requests in flight during a free.
 const IN_FLIGHT: u64 = 6;
-/// How far around a transfer the bytes are compared at once.
+/// Number of bytes on each side of a transfer that are compared after it.
 const AROUND: usize = 64;
 
-/// Where a transfer begins or ends.
+/// Source or target of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spot {
     at: Location,
-    /// In the memory, not in the region.
+    /// Offset in the memory, not in the region.
     from: usize,
     len: usize,
 }
@@ -30,21 +31,22 @@ struct Spot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Location {
     Host(Side),
-    /// Number of the block, number of its region.
+    /// Number of the block, and number of its region.
     Gpu(usize, usize),
 }
 
-/// A request that is under way at a free.
+/// A request that is in flight during a free.
 struct Doomed {
     initiator: Side,
-    /// What changes, and what it is to become; None for memory that nobody looks at any more.
+    /// The target and its new bytes. `None` if the target is the freed memory, which nobody reads
+    /// any more.
     target: Option<(Spot, Vec<u8>)>,
-    /// What of the dying memory becomes what.
+    /// Offset and new bytes in the freed memory, if that is the target.
     written: Option<(usize, Vec<u8>)>,
 }
 
-/// Whether a request of `initiator`'s may end with `status` because its memory was revoked. `ended` is how all requests on its
-/// pair of queue pairs ended, by who posted them.
+/// Returns `true` if a request by `initiator` may end with `status` because its memory was revoked.
+/// `ended` has the initiators and statuses of all requests on the same pair of queue pairs.
 fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bool {
     match status {
         Status::RemoteAccessError
@@ -53,7 +55,7 @@ fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bo
         | Status::LocalQueuePairOperationError
         | Status::RemoteOperationError
         | Status::WorkRequestFlushedError => true,
-        // A queue pair that has failed a request of its own answers none of the other's.
+        // A queue pair that has failed one of its own requests answers none of the other side's.
         Status::RetryCounterExceededError => ended
             .iter()
             .any(|&(side, status)| side != initiator && status != Status::Success),
@@ -61,8 +63,9 @@ fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bo
     }
 }
 
-/// Whose queue pair has failed where a request of `initiator`'s ended with `status` because of a READ that was sent again: it
-/// had been answered, and its region was gone when it came once more. rxe fails the queue pair that it comes to.
+/// Returns the side whose queue pair a repeated READ may have failed, if a request by `initiator`
+/// ended with `status`. If a peer resends an answered READ after the region is gone, rxe moves the
+/// queue pair that receives it to the error state.
 fn failed_by_repeat(initiator: Side, status: Status) -> Option<Side> {
     match status {
         Status::WorkRequestFlushedError => Some(initiator),
@@ -72,7 +75,8 @@ fn failed_by_repeat(initiator: Side, status: Status) -> Option<Side> {
 }
 
 impl Session<'_> {
-    /// A region of this side's, or of either; host memory if there is none and a side was named.
+    /// Returns a region of `side`, or of either side. Returns host memory if there is no region and
+    /// `side` is given.
     pub(super) fn some_region(&mut self, side: Option<Side>) -> Option<Location> {
         let all: Vec<Location> = self
             .blocks
@@ -92,7 +96,7 @@ impl Session<'_> {
         Some(all[self.below(all.len())])
     }
 
-    /// The part of the memory that can be reached at a place.
+    /// Returns the offset and length of the memory that can be reached at a place.
     fn reach(&self, location: Location) -> (usize, usize) {
         match location {
             Location::Host(_) => (0, HOST),
@@ -152,7 +156,7 @@ impl Session<'_> {
         Ok(found)
     }
 
-    /// Compares a place and a little around it.
+    /// Compares a spot and [`AROUND`] bytes on each side.
     fn check(&self, spot: Spot) -> Result<()> {
         let all = match spot.at {
             Location::Host(_) => HOST,
@@ -176,7 +180,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// After a transfer that failed: each byte is as it was or as it was to become.
+    /// Checks that each byte after a failed transfer is the old or the new one.
     fn settle(&mut self, spot: Spot, new: &[u8]) -> Result<()> {
         let found = self.found(spot)?;
         let old = self.expected(spot);
@@ -203,7 +207,7 @@ impl Session<'_> {
         self.world.board.end_read(self.slot);
     }
 
-    /// False: the session's devices do not let it connect now.
+    /// Returns `false` if the devices are disturbed and the session cannot connect now.
     fn connect(&mut self) -> Result<bool> {
         if self.connection.is_some() {
             return Ok(true);
@@ -265,7 +269,7 @@ impl Session<'_> {
         }
     }
 
-    /// Counts a request that nobody answered, as often as it was sent.
+    /// Counts a request that stayed without an answer after all its retries.
     fn note_lost(&self, status: Status) {
         if status == Status::RetryCounterExceededError {
             self.note(Figure::LostRequests, 1);
@@ -276,7 +280,8 @@ impl Session<'_> {
         counters::duplicate_requests(self.hca(side).name())
     }
 
-    /// Whether a request of `initiator`'s that ended with `status` is no fault of the memory's.
+    /// Returns `true` if a failure of a request by `initiator` with `status` does not concern the
+    /// memory.
     fn is_excused(&self, initiator: Side, status: Status, before: &Glance) -> bool {
         if self.world.board.excuses(before, &self.opened) {
             self.note_lost(status);
@@ -293,7 +298,8 @@ impl Session<'_> {
         repeated
     }
 
-    /// Whether a transfer of `initiator`'s to living memory may end so. It ends the connection, too.
+    /// Fails unless a transfer by `initiator` to live memory may end with `status`. Also ends the
+    /// connection.
     fn excuse_failure(&mut self, initiator: Side, status: Status, before: &Glance) -> Result<()> {
         self.connection = None;
         if self.is_excused(initiator, status, before) {
@@ -315,7 +321,8 @@ impl Session<'_> {
         if self.once_in(3) {
             local = self.some_region(Some(initiator)).unwrap_or(local);
         }
-        // Two regions of one memory may overlap: what a transfer between them does is nobody's promise.
+        // Two regions of the same memory may overlap. The result of a transfer between them is
+        // undefined.
         if let (Location::Gpu(one, _), Location::Gpu(other, _)) = (local, remote) {
             if one == other {
                 local = Location::Host(initiator);
@@ -366,7 +373,7 @@ impl Session<'_> {
             return Ok(());
         };
         let (offset, len) = self.reach(remote);
-        // Aligned as the application sees it; all memory starts at a page.
+        // Aligned in the application's view: all memory starts at a page boundary.
         let first = offset.next_multiple_of(8);
         if first + 8 > offset + len {
             return Ok(());
@@ -450,9 +457,9 @@ impl Session<'_> {
         self.settle(target, &data)
     }
 
-    // Memory that goes first
+    // Memory that is freed first
 
-    /// Posts requests to a region, between it and host memory, each with bytes of its own.
+    /// Posts requests between a region and host memory, each with its own bytes.
     fn post_doomed(&mut self, at: usize, region: usize, reads: bool) -> Result<Vec<Doomed>> {
         let (side, offset, whole) = {
             let held = &self.blocks[at].regions[region];
@@ -462,13 +469,13 @@ impl Session<'_> {
         let most = (whole / count).min(HOST / IN_FLIGHT as usize);
         let mut doomed = Vec::new();
         for index in 0..count {
-            // Some touch each other.
+            // Some are adjacent.
             let len = if self.once_in(4) {
                 most
             } else {
                 1 + self.below(most)
             };
-            // The dying memory is at one end or at the other, is written or read.
+            // The freed memory is at either end, and is written or read.
             let (initiator, writes) = (self.side(), self.once_in(2) || !reads);
             let dying = Spot {
                 at: Location::Gpu(at, region),
@@ -508,7 +515,8 @@ impl Session<'_> {
         Ok(doomed)
     }
 
-    /// The memory of a live region goes while requests to it are under way, and is somebody else's at once.
+    /// Frees the memory of a live region while requests to it are in flight, and gives the memory
+    /// to another owner at once.
     pub(super) fn free_under_region(&mut self) -> Result<()> {
         let at = self.below(self.blocks.len());
         if self.blocks[at].regions.is_empty() && !self.register(at)? {
@@ -524,7 +532,7 @@ impl Session<'_> {
         let pause = self.choice.below(8);
         let way = self.choice.below(3);
 
-        // From here on nothing of it is looked at.
+        // From here on, nothing reads the memory.
         let mut block = self.blocks.remove(at);
         let granules = self.freed_under_traffic(&block)?;
         if pause > 2 {
@@ -551,7 +559,7 @@ impl Session<'_> {
             ..
         } = block;
         let len = expected.len();
-        // Where the mapping stays, its addresses are taken until the end of this.
+        // If the mapping stays, its addresses are occupied until the end of this function.
         let mapping = if keeps_address {
             Some(memory)
         } else {
@@ -568,7 +576,7 @@ impl Session<'_> {
         let new = self.blocks.len() - 1;
 
         let met = self.end_doomed(&doomed, &mut expected, &before)?;
-        // Whatever was under way has ended: nothing of it may have reached the new owner.
+        // All requests have ended. None may have reached the new owner.
         self.check_block(new)?;
         match self.plan.mode {
             PinMode::Revocable => self.use_revoked(&held)?,
@@ -585,8 +593,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Waits for requests to memory that was freed, and compares what came of them. `expected` becomes what was in that memory
-    /// at last. Returns how many met the free.
+    /// Waits for requests to freed memory, and compares their results. `expected` becomes the last
+    /// content of that memory. Returns the number of requests that met the free.
     fn end_doomed(
         &mut self,
         doomed: &[Doomed],
@@ -624,18 +632,20 @@ impl Session<'_> {
         if met > 0 {
             self.connection = None;
         }
-        // Only without the queue pairs: the first packets of a WRITE may arrive after its source has failed the rest.
+        // Only without the queue pairs: the first packets of a WRITE may arrive after its source
+        // has failed the rest.
         for (target, data) in failed {
             self.settle(*target, data)?;
         }
-        // Now that all have ended: what lies around the target of one may be the target of the next.
+        // After all requests have ended: the surroundings of one target may be the target of the
+        // next request.
         for target in arrived {
             self.check(target)?;
         }
         Ok(met)
     }
 
-    /// A request of `initiator`'s that failed, one of those that `ended` together.
+    /// Checks a failed request by `initiator`, one of those in `ended`.
     fn judge_doomed(
         &mut self,
         initiator: Side,
@@ -652,7 +662,7 @@ impl Session<'_> {
         wrong!("a request to memory that was freed meanwhile ended with {status:?}, of {ended:?}")
     }
 
-    /// A revoked region refuses.
+    /// Checks that a revoked region refuses an access.
     fn use_revoked(&mut self, held: &Held) -> Result<()> {
         if !self.connect()? {
             return Ok(());
@@ -680,7 +690,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// A region of the persistent mode keeps its pages, and what is in them, without any memory of the process's.
+    /// Checks that a persistent region keeps its pages and their content after the process has
+    /// freed its memory.
     fn use_orphaned(&mut self, held: &Held, expected: &[u8]) -> Result<()> {
         if !self.connect()? {
             return Ok(());
@@ -713,7 +724,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Requests to everything, for an end that does not wait for them.
+    /// Posts requests before an end that does not wait for them.
     pub(super) fn leave_requests_under_way(&mut self, held: bool) -> Result<()> {
         if self.blocks.is_empty() || !self.connect()? {
             return Ok(());
@@ -724,7 +735,7 @@ impl Session<'_> {
         }
         self.freed_under_traffic(&self.blocks[at])?;
         let region = self.below(self.blocks[at].regions.len());
-        // Over with this process, unless a child holds on to it.
+        // READs end with this process, unless a child has the descriptors.
         let reads = !held && self.begin_read();
         self.post_doomed(at, region, reads)?;
         Ok(())
