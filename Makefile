@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 #
-# For people. The module itself is built by kbuild, which reads `Kbuild`.
+# Targets for people. kbuild builds the module itself, and reads `Kbuild`.
 
 RUNNER := tests/runner/bootstrap
 
-# kbuild takes no blanks and no colons in a path. Only `make module` and what stands on it need it here: the test
-# runner copies.
+# kbuild does not support blanks and colons in a path. This only concerns
+# `make module` and targets that use it: the test runner works on a copy.
 ifneq ($(filter module compile install,$(MAKECMDGOALS)),)
 ifneq ($(words $(subst :, ,x$(CURDIR)x)),1)
 $(error kbuild cannot compile in '$(CURDIR)': move this clone to a folder with neither blanks nor colons in its path)
 endif
 endif
 
-# The kernel that `make install` is for. DESTDIR puts the host's root elsewhere.
+# The kernel for `make install`. DESTDIR puts the host's root elsewhere.
 ifdef KDIR
 KVER ?= $(shell rust-bindings/release.sh '$(KDIR)')
 else
@@ -22,43 +22,46 @@ endif
 MODULES = $(abspath $(DESTDIR)/lib/modules)
 OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
-# Where that lacks what Rust needs, a folder that has it (scripts/headers).
+# KDIR, or a folder that has what Rust needs if KDIR lacks it (scripts/headers).
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
-# kbuild compiles a copy of the source: its products lie beside it, on kernels before 6.13 in any case, and those of one kernel
-# are nothing to another.
+# kbuild compiles a copy of the source. Products are put beside it, at least on
+# kernels before 6.13, and those of one kernel are useless for another.
 COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
 # The objects of the portable build. A release has all of them.
 OBJECTS = portable/nvidia_peermem-x86_64.o_shipped portable/nvidia_peermem-aarch64.o_shipped
-# That for the kernel: by the processors in its configuration or, where there is none, by this machine's.
+# The object for this kernel: by the architecture in its configuration, or else
+# by this machine's.
 OBJECT = portable/nvidia_peermem-$(shell if grep -qs '^CONFIG_ARM64=y' '$(KDIR)/include/config/auto.conf'; then echo aarch64; \
 	elif grep -qs '^CONFIG_X86_64=y' '$(KDIR)/include/config/auto.conf'; then echo x86_64; else uname -m; fi).o_shipped
-# A kernel that clang built takes nothing else.
+# Modules for a kernel that was built with clang need clang.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
-# A kernel's flags may be those of another gcc than the usual one: that which built it is taken where it is here.
+# A kernel's flags may be those of another gcc than the default one. The gcc
+# that built the kernel is used if it is installed.
 KBUILD_CC = $(if $(filter default,$(origin CC)),$(if $(LLVM)$(KBUILD_LLVM),,$(shell \
 	gcc=$$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\([^ "]*\).*/\1/p' $(KDIR)/include/config/auto.conf 2>/dev/null); \
 	command -v "$$gcc" >/dev/null && echo CC=$$gcc)))
 
-# Told what make was told.
+# Passes on the variables of make's command line.
 LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
-# CHECK=no: `make module` goes on whatever is missing.
+# CHECK=no lets `make module` continue whatever is missing.
 CHECK ?=
 
-# Of `make tools`, and of what installs them. The units and completions go below PREFIX, too.
+# For `make tools` and the targets that install. Units and completions are
+# installed below PREFIX, too.
 CARGO ?= cargo
 PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 
-# Of `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
+# For `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
 VM ?=
 TEST ?=
 FRESH ?=
 STRICT ?=
 MUTANT ?=
 BENCH ?=
-# As it was typed: its dollars are the shell's.
+# Passed on unexpanded, because its dollar signs are for the shell.
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
@@ -133,9 +136,11 @@ module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
 	@$(MAKE) --no-print-directory compile
 
-# Without -m scripts/check has said what is wrong already. Installing takes the build that was compiled, whatever is in root's
-# PATH. In a clone the object follows its source; a release keeps what it has. A file is copied if its contents differ,
-# whatever its time says: those of a release are as old as its commit.
+# Without -m, scripts/check has already printed the problems. `make install`
+# uses the build that was compiled, whatever root's PATH contains. In a clone,
+# the object is rebuilt if its source changes. A release keeps its object. A
+# file is copied if its contents differ, whatever its time is: files of a
+# release have the time of its commit.
 compile:
 	@mkdir -p $(COPY)
 	@[ "$(filter install,$(MAKECMDGOALS))" ] && grep -qs ^PEERMEM_BUILD= $(COPY)/build || $(LOOK) -b >$(COPY)/build
@@ -149,9 +154,11 @@ compile:
 		done
 	$(MAKE) $(KBUILD_ARGS) $$(sed 's/ (.*//' $(COPY)/build) modules
 
-# kbuild signs and compresses as the kernel wants it. The file then gets a name of its own beside NVIDIA's, which stays
-# where it is: packaging/depmod.conf says why. depmod reads the host's configuration, so with DESTDIR it is left to
-# whoever moves the files to a host. What is compiled is not looked at again: root need not have the compilers in its PATH.
+# kbuild signs and compresses the module as the kernel requires. The module then
+# gets its own name beside NVIDIA's, which stays in place: see
+# packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
+# the user runs it after the files are copied to a host. A compiled module is
+# not checked again: root need not have the compilers in PATH.
 install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs it for this machine's kernel, as root; see docs/install.md
 	rm -rf $(STAGED)
 	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_PATH=$(STAGED) INSTALL_MOD_DIR=peermem-rs DEPMOD=true modules_install
@@ -171,7 +178,7 @@ uninstall: ## Removes it again, as root
 tools: ## Compiles peermemctl, what operators run, for this machine (docs/peermemctl.md)
 	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl
 
-# What is compiled is not looked at again: root need not have cargo.
+# Compiled tools are not checked again: root need not have cargo.
 install-tools: $(if $(wildcard $(PEERMEMCTL)),,tools) ## Installs peermemctl, its man pages, completions and units below PREFIX, as root
 	packaging/tools install $(PEERMEMCTL) $(PREFIX) $(abspath $(DESTDIR))
 

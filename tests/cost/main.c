@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Runs registrations of our module, or of NVIDIA's, in a user process, for
- * callgrind to count instructions: tests/runner/src/cost.rs builds this and reads
- * what comes of it.
+ * Makes registrations with our module, or with NVIDIA's, in a user process.
+ * callgrind counts the instructions. tests/runner/src/cost.rs builds this
+ * program and reads its output.
  *
- * The arguments are whose module it is, ours or nvidia, and the mode, persistent or
- * revocable. For each callback of each registration callgrind dumps what was executed
- * in it, named "<shape> <callback>". On standard output:
+ * The arguments are the module, ours or nvidia, and the mode, persistent or
+ * revocable. callgrind writes a dump for each callback of each registration,
+ * named "<shape> <callback>". Standard output has these lines:
  *
- *	module <start> <end>		where the module's instructions are
- *	kernel <start> <end>		and those of the kernel's objects
- *	calls <shape> <service> <times>	in a registration
- *	holds <shape> <what> <number>	while it is registered
+ * 	module <start> <end>		addresses of the module's instructions
+ * 	kernel <start> <end>		addresses of the kernel's objects
+ * 	calls <shape> <service> <times>	in a registration
+ * 	holds <shape> <what> <number>	while it is registered
  *
- * Before a registration is counted there is one of the same kind that is not:
- * the module remembers the GPU that it found.
+ * Each counted registration follows one of the same kind that is not counted,
+ * because the module remembers the GPU that it found.
  */
 
 #include <malloc.h>
@@ -28,7 +28,7 @@
 
 #include "cost.h"
 
-/* The kernel's code does not keep the stack aligned as the C library wants it. */
+/* The kernel's code does not align the stack as the C library requires. */
 #define HOST __attribute__((force_align_arg_pointer))
 
 #define KIB	(1UL << 10)
@@ -42,7 +42,7 @@ static const struct cost_shape shapes[] = {
 	{ "64KiB-revoked", PAGE, PAGE, 1, .is_revoked = 1 },
 };
 
-/* What is running. */
+/* The current mode, shape and callback. */
 static const char *mode, *shape = "-", *callback = "-";
 
 static _Noreturn void fail(void)
@@ -80,7 +80,7 @@ HOST void host_free(void *memory)
 	free(memory);
 }
 
-/* Says which symbol was used that nobody defines, or what else went wrong. */
+/* Prints the undefined symbol that was used, or another error. */
 HOST static void on_fault(int number, siginfo_t *info, void *ucontext)
 {
 	char *at = info->si_addr;
@@ -129,7 +129,7 @@ static void registration(const struct cost_shape *what, int counted)
 		}
 	}
 	callback = "-";
-	/* The first ever keeps a reference to the GPU. */
+	/* The first registration keeps a reference to the GPU. */
 	if (counted)
 		cost_end();
 }
@@ -153,8 +153,9 @@ static void registrations(int persistent)
 }
 
 /*
- * memcpy() takes another way if addresses differ in their low bits, and the
- * place of the stack depends on the environment: main()'s frame has one of these.
+ * memcpy() runs other code if the low bits of addresses differ, and the stack's
+ * address depends on the environment. main() has one of these, which aligns its
+ * frame.
  */
 struct aligned {
 	_Alignas(4096) char first;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The kernel and the provider as a peer-memory module sees them, in a user process:
- * what the callbacks of a registration call, and the structures that they read.
+ * The kernel and nvidia.ko as a peer-memory module sees them, in a user
+ * process: the functions that the callbacks of a registration call, and the
+ * structures that they read.
  *
- * Compiled by kbuild with the kernel's headers and flags, so that structures
- * and prototypes are the kernel's. What is called and is neither here nor among
- * the kernel's own objects that the test runner links ends the process: see main.c.
+ * kbuild compiles this with the kernel's headers and flags, so structures and
+ * prototypes are the kernel's. A call of a function that is neither here nor in
+ * the kernel's objects linked by the test runner ends the process: see main.c.
  *
- * Everything succeeds, nothing is ever waited for, and there is one thread.
+ * Everything succeeds, nothing ever waits, and there is one thread.
  */
 
 #include <linux/cpumask.h>
@@ -40,7 +41,7 @@
 
 #include "cost.h"
 
-/* Counts a call of a service, under the name that people know it by. */
+/* Counts a call of a service, under its usual name. */
 #define COUNT(_name)							\
 	do {								\
 		static struct cost_call call __section("cost_calls")	\
@@ -48,7 +49,7 @@
 		call.count++;						\
 	} while (0)
 
-/* What is taken at the moment, and must be given back by the end of a registration. */
+/* Resources that must be released by the end of a registration. */
 enum held {
 	ALLOCATIONS,
 	MUTEXES,
@@ -80,7 +81,7 @@ static const char *const held_names[NR_HELD] = {
 
 static long held[NR_HELD];
 
-/* Takes what there is only one of. */
+/* Takes a resource that exists only once. */
 static void take(enum held what)
 {
 	if (held[what]++)
@@ -114,7 +115,10 @@ static void *resize(const void *old, size_t size, gfp_t flags)
 	return host_realloc((void *)old, size);
 }
 
-/* The kernel crate allocates, grows and frees by one function: size 0 frees. */
+/*
+ * The kernel crate allocates, resizes and frees with this function. Size 0
+ * frees.
+ */
 void *krealloc_node_align_noprof(const void *old, DECL_TOKEN_PARAMS(size, token),
 				 unsigned long align, gfp_t flags, int node)
 {
@@ -160,7 +164,9 @@ void *__kmalloc_noprof(DECL_TOKEN_PARAMS(size, token), gfp_t flags)
 	return allocate(size, sizeof(u64), flags);
 }
 
-/* The pools that a kmalloc() of constant size names. Only their address is used. */
+/*
+ * The caches that a kmalloc() of constant size uses. Only the address matters.
+ */
 kmem_buckets kmalloc_caches[NR_KMALLOC_TYPES];
 
 void *__kmalloc_cache_noprof(struct kmem_cache *pool, gfp_t flags, size_t size)
@@ -193,7 +199,9 @@ void free_pages(unsigned long memory, unsigned int order)
 	release((void *)memory);
 }
 
-/* --- locks, and others that nobody is waited for at -------------------------- */
+/*
+ * --- locks and other functions that would wait ------------------------------
+ */
 
 void mutex_init_generic(struct mutex *lock)
 {
@@ -298,7 +306,9 @@ ktime_t ktime_get(void)
 	return ms_to_ktime(1000);
 }
 
-/* --- the process, the processor, memory with a struct page ------------------- */
+/*
+ * --- the process, the processor, memory with a struct page ------------------
+ */
 
 static struct cred cred;
 static struct task_struct task = {
@@ -310,14 +320,14 @@ static struct task_struct task = {
 	.real_cred = &cred,
 };
 
-/* In a process %gs is 0: a variable of this processor is where its symbol is. */
+/* In a process, %gs is 0, so a per-CPU variable is at its symbol's address. */
 DEFINE_PER_CPU_CACHE_HOT(struct task_struct *, current_task) = &task;
 asm(".globl const_current_task; .set const_current_task, current_task");
 DEFINE_PER_CPU_CACHE_HOT(unsigned long, __preempt_count) = PREEMPT_ENABLED;
 
 struct cpuinfo_x86 boot_cpu_data;
 
-/* No section of memory where the GPU's BAR is; 46 bits of addresses. */
+/* The GPU's BAR is in no section of memory. Addresses have 46 bits. */
 static struct mem_section *roots[BIT(46 - SECTION_SIZE_BITS) / SECTIONS_PER_ROOT];
 struct mem_section **mem_section = roots;
 
@@ -330,7 +340,7 @@ const struct bus_type pci_bus_type;
 
 static struct pci_sysdata sysdata;
 static struct pci_bus bus = { .sysdata = &sysdata };
-/* As mlx5 has it. */
+/* The value of mlx5. */
 static struct device_dma_parameters parameters = { .max_segment_size = SZ_2G };
 static struct pci_dev hca = {
 	.bus = &bus,
@@ -374,7 +384,7 @@ void pci_dev_put(struct pci_dev *dev)
 		held[DEVICES]--;
 }
 
-/* The HCA, then the GPU. Gives @from back, as the kernel does. */
+/* The HCA, then the GPU. Puts the reference to @from, like the kernel. */
 struct pci_dev *pci_get_device(unsigned int vendor, unsigned int device,
 			       struct pci_dev *from)
 {
@@ -387,7 +397,7 @@ struct pci_dev *pci_get_device(unsigned int vendor, unsigned int device,
 	return from ? &gpu : &hca;
 }
 
-/* Nothing translates. */
+/* No IOMMU translates. */
 struct iommu_domain *iommu_get_domain_for_dev(struct device *dev)
 {
 	COUNT("iommu_get_domain_for_dev");
@@ -413,9 +423,8 @@ void dma_unmap_phys(struct device *dev, dma_addr_t addr, size_t len,
 
 static const struct cost_shape *shape;
 /*
- * The pin of the registration, and that of a page by which the provider is
- * asked whether the HCA reaches the GPU; and a mapping. What they are made of is
- * the provider's own.
+ * The pin of the registration, the pin of one page for the question if the HCA
+ * reaches the GPU, and a mapping. Their contents are nvidia.ko's own.
  */
 static struct pin {
 	struct nvidia_p2p_page_table table;
@@ -534,7 +543,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	return 0;
 }
 
-/* Both do nothing in nv-p2p.c, either: see revoke(). */
+/* Both do nothing in nv-p2p.c either: see revoke(). */
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *undone)
 {
 	COUNT("nvidia_p2p_free_dma_mapping");
@@ -547,14 +556,16 @@ int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *put)
 	return 0;
 }
 
-/* --- what loading the module takes; counted by nobody ------------------------ */
+/*
+ * --- functions for loading the module, not counted --------------------------
+ */
 
 #define TICKET	7
 
 static const struct peer_memory_client *client;
 static bool wants_persistent, is_revoking;
 
-/* ib_core's part of a revocation. Called once, for the region that is revoked. */
+/* ib_core's part of a revocation. Called once, for the revoked region. */
 static int invalidate(void *handle, u64 ticket)
 {
 	COUNT("ib_invalidate_peer_memory");
@@ -575,13 +586,13 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
 	return (void *)peer;
 }
 
-/* Only for a module that does not load. */
+/* Only called by a module that fails to load. */
 void ib_unregister_peer_memory_client(void *handle)
 {
 	host_fail("a client is taken back", (long)handle);
 }
 
-/* A registration that is counted logs nothing: the call would be counted. */
+/* A counted registration logs nothing, because the call would be counted. */
 int _printk(const char *fmt, ...)
 {
 	return 0;
@@ -605,7 +616,7 @@ struct dentry *debugfs_create_file_full(const char *name, umode_t mode,
 	return ERR_PTR(-ENODEV);
 }
 
-/* The parameters of the module, as the kernel finds them. */
+/* The module's parameters, in the kernel's section. */
 extern const struct kernel_param __start___param[], __stop___param[];
 
 static const struct kernel_param *parameter(const char *name)
@@ -624,8 +635,8 @@ int init_module(void);
 static bool joins_pages;
 
 /*
- * Loads the module. NVIDIA's makes both clients; ours makes the persistent one alone, or
- * both.
+ * Loads the module. NVIDIA's module registers both clients. Ours registers the
+ * persistent one alone, or both.
  */
 void cost_load(int is_ours, int persistent)
 {
@@ -635,7 +646,7 @@ void cost_load(int is_ours, int persistent)
 	joins_pages = is_ours;
 	if (is_ours) {
 		*(int *)parameter("persistent_api_support")->arg = persistent;
-		/* Looks at sysfs, and no registration does. */
+		/* Accesses sysfs, which no registration does. */
 		*(bool *)parameter("memory_peers")->arg = false;
 	}
 	ret = init_module();
@@ -645,7 +656,9 @@ void cost_load(int is_ours, int persistent)
 		host_fail("the module has no client", 0);
 }
 
-/* --- one registration, as ib_core makes it ----------------------------------- */
+/*
+ * --- one registration, as ib_core makes it ----------------------------------
+ */
 
 #define ADDR	0x7f0000000000UL
 
@@ -670,7 +683,7 @@ long cost_allocations(void)
 	return held[ALLOCATIONS] - before[ALLOCATIONS];
 }
 
-/* Everything that was taken must have been given back. */
+/* Checks that all resources were released. */
 void cost_end(void)
 {
 	int i;
@@ -737,9 +750,9 @@ static void release_callback(void)
 }
 
 /*
- * The memory is freed: nvidia.ko calls the callback of the pin, and frees the page table
- * and its mapping. A client that unmaps by itself (PEER_MEM_INVALIDATE_UNMAPS) is only
- * asked to release afterwards.
+ * Frees the memory: nvidia.ko calls the callback of the pin, and frees the page
+ * table and its mapping. A client that unmaps itself
+ * (PEER_MEM_INVALIDATE_UNMAPS) is only asked to release afterwards.
  */
 static void revoke(void)
 {

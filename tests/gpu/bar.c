@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The BAR: which pages of it are memory of whom, in which order (the layout),
- * and how much of it is pinned.
+ * The BAR: the owner of each page, the order of an allocation's pages (the
+ * layout), and the number of pinned pages.
  *
- * The stand-in has no memory but its BAR (and what coherent.c says), so an
- * allocation has its place in the BAR from the start, where a real GPU chooses
- * one when it pins; in the form with NVIDIA's upper half memory moves there
- * then (nvidia/bar1.c). Pinning is accounted for as on a real GPU. Nothing is
- * ever cleared: as on a GPU, new memory may hold what its last owner left
- * there.
+ * The stand-in has no memory but its BAR (and that of coherent.c). An
+ * allocation therefore has its place in the BAR from the start. A real GPU
+ * chooses the place when it pins. NVIDIA's upper half, if used, also moves
+ * memory at that time (nvidia/bar1.c). Pinned pages are counted as on a real
+ * GPU. Memory is never cleared: new memory may still hold its last owner's
+ * data, like on a GPU.
  */
 #include <linux/bitmap.h>
 #include <linux/mm.h>
@@ -21,7 +21,7 @@
 
 #define PAGES_PER_GRANULE	(STANDIN_GRANULE / STANDIN_PAGE_SIZE)
 
-/* The driver keeps this much of BAR1 for itself, whatever its size. */
+/* The driver reserves this much of every BAR1, whatever its size. */
 static ulong bar1_reserve_mib = 36;
 module_param(bar1_reserve_mib, ulong, 0644);
 MODULE_PARM_DESC(bar1_reserve_mib, "MiB of each BAR that cannot be pinned");
@@ -94,15 +94,15 @@ static const struct kernel_param_ops layout_seed_ops = {
 module_param_cb(layout_seed, &layout_seed_ops, &layout_seed, 0644);
 MODULE_PARM_DESC(layout_seed, "starts the sequence that the random layout draws from");
 
-/* An unseeded generator draws zeros for ever. */
+/* An unseeded generator would return zeros forever. */
 void bar_init(void)
 {
 	prandom_seed_state(&random_state, layout_seed);
 }
 
 /**
- * bar_add_gpu - take stock of a GPU's BAR
- * @gpu: with bar_start and bar_end set
+ * bar_add_gpu - set up the page map of a GPU's BAR
+ * @gpu: GPU with bar_start and bar_end set
  *
  * Return: 0 or -ENOMEM.
  */
@@ -122,7 +122,7 @@ void bar_release_gpu(struct gpu *gpu)
 /**
  * vidmem_phys - bus address of a page
  * @mem: the memory
- * @page: which of its pages of 64 KiB
+ * @page: index of the 64 KiB page in @mem
  *
  * Return: the address.
  */
@@ -135,13 +135,13 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 }
 
 /**
- * vidmem_phys_told - what a page table says of that
+ * vidmem_phys_told - address of a page in a page table
  * @mem: the memory
  * @first: the table's first page
- * @page: which of its pages, from there on
+ * @page: index of the page in the table
  * @persistent: the mode
  *
- * Return: the address, unless table_phys has revocable ones lie.
+ * Return: the address. If table_phys is set, revocable tables get a false one.
  */
 phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 			     bool persistent)
@@ -153,7 +153,7 @@ phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 	return vidmem_phys(mem, first + page);
 }
 
-/* A bit for each page of what the memory is taken from, and their number. */
+/* Bitmap of the used pages of the BAR or the coherent memory, and its size. */
 static unsigned long *used_in(const struct vidmem *mem)
 {
 	return mem->coherent ? coherent_memory.used : mem->gpu->used;
@@ -170,7 +170,7 @@ static unsigned long find_hole(const struct vidmem *mem, unsigned long from)
 					  mem->pages, PAGES_PER_GRANULE - 1);
 }
 
-/* Lists free pages in ascending order, and marks them used. */
+/* Takes free pages in ascending order, and marks them used. */
 static int take_pages(struct vidmem *mem)
 {
 	unsigned long *used = used_in(mem);
@@ -182,7 +182,7 @@ static int take_pages(struct vidmem *mem)
 	if (pages - bitmap_weight(used, pages) < mem->pages)
 		return -ENOMEM;
 
-	/* Where no hole is large enough, the memory comes in pieces. */
+	/* If no hole is large enough, the memory is fragmented. */
 	p = find_hole(mem, mem->coherent ? 0 : bar1_home(mem->gpu));
 	if (p >= pages)
 		p = find_hole(mem, 0);
@@ -198,13 +198,13 @@ static int take_pages(struct vidmem *mem)
 }
 
 /*
- * The layouts. Each permutes a list of pages that ascends, in pieces of
- * @piece pages.
+ * The layouts. Each permutes an ascending list of pages, in pieces of @piece
+ * pages.
  */
 
 /*
- * First every second piece from the second on, then those from the first on:
- * no piece is followed by its neighbour.
+ * Takes every second piece from the second on, then every second one from the
+ * first on. No piece is followed by its neighbour.
  */
 static void interleave(u32 *to, const u32 *from, u32 pages, u32 piece)
 {
@@ -218,7 +218,7 @@ static void interleave(u32 *to, const u32 *from, u32 pages, u32 piece)
 	}
 }
 
-/* Cuts the list into runs of 1 to 64 pages and draws them in random order. */
+/* Cuts the list into runs of 1 to 64 pages, and shuffles the runs. */
 static int shuffle(u32 *to, const u32 *from, u32 pages)
 {
 	struct run {
@@ -302,8 +302,8 @@ static void give_back(struct vidmem *mem)
 }
 
 /**
- * vidmem_alloc - take memory from the BAR, or from coherent memory
- * @gpu: whose
+ * vidmem_alloc - allocate memory from the BAR, or from coherent memory
+ * @gpu: GPU that the memory belongs to
  * @length: a multiple of STANDIN_GRANULE, not 0
  *
  * Return: the memory with one reference, or an ERR_PTR().
@@ -381,11 +381,11 @@ void vidmem_put(struct vidmem *mem)
 }
 
 /**
- * bar_has_room - may so many more pages be pinned?
+ * bar_has_room - check for room to pin more pages
  * @gpu: the GPU
- * @pages: how many
+ * @pages: number of additional pages
  *
- * Return: whether there is room for them beside the reserve.
+ * Return: true if the BAR has room for them, without the reserve.
  */
 bool bar_has_room(const struct gpu *gpu, u64 pages)
 {
@@ -397,14 +397,14 @@ bool bar_has_room(const struct gpu *gpu, u64 pages)
 }
 
 /**
- * vidmem_pin - keep pages behind the BAR
+ * vidmem_pin - pin pages behind the BAR
  * @mem: the memory
  * @first: first page
- * @pages: how many
+ * @pages: number of pages
  *
- * Pages that are pinned already count once.
+ * Pages that are already pinned need no more room.
  *
- * Return: 0, or -ENOMEM when the BAR has no room for the others.
+ * Return: 0, or -ENOMEM if the BAR has no room for the other pages.
  */
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
 {

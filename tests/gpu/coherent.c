@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The memory of coherent GPUs, as on Grace: it is not behind a BAR, CPUs cache
- * it, and each of its pages has a struct page. Processes have it as they have
- * the BAR's, by page frame numbers, so that get_user_pages() refuses it: that
- * is a driver which keeps the memory to itself and does not give it to the
- * kernel as a NUMA node.
+ * The memory of coherent GPUs, as on Grace. It is not behind a BAR, CPUs cache
+ * it, and each of its pages has a struct page. Processes map it like the BAR,
+ * by page frame numbers, and get_user_pages() refuses it. This imitates a
+ * driver that keeps the memory to itself and does not give it to the kernel as
+ * a NUMA node.
  *
- * It is RAM that the kernel's command line has reserved: by memmap=, or on
- * arm64 by mem=, which leaves out the end. rxe maps whatever a peer gives it
- * write-combined, and a CPU must not have two kinds of mapping of one page: so
- * all of them are write-combined, which nobody in a virtual machine can tell
- * from cached. On arm64 the kernel's own mapping stays cached, which an
- * emulator does not show.
+ * The memory is RAM that is reserved on the kernel's command line, by memmap=,
+ * or on arm64 by mem=, which leaves out the end. rxe maps a peer's memory
+ * write-combined, and a page must not have CPU mappings of two types. All
+ * mappings are therefore write-combined, which looks like cached in a VM. On
+ * arm64, the kernel's own mapping stays cached, which an emulator does not
+ * show.
  */
 #include <linux/bitmap.h>
 #include <linux/dma-mapping.h>
@@ -44,21 +44,21 @@ static struct dev_pagemap pagemap = {
 	.nr_range	= 1,
 };
 
-/* Where an allocation that is made now goes. */
+/* Returns true if new allocations go to coherent memory. */
 bool coherent_is_wanted(void)
 {
 	return READ_ONCE(coherent);
 }
 
 /**
- * coherent_map - map pages for a device as the kernel's own memory is mapped
+ * coherent_map - map pages for a device in the way of the kernel's own memory
  * @peer: the device
- * @sgt: (out) what coherent_unmap() wants
- * @addresses: (in) where each page of 64 KiB is, (out) its DMA address
- * @pages: how many
+ * @sgt: (out) table for coherent_unmap()
+ * @addresses: (in) address of each 64 KiB page, (out) its DMA address
+ * @pages: number of pages
  *
- * An IOMMU may give the pages of the kernel, which are smaller, any address.
- * The interface cannot describe a page of 64 KiB that is in pieces then.
+ * An IOMMU may map each of the kernel's smaller pages to any address. The
+ * interface cannot describe a 64 KiB page that is fragmented that way.
  *
  * Return: 0, -ENOMEM or -EIO.
  */
@@ -120,9 +120,9 @@ void coherent_unmap(struct device *peer, struct sg_table *sgt)
 }
 
 /**
- * coherent_init - take the memory that the parameters name
+ * coherent_init - take over the memory that the parameters name
  *
- * Return: 0, or an error; -EINVAL for RAM that is not reserved.
+ * Return: 0, or an error. -EINVAL if the RAM is not reserved.
  */
 int __init coherent_init(void)
 {

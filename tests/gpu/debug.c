@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * What tests read and turn, under /sys/kernel/debug/nvidia: counters, the log
- * of events, failures on request, hold points.
+ * Files for tests in /sys/kernel/debug/nvidia: counters, the event log,
+ * failures on request, hold points.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -79,12 +79,12 @@ static ssize_t counters_write(struct file *file, const char __user *buf,
 
 DEFINE_SHOW_STORE_ATTRIBUTE(counters);
 
-/* The time of clients' calls */
+/* Time of the clients' calls */
 
 struct standin_spent standin_spent;
 EXPORT_SYMBOL_GPL(standin_spent);
 
-/* The clock is read last here and first below: the rest is not the call's. */
+/* The clock is read last here and first below, to measure only the call. */
 struct spent spent_begin(enum spent_on on)
 {
 	struct spent spent = { .on = on };
@@ -103,7 +103,7 @@ void spent_end(struct spent spent)
 	atomic_dec(&standin_spent.inside);
 }
 
-/* The log of events: a ring, the oldest are overwritten. */
+/* The event log is a ring. New events overwrite the oldest. */
 
 struct event {
 	u64 seq;
@@ -115,14 +115,14 @@ struct event {
 };
 
 static struct event *events;
-static u64 first_event;		/* oldest that is kept */
+static u64 first_event;		/* oldest event in the ring */
 static u64 next_event;
 static DEFINE_SPINLOCK(events_lock);
 
 /**
  * event - append to the log
- * @op: what happened, a string that outlives the module's use
- * @ret: its result
+ * @op: name of the event. The string outlives the module's use.
+ * @ret: result of the operation
  * @fmt: key=value pairs
  */
 void event(const char *op, int ret, const char *fmt, ...)
@@ -148,7 +148,7 @@ void event(const char *op, int ret, const char *fmt, ...)
 	spin_unlock(&events_lock);
 }
 
-/* The position is the sequence number + 1; 0 is the oldest that there is. */
+/* The position is the sequence number + 1. 0 is the oldest event. */
 static void *log_start(struct seq_file *m, loff_t *pos)
 {
 	void *found = NULL;
@@ -217,12 +217,12 @@ static const struct file_operations log_fops = {
 };
 
 /*
- * Failures on request. "N errno" lets the Nth call from now fail, once;
- * "0" lets none. What the failure leaves behind is the caller's to imitate.
+ * Failures on request. "N errno" makes the Nth call from now fail, once. "0"
+ * disarms. The caller imitates the effects of the failure.
  */
 struct fail {
 	const char *name;
-	unsigned int left;	/* calls until it fails; 0: disarmed */
+	unsigned int left;	/* calls until the failure; 0: disarmed */
 	int error;		/* negative */
 	unsigned int hits;
 };
@@ -244,17 +244,17 @@ static struct fail fails[NR_FAIL_SITES] = {
 static DEFINE_SPINLOCK(fails_lock);
 
 /**
- * fail_here - is this the call that is to fail?
- * @site: which of the places
+ * fail_here - check if this call must fail
+ * @site: place of the call
  *
- * Return: 0 or the negative errno to fail with.
+ * Return: 0, or the negative errno of the failure.
  */
 int fail_here(enum fail_site site)
 {
 	struct fail *f = &fails[site];
 	int ret = 0;
 
-	/* Arming beside a call decides nothing about that call. */
+	/* A call that races with the arming may or may not count. */
 	if (!READ_ONCE(f->left))
 		return 0;
 

@@ -2,8 +2,8 @@
 /*
  * DMA mappings: nvidia_p2p_dma_map_pages() and nvidia_p2p_dma_unmap_pages().
  *
- * A page table may be mapped any number of times, for one device or several;
- * the mappings have nothing to do with each other, and end with the table.
+ * A page table may be mapped any number of times, for one or more devices. The
+ * mappings are independent of each other, and end with the table.
  */
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
@@ -34,9 +34,9 @@ module_param(topology_deny, bool, 0644);
 MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
 
 /*
- * With an IOMMU that translates, DMA addresses follow no order. Here page i of
- * a table is mapped where the last page but i lies: addresses that descend,
- * and that are not those of the table, also without an IOMMU.
+ * If an IOMMU translates, DMA addresses have no fixed order. This parameter
+ * maps the pages of a table in reverse order. The DMA addresses then descend
+ * and differ from the table's, even without an IOMMU.
  */
 static bool dma_permute;
 module_param(dma_permute, bool, 0644);
@@ -45,11 +45,11 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
 /**
  * struct mapping - a page table mapped for one device
  * @node: in pin->mappings
- * @id: names the mapping in the event log
- * @pages: how many pages of 64 KiB are mapped
- * @coherent: they have struct pages, and are mapped all at once
- * @sgt: by this
- * @dma: what the client sees
+ * @id: ID of the mapping in the event log
+ * @pages: number of mapped 64 KiB pages
+ * @coherent: true if the pages have struct pages, and are mapped together
+ * @sgt: scatter table of a coherent mapping
+ * @dma: the part that the client gets
  */
 struct mapping {
 	struct list_head node;
@@ -62,7 +62,7 @@ struct mapping {
 
 static atomic64_t last_id = ATOMIC64_INIT(0);
 
-/* The caller may hold on to a table that is gone; so says what is left of it. */
+/* Returns false if the table was freed, which poisoned its magic. */
 static bool is_live(const struct pin *pin, const char *who)
 {
 	if (!WARN(pin->magic != PIN_MAGIC,
@@ -79,7 +79,7 @@ static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
 	map = kzalloc_obj(*map);
 	if (!map)
 		return NULL;
-	/* One more than needed, for who believes a count that is too high. */
+	/* One entry more, for a client that trusts a high count. */
 	map->dma.dma_addresses = kvmalloc_array(pages + 1UL, sizeof(u64),
 						GFP_KERNEL);
 	if (!map->dma.dma_addresses) {
@@ -97,7 +97,7 @@ static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
 	return map;
 }
 
-/* Unmaps what is mapped, and frees. */
+/* Unmaps all mapped pages, and frees the mapping. */
 static void mapping_free(struct mapping *map)
 {
 	u64 *addresses = map->dma.dma_addresses;
@@ -118,7 +118,7 @@ static void mapping_free(struct mapping *map)
 	kfree(map);
 }
 
-/* Not a BAR: whether it is in one is not asked. */
+/* Coherent memory is not in a BAR, so the bounds are not checked. */
 static int map_coherent(struct mapping *map, u32 pages)
 {
 	int ret = coherent_map(&map->dma.pci_dev->dev, &map->sgt,
@@ -139,8 +139,8 @@ static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
 		return ret;
 
 	/*
-	 * The real driver takes the last byte of the BAR for the first one
-	 * behind it. So the last page of a BAR cannot be mapped.
+	 * The real driver takes the last byte of the BAR for the first byte
+	 * behind it. The last page of a BAR can therefore not be mapped.
 	 */
 	if (phys < gpu->bar_start || phys + STANDIN_PAGE_SIZE > gpu->bar_end)
 		return -EIO;
@@ -168,7 +168,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	if (!peer || !table || !dma_mapping)
 		return -EINVAL;
 
-	/* No lock is held while the table is looked at. */
+	/* The table is read without a lock. */
 	pin = container_of(table, struct pin, table);
 	if (!is_live(pin, "dma_map"))
 		return -EINVAL;
@@ -193,7 +193,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	if (ret)
 		goto free_mapping;
 	ret = topology_deny ? -ENOTSUPP : 0;
-	/* A callback may have been here while the lock was waited for. */
+	/* A callback may have run while this waited for the lock. */
 	if (!is_live(pin, "dma_map"))
 		ret = -EIO;
 	if (!ret)
@@ -212,7 +212,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	if (ret)
 		goto free_mapping;
 
-	/* Or be here now. */
+	/* A callback may also run here. */
 	test_hold_here(&dma_map_before_insert);
 	if (!is_live(pin, "dma_map")) {
 		ret = -EIO;
@@ -237,7 +237,7 @@ put_gpu:
 /**
  * nvidia_p2p_dma_map_pages - map pinned pages for a device
  * @peer: the device
- * @page_table: the pinned pages, of whatever process
+ * @page_table: the pinned pages, of any process
  * @dma_mapping: (out) their DMA addresses
  *
  * Return: 0, -EINVAL, -ENOMEM, -ENOTSUPP, or -EIO.
@@ -281,10 +281,10 @@ static struct mapping *unlink_mapping(struct pin *pin,
  * nvidia_p2p_dma_unmap_pages - undo nvidia_p2p_dma_map_pages()
  * @peer: the device
  * @page_table: the table
- * @dma_mapping: the mapping; one that the table does not have is left alone
+ * @dma_mapping: the mapping. Ignored if the table does not have it.
  *
- * Does not take the API lock, so it can be called from a free callback, and
- * runs beside one.
+ * Does not take the API lock. May be called from a free callback, and
+ * concurrently with one.
  *
  * Return: 0, or -EINVAL for a NULL argument.
  */
@@ -321,7 +321,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	id = map->id;
 	WARN(map->dma.pci_dev != peer, "nvidia: dma_unmap for another device\n");
 
-	/* The table may go while this goes on. */
+	/* The table may be freed during this. */
 	test_hold_here(&dma_unmap_after_unlink);
 	mapping_free(map);
 log:
@@ -331,7 +331,7 @@ log:
 EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
 /**
- * nvidia_p2p_free_dma_mapping - nothing
+ * nvidia_p2p_free_dma_mapping - do nothing
  * @dma_mapping: freed by dma_unmap, or with its table
  *
  * Return: 0.
@@ -345,7 +345,7 @@ int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 EXPORT_SYMBOL(nvidia_p2p_free_dma_mapping);
 
 /**
- * dma_unmap_all - end the mappings of a table that goes away
+ * dma_unmap_all - unmap a table that is being freed
  * @pin: the table
  */
 void dma_unmap_all(struct pin *pin)

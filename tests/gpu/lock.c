@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The API lock. A thread that has it and comes back is refused, not
- * deadlocked: that is what a client gets that calls in from its callback.
+ * The API lock. A thread that holds it gets an error if it takes it again, and
+ * no deadlock. A client gets this error if it calls in from its callback.
  */
 #include <linux/delay.h>
 #include <linux/moduleparam.h>
@@ -10,8 +10,8 @@
 #include "nvidia.h"
 
 /*
- * What a pin and an unpin cost on a GPU: for so long the thread sleeps with
- * the lock held.
+ * Cost of a pin and an unpin on a GPU. The thread sleeps that long with the
+ * lock held.
  */
 static uint pin_us;
 module_param(pin_us, uint, 0644);
@@ -26,7 +26,7 @@ static struct task_struct *api_owner;
 
 int api_lock(void)
 {
-	/* Nobody but current can make this equal to current. */
+	/* Only the current thread can set this to current. */
 	if (READ_ONCE(api_owner) == current)
 		return -EIO;
 	down_write(&api_sem);

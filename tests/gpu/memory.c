@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * GPU memory in a process: allocated by mmap() of /dev/nvidia<N>, reached by
- * the CPU through page faults, freed by munmap() of its last piece, by the end
- * of the process, and by an ioctl.
+ * GPU memory of a process. mmap() of /dev/nvidia<N> allocates it, and the CPU
+ * accesses it through page faults. It is freed by munmap() of its last piece,
+ * by the end of the process, or by an ioctl.
  *
- * The mapping has no struct page behind it, so that get_user_pages() refuses
- * it. A child does not inherit it, as a child inherits no CUDA context. The
- * pieces into which madvise() or mprotect() may split it are one allocation.
+ * The mapping has no struct pages, so get_user_pages() refuses it. Like a CUDA
+ * context, it is not inherited by a child. madvise() or mprotect() may split it
+ * into pieces, which are still one allocation.
  */
 #include <linux/file.h>
 #include <linux/mm.h>
@@ -25,7 +25,7 @@ TEST_HOLD(free_before_lock);
 TEST_HOLD(free_before_callbacks);
 TEST_HOLD(free_before_unmap);
 
-/* Who runs the callbacks when a mapping goes. */
+/* Context that runs the callbacks when a mapping is freed. */
 static const char * const context_names[] = { "caller", "kthread" };
 static int free_context;
 
@@ -52,20 +52,20 @@ static const struct kernel_param_ops free_context_ops = {
 module_param_cb(free_context, &free_context_ops, NULL, 0644);
 MODULE_PARM_DESC(free_context, "who frees what munmap and exit give back: caller or kthread");
 
-/* Written to take memory away from faults, or to move it. */
+/* Held for writing to revoke memory from faults, or to move it. */
 DECLARE_RWSEM(place_sem);
 
-/* Who has which memory, and how much of a BAR is free and pinned. */
+/* Protects the owners of memory, and the free and pinned parts of a BAR. */
 DEFINE_MUTEX(mem_lock);
 
-/* Registered allocations; mem_lock. */
+/* Registered allocations. Protected by mem_lock. */
 static LIST_HEAD(allocs);
 
 /*
- * Whoever has opened a GPU is a client of its driver, and a process may let
- * those of others into its memory there. As in the real driver the list of
- * processes is short, and a process leaves it with the client that it was
- * listed for, whatever it has pinned by then.
+ * A process that has opened a GPU is a client of its driver. A process may give
+ * other clients access to its memory there. The list of processes is short,
+ * like the real driver's. A process leaves the list when the client that it was
+ * listed for is freed, whatever it has pinned by then.
  */
 #define MAX_LISTED	256
 
@@ -81,13 +81,13 @@ struct guest {
 	pid_t host;
 };
 
-/* mem_lock */
+/* Protected by mem_lock. */
 static LIST_HEAD(clients);
 static LIST_HEAD(guests);
 
 static struct workqueue_struct *free_wq;
 
-/* Each allocation has a range of its own in its file's address space; mem_lock. */
+/* Each allocation has its own range in its file's mapping. mem_lock. */
 static loff_t next_offset;
 
 static void alloc_release(struct kref *kref)
@@ -104,13 +104,13 @@ static void alloc_put(struct alloc *alloc)
 }
 
 /*
- * A GPU that has fallen off the bus: the resource manager tears down what lies
- * on it, and calls nobody. The callbacks come when this is N again, as they
- * never do in reality; without them the machine could not end.
+ * Imitates a GPU that has fallen off the bus. The resource manager frees the
+ * memory without callbacks. The callbacks run when this is set to N again,
+ * which never happens in reality. Otherwise the VM could not shut down.
  */
 static bool gpu_lost;
 
-/* Freed while it was Y; API lock. */
+/* Freed while gpu_lost was Y. Protected by the API lock. */
 static LIST_HEAD(uncalled);
 
 static int gpu_lost_set(const char *val, const struct kernel_param *kp)
@@ -142,7 +142,7 @@ static const struct kernel_param_ops gpu_lost_ops = {
 module_param_cb(gpu_lost, &gpu_lost_ops, &gpu_lost, 0644);
 MODULE_PARM_DESC(gpu_lost, "memory is freed without callbacks, which wait for N");
 
-/* The end of an allocation; the second of two that try waits for the first. */
+/* Ends an allocation. A second thread that does so waits for the first. */
 static void alloc_free(struct alloc *alloc)
 {
 	struct vidmem *mem;
@@ -172,7 +172,7 @@ static void alloc_free(struct alloc *alloc)
 	mem = alloc->vidmem;
 	mutex_unlock(&mem_lock);
 
-	/* Once no fault can add any, take away what the CPU has mapped. */
+	/* Stop faults from adding mappings, then remove the CPU's mappings. */
 	down_write(&place_sem);
 	alloc->gone = true;
 	mem->mapping = NULL;
@@ -183,7 +183,7 @@ static void alloc_free(struct alloc *alloc)
 	uncount(ALLOCS_LIVE);
 	event("free_end", 0, "va=%#llx", alloc->va);
 	if (lost) {
-		/* No process has it any more: no put finds its pins. */
+		/* The memory has no owner now, so no put finds its pins. */
 		alloc->tgid = 0;
 		list_add_tail(&alloc->node, &uncalled);
 	} else {
@@ -217,12 +217,12 @@ static void alloc_free_in(struct alloc *alloc, bool kthread)
 }
 
 /**
- * memory_find - the allocation of a process at an address
+ * memory_find - find the allocation of a process at an address
  * @tgid: the process
  * @va: the address
  *
- * Caller holds mem_lock. The allocation stays registered while the caller
- * holds this or the API lock.
+ * The caller holds mem_lock. The allocation stays registered while the
+ * caller holds mem_lock or the API lock.
  *
  * Return: the allocation or NULL.
  */
@@ -240,13 +240,13 @@ struct alloc *memory_find(pid_t tgid, u64 va)
 }
 
 /**
- * memory_lists - whether a process may pin an allocation and unpin it
+ * memory_lists - check if a process may pin and unpin an allocation
  * @alloc: the allocation
  * @tgid: the process
  *
- * Caller holds mem_lock.
+ * The caller holds mem_lock.
  *
- * Return: true for the owner and for whom it has let in.
+ * Return: true for the owner, and for processes that it has admitted.
  */
 bool memory_lists(const struct alloc *alloc, pid_t tgid)
 {
@@ -264,11 +264,11 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 }
 
 /**
- * memory_find_listed - the allocation at an address that a process may pin
+ * memory_find_listed - find the allocation at an address that a process may pin
  * @tgid: the process
  * @va: the address
  *
- * As memory_find(), for guests, too.
+ * Does the same as memory_find(), but also for admitted processes.
  *
  * Return: the allocation or NULL.
  */
@@ -300,8 +300,8 @@ static struct alloc *first_of(struct gpu *gpu)
 }
 
 /**
- * memory_free_all - free whatever lies on a GPU that goes away
- * @gpu: with gpu->removing set, so that nothing is added
+ * memory_free_all - free all memory of a GPU that is removed
+ * @gpu: GPU with gpu->removing set, so that no memory is added
  */
 void memory_free_all(struct gpu *gpu)
 {
@@ -332,7 +332,7 @@ static void memory_close(struct vm_area_struct *vma)
 	alloc_put(alloc);
 }
 
-/* GPU memory has one address for life. */
+/* The address of GPU memory never changes. */
 static int memory_mremap(struct vm_area_struct *vma)
 {
 	return -EINVAL;
@@ -350,7 +350,7 @@ static vm_fault_t memory_fault(struct vm_fault *vmf)
 	if (alloc->gone)
 		goto unlock;
 
-	/* All of the 64 KiB page that lies in this piece of the mapping. */
+	/* Maps the part of the 64 KiB page that lies in this piece. */
 	page = (vmf->address - alloc->va) / STANDIN_PAGE_SIZE;
 	bar1_touch(alloc->vidmem, page);
 	phys = vidmem_phys(alloc->vidmem, page);
@@ -415,7 +415,7 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 		ret = -ENODEV;
 		goto unlock;
 	}
-	/* The rest of an allocation of which a piece has been unmapped. */
+	/* An allocation may still be there after a part was unmapped. */
 	if (overlaps(alloc)) {
 		ret = -EBUSY;
 		goto unlock;
@@ -430,7 +430,7 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 	alloc->vidmem->mapping = file->f_mapping;
 	alloc->vidmem->offset = alloc->offset;
 
-	/* One reference for the VMA, one for being registered. */
+	/* One reference for the VMA, and one for the registration. */
 	kref_get(&alloc->kref);
 	alloc->registered = true;
 	list_add_tail(&alloc->node, &allocs);
@@ -459,7 +459,7 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 					      unsigned long pgoff,
 					      unsigned long flags)
 {
-	/* Refused here, since mmap() would first unmap what is in the way. */
+	/* Refused here, because mmap() would first unmap other mappings. */
 	if (flags & MAP_FIXED)
 		return IS_ALIGNED(addr, STANDIN_GRANULE) ? addr : -EINVAL;
 
@@ -473,7 +473,7 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 	return round_up(addr, STANDIN_GRANULE);
 }
 
-/* The calls of user space */
+/* ioctls */
 
 static long memory_ioctl_free(struct gpu *gpu, void __user *argp)
 {

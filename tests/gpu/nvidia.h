@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * What the files of the stand-in GPU share.
+ * Declarations that the files of the stand-in GPU share.
  *
  * Lock order, outermost first:
  *
- *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
- *	API lock		api_lock() in lock.c
- *	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
- *	pin->lock		the DMA mappings of one page table
- *	place_sem		faults beside memory that goes or moves
- *	mem_lock		allocations, the BAR and its accounts
- *	gpus_lock		the list of GPUs
+ * 	mmap_lock of a process	held by the kernel around mmap, munmap, faults
+ * 	API lock		api_lock() in lock.c
+ * 	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
+ * 	pin->lock		the DMA mappings of one page table
+ * 	place_sem		faults against memory that is freed or moved
+ * 	mem_lock		allocations, the BAR and its counters
+ * 	gpus_lock		the list of GPUs
  *
- * Free callbacks run with the API lock held, so everything that a client
- * locks in its callback comes after it. User memory is never touched with any
- * of these held, since the API lock is taken under mmap_lock by munmap and
- * exit.
+ * Free callbacks run with the API lock held, so every lock that a client
+ * takes in its callback is inside it. User memory is never accessed with
+ * any of these locks held, because munmap and exit take the API lock under
+ * mmap_lock.
  */
 #ifndef _STANDIN_NVIDIA_H_
 #define _STANDIN_NVIDIA_H_
@@ -46,10 +46,10 @@
 #define STANDIN_MAX_GPUS	8
 
 /*
- * The same pages may be mapped any number of times. CONFIG_DMA_API_DEBUG takes
- * more than eight for a leak unless told; nothing else looks at it. Where it
- * cannot be told, it also complains of the second mapping, unless no cache is to
- * be kept in step: there is none for a BAR.
+ * A page may be mapped any number of times. CONFIG_DMA_API_DEBUG takes more
+ * than eight mappings for a leak, unless this attribute is set. Kernels without
+ * it also report the second mapping, unless CPU caches need no sync. A BAR is
+ * not cached.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -67,26 +67,26 @@ struct sg_table;
 
 /**
  * struct gpu - one PCI function and its BAR (pci.c)
- * @dev: /dev/nvidia<N>; its reference count is that of this structure
- * @cdev: the file operations behind it
- * @pdev: the PCI function; valid until remove() returns
+ * @dev: /dev/nvidia<N>. Its reference count is that of this structure.
+ * @cdev: the character device with its file operations
+ * @pdev: the PCI function, valid until remove() returns
  * @pci: its address as text
  * @minor: N
- * @uuid: derived from the PCI address, so the same after every boot
+ * @uuid: derived from the PCI address, and the same after every boot
  * @bar_start: bus address of the BAR
  * @bar_end: its last byte, inclusive as in struct resource
  * @node: in the list of GPUs
  * @proc: /proc/driver/nvidia/gpus/<address>
- * @removing: no new pins and allocations; written under mem_lock and API lock
+ * @removing: no new pins or allocations. Written under mem_lock and API lock.
  * @is_wc: all mappings of the BAR are write-combined
  * @has_p2pdma: the BAR has struct pages; gpus_lock
- * @used: a bit for each page of 64 KiB of the BAR; mem_lock
- * @pages: their number
- * @bar1: what is where in the BAR, if memory can move (nvidia/bar1.c)
- * @pinned: pages of 64 KiB that have at least one pin; mem_lock
- * @refs: persistent pins; mem_lock
- * @opens: open files and persistent pins; at 0 the GPU stops; mem_lock
- * @stopped: since then, until it is opened again; mem_lock
+ * @used: bitmap of the used 64 KiB pages of the BAR; mem_lock
+ * @pages: number of 64 KiB pages of the BAR
+ * @bar1: contents of the BAR, if memory can move (nvidia/bar1.c)
+ * @pinned: number of 64 KiB pages with at least one pin; mem_lock
+ * @refs: number of persistent pins; mem_lock
+ * @opens: open files and persistent pins. At 0 the GPU stops; mem_lock
+ * @stopped: true from then until the GPU is opened again; mem_lock
  * @idle: woken when @refs falls to 0
  */
 struct gpu {
@@ -117,19 +117,19 @@ struct gpu {
 /**
  * struct vidmem - physical memory, a set of pages of the BAR (bar.c)
  * @kref: held by the allocation and by each pin
- * @gpu: whose; referenced
- * @pages: how many pages of 64 KiB
- * @page: number in the BAR of each
- * @coherent: number in coherent_memory instead; no pin occupies the BAR
- * @pins: how many pins each page has, or NULL before the first pin; mem_lock
+ * @gpu: the GPU, referenced
+ * @pages: number of 64 KiB pages
+ * @page: number of each page in the BAR
+ * @coherent: @page has numbers in coherent_memory. Pins need no BAR space.
+ * @pins: number of pins of each page, NULL before the first pin; mem_lock
  *
- * The rest is for memory that can move (nvidia/).
+ * The other fields are for memory that can move (nvidia/).
  *
- * @in_place: it has a layout that it keeps
- * @content: a bit for each page that may hold something
- * @mapping: what the CPU has mapped of it, or NULL; place_sem
- * @offset: from where on in @mapping
- * @extents: the parts of it that are in BAR1; API lock
+ * @in_place: the memory has a layout, and stays in place
+ * @content: bitmap of the pages that may contain data
+ * @mapping: the CPU's mappings of the memory, or NULL; place_sem
+ * @offset: offset of the memory in @mapping
+ * @extents: the parts of the memory that are in BAR1; API lock
  * @kept: persistent pins by their page tables; API lock
  */
 struct vidmem {
@@ -151,19 +151,19 @@ struct vidmem {
  * struct alloc - memory at an address of a process (memory.c)
  * @kref: held by the registration, each piece of the VMA, and users
  * @node: in the list of allocations while registered; mem_lock
- * @gpu: whose; @file keeps it
- * @vidmem: the memory; valid while registered
+ * @gpu: the GPU. @file keeps it alive.
+ * @vidmem: the memory, valid while registered
  * @tgid: the owner
  * @va: start address
  * @length: a multiple of the granule
- * @file: opened device; its address space holds the VMA's pieces
- * @offset: where in that address space
- * @vmas: pieces of the VMA
- * @gone: nothing may be mapped any more; place_sem
+ * @file: the opened device. Its address space holds the VMA's pieces.
+ * @offset: offset in that address space
+ * @vmas: number of pieces of the VMA
+ * @gone: the memory must not be mapped any more; place_sem
  * @registered: written under mem_lock and API lock
  * @pins: revocable pins, oldest first; API lock
- * @tables: the same by their page tables (nvidia/); API lock
- * @work: frees from a kernel thread
+ * @tables: revocable pins by their page tables (nvidia/); API lock
+ * @work: frees the memory in a kernel thread
  */
 struct alloc {
 	struct kref kref;
@@ -183,29 +183,29 @@ struct alloc {
 	struct work_struct work;
 };
 
-/* What tells a page table that lives from the remains of one. */
+/* Distinguishes a live page table from a freed one. */
 #define PIN_MAGIC	0x70696e6e65642121ULL
 
 /**
- * struct pin - a page table and what is behind it (p2p.c)
- * @magic: PIN_MAGIC while it lives
- * @size: of the allocation that this structure begins
- * @id: names the pin in the event log
+ * struct pin - a pin with its page table (p2p.c)
+ * @magic: PIN_MAGIC while the pin is alive
+ * @size: size of the allocation that begins with this structure
+ * @id: ID of the pin in the event log
  * @node: in the list of pins of its mode; API lock
  * @of_alloc: in alloc->pins; API lock
  * @alloc: NULL for a persistent pin, and once the memory has been freed
  * @vidmem: referenced, NULL once detached
  * @first: first page in @vidmem
  * @pages: number of pages
- * @tgid: who pinned
+ * @tgid: the process that pinned
  * @persistent: the mode
- * @foreign_put: another process has tried to put it
- * @lost: persistent, and its put has failed; API lock
+ * @foreign_put: another process has tried to put the pin
+ * @lost: the pin is persistent, and its put has failed; API lock
  * @free_callback: NULL until registered
- * @data: its argument
- * @lock: guards @mappings
+ * @data: argument of the callback
+ * @lock: protects @mappings
  * @mappings: DMA mappings of the table
- * @table: what the client sees. Last, since the older layout ends earlier.
+ * @table: the client's part, last because the older layout is shorter
  */
 struct pin {
 	u64 magic;
@@ -231,7 +231,7 @@ struct pin {
 /* lock.c */
 int __must_check api_lock(void);
 void api_unlock(void);
-/* Sleep for what a pin and an unpin cost; with the lock held. */
+/* Sleeps for the cost of a pin or an unpin, with the lock held. */
 void api_pay_pin(void);
 void api_pay_unpin(void);
 
@@ -267,10 +267,10 @@ int memory_init(void);
 void memory_exit(void);
 
 /**
- * struct coherent_memory - what the GPUs have beside their BARs (coherent.c)
- * @start: where it begins
- * @pages: how many pages of 64 KiB it has; 0: there is none
- * @used: a bit for each; mem_lock
+ * struct coherent_memory - memory of the GPUs besides their BARs (coherent.c)
+ * @start: start address
+ * @pages: number of 64 KiB pages. 0: there is no such memory.
+ * @used: bitmap of the used pages; mem_lock
  */
 struct coherent_memory {
 	phys_addr_t start;
@@ -280,7 +280,7 @@ struct coherent_memory {
 
 extern struct coherent_memory coherent_memory;
 
-/* Whether that is where a page is: for code that has no vidmem. */
+/* Returns true if @phys is coherent memory. For code without a vidmem. */
 static inline bool coherent_has(phys_addr_t phys)
 {
 	return phys - coherent_memory.start <
@@ -315,7 +315,7 @@ void bar1_release_gpu(struct gpu *gpu);
 int bar1_add_memory(struct vidmem *mem);
 void bar1_release_memory(struct vidmem *mem);
 
-/* Where memory begins that is not in BAR1: not where BAR1 is handed out. */
+/* Start of memory that is not in BAR1, away from the pages of BAR1. */
 static inline unsigned long bar1_home(const struct gpu *gpu)
 {
 	return gpu->pages / 2;
@@ -353,7 +353,7 @@ void proc_add_gpu(struct gpu *gpu);
 
 /* debug.c */
 
-/* State first, then events; writing to the file resets only the latter. */
+/* State first, then events. Writing to the file resets the events only. */
 enum counter {
 	PINS_LIVE,
 	PINS_PERSISTENT_LIVE,
@@ -385,7 +385,7 @@ enum counter {
 
 #define FIRST_EVENT_COUNTER	GET_PAGES
 
-/* The places that can be made to fail. */
+/* Places that can fail on request. */
 enum fail_site {
 	FAIL_GET_PAGES,
 	FAIL_GET_PAGES_REGISTER,
@@ -415,7 +415,7 @@ static inline void uncount(enum counter counter)
 
 __printf(3, 4) void event(const char *op, int ret, const char *fmt, ...);
 
-/* The calls of clients, and their cycles; see spent.h. */
+/* Clients' calls and their cycles; see spent.h. */
 struct spent {
 	enum spent_on on;
 	u64 begin;
@@ -424,7 +424,7 @@ struct spent {
 struct spent spent_begin(enum spent_on on);
 void spent_end(struct spent spent);
 
-/* CLASS(spent, unused)(on): from here to the end of the function. */
+/* CLASS(spent, unused)(on) measures from here to the end of the function. */
 DEFINE_CLASS(spent, struct spent, spent_end(_T), spent_begin(on), enum spent_on on)
 
 int fail_here(enum fail_site site);

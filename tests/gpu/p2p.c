@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * Pins: nvidia_p2p_get_pages(), nvidia_p2p_put_pages(), their persistent
- * counterparts, and what becomes of a pin when its memory is freed first.
+ * counterparts, and pins whose memory is freed first.
  *
- * All of it is as awkward as the real driver, on purpose: see README.md.
+ * All of this imitates the real driver's pitfalls on purpose: see README.md.
  */
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -15,12 +15,12 @@
 
 #include "nvidia.h"
 
-/* The only flag that get_pages_persistent knows; needs a coherent GPU. */
+/* The only flag of get_pages_persistent. Needs a coherent GPU. */
 #define FLAGS_FORCE_BAR1	BIT(0)
 
 /*
- * What a get that fails before it has pinned leaves in the caller's pointer:
- * the address of a table that has been freed. Later ones leave NULL.
+ * Value of the caller's pointer if a get fails before it has pinned: the
+ * address of a freed table. Later failures leave NULL.
  */
 #define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
 
@@ -31,7 +31,7 @@ TEST_HOLD(put_persistent_before_lock);
 TEST_HOLD(callback_entry);
 TEST_HOLD(callback_exit);
 
-/* What the tables say of themselves. */
+/* Contents of page tables. */
 static uint table_version = NVIDIA_P2P_PAGE_TABLE_VERSION;
 module_param(table_version, uint, 0644);
 MODULE_PARM_DESC(table_version, "version of page tables; below 0x00020000 they have no flags");
@@ -49,8 +49,8 @@ module_param(table_entries_delta, int, 0644);
 MODULE_PARM_DESC(table_entries_delta, "how many entries more than there are page tables claim");
 
 /*
- * An allocator that hands out at once what was freed last. Any may; with this
- * one a test need not wait for it. What it keeps has been poisoned as ever.
+ * Imitates an allocator that reuses freed memory at once, as any allocator may.
+ * Tests need not wait for a reuse. Freed memory is poisoned as usual.
  */
 static bool table_reuse;
 module_param(table_reuse, bool, 0644);
@@ -91,26 +91,26 @@ static void pin_memory_free(struct pin *pin, size_t size)
 	kfree(old);
 }
 
-/* Registered pins of each mode; API lock. */
+/* Registered pins of each mode. Protected by the API lock. */
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
 /*
- * Tables whose memory went between get and registration: neither the getter
- * nor the resource manager frees them. Here they wait for the end.
+ * Tables whose memory was freed between get and registration. Neither the
+ * getter nor the resource manager frees them. They stay here until unload.
  */
 static LIST_HEAD(leaked_pins);
 static u64 last_id;
 
 static struct kmem_cache *page_cache;
 
-/* What the resource manager says about each page, in 16 bytes. */
+/* The resource manager's data about a page, in 16 bytes. */
 struct page_info {
 	u64 physical_address;
 	u32 wreqmb_h;
 	u32 rreqmb_h;
 };
 
-/* Objects are allocated this many at a time. */
+/* Number of objects per bulk allocation. */
 #define BATCH	256
 
 static void pages_free(struct nvidia_p2p_page **pages, u32 n)
@@ -129,7 +129,7 @@ static void pages_free(struct nvidia_p2p_page **pages, u32 n)
 }
 
 /*
- * One entry more than needed, NULL, for who believes a count that is too high.
+ * Allocates one more entry, NULL, for a client that trusts a high count.
  */
 static struct nvidia_p2p_page **pages_alloc(u32 n)
 {
@@ -156,8 +156,8 @@ static struct nvidia_p2p_page **pages_alloc(u32 n)
 }
 
 /*
- * A version without flags ends before them. KASAN sees an access beyond; for
- * kernels without it there are bytes that no client can take for flags.
+ * An older version of the table has no flags. KASAN detects an access to them.
+ * Without KASAN, they have bytes that no client can take for flags.
  */
 static size_t pin_size(bool has_flags)
 {
@@ -183,12 +183,12 @@ static void pin_free(struct pin *pin)
 }
 
 /*
- * What is to be known about each page is allocated before anybody looks at
- * the address, as in the real driver, where it is three arrays with 16 bytes a
- * page together: an absurd length costs memory, not just an error. It is not
- * allowed to cost the machine: where the real driver would send the
- * out-of-memory killer out, this fails. The table's entries come when the
- * pages are pinned: see pin_fill().
+ * The data about each page is allocated before the address is checked. In
+ * the real driver, it is three arrays with 16 bytes per page in total, so
+ * an absurd length costs memory. Here it must not exhaust the machine:
+ * this fails where the real driver would invoke the OOM killer. The
+ * entries of the table are allocated when the pages are pinned: see
+ * pin_fill().
  */
 static struct pin *pin_alloc(u64 length, struct page_info **info)
 {
@@ -207,7 +207,7 @@ static struct pin *pin_alloc(u64 length, struct page_info **info)
 	pin = pin_memory(size);
 	if (!pin)
 		return NULL;
-	/* What is not set below, flags that are not there above all. */
+	/* Fills fields that are not set below, above all missing flags. */
 	memset(&pin->table, 0xa5, size - offsetof(struct pin, table));
 
 	pin->table.gpu_uuid = kzalloc(NVIDIA_P2P_GPU_UUID_LEN, GFP_KERNEL);
@@ -242,9 +242,9 @@ free_pin:
 }
 
 /*
- * Ties a pin to the memory behind [@va, @va + @length), which must lie in one
- * allocation of the calling process. The address is looked at first, then the
- * GPU, which persistent pins open, and what they ask for last.
+ * Attaches a pin to the memory of [@va, @va + @length), which must lie in one
+ * allocation of the calling process. Checks the address first, then the GPU,
+ * which persistent pins open, and then the flags.
  */
 static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		      struct page_info *info)
@@ -283,7 +283,7 @@ static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		info[i].rreqmb_h = 0;
 	}
 
-	/* Its end revokes the one mode and passes the other by. */
+	/* Freeing the memory revokes only revocable pins. */
 	if (!pin->persistent) {
 		pin->alloc = alloc;
 		list_add_tail(&pin->of_alloc, &alloc->pins);
@@ -299,7 +299,7 @@ static void pin_detach(struct pin *pin)
 	pin->vidmem = NULL;
 }
 
-/* The entries of the table, once the pages are known. */
+/* Makes the entries of the table, once the pages are known. */
 static int pin_fill(struct pin *pin, const struct page_info *info)
 {
 	struct nvidia_p2p_page *page;
@@ -318,7 +318,7 @@ static int pin_fill(struct pin *pin, const struct page_info *info)
 	return 0;
 }
 
-/* The list is walked by the value of the pointer, which may be anything. */
+/* Compares pointer values only, because @table may be anything. */
 static struct pin *find_pin(struct list_head *pins,
 			    const struct nvidia_p2p_page_table *table)
 {
@@ -365,7 +365,7 @@ static int get_table(u64 va, u64 length,
 	kvfree(info);
 	*page_table = &pin->table;
 
-	/* The memory may be freed here: nobody would be told. */
+	/* If the memory is freed here, no callback runs. */
 	test_hold_here(&get_before_register);
 
 	if (!ret)
@@ -397,7 +397,7 @@ static int get_table(u64 va, u64 length,
 		return ret;
 	}
 
-	/* From here on the callback may run, and the pin be gone. */
+	/* From here on, the callback may run and free the pin. */
 	test_hold_here(&get_after_register);
 	return 0;
 }
@@ -409,10 +409,10 @@ static int get_table(u64 va, u64 length,
  * @virtual_address: start, in the calling process
  * @length: in bytes
  * @page_table: (out) the pinned pages
- * @free_callback: called when the memory is freed first
+ * @free_callback: called if the memory is freed first
  * @data: argument of @free_callback
  *
- * Return: 0, or -EINVAL, -ENOMEM, -EIO; *@page_table may be set then, too.
+ * Return: 0, or -EINVAL, -ENOMEM, -EIO. An error may also set *@page_table.
  */
 int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
 			 u64 virtual_address, u64 length,
@@ -461,7 +461,7 @@ static int get_table_persistent(u64 va, u64 length,
 	if (!ret) {
 		gpu_use(pin->vidmem->gpu);
 		count(PINS_PERSISTENT_LIVE);
-		/* Nobody knows the table yet, so nobody can put it. */
+		/* No caller knows the table yet, so none can put it. */
 		list_add_tail(&pin->node, &persistent_pins);
 		*id = pin->id;
 	}
@@ -498,10 +498,10 @@ free:
  * @virtual_address: start, in the calling process
  * @length: in bytes
  * @page_table: (out) the pinned pages
- * @flags: only bit 0 means anything, and this GPU does not support it
+ * @flags: only bit 0 has a meaning, and this GPU does not support it
  *
- * Return: 0, or -EINVAL, -ENODEV, -ENOTSUPP, -ENOMEM, -EIO; *@page_table may be
- * set then, too.
+ * Return: 0, or -EINVAL, -ENODEV, -ENOTSUPP, -ENOMEM, -EIO. An error may also
+ * set *@page_table.
  */
 int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				    struct nvidia_p2p_page_table **page_table,
@@ -534,12 +534,12 @@ static int put_table(struct nvidia_p2p_page_table *table)
 
 	test_hold_here(&put_before_lock);
 
-	/* A put while a callback runs waits here for its end. */
+	/* A put waits here until a running callback ends. */
 	ret = fail_here(FAIL_PUT_PAGES) ?: api_lock();
 	if (WARN(ret, "nvidia: put_pages failed\n"))
 		return ret;
 
-	/* Whoever has pinned: among those of the memory that lists the caller. */
+	/* A put finds pins of any process in memory that lists the caller. */
 	pin = find_pin(&revocable_pins, table);
 	scoped_guard(mutex, &mem_lock)
 		mine = pin && memory_lists(pin->alloc, current->tgid);
@@ -575,13 +575,13 @@ static int put_table(struct nvidia_p2p_page_table *table)
 }
 
 /**
- * nvidia_p2p_put_pages - unpin what nvidia_p2p_get_pages() has pinned
+ * nvidia_p2p_put_pages - unpin a pin of nvidia_p2p_get_pages()
  * @p2p_token: 0
  * @va_space: 0
- * @virtual_address: not looked at
- * @page_table: looked up by its address among the pins of the calling process
+ * @virtual_address: ignored
+ * @page_table: searched by address in memory that lists the calling process
  *
- * Return: 0, also when there is no such table.
+ * Return: 0, even if there is no such table.
  */
 int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 			 u64 virtual_address,
@@ -601,9 +601,9 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
 EXPORT_SYMBOL(nvidia_p2p_put_pages);
 
 /*
- * As in the real driver: whatever the resource manager answers, the GPU's
- * usage count is given back. What a failing put leaves stays registered, and
- * each further put takes a use that is not the caller's.
+ * The GPU's usage count is decremented whatever the resource manager answers,
+ * like in the real driver. A failed put leaves the pin registered. Each further
+ * put releases another user's count.
  */
 static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 				int fail, u64 *id)
@@ -619,14 +619,14 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 
 	test_hold_here(&put_persistent_before_lock);
 
-	/* From inside a callback it is this thread that has the lock. */
+	/* In a callback, this thread already holds the lock. */
 	ret = api_lock();
 	if (ret)
 		fail = ret;
 
 	pin = find_pin(&persistent_pins, table);
 	if (!pin) {
-		/* The real driver goes on with whatever is there now. */
+		/* The real driver would use whatever is at this address. */
 		count(MISUSE);
 		pin = find_pin(&revocable_pins, table);
 		WARN(1, "nvidia: put_pages_persistent of a table that is %s\n",
@@ -660,8 +660,8 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 
 /**
  * nvidia_p2p_put_pages_persistent - unpin a persistent pin
- * @virtual_address: not looked at
- * @page_table: the table, of whatever process
+ * @virtual_address: ignored
+ * @page_table: the table, of any process
  * @flags: 0
  *
  * Return: 0, or -EINVAL, -ENOMEM, -EIO.
@@ -685,11 +685,11 @@ int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
 
 /**
- * p2p_revoke - take the pins off memory that is being freed
- * @alloc: the memory; the caller holds the API lock
+ * p2p_revoke - revoke the pins of memory that is being freed
+ * @alloc: the memory. The caller holds the API lock.
  *
- * One after the other, in the calling thread: callback, DMA mappings, table,
- * BAR. Nothing keeps the module that the callback lies in.
+ * Runs in the calling thread, one pin at a time: callback, DMA mappings, table,
+ * BAR. No reference keeps the module with the callback loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -704,7 +704,7 @@ void p2p_revoke(struct alloc *alloc)
 		pin->alloc = NULL;
 
 		if (!pin->free_callback) {
-			/* Its getter finds out when it comes to register. */
+			/* The getter notices when it registers. */
 			pin_detach(pin);
 			continue;
 		}
@@ -731,8 +731,8 @@ void p2p_revoke(struct alloc *alloc)
 }
 
 /**
- * p2p_free_lost - give back what failing puts have lost
- * @gpu: the GPU, which goes away
+ * p2p_free_lost - free pins whose put has failed
+ * @gpu: GPU that is removed
  */
 void p2p_free_lost(struct gpu *gpu)
 {
@@ -754,7 +754,7 @@ void p2p_free_lost(struct gpu *gpu)
 }
 
 /**
- * nvidia_p2p_free_page_table - nothing
+ * nvidia_p2p_free_page_table - do nothing
  * @page_table: freed by put, or after the callback
  *
  * Return: 0.
@@ -810,7 +810,7 @@ void p2p_hold_points(struct dentry *dir)
 
 int p2p_init(void)
 {
-	/* A cache of its own, so that a stale page is not somebody else's. */
+	/* A separate cache, so another user does not reuse a stale page. */
 	page_cache = kmem_cache_create("nvidia_p2p_page",
 				       sizeof(struct nvidia_p2p_page), 0,
 				       SLAB_NO_MERGE, NULL);

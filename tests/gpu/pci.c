@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The root of the stand-in GPU: a PCI driver for the BAR of QEMU's
- * ivshmem-plain device, a character device for each, and the order in which
+ * The core of the stand-in GPU: a PCI driver for the BAR of QEMU's
+ * ivshmem-plain device, a character device for each GPU, and the order in which
  * everything starts and stops.
  */
 #include <linux/io.h>
@@ -43,7 +43,7 @@ struct gpu *gpu_get_by_uuid(const u8 *uuid)
 
 /**
  * gpu_open - count a use of a GPU
- * @gpu: started, if nobody used it
+ * @gpu: the GPU. The first use starts it.
  */
 void gpu_open(struct gpu *gpu)
 {
@@ -53,8 +53,8 @@ void gpu_open(struct gpu *gpu)
 }
 
 /**
- * gpu_close - give a use back, whoever had it
- * @gpu: stopped after the last one
+ * gpu_close - release a use of a GPU, whoever had it
+ * @gpu: the GPU. The last use stops it.
  */
 void gpu_close(struct gpu *gpu)
 {
@@ -67,7 +67,7 @@ void gpu_close(struct gpu *gpu)
 
 /**
  * gpu_use - count a persistent pin
- * @gpu: cannot be unbound meanwhile
+ * @gpu: the GPU, which cannot be unbound meanwhile
  */
 void gpu_use(struct gpu *gpu)
 {
@@ -78,8 +78,8 @@ void gpu_use(struct gpu *gpu)
 }
 
 /**
- * gpu_unuse - give the use of a persistent pin back
- * @gpu: the GPU; the real driver does not look whose use it takes either
+ * gpu_unuse - release the use of a persistent pin
+ * @gpu: the GPU. The real driver does not check whose use this is either.
  */
 void gpu_unuse(struct gpu *gpu)
 {
@@ -96,7 +96,7 @@ void gpu_unuse(struct gpu *gpu)
 	uncount(DEVICE_REFS);
 }
 
-/* As with the real driver, whoever can open the device may use it. */
+/* Every user may open the device, like that of the real driver. */
 static char *devnode(const struct device *dev, umode_t *mode)
 {
 	if (mode)
@@ -104,7 +104,7 @@ static char *devnode(const struct device *dev, umode_t *mode)
 	return NULL;
 }
 
-/* Kernels before 6.4 write to it, and before 6.2 devnode() gets no const. */
+/* Before 6.4 the kernel writes to it. Before 6.2 devnode() has no const. */
 static struct class gpu_class = {
 	.name		= "nvidia",
 	.devnode	= (void *)devnode,
@@ -127,11 +127,11 @@ static void make_uuid(struct gpu *gpu)
 	put_unaligned_be32(where, gpu->uuid + sizeof(prefix));
 }
 
-/* Struct pages of the BAR. */
+/* Struct pages of the BAR */
 
 static bool p2pdma;
 
-/* nvidia-uvm does this when it starts on a GPU with a static BAR1. */
+/* nvidia-uvm does this when it starts on a GPU with static BAR1. */
 static int p2pdma_add(struct gpu *gpu)
 {
 	int ret;
@@ -143,7 +143,7 @@ static int p2pdma_add(struct gpu *gpu)
 	return ret;
 }
 
-/* nvidia-uvm does this when it stops. Waits until nobody has the pagemap. */
+/* nvidia-uvm does this when it stops. Waits for users of the pagemap. */
 static void p2pdma_remove(struct gpu *gpu)
 {
 	if (!gpu->has_p2pdma)
@@ -173,7 +173,7 @@ static void stray_remove(void)
 {
 	if (!stray_pages)
 		return;
-	/* The kernel removes the range that it has made. */
+	/* Restores the range that the kernel made, for its removal. */
 	if (stray_pages == MEMORY_DEVICE_PCI_P2PDMA)
 		stray.range.end -= STANDIN_GRANULE;
 	stray_pages = 0;
@@ -182,9 +182,9 @@ static void stray_remove(void)
 }
 
 /*
- * The pages are made as generic ones, which want the least. Nobody uses them:
- * only the pagemap says that they are of another type, or go on behind the BAR,
- * where other devices may be.
+ * The pages are made as generic ones, which have the fewest requirements, and
+ * are not used. Only the pagemap gives them another type, or extends them
+ * beyond the BAR, where other devices may be.
  */
 static int stray_add(int type)
 {
@@ -193,7 +193,7 @@ static int stray_add(int type)
 
 	if (!type)
 		return 0;
-	/* One that was bound again is at the end of the list. */
+	/* A GPU that was bound again is at the end of the list. */
 	list_for_each_entry(gpu, &gpus, node)
 		if (!gpu->minor)
 			break;
@@ -268,7 +268,7 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	struct gpu *gpu;
 	int ret;
 
-	/* Shorter BARs are ivshmem devices that serve another purpose. */
+	/* Shorter BARs belong to ivshmem devices with another purpose. */
 	if (length < STANDIN_GRANULE)
 		return -ENODEV;
 
@@ -308,9 +308,9 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		goto disable;
 
 	/*
-	 * Whoever maps the BAR gets it write-combined, CPU mappings of user
-	 * space among them, so that no two of them differ in memory type. With
-	 * struct pages it is uncached, as for the real driver with
+	 * All mappings of the BAR are write-combined, including CPU mappings of
+	 * user space, so that they have the same memory type. If the BAR has
+	 * struct pages, they are uncached, like the real driver's with
 	 * RMForceDisableIomapWC.
 	 */
 	gpu->is_wc = !p2pdma;
@@ -358,9 +358,9 @@ put_gpu:
 }
 
 /*
- * Memory that is in use is taken away, with callbacks; persistent pins are
- * waited for, however long that takes. Nothing new is let in meanwhile, so
- * that the wait ends.
+ * Revokes memory that is in use, with callbacks, and waits for persistent pins
+ * without a time limit. Meanwhile no new uses are allowed, so that the wait
+ * ends.
  */
 static void remove(struct pci_dev *pdev)
 {
@@ -409,9 +409,9 @@ static struct pci_driver driver = {
 };
 
 /*
- * The loader gives the functions of a module with this taint to no module that
- * uses a symbol for GPL modules only. The stand-in's own symbols are resolved by
- * now. What it exports to clients is for all modules, as the closed driver's is.
+ * The module loader refuses the symbols of a module with this taint to modules
+ * that use GPL-only symbols. The stand-in's own symbols are already resolved.
+ * Like the closed driver, it exports its symbols to all modules.
  */
 static bool proprietary;
 module_param(proprietary, bool, 0444);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The files under /proc/driver/nvidia that tools look at.
+ * The files in /proc/driver/nvidia that tools read.
  */
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * How often clients call the stand-in, and what its part of their time is.
+ * Number of the clients' calls to the stand-in, and the time spent in them.
  *
- * The clock is the processor's cycle counter, read where a call comes in and
- * where it returns. Read by tests/bench, which takes it off what a client's
- * functions take; nothing of the real driver corresponds to it.
+ * The clock is the processor's cycle counter, read at the beginning and at the
+ * end of a call. tests/bench subtracts this time from the time of a client's
+ * functions. The real driver has nothing like it.
  */
 #ifndef _STANDIN_SPENT_H_
 #define _STANDIN_SPENT_H_
@@ -16,14 +16,14 @@ enum spent_on {
 	SPENT_UNPIN,
 	SPENT_MAP,
 	SPENT_UNMAP,
-	SPENT_NOTHING,		/* the calls that do nothing */
+	SPENT_NOTHING,		/* calls that do nothing */
 	NR_SPENT,
 };
 
 /**
- * struct standin_spent - since the module was loaded
+ * struct standin_spent - counts since the module was loaded
  * @calls: calls that have returned, by kind
- * @cycles: theirs, of all threads together
+ * @cycles: cycles of these calls, of all threads together
  * @inside: threads that are in such a call now
  */
 struct standin_spent {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR MIT */
 /*
- * What user space can ask of the stand-in GPU, beside mmap().
+ * The interface of the stand-in GPU for user space, besides mmap().
  *
  * mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) of
- * /dev/nvidia<N> allocates GPU memory for the calling process. The address is
- * a multiple of STANDIN_GRANULE, and so is the length of the allocation,
- * whatever the length of the mapping. MAP_FIXED at such an address is allowed.
+ * /dev/nvidia<N> allocates GPU memory for the calling process. The address and
+ * the length of the allocation are multiples of STANDIN_GRANULE, whatever the
+ * length of the mapping. MAP_FIXED is allowed at such an address.
  */
 #ifndef _STANDIN_H_
 #define _STANDIN_H_
@@ -16,17 +16,17 @@
 #define STANDIN_GRANULE		(2u << 20)
 #define STANDIN_PAGE_SIZE	(64u << 10)
 
-/* Free in a kernel thread, as the real driver does for deferred closes. */
+/* Free in a kernel thread, like the real driver's deferred closes. */
 #define STANDIN_FREE_KTHREAD	(1u << 0)
 
 /**
  * struct standin_free - free an allocation of the calling process
- * @va: (in) where it starts
+ * @va: (in) start of the allocation
  * @flags: (in) STANDIN_FREE_KTHREAD or 0
  * @reserved: 0
  *
- * Returns when the memory is free and every pin has been called back. The
- * mapping stays; touching it raises SIGBUS. -EINVAL if there is none.
+ * Returns when the memory is freed and all callbacks have run. The mapping
+ * stays, but an access raises SIGBUS. -EINVAL if there is no allocation.
  */
 struct standin_free {
 	__u64 va;
@@ -35,20 +35,20 @@ struct standin_free {
 };
 
 /**
- * struct standin_info - where an address lies
+ * struct standin_info - location of an address
  * @va: (in) an address in an allocation of the calling process on this GPU,
- *	or 0: only the fields from @bar_start on are filled then
+ * 	or 0 to get only the fields from @bar_start on
  * @start: start of the allocation
- * @length: its length
+ * @length: length of the allocation
  * @phys: bus address of @va in the BAR
- * @run: how many bytes from @va on are contiguous in the BAR
+ * @run: number of bytes from @va on that are contiguous in the BAR
  * @bar_start: bus address of the BAR
  * @bar_length: length of the BAR
- * @bar_pinned: bytes of the BAR that are pinned now
+ * @bar_pinned: number of bytes of the BAR that are pinned now
  * @gpu: the N of /dev/nvidia<N>
  * @reserved: 0
  * @uuid: UUID of the GPU
- * @pci: its PCI address as text
+ * @pci: PCI address of the GPU as text
  */
 struct standin_info {
 	__u64 va;
@@ -66,14 +66,14 @@ struct standin_info {
 };
 
 /**
- * struct standin_admit - let another process into the memory of this one
- * @pid: (in) the process; it has opened this GPU
+ * struct standin_admit - give another process access to this one's memory
+ * @pid: (in) the process, which has opened this GPU
  * @reserved: 0
  *
- * It may then pin, at the same addresses, whatever the calling process has on
- * this GPU, until what it had opened first is closed. There are 256 places, of
- * which the calling process has one. -EINVAL if none is left or the process
- * has not opened the GPU.
+ * The process may then pin all memory of the calling process on this GPU, at
+ * the same addresses, until it closes its first file of the GPU. There are 256
+ * places, including the calling process's own. -EINVAL if none is left, or if
+ * the process has not opened the GPU.
  */
 struct standin_admit {
 	__u32 pid;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * BAR1 as the resource manager hands it out: when memory is pinned, and to
- * others once its last pin is gone. One range if there is one, else pieces.
+ * BAR1 as the resource manager assigns it. Memory gets space in BAR1 when it
+ * is pinned, as one range or else in pieces. The last unpin frees the space.
  *
- * The memory is the BAR here, so there is no page table that could say where
- * in BAR1 it shows. The memory moves instead: to the range that its pin gets,
- * and what lay there to where it was. While a pin lives its pages stay; after
- * that they lie where they are until somebody else is given that range. Faults
- * of the CPU wait meanwhile, and find the new place.
+ * Here the BAR is the memory itself, so no page table can map memory into
+ * BAR1. Memory moves instead: it changes places with the contents of the range
+ * that its pin gets. Pinned pages stay there. Unpinned pages stay until
+ * another pin gets their place. The CPU's faults wait, and then find the new
+ * place.
  *
- * Memory with a layout is pinned where it lies, as with static BAR1.
+ * Memory with a layout is pinned in place, as with static BAR1.
  */
 #include <linux/bitmap.h>
 #include <linux/io.h>
@@ -20,7 +20,7 @@
 #include "../nvidia.h"
 #include "bar1.h"
 
-/* What a page of the BAR holds: page @index of @mem, or nothing. */
+/* Contents of a page of the BAR: page @index of @mem, or nothing. */
 struct slot {
 	struct vidmem *mem;
 	u32 index;
@@ -28,9 +28,9 @@ struct slot {
 
 /**
  * struct bar1 - the BAR of a GPU
- * @taken: a bit for each page that is pinned or has a layout; mem_lock
- * @buffer: for two pages that change places; place_sem
- * @slot: what is where; mem_lock
+ * @taken: bitmap of pages that are pinned or have a layout; mem_lock
+ * @buffer: for exchanging two pages; place_sem
+ * @slot: contents of each page; mem_lock
  */
 struct bar1 {
 	unsigned long *taken;
@@ -42,8 +42,8 @@ struct bar1 {
  * struct extent - pages of a vidmem that got their places in BAR1 together
  * @node: in vidmem->extents, in order of @first; API lock
  * @first: first page
- * @pages: how many
- * @refs: pins that lie over it, in part or in whole; the last takes all of it
+ * @pages: number of pages
+ * @refs: pins that overlap with it. The last one releases the whole extent.
  */
 struct extent {
 	struct list_head node;
@@ -118,7 +118,7 @@ static void __iomem *map_page(const struct gpu *gpu, unsigned long page)
 			  STANDIN_PAGE_SIZE);
 }
 
-/* Copies a page of the BAR, or lets two change places. */
+/* Copies a page of the BAR, or exchanges two pages. */
 static int copy_page_of(struct gpu *gpu, unsigned long to, unsigned long from,
 			bool both)
 {
@@ -129,7 +129,7 @@ static int copy_page_of(struct gpu *gpu, unsigned long to, unsigned long from,
 	if (source && target) {
 		memcpy_fromio(buffer, source, STANDIN_PAGE_SIZE);
 		if (both) {
-			/* There is one buffer; a piece at a time will do. */
+			/* There is only one buffer, so copy piece by piece. */
 			u8 piece[64];
 			size_t at;
 
@@ -156,7 +156,7 @@ static void unmap_from_cpu(const struct vidmem *mem, u32 first, u32 pages)
 				    (u64)pages * STANDIN_PAGE_SIZE, 1);
 }
 
-/* Moves a page of memory, and what was in its place the other way. */
+/* Exchanges a page of memory with the contents of @to. */
 static int move_page(struct vidmem *mem, u32 index, unsigned long to)
 {
 	struct gpu *gpu = mem->gpu;
@@ -238,7 +238,7 @@ static struct extent *extent_add(struct vidmem *mem, struct list_head *before,
 		else if (!mem->in_place)
 			ret = extent_move(mem, extent);
 		if (!ret) {
-			/* The HCA may write to any of them. */
+			/* The HCA may write to any of the pages. */
 			bitmap_set(mem->content, first, pages);
 			gpu->pinned += pages;
 			count_add(BAR_BYTES_PINNED, (u64)pages * STANDIN_PAGE_SIZE);
@@ -267,15 +267,15 @@ static void extent_remove(struct vidmem *mem, struct extent *extent)
 }
 
 /**
- * bar1_get - have pages in BAR1
- * @mem: the memory; the caller holds the API lock
+ * bar1_get - give pages a place in BAR1
+ * @mem: the memory. The caller holds the API lock.
  * @first: first page
- * @pages: how many
+ * @pages: number of pages
  *
- * Pages that another pin has there stay where they are, so that what is made
- * for the others need not be beside them.
+ * Pages with a place from another pin stay there. The places of the other
+ * pages need not be adjacent to them.
  *
- * Return: 0, or -ENOMEM, and then none of it is kept.
+ * Return: 0, or -ENOMEM. On failure, no page keeps its place.
  */
 int bar1_get(struct vidmem *mem, u32 first, u32 pages)
 {
@@ -319,9 +319,9 @@ undo:
 
 /**
  * bar1_put - undo bar1_get()
- * @mem: the memory; the caller holds the API lock
+ * @mem: the memory. The caller holds the API lock.
  * @first: first page
- * @pages: how many
+ * @pages: number of pages
  */
 void bar1_put(struct vidmem *mem, u32 first, u32 pages)
 {

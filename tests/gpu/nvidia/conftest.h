@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What NVIDIA's configure step would have found out, as far as its headers ask. */
+/* Results of NVIDIA's configure step, as far as its headers use them. */
 #include <linux/version.h>
 
 #if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * What clients call: NVIDIA's functions, with the counters and the log of the
- * stand-in around them, and failures of what asks no resource manager.
+ * The functions that clients call: NVIDIA's, with the stand-in's counters and
+ * event log, and with failures of calls that do not reach the resource manager.
  */
 #include <linux/export.h>
 #include <linux/kernel.h>
@@ -14,8 +14,8 @@
 TEST_HOLD(dma_unmap_before_lock);
 
 /*
- * The caller may hold on to a table that is gone. NVIDIA's code would go on
- * with whatever is there now.
+ * Returns false if the caller's table was freed. NVIDIA's code would use
+ * whatever is at its address.
  */
 static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 {
@@ -26,7 +26,7 @@ static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 	return false;
 }
 
-/* Three arrays, which are allocated before anybody looks at the address. */
+/* Three arrays, which are allocated before the address is checked. */
 static void count_records(u64 length)
 {
 	count_add(RECORD_BYTES, length / STANDIN_PAGE_SIZE * 16);
@@ -47,7 +47,7 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			      page_table, free_callback, data);
 	if (!ret)
 		count(GET_PAGES_OK);
-	/* The table may be gone already; only its address is looked at. */
+	/* The table may already be gone, but only its address is used. */
 	event("get_pages", ret, "pin=%llu va=%#llx length=%#llx",
 	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
 	return ret;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * As much of NVIDIA's nv-linux.h as nv-p2p.c needs. The rest of what it
- * includes is NVIDIA's own: with nv.h the compiler holds rm.c to the resource
- * manager's interface.
+ * The part of NVIDIA's nv-linux.h that nv-p2p.c needs. The other headers are
+ * NVIDIA's own. Since nv.h is one of them, the compiler checks rm.c against the
+ * interface of the resource manager.
  */
 #ifndef _STANDIN_NV_LINUX_H_
 #define _STANDIN_NV_LINUX_H_
@@ -15,7 +15,7 @@
 
 #include "nv.h"
 
-/* Of the open flavour, which needs no stack of its own. */
+/* The open flavour of the driver needs no separate stack. */
 struct nvidia_stack_s;
 
 static inline int nv_kmem_cache_alloc_stack(nvidia_stack_t **stack)
@@ -28,7 +28,7 @@ static inline void nv_kmem_cache_free_stack(nvidia_stack_t *stack)
 {
 }
 
-/* Counted where they come, and poisoned where they go. */
+/* Counted when allocated, and poisoned when freed. */
 void *upper_page_alloc(struct kmem_cache *cache);
 void upper_page_free(struct kmem_cache *cache, void *page);
 
@@ -37,7 +37,7 @@ void upper_page_free(struct kmem_cache *cache, void *page);
 
 #define NV_INIT_MUTEX(mutex)	sema_init(mutex, 1)
 
-/* What clients call is in front.c. */
+/* front.c exports the functions that clients call. */
 #define NV_EXPORT_SYMBOL(symbol)
 
 struct nv_dma_device {
@@ -52,7 +52,7 @@ struct nv_dma_device {
 int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp);
 void nvidia_dev_put_uuid(const u8 *uuid, nvidia_stack_t *sp);
 
-/* For the registers of POWER's NPUs; no machine here has any. */
+/* For the registers of POWER's NPUs, which no VM has. */
 struct nv_linux_state {
 	struct nv_linux_state *next;
 	struct pci_dev *pci_dev;

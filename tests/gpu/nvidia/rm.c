@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The lower half of the provider: what NVIDIA's nv-p2p.c asks of the resource
- * manager, of its DMA layer and of the operating system. It knows which memory
- * is whose, which of it is in BAR1, and whom to call back; what a client sees
- * of that is the upper half's. Prototypes are NVIDIA's, in nv.h.
+ * The lower half of nvidia.ko: the functions of the resource manager, of its
+ * DMA layer and of the operating system that NVIDIA's nv-p2p.c calls. It knows
+ * the owner of memory, the parts in BAR1, and the callbacks. The upper half
+ * decides about the rest of the interface. The prototypes in nv.h are NVIDIA's.
  */
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -45,26 +45,26 @@ module_param(dma_permute, bool, 0644);
 MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in reverse order");
 
 /*
- * All GPUs', as the resource manager takes them to free memory: what waits in
- * a callback holds up every GPU. Taken with the API lock held.
+ * The resource manager takes the locks of all GPUs to free memory, so a
+ * callback that waits blocks every GPU. Taken with the API lock held.
  */
 static DEFINE_MUTEX(gpu_locks);
 
 /**
- * struct mapping_info - memory that somebody has in BAR1
+ * struct mapping_info - memory that a pin has in BAR1
  * @node: in the list of all; API lock
  * @by_key: in alloc->tables or vidmem->kept; API lock
- * @key: the page table, of which the resource manager knows no more
- * @id: names the pin in the event log
- * @alloc: whose end is to be told, NULL for a persistent pin
- * @mem: the memory, which @alloc holds or this does
- * @gpu: the same memory's
+ * @key: the page table, which is only an address for the resource manager
+ * @id: ID of the pin in the event log
+ * @alloc: allocation whose end runs the callback, NULL for a persistent pin
+ * @mem: the memory, held by @alloc or by this
+ * @gpu: GPU of the memory
  * @first: first page in @mem
- * @pages: how many
+ * @pages: number of pages
  * @callback: NULL until registered
- * @data: its argument
- * @foreign_put: another process has tried to put it
- * @lost: persistent, and its put has failed
+ * @data: argument of the callback
+ * @foreign_put: another process has tried to put the pin
+ * @lost: the pin is persistent, and its put has failed
  */
 struct mapping_info {
 	struct list_head node;
@@ -86,15 +86,15 @@ static LIST_HEAD(infos);
 static u64 last_id;
 
 /*
- * What the operating system does for the upper half
+ * Functions of the operating system for the upper half
  */
 
 void *nvidia_p2p_page_t_cache;
 
-/* Page tables that have not been freed, to the numbers of their pins. */
+/* Page tables that are not freed yet, and the IDs of their pins. */
 static DEFINE_XARRAY(tables);
 
-/* Lists of DMA addresses that are mapped, to how many there are in each. */
+/* Lists of mapped DMA addresses, and their lengths. */
 static DEFINE_XARRAY(mappings);
 
 static void *spare_table;
@@ -107,7 +107,7 @@ static void *swap_spare(void *memory)
 	return memory;
 }
 
-/* An absurd size is not allowed to cost the machine, as it would in reality. */
+/* Unlike in reality, an absurd size must not exhaust the machine. */
 NV_STATUS NV_API_CALL os_alloc_mem(void **address, u64 size)
 {
 	*address = NULL;
@@ -122,7 +122,7 @@ void NV_API_CALL os_free_mem(void *address)
 {
 	void *entry;
 
-	/* Whoever looks at what is gone is to see that it is. */
+	/* Poisons the memory, to reveal a later use. */
 	entry = xa_erase(&mappings, (unsigned long)address);
 	if (entry) {
 		uncount(MAPPINGS_LIVE);
@@ -179,7 +179,7 @@ int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp)
 
 	if (!gpu)
 		return -ENODEV;
-	/* An unbind waits for this use, or is seen by it. */
+	/* Either an unbind waits for this use, or this sees the unbind. */
 	gpu_use(gpu);
 	if (READ_ONCE(gpu->removing)) {
 		gpu_unuse(gpu);
@@ -199,7 +199,7 @@ void nvidia_dev_put_uuid(const u8 *uuid, nvidia_stack_t *sp)
 	gpu_put(gpu);
 }
 
-/* Of POWER's NPUs there are none. */
+/* There are no NPUs of POWER. */
 int nv_register_rsync_driver(int (*get)(int *mode, void *data),
 			     void (*put)(int mode, void *data),
 			     void (*wait)(struct pci_dev *gpu, void *data),
@@ -227,10 +227,10 @@ int nv_get_ibmnpu_chip_id(nv_state_t *nv)
 }
 
 /*
- * The resource manager's own
+ * Functions of the resource manager
  */
 
-/* The statuses that the upper half makes these errors of. */
+/* Statuses that the upper half converts to these errors. */
 static NV_STATUS status_of(int error)
 {
 	switch (error) {
@@ -256,7 +256,7 @@ static NV_STATUS __must_check rm_lock(void)
 	return api_lock() ? NV_ERR_INVALID_LOCK_STATE : NV_OK;
 }
 
-/* The newest: where a put inside a get has failed, its key may come again. */
+/* Returns the newest: after a failed put in a get, the key may come again. */
 static struct mapping_info *info_find(const void *key)
 {
 	struct mapping_info *info;
@@ -290,8 +290,8 @@ static void info_remove(struct mapping_info *info)
 }
 
 /*
- * The memory behind a range, which must lie in one allocation that lists the
- * calling process. The caller holds the API lock, which keeps it.
+ * Finds the memory of a range, which must lie in one allocation that lists the
+ * calling process. The caller holds the API lock, which keeps the memory alive.
  */
 static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 {
@@ -307,7 +307,7 @@ static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 	return NV_OK;
 }
 
-/* Whether @info is found for the calling process. The caller holds the API lock. */
+/* True if the calling process finds @info. The caller holds the API lock. */
 static bool info_is_listed(const struct mapping_info *info)
 {
 	guard(mutex)(&mem_lock);
@@ -358,7 +358,7 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 						persistent);
 	*entries = info->pages;
 
-	/* The end of the allocation revokes the one kind; the other keeps the memory. */
+	/* A persistent pin keeps the memory. Freeing revokes the others. */
 	if (persistent)
 		vidmem_get(info->mem);
 	else
@@ -411,7 +411,7 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 	NV_STATUS status;
 	int fail;
 
-	/* The memory may be freed here: nobody would be told. */
+	/* If the memory is freed here, no callback runs. */
 	test_hold_here(&get_before_register);
 
 	fail = fail_here(FAIL_GET_PAGES_REGISTER);
@@ -431,7 +431,7 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 	}
 	api_unlock();
 
-	/* From here on the callback may run, and the pin be gone. */
+	/* From here on, the callback may run and free the pin. */
 	if (status == NV_OK)
 		test_hold_here(&get_after_register);
 	return status;
@@ -448,7 +448,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 
 	test_hold_here(&put_before_lock);
 
-	/* A put while a callback runs waits here for its end. */
+	/* A put waits here until a running callback ends. */
 	status = status_of(fail_here(FAIL_PUT_PAGES)) ?: rm_lock();
 	if (status != NV_OK)
 		return status;
@@ -459,7 +459,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 	mine = info_is_listed(info);
 	if (mine) {
 		result = "found";
-		/* Else get_pages itself gives up what it could not register. */
+		/* Without a callback, get_pages undoes its failed call. */
 		if (info->callback) {
 			count(PUT_PAGES_FOUND);
 			uncount(PINS_LIVE);
@@ -518,14 +518,14 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 	status = status_of(fail_here(FAIL_GET_PAGES_PERSISTENT)) ?: rm_lock();
 	if (status != NV_OK)
 		return status;
-	/* Looked up again: the memory may have gone since get_gpu_info. */
+	/* The memory may have been freed since get_gpu_info. */
 	status = memory_behind(va, length, &alloc);
 	if (status == NV_OK && alloc->gpu != gpu_info)
 		status = NV_ERR_OBJECT_NOT_FOUND;
-	/* Here and not above since 555. */
+	/* Since 555, this is checked here and not above. */
 	if (status == NV_OK && va % STANDIN_PAGE_SIZE)
 		status = NV_ERR_INVALID_ARGUMENT;
-	/* Whatever keeps the memory's handle from being duplicated. */
+	/* Stands for any failure to duplicate the memory's handle. */
 	if (status == NV_OK && fail_here(FAIL_DUP_OBJECT))
 		status = NV_ERR_INVALID_STATE;
 	if (status == NV_OK)
@@ -560,7 +560,7 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 
 	info = info_find(key);
 	if (!object || !info) {
-		/* The real one follows a pointer that is not there. */
+		/* The real driver would follow an invalid pointer. */
 		count(MISUSE);
 		WARN(1, "nvidia: put_pages_persistent of a table that is %s\n",
 		     info ? "not persistent" : "not there");
@@ -582,13 +582,13 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 }
 
 /**
- * p2p_revoke - take the pins off memory that is being freed
- * @alloc: the memory; the caller holds the API lock
+ * p2p_revoke - revoke the pins of memory that is being freed
+ * @alloc: the memory. The caller holds the API lock.
  *
- * One after the other, in the calling thread, from the root of the tree of
- * page tables. The upper half calls the client and frees the table with its
- * DMA mappings; the pages leave BAR1 after that. Nothing keeps the module that
- * the callback lies in.
+ * Runs in the calling thread, one pin at a time, from the root of the tree
+ * of page tables. The upper half calls the client, and frees the table and
+ * its DMA mappings. Then the pages leave BAR1. No reference keeps the module
+ * with the callback loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -617,8 +617,8 @@ void p2p_revoke(struct alloc *alloc)
 }
 
 /**
- * p2p_free_lost - give back what failing puts have lost
- * @gpu: the GPU, which goes away
+ * p2p_free_lost - free pins whose put has failed
+ * @gpu: GPU that is removed
  */
 void p2p_free_lost(struct gpu *gpu)
 {
@@ -649,8 +649,8 @@ static NV_STATUS map_for_peer(nv_dma_device_t *peer, const struct gpu *gpu,
 		return NV_ERR_GENERIC;
 
 	/*
-	 * The last byte of the BAR is taken for the first one behind it. So
-	 * the last page of a BAR cannot be mapped.
+	 * The last byte of the BAR counts as the first byte behind it. The last
+	 * page of a BAR can therefore not be mapped.
 	 */
 	if (*va < gpu->bar_start || *va + pages * PAGE_SIZE > gpu->bar_end)
 		return NV_ERR_INVALID_REQUEST;
@@ -670,7 +670,7 @@ void NV_API_CALL nv_dma_unmap_peer(nv_dma_device_t *peer, u64 pages,
 			   BAR_ATTRS);
 }
 
-/* Of coherent GPUs alone, as the next one. */
+/* This function and the next one are for coherent GPUs only. */
 static NV_STATUS map_coherent(nv_dma_device_t *peer, u32 pages, u64 *addresses,
 			      void **private)
 {
@@ -743,7 +743,7 @@ mapped:
 unlock:
 	api_unlock();
 
-	/* A callback may be here before the mapping is in the table's list. */
+	/* A callback may run before the mapping is in the table's list. */
 	if (status == NV_OK)
 		test_hold_here(&dma_map_before_insert);
 	return status;
@@ -763,7 +763,7 @@ void p2p_hold_points(struct dentry *dir)
 
 int p2p_init(void)
 {
-	/* A cache of its own, so that a stale page is not somebody else's. */
+	/* A separate cache, so another user does not reuse a stale page. */
 	nvidia_p2p_page_t_cache =
 		kmem_cache_create("nvidia_p2p_page",
 				  sizeof(struct nvidia_p2p_page), 0,
@@ -776,7 +776,7 @@ void p2p_exit(void)
 	unsigned long memory;
 	void *entry;
 
-	/* Of pins whose memory went before they were registered, for good. */
+	/* Tables of pins whose memory was freed before the registration. */
 	xa_for_each(&tables, memory, entry)
 		nv_p2p_free_platform_data(upper_table((void *)memory));
 	kvfree(swap_spare(NULL));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The upper half of the provider: NVIDIA's nv-p2p.c as it is. Only the names
- * that clients call are others, so that front.c can stand before them.
+ * The upper half of nvidia.ko: NVIDIA's unmodified nv-p2p.c. Only its interface
+ * functions are renamed, so that front.c can wrap them.
  */
 #define nvidia_p2p_init_mapping		upper_init_mapping
 #define nvidia_p2p_destroy_mapping	upper_destroy_mapping

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Between the three parts of the provider: what clients call (front.c),
- * NVIDIA's upper half under other names (upper.c), and our lower half (rm.c).
+ * Interface of nvidia.ko's three parts: the functions that clients call
+ * (front.c), NVIDIA's upper half, renamed (upper.c), and our lower half (rm.c).
  */
 #ifndef _STANDIN_UPPER_H_
 #define _STANDIN_UPPER_H_
@@ -36,12 +36,12 @@ int upper_dma_unmap_pages(struct pci_dev *peer,
 int upper_free_page_table(struct nvidia_p2p_page_table *table);
 int upper_free_dma_mapping(struct nvidia_p2p_dma_mapping *mapping);
 
-/* The allocation that a page table lies in, and its size. */
+/* The allocation that contains a page table, and its size. */
 void *upper_memory(const void *table);
 void *upper_table(void *memory);
 size_t upper_memory_size(void);
 
-/* rm.c: the number of a page table's pin, or 0 if there is no such table. */
+/* rm.c: ID of the pin of a page table, or 0 if there is no such table. */
 u64 rm_pin_id(const struct nvidia_p2p_page_table *table);
 
 #endif /* _STANDIN_UPPER_H_ */

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Debian packages: those to be installed, and those that are only read, from suites that the machine does not have.
+//! Debian packages: packages to install, and packages that are only unpacked, from suites that this
+//! machine does not use.
 //!
-//! The latter come through a private apt state in the cache. Its mirror and its keys are the machine's own, so apt checks
-//! every signature as it does for the machine, and the machine's sources stay as they are.
+//! The latter come through a private apt state in the cache. It uses this machine's mirror and
+//! keys, so apt checks every signature as usual. This machine's sources stay unchanged.
 
 mod archive;
 mod install;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The processors that the test VM may have. A kernel is built for one, and whatever a run makes beside it follows.
+//! The architectures of the test VM. A kernel is built for one architecture, and everything that a
+//! run builds for that kernel follows.
 
 use std::sync::LazyLock;
 #[cfg(target_arch = "x86_64")]
@@ -11,16 +12,16 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 
-/// How fast the TSC of this machine counts, which QEMU hands through.
+/// TSC frequency of this machine in kHz. QEMU passes the TSC through.
 static TSC_KHZ: LazyLock<Option<u64>> = LazyLock::new(tsc_khz);
 
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
-    // Both clocks, read so close to each other that the interval below is known to a thousandth.
+    // Reads both clocks within 20 µs, so the interval below is known to a thousandth.
     let read = || loop {
         let time = Instant::now();
-        // SAFETY: Every x86-64 processor has the instruction, which touches no memory, and Linux leaves it to user space but where
-        // a process asked otherwise (prctl(2), PR_SET_TSC).
+        // SAFETY: Every x86-64 processor has this instruction, which accesses no memory. Linux
+        // allows it in user space unless the process disabled it (prctl(2), PR_SET_TSC).
         let ticks = unsafe { core::arch::x86_64::_rdtsc() };
         if time.elapsed() < Duration::from_micros(20) {
             return (time, ticks);
@@ -47,35 +48,36 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// What of a kernel's source is only for other processors. tar knows no "all but these two letters", so a few stay.
+    /// Patterns for the parts of a kernel's source that only other architectures use. tar has no
+    /// pattern for "all but these two letters", so a few other directories stay.
     pub(crate) fn others(self) -> [&'static str; 2] {
         match self {
             Self::X86_64 => ["arch/[!x]*.[chS]", "arch/[!x]*.dts*"],
-            // It includes headers of the 32-bit arm.
+            // arm64 includes headers of the 32-bit arm.
             Self::Arm64 => ["arch/[!a]*.[chS]", "arch/*.dts*"],
         }
     }
 
-    /// The file of a kernel's build tree that QEMU boots, and how make calls it.
+    /// Returns the file in a kernel's build tree that QEMU boots, and its make target.
     pub(crate) fn image(self) -> (&'static str, &'static str) {
         match self {
-            // As it is: nothing to unpack at each boot.
+            // The uncompressed image needs no unpacking at each boot.
             Self::X86_64 => ("vmlinux", "vmlinux"),
             Self::Arm64 => ("arch/arm64/boot/Image", "Image"),
         }
     }
 
-    /// Variables of make for kernels and modules, where they are cross-compiled.
+    /// Variables of make for kernels and modules that are cross-compiled.
     pub(crate) const fn make(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &[],
-            // The compiler is the debug kernel's. By default it has addresses of weak symbols from a table that a module does not
-            // get there.
+            // The compiler is that of the debug kernel. By default it takes addresses of weak
+            // symbols from a table that a module does not get there.
             Self::Arm64 => &["ARCH=arm64", "LLVM=-19", "CFLAGS_peer_mem.o=-mcmodel=large"],
         }
     }
 
-    /// QEMU's program, and the package that it comes in.
+    /// Returns QEMU's program, and the package that contains it.
     pub(crate) fn qemu(self) -> (&'static str, &'static str) {
         match self {
             Self::X86_64 => ("qemu-system-x86_64", "qemu-system-x86"),
@@ -83,7 +85,7 @@ impl Arch {
         }
     }
 
-    /// The serial line that has the kernel's log.
+    /// Returns the serial port of the kernel's log.
     pub(crate) fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "ttyS0",
@@ -91,8 +93,9 @@ impl Arch {
         }
     }
 
-    /// What the kernel is told of this machine's clocks and addresses. On a busy machine it may measure the TSC many times too
-    /// slow, so it is told how fast that is, but where QEMU counts instructions in its place.
+    /// Returns the kernel parameters for clocks and addresses. On a busy machine, the kernel may
+    /// measure a TSC frequency that is many times too low, so a parameter passes the frequency.
+    /// `icount` leaves it out, because QEMU then counts instructions instead.
     pub(crate) fn kernel_arguments(self, icount: bool) -> String {
         let told = match self {
             Self::X86_64 => "no_timer_check nokaslr tsc=reliable",
@@ -104,7 +107,7 @@ impl Arch {
         }
     }
 
-    /// Debian's name of it.
+    /// Returns Debian's name of the architecture.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -112,12 +115,12 @@ impl Arch {
         }
     }
 
-    /// Debian's name of it, where programs of this machine do not run on it.
+    /// Returns Debian's name of the architecture if this machine cannot run its programs.
     pub(crate) fn foreign(self) -> Option<&'static str> {
         (self != Self::X86_64).then(|| self.debian())
     }
 
-    /// The kernel's name of it, as `uname -m` prints it.
+    /// Returns the kernel's name of the architecture, as `uname -m` prints it.
     pub(crate) fn machine(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `runner bench`: the costs of our module beside those of NVIDIA's. Counts instructions without a VM (`cost.rs`), takes the
-//! figures that only a VM shows from `gdr bench`, and writes `docs/performance.md` from both.
+//! `runner bench`: compares the costs of our module and NVIDIA's. Counts instructions without a VM
+//! (`cost.rs`), takes the figures that need a VM from `gdr bench`, and writes `docs/performance.md`
+//! from both.
 
 mod page;
 
@@ -30,10 +31,10 @@ pub(crate) struct Selection {
     vm: bool,
 }
 
-/// Room for a registration of 64 GiB, in MiB.
+/// BAR size that has room for a registration of 64 GiB, in MiB.
 const BAR: u64 = 128 * 1024;
 
-/// A machine of the bench: its clock and the parts of `gdr bench` that belong there.
+/// A VM of the bench: its clock, and the parts of `gdr bench` that run in it.
 struct Machine {
     counts_instructions: bool,
     parts: &'static [&'static str],
@@ -50,16 +51,16 @@ const MACHINES: [Machine; 2] = [
     },
 ];
 
-/// The name of a module in the figures.
+/// Names of the modules in the figures.
 const OURS: &str = "ours";
 const NVIDIAS: &str = "nvidia";
 
-/// The figures that only a VM shows, and what they were measured with.
+/// Figures that need a VM, and the environment of their measurement.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Measured {
     /// Date, commit, kernel and the like, by name.
     environment: BTreeMap<String, String>,
-    /// By module, mode and name: "ours persistent 64KiB.bytes".
+    /// Figures by module, mode and name: "ours persistent 64KiB.bytes".
     figures: BTreeMap<String, u64>,
 }
 
@@ -115,7 +116,7 @@ fn first_line(command: &mut Command) -> Result<String> {
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// The commit of the tree that is measured, and a note if `src` differs from the commit.
+/// Returns the commit of the measured tree, with a note if `src` differs from the commit.
 fn commit(repo: &Path) -> Result<String> {
     let git =
         |arguments: &[&str]| first_line(Command::new("git").args(arguments).current_dir(repo));
@@ -128,7 +129,7 @@ fn commit(repo: &Path) -> Result<String> {
     )
 }
 
-/// `runner cost`, which also writes the page if it writes the counts.
+/// Runs `runner cost`. Also writes the page if the counts are written.
 pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
     let code = cost::run(paths, selection)?;
     if selection.update {
@@ -137,7 +138,8 @@ pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
     Ok(code)
 }
 
-/// Counts and measures all, and writes the page. Returns 1 if a goal is missed or was not measured.
+/// Counts and measures everything, and writes the page. Returns 1 if a goal is missed or was not
+/// measured.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
     if !selection.page {
@@ -156,7 +158,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     Ok(1)
 }
 
-/// Boots each machine with each module in each mode, and writes the figures as they come.
+/// Boots each VM with each module in each mode, and saves the figures after each run.
 fn measure(paths: &Paths) -> Result<()> {
     setup::all(paths, [kernel::DEFAULT])?;
     let mut measured = Measured::default();
@@ -189,7 +191,7 @@ impl Machine {
     fn options(&self, mode: &str, module: Peermem) -> Options {
         let mut options = Options {
             peermem: module,
-            // The bench subtracts this one's cost.
+            // The bench subtracts the stand-in's cost.
             provider: Provider::Ours,
             kernel: kernel::DEFAULT.to_owned(),
             bench: true,
@@ -203,7 +205,8 @@ impl Machine {
             ..Options::default()
         };
         match (module, mode) {
-            // NVIDIA's module has no parameter: its client without the callback serves NICs that cannot revoke.
+            // NVIDIA's module has no such parameter. Its client without the callback serves NICs
+            // that cannot revoke.
             (Peermem::Nvidia, "persistent") => options.rxe_param.push("peer_inval=0".to_owned()),
             (Peermem::Ours, "revocable") => {
                 options.param.push("persistent_api_support=0".to_owned());

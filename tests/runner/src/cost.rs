@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cost of a registration, of our module and of NVIDIA's: instructions by callback, counted without a VM and compared with
-//! `tests/cost/figures`.
+//! Cost of a registration, for our module and NVIDIA's: instructions by callback, counted without a
+//! VM and compared with `tests/cost/figures`.
 //!
-//! The module's file, as it would be loaded, is linked with the services of `tests/cost` into a user process, which makes
-//! registrations in it. Callgrind counts each instruction. The section of its address says whether the module or an object of
-//! the kernel's build has it. Other services are counted by the call.
+//! The module's object file is linked with the services of `tests/cost` into a user program, which
+//! makes registrations with it. Callgrind counts each instruction. The section of the instruction's
+//! address tells whether it belongs to the module or to an object of the kernel's build. For other
+//! services, calls are counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -32,7 +33,7 @@ pub(crate) struct Selection {
 
 pub(crate) const MODES: [&str; 2] = ["persistent", "revocable"];
 
-/// The functions of a client in the order of their calls, and the revocation.
+/// The functions of a client in call order, and the revocation.
 pub(crate) const CALLBACKS: &[&str] = &[
     "acquire",
     "get_pages",
@@ -44,7 +45,7 @@ pub(crate) const CALLBACKS: &[&str] = &[
     "release",
 ];
 
-/// A module whose registrations are counted.
+/// A module whose registrations are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subject {
     Ours(Build),
@@ -58,7 +59,7 @@ impl Subject {
         Self::Nvidia,
     ];
 
-    /// Prefix of the names of the module's registrations.
+    /// Returns the prefix of the names of the module's registrations.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
             Self::Ours(Build::InTree) => "",
@@ -67,7 +68,7 @@ impl Subject {
         }
     }
 
-    /// Name of the module in tables.
+    /// Returns the module's name in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ours(Build::InTree) => "ours, in-tree",
@@ -80,7 +81,8 @@ impl Subject {
 const PORTABLE: &str = "portable-";
 pub(crate) const NVIDIA: &str = "nvidia-";
 
-/// Objects of the kernel's build that the module's code runs with; all else is in `tests/cost/services.c`.
+/// Objects of the kernel's build that the module's code runs with. `tests/cost/services.c` has all
+/// other services.
 const KERNEL_OBJECTS: &[&str] = &[
     "arch/x86/lib/memcpy_64.o",
     "arch/x86/lib/memset_64.o",
@@ -88,17 +90,17 @@ const KERNEL_OBJECTS: &[&str] = &[
     "lib/scatterlist.o",
     "lib/string.o",
 ];
-/// Beside them, those of the in-tree build.
+/// Additional objects for the in-tree build.
 const RUST_OBJECTS: &[&str] = &["rust/core.o", "rust/helpers/helpers.o", "rust/kernel.o"];
 
-/// The sections of the program that have all instructions of the module, and of the kernel's objects.
+/// Sections of the program with all instructions of the module, and of the kernel's objects.
 const MODULE_SECTION: &str = "cost_module";
 const KERNEL_SECTION: &str = "cost_kernel";
 
 /// Tolerance for instruction counts, in percent. Other counts must match exactly.
 const TOLERANCE: u64 = 2;
 
-/// Begins the line of the figures' file that says what the module was compiled with.
+/// Prefix of the line in the figures' file that names the compilers of the module.
 const COMPILED: &str = "# Compiled with ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,14 +146,15 @@ impl fmt::Display for Figure {
 
 pub(crate) type Figures = BTreeMap<Figure, u64>;
 
-/// Figures, and what they were counted with.
+/// Figures, and the compilers that were used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) compilers: String,
     pub(crate) figures: Figures,
 }
 
-/// One test for each registration: whether it costs what the file says. Of the module that is there.
+/// Returns one test for each registration, which compares its cost with the file. Measures the
+/// modules that are already built.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, true, &Subject::ALL)?;
     let kept = kept(&paths.repo)?;
@@ -161,7 +164,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// The same of the in-tree build alone, which is compiled first.
+/// Does the same for the in-tree build alone, and compiles it first.
 pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, false, &[Subject::Ours(Build::InTree)])?;
     let mut kept = kept(&paths.repo)?;
@@ -175,14 +178,14 @@ pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// Counts, and writes the figures.
+/// Counts, and writes the figures' file.
 pub(crate) fn update(paths: &Paths) -> Result<()> {
     let counted = count(paths, false, &Subject::ALL)?;
     stamp::update(&file(&paths.repo), write(&counted).as_bytes())?;
     Ok(())
 }
 
-/// Counts, shows, and compares or writes.
+/// Counts, prints a table, and compares with or writes the figures' file.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let counted = count(paths, false, &Subject::ALL)?;
     print!("{}", table(&counted.figures));
@@ -220,7 +223,7 @@ fn file(repo: &Path) -> PathBuf {
     repo.join("tests/cost/figures")
 }
 
-/// The figures of the file. None if there is no file.
+/// Returns the figures of the file, or none if there is no file.
 pub(crate) fn kept(repo: &Path) -> Result<Counted> {
     read(&fs::read_to_string(file(repo)).unwrap_or_default())
 }
@@ -268,7 +271,7 @@ fn count(paths: &Paths, frozen: bool, subjects: &[Subject]) -> Result<Counted> {
     })
 }
 
-/// Runs the program in each mode, and adds what it counts.
+/// Runs the program in each mode, and adds the counts to the figures.
 fn run_modes(
     program: &Path,
     directory: &Path,
@@ -303,7 +306,8 @@ fn run_modes(
     Ok(())
 }
 
-/// The kernel, and the compilers that it and the module were compiled with, as its configuration has them.
+/// Returns the versions of the kernel and of its compilers, from the kernel's configuration. The
+/// module uses the same compilers.
 fn compilers(kernel: &Kernel) -> Result<String> {
     let file = kernel.build.join("include/config/auto.conf");
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -322,7 +326,7 @@ fn compilers(kernel: &Kernel) -> Result<String> {
     ))
 }
 
-/// Makes the program in `directory`.
+/// Links the program in `directory`.
 fn link(
     paths: &Paths,
     kernel_objects: &[PathBuf],
@@ -386,7 +390,8 @@ fn link(
     Ok(at("cost"))
 }
 
-/// Copies an object, with all its instructions in one section, whose bounds the linker tells.
+/// Copies an object, with all its instructions in one section. The linker provides the section's
+/// bounds.
 fn in_one_section(object: &Path, name: &str, copy: &Path) -> Result<()> {
     let headers = output(Command::new("objdump").arg("-hw").arg(object))?;
     let sections: BTreeSet<&str> = code_sections(&headers).into_iter().collect();
@@ -398,7 +403,7 @@ fn in_one_section(object: &Path, name: &str, copy: &Path) -> Result<()> {
     output(objcopy.arg(object).arg(copy)).map(drop)
 }
 
-/// The names of the sections with instructions, of what `objdump -hw` says.
+/// Returns the names of the sections with instructions, from the output of `objdump -hw`.
 fn code_sections(headers: &str) -> Vec<&str> {
     headers
         .lines()
@@ -407,9 +412,10 @@ fn code_sections(headers: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Assembler source: for each symbol that nobody defines a page of its own, and a list of their names in that order.
+/// Returns assembler source with a page for each undefined symbol, and a list of the symbols' names
+/// in the same order.
 fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
-    // These main.c and the linker have.
+    // main.c and the linker define these symbols.
     let others = ["host_", "__start_", "__stop_"];
     let mut pages = ".section cost_missing, \"aw\", @nobits\n".to_owned();
     let mut names = ".section .rodata\n.globl cost_missing_names\ncost_missing_names:\n".to_owned();
@@ -425,7 +431,7 @@ fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
     format!("{pages}{names}{strings}.section .note.GNU-stack, \"\", @progbits\n")
 }
 
-/// Adds what the program said in a mode, and what callgrind counted.
+/// Adds the program's output in one mode, and callgrind's counts.
 fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()> {
     let mut texts = BTreeMap::new();
     let mut set = |shape: &str, kind, name: &str, value: u64| {
@@ -441,7 +447,7 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
             [name @ ("module" | "kernel"), start, end] => {
                 texts.insert(name, hex(start)?..hex(end)?);
             }
-            // Functions of several names count as one.
+            // A function with several names counts as one.
             ["calls", shape, service, times] => {
                 set(shape, Kind::Calls, service, times.parse()?);
             }
@@ -476,7 +482,7 @@ fn hex(text: &str) -> Result<u64> {
     u64::from_str_radix(digits, 16).with_context(|| text.to_owned())
 }
 
-/// By the titles of callgrind's dumps: how many instructions of `text` were executed.
+/// Returns how many instructions of `text` were executed, by the title of callgrind's dump.
 fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     let mut title = None;
@@ -494,7 +500,7 @@ fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>>
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with("0x") {
-            // What follows a call is what the callee executed, which stands there once more.
+            // The line after a call has the cost of the callee, whose own lines are counted too.
             if std::mem::take(&mut is_call) {
                 continue;
             }
@@ -507,7 +513,7 @@ fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>>
     Ok(counts)
 }
 
-/// The file of the figures.
+/// Returns the contents of the figures' file.
 fn write(counted: &Counted) -> String {
     let mut text = format!(
         "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
@@ -570,7 +576,7 @@ fn read(text: &str) -> Result<Counted> {
     Ok(counted)
 }
 
-/// Returns `true` if a figure may change like this without a change of the file.
+/// Returns `true` if a figure may change this much without an update of the file.
 fn is_near(kind: Kind, old: u64, new: u64) -> bool {
     match kind {
         Kind::Instructions | Kind::Kernel => old.abs_diff(new) * 100 <= old * TOLERANCE,
@@ -578,7 +584,7 @@ fn is_near(kind: Kind, old: u64, new: u64) -> bool {
     }
 }
 
-/// One test for each registration, with what changed in it.
+/// Returns one test for each registration, with the figures that changed.
 fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     let all: BTreeSet<&Figure> = kept.keys().chain(counted.keys()).collect();
     let registrations: BTreeSet<&str> = all
@@ -606,7 +612,7 @@ fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
             let word = |value: Option<&u64>| value.map_or("none".to_owned(), u64::to_string);
             let mut note = format!("{figure}: {} -> {}", word(old), word(new));
             let near = old.zip(new).is_some_and(|(&old, &new)| {
-                // CAST: Far below 2⁵².
+                // CAST: The values are far below 2⁵².
                 let percent = 100.0 * (new as f64 / old as f64 - 1.0);
                 let _ = write!(note, " ({percent:+.1} %)");
                 is_near(figure.kind, old, new)
@@ -621,7 +627,8 @@ fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     registrations.into_iter().map(test).collect()
 }
 
-/// The sum of a registration's figures of one kind, or of those of this name.
+/// Returns the sum of a registration's figures of one kind. If `name` is given, counts only the
+/// figures with that name.
 pub(crate) fn sum(figures: &Figures, registration: &str, kind: Kind, name: Option<&str>) -> u64 {
     figures
         .iter()
@@ -631,7 +638,8 @@ pub(crate) fn sum(figures: &Figures, registration: &str, kind: Kind, name: Optio
         .sum()
 }
 
-/// Checks that no registration costs more instructions with the portable build than with the in-tree build.
+/// Checks that no registration costs more instructions with the portable build than with the
+/// in-tree build.
 fn nowhere_dearer(figures: &Figures) -> Test {
     let registrations: BTreeSet<&str> = figures
         .keys()
@@ -658,7 +666,7 @@ fn nowhere_dearer(figures: &Figures) -> Test {
     test
 }
 
-/// Says with what failed what to do.
+/// Adds advice to failed tests.
 fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
     for test in tests {
         if test.verdict == Verdict::Passed {
@@ -676,7 +684,7 @@ fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
     }
 }
 
-/// For people: a line for each registration, with its instructions by callback.
+/// Returns a table for people: a line for each registration, with its instructions by callback.
 fn table(figures: &Figures) -> String {
     let registrations: BTreeSet<&str> = figures
         .keys()
@@ -760,7 +768,8 @@ mod tests {
             tests[1].notes,
             ["instructions acquire: 1000 -> 1020 (+2.0 %)"]
         );
-        // A file that is not there has no figures; what is not counted any more must leave it.
+        // A missing file has no figures. A figure that is no longer counted must be removed from
+        // the file.
         for (kept, counted) in [(&figures(""), &counted), (&counted, &figures(""))] {
             let tests = compare(&kept.figures, &counted.figures);
             assert_eq!(tests.len(), 4);
@@ -810,7 +819,7 @@ mod tests {
         .is_err());
         assert!(add(&mut none, "m", "", dumps).is_err());
         assert!(add(&mut none, "m", "module 0x1000 0x2000\n", dumps).is_err());
-        // The release has no instruction of such a module.
+        // The release has no instructions of such a module.
         let said = "module 0x1000 0x1fff\nkernel 0x2000 0x3000\n";
         assert!(add(&mut none, "m", said, dumps).is_err());
         let said = "module 0x1000 0x2000\nkernel 0x2000 0x3000\nholds 64KiB entries 1\n";

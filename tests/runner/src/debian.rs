@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Hosts as users have them, as near as there can be one here: a release of Debian with its stock kernel, ib_core's modules in
-//! `updates` as OFED has them there, and the driver installed by DKMS, with NVIDIA's own nvidia-peermem beside it.
+//! Synthetic Debian hosts, as close to a user's host as possible. Each has a Debian release with
+//! its stock kernel, ib_core's modules in `updates` as with OFED, and the driver installed by DKMS
+//! with NVIDIA's own nvidia-peermem beside it.
 //!
-//! Our module is installed by DKMS, in each of the ways that users have. A machine boots that root and loads whatever
-//! `modprobe` finds. DKMS runs in a chroot, since its build would take an hour inside.
+//! DKMS installs our module in each of the ways that users have. A VM boots that root and loads the
+//! modules that `modprobe` finds. DKMS runs in a chroot, because its build would take an hour in
+//! the VM.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,27 +26,28 @@ use crate::stamp::Key;
 use crate::vm::{Options, Peermem, Provider};
 use crate::{apt, cases, guest, index, modules, programs, setup, stamp, vm};
 
-/// A release of Debian with one of its kernels, and how our module comes onto it.
+/// A Debian release with one of its kernels, and how our module is installed on it.
 pub(crate) struct Release {
-    /// Name of its directory in the cache.
+    /// Name of the host's directory in the cache.
     name: &'static str,
-    /// The release first; its newer kernels are in the other one.
+    /// The release first. The second suite has its newer kernels.
     suites: &'static [&'static str],
-    /// The kernel's series, which is also the name of the test VM's kernel from whose source the RDMA modules are compiled.
+    /// The kernel's series. The RDMA modules are compiled from the source of the test VM's kernel
+    /// of the same name.
     pub(crate) kernel: &'static str,
-    /// Packages that the host has beside [`PACKAGES`].
+    /// Packages of this host in addition to [`PACKAGES`].
     packages: &'static [&'static str],
     way: Way,
 }
 
-/// How our module comes onto a host.
+/// How our module is installed on a host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The source for DKMS, which makes the Rust metadata from the kernel's source.
     Source,
-    /// The archive that `make dist` makes, unpacked for DKMS.
+    /// The archive made by `make dist`, unpacked for DKMS.
     Archive,
-    /// The Debian package that `make dist` makes.
+    /// The Debian package made by `make dist`.
     Package,
 }
 
@@ -86,7 +89,8 @@ pub(crate) const BOOKWORM: Release = Release {
     way: Way::Package,
 };
 
-/// Packages of each host, beside its kernel and the kernel's headers: DKMS, and the libraries of the verbs program.
+/// Packages of every host, in addition to its kernel and the kernel's headers: DKMS, and the
+/// libraries of the verbs program.
 const PACKAGES: &[&str] = &[
     "dkms",
     "make",
@@ -97,7 +101,7 @@ const PACKAGES: &[&str] = &[
     "librdmacm1",
 ];
 
-/// Of the repository, what DKMS needs.
+/// Files of the repository that DKMS needs.
 const PACKAGE: &[&str] = &[
     "Kbuild",
     "Makefile",
@@ -109,31 +113,31 @@ const PACKAGE: &[&str] = &[
     "src",
 ];
 
-/// Folders that a removed module must leave as they were. Some releases lack some of them.
+/// Folders that must be unchanged after the module is removed. Some releases lack some of them.
 const WATCHED: &str =
     "etc usr/lib/depmod.d usr/lib/modprobe.d usr/lib/modules usr/lib/systemd var/lib";
-/// Parts of [`WATCHED`] that DKMS, depmod, dpkg and deb-systemd-helper keep for themselves.
+/// Parts of [`WATCHED`] that DKMS, depmod, dpkg and deb-systemd-helper manage themselves.
 const UNWATCHED: &str =
     "-not -path 'var/lib/dkms/*' -not -name 'modules.*' -not -path 'var/lib/dpkg/*' \
                          -not -path 'var/lib/systemd/deb-systemd-helper-*'";
 
-/// The layer over the root, in the host's folder.
+/// Mount options of the layer over the root, relative to the host's folder.
 const OVERLAY: &str =
     "lowerdir=base,upperdir=layer/upper,workdir=layer/work,redirect_dir=off,metacopy=off,index=off";
 
-/// The host's root, and what was made for it.
+/// The host's root, and the files made for it.
 struct Host<'a> {
     paths: &'a Paths,
     what: &'static Release,
-    /// In the cache.
+    /// The host's folder in the cache.
     home: PathBuf,
     root: PathBuf,
-    /// What was changed in it lies here, if not in the root itself: an overlay's upper layer.
+    /// The overlay's upper layer, which has all changes. `None` if the root itself was changed.
     layer: Option<PathBuf>,
     release: String,
 }
 
-/// The root with nothing of ours in it, made once.
+/// Returns the root before our module is installed, which is made once.
 fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Result<Host<'a>> {
     let home = paths.cache.join("debian").join(what.name);
     fs::create_dir_all(&home)?;
@@ -196,14 +200,14 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
     Ok(host)
 }
 
-/// Title of a stage.
+/// Returns the title of a stage.
 fn title(what: &Release, step: &str) -> String {
     format!("Debian {}: {step}", what.name)
 }
 
 fn remove(path: &Path) -> Result<()> {
     if path.exists() {
-        // An interrupted run may have left something mounted there.
+        // An interrupted run may have left mounts there.
         output(
             apt::as_root("rm")
                 .args(["-rf", "--one-file-system"])
@@ -226,7 +230,8 @@ impl Host<'_> {
         self.paths.repo.join("tests/debian").join(file)
     }
 
-    /// A command in the root, with /proc and /dev. Whatever is mounted for it is gone when it ends.
+    /// Returns a command in the root, with /proc and /dev. All mounts made for it are gone when it
+    /// ends.
     fn command(&self, command: &str) -> Command {
         let mut mounts = String::new();
         let mut root = self.root.clone();
@@ -268,7 +273,8 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// ib_core and rxe with peer memory: compiled outside the kernel's tree, and laid where OFED lays its own.
+    /// Compiles ib_core and rxe with peer memory outside the kernel's tree, and installs them where
+    /// OFED installs its modules.
     fn ofed(&self, source: &Path) -> Result<()> {
         let stamp = self.home.join("ofed.stamp");
         let mut key = Key::default();
@@ -303,7 +309,7 @@ impl Host<'_> {
             &[kernel.join("overlay/include/linux")],
             &format!("{home}/include"),
         )?;
-        // cm_trace.h is found beside a folder of this name.
+        // The compiler finds cm_trace.h relative to a folder of this name.
         output(
             apt::as_root("mkdir")
                 .arg("-p")
@@ -329,7 +335,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// The driver's source, as its installer leaves it for DKMS.
+    /// Copies the driver's source to where its installer leaves it for DKMS.
     fn put_driver(&self, control: &[PathBuf], version: &str) -> Result<()> {
         let home = format!("usr/src/nvidia-{version}");
         let repo = |path: &str| self.paths.repo.join(path);
@@ -355,7 +361,8 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// All files that somebody could have left behind, but for what DKMS and depmod keep for themselves.
+    /// Lists all files that could have been left behind, except those that DKMS and depmod manage
+    /// themselves.
     fn files(&self) -> Result<BTreeSet<String>> {
         let list = self.output(&format!(
             "cd / && find $(ls -d {WATCHED} 2>/dev/null) {UNWATCHED}"
@@ -363,7 +370,8 @@ impl Host<'_> {
         Ok(list.lines().map(str::to_owned).collect())
     }
 
-    /// Boots the host, loads what its modprobe finds, and runs cases of the verbs program.
+    /// Boots the host, loads the modules that its modprobe finds, and runs cases of the verbs
+    /// program.
     fn boot(
         &self,
         peermem: Peermem,
@@ -374,7 +382,7 @@ impl Host<'_> {
         let options = Options {
             peermem,
             param: param.iter().map(|value| (*value).to_owned()).collect(),
-            // What DKMS compiled.
+            // The nvidia.ko that DKMS compiled.
             provider: Provider::Ours,
             root: self.root.clone(),
             layer: self.layer.clone(),
@@ -398,7 +406,7 @@ impl Host<'_> {
             is_stock: true,
             host: true,
         };
-        // The machine's root is the host's; what is this machine's lies below /host.
+        // The VM's root is the host's root. This machine's files are below /host.
         let program = guest::in_machine(&programs::gdr(self.paths, Arch::X86_64));
         let mut command = vec![program, "test".to_owned()];
         command.extend(words.iter().map(|word| (*word).to_owned()));
@@ -406,7 +414,8 @@ impl Host<'_> {
         Ok((tests, outcome.failures))
     }
 
-    /// The modules that the machine's file systems need, unpacked: busybox loads no others.
+    /// Unpacks the modules that the VM's file systems need, because busybox loads only uncompressed
+    /// ones.
     fn early(&self) -> Result<Index> {
         let tree = self.root.join("usr/lib/modules").join(&self.release);
         let folder = self.home.join("early").join(&self.release);
@@ -438,7 +447,7 @@ impl Host<'_> {
     }
 }
 
-/// What is in a text after a word, to the end of the line, without quotes.
+/// Returns the rest of the line after `name` and `=`, without quotes.
 fn value<'a>(text: &'a str, name: &str) -> Result<&'a str> {
     text.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
@@ -455,14 +464,14 @@ pub(crate) fn tests(paths: &Paths, what: &'static Release) -> Result<(Vec<Test>,
     life(paths, what, &kernel.source(), (&control, &driver))
 }
 
-/// Installs, boots, removes, boots again.
+/// Installs, boots, removes and boots again.
 fn life(
     paths: &Paths,
     what: &'static Release,
     rdma_source: &Path,
     control: (&[PathBuf], &str),
 ) -> Result<(Vec<Test>, Vec<String>)> {
-    // A container, say, has roots of its own and may not mount into them.
+    // Mounts are not possible in a container, for example.
     if output(apt::as_root("unshare").args(["--mount", "true"])).is_err() {
         let reason = "this machine lets nobody mount".to_owned();
         return Ok((vec![Test::skipped("installed", reason)], Vec::new()));
@@ -507,7 +516,7 @@ fn life(
     tests.push(Test::of("installed".to_owned(), host.install(&package)));
     let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko");
     tests.push(test);
-    // Each in turn, whatever came of the one before.
+    // Runs each boot, whatever the result of the one before.
     let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
         let mut stage =
             Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
@@ -555,7 +564,7 @@ fn life(
 
 /// Cases of the verbs program with our module: all.
 const OURS: &[&str] = &[];
-/// And with NVIDIA's, which is back.
+/// Cases with NVIDIA's module, which is back after the removal of ours.
 const NVIDIA: &[&str] = &["register.", "move."];
 
 fn peermem_title(peermem: Peermem) -> &'static str {
@@ -565,8 +574,8 @@ fn peermem_title(peermem: Peermem) -> &'static str {
     }
 }
 
-/// Makes a release of the work tree as it is, in a repository of its own in the folder `$1`: what is not committed would not be
-/// in it otherwise.
+/// Makes a release of the work tree, including uncommitted changes, from a temporary repository in
+/// the folder `$1`.
 const RELEASE: &str = "\
     export GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@localhost\n\
     export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@localhost\n\
@@ -578,18 +587,19 @@ const RELEASE: &str = "\
     git commit -qm release\n\
     RUSTC=/usr/bin/rustc make --no-print-directory dist";
 
-/// What the user is to see of each step.
+/// Output that the user must see in each step.
 impl Host<'_> {
-    /// The headers lack the metadata, and it can be made.
+    /// Checks that `scripts/check` reports the headers' lack of metadata, and that it can be made.
     fn check(&self, source: &str) -> Result<Vec<String>> {
         let row = pattern(r"(?m)^Rust metadata +remark +not made yet$");
         self.checked(source, |table| row.is_match(table))?;
         Ok(Vec::new())
     }
 
-    /// Runs scripts/check of the source in `folder`. Fails with its table if the module cannot be built, or `has_row` returns `false`.
+    /// Runs scripts/check of the source in `folder`. Fails with its table if the module cannot be
+    /// built, or if `has_row` returns `false`.
     fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
-        // The status is that of the last line.
+        // The exit status is that of the last line.
         let table = self.output(&format!(
             "/{folder}/scripts/check KVER={} || true",
             self.release
@@ -600,7 +610,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// What only the kernel's own source and compiler can give is not made of anything else.
+    /// Checks that files that need the kernel's own source and compiler are not made from others.
     fn refusals(&self, source: &str) -> Result<Vec<String>> {
         let headers = format!("/{source}/scripts/headers -m KVER={}", self.release);
         let series = self.what.kernel;
@@ -618,7 +628,7 @@ impl Host<'_> {
                 "and no other can make its metadata".to_owned(),
             ),
         ] {
-            // Their statuses are looked at here.
+            // The text includes the exit statuses, which are compared here.
             let text = self.output(&format!("set +e; {command}; true"))?;
             let given = format!("/lib/modules/{}/build", self.release);
             if !text.contains(&sentence) || !text.ends_with(&format!("{given}\n1")) {
@@ -629,7 +639,7 @@ impl Host<'_> {
         Ok(said)
     }
 
-    /// Puts what DKMS or dpkg installs from where they take it.
+    /// Copies the files that DKMS or dpkg installs to where they expect them.
     fn put_package(&self, source: &str) -> Result<()> {
         if self.what.way == Way::Source {
             let files: Vec<PathBuf> = PACKAGE
@@ -656,7 +666,7 @@ impl Host<'_> {
         self.put(&made, "tmp")
     }
 
-    /// Installs the package in the way of this host's.
+    /// Installs the package in this host's way.
     fn install(&self, package: &str) -> Result<Vec<String>> {
         let release = &self.release;
         let name = package.replace('/', "-");
@@ -687,7 +697,8 @@ impl Host<'_> {
         Ok(vec![row])
     }
 
-    /// A test that modprobe would load a file of this name, compressed or not, and the version of that file.
+    /// Tests that modprobe would load a file of this name, compressed or not. Also returns the
+    /// version of that file.
     fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
         let info = |field: &str| {
             self.output(&format!(

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The debug kernel's detectors, and whether they live.
+//! The debug kernel's detectors, and checks that they still work.
 //!
-//! A detector that has switched itself off finds nothing, and a run with it looks as clean as one without faults. So each
-//! machine ends with faults made on purpose (`tests/injected`), and every one of them must be reported. What the guest says
-//! of this (`tests/vm/detectors`) stands in the kernel's log; here it is read.
+//! A detector that has switched itself off finds nothing, and its run looks like one without
+//! faults. Each VM therefore ends with injected faults (`tests/injected`), and all of them must be
+//! reported. The guest (`tests/vm/detectors`) writes the detectors' state to the kernel's log,
+//! which is parsed here.
 
 use anyhow::Result;
 
@@ -12,27 +13,29 @@ use crate::klog::Expectation;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detector {
-    /// Use of memory that is freed or not one's own.
+    /// Use of memory after free or out of bounds.
     Kasan,
-    /// Locks taken in an order that can end in a deadlock.
+    /// Locks taken in an order that can deadlock.
     Lockdep,
-    /// Sleeping where one must not.
+    /// Sleeping in atomic context.
     Sleep,
-    /// Mappings for DMA.
+    /// Misuse of DMA mappings.
     Dma,
-    /// Memory that nothing points to any more.
+    /// Memory that nothing points to.
     Kmemleak,
 }
 
-/// How often slower than the test VM's ordinary kernel this one may be before it counts as hanging.
+/// Factor by which this kernel may be slower than the test VM's default kernel before it counts as
+/// hanging.
 pub(crate) const SLOWER: u32 = 4;
 
-/// What the detectors need for themselves.
+/// Memory that the detectors need, in MiB.
 pub(crate) const MEMORY_MIB: u32 = 512;
 
-/// Those that a machine must have. One whose allocations are made to fail has no use for kmemleak: what a failed call left
-/// behind is not always a leak, and kmemleak's own allocations fail as well. So do those with which DMA mappings are kept
-/// track of, and the first such failure ends that.
+/// Returns the detectors that a VM must have. `faults` means that its allocations fail on purpose.
+/// Such a VM has no use for kmemleak: memory left behind by a failed call is not always a leak, and
+/// kmemleak's own allocations fail too. The allocations of the DMA debugging also fail, and the
+/// first such failure switches it off.
 pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     use Detector::{Dma, Kasan, Kmemleak, Lockdep, Sleep};
     if faults {
@@ -42,20 +45,24 @@ pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     }
 }
 
-/// For the kernel's command line: KASAN goes on after its first report, there are entries for all the mappings of a test,
-/// and a processor may take longer than on hardware.
+/// Kernel parameters. KASAN continues after its first report, DMA debugging has entries for all
+/// mappings of a test, and an RCU stall may last longer than on hardware.
 const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
-/// The slab allocator's caches for each processor keep the pointers of objects that they gave away, and kmemleak takes those
-/// for references: without slab_debug it does not see the injected leak. Where allocations are made to fail, those caches are
-/// filled at one time and not at another, and no count would be exact. Any of its flags does; this is the cheapest.
+/// The slab allocator's caches for each processor keep pointers to objects that they gave out.
+/// kmemleak takes these for references and, without slab_debug, misses the injected leak. If
+/// allocations fail, those caches are filled at unpredictable times, and no count would be exact.
+/// Any flag of slab_debug prevents both, and this one is the cheapest.
 const NO_CACHES: &str = "slab_debug=Z";
 
-/// Four levels of page tables. With five, the kernel rereads whether there are five while it identifies its first processor,
-/// and an interrupt in that moment has KASAN take every address for a wild one: each report lasts longer than the time to
-/// the next tick, and the machine reports for ever (seen once in some hundreds of boots; "kasan: Fix false-positive
-/// wild-memory-access on x86 under 5-level paging", linux-mm, June 2026).
+/// Limits the VM to four levels of page tables.
+///
+/// If there are five, the kernel reads the number of levels again while it identifies its first
+/// processor. During an interrupt at that moment, KASAN takes every address for a wild one. Each
+/// report then lasts longer than the time to the next tick, and the VM prints reports forever. This
+/// happened once in some hundreds of boots ("kasan: Fix false-positive wild-memory-access on x86
+/// under 5-level paging", linux-mm, June 2026).
 pub(crate) const PROCESSOR: &str = ",la57=off";
 
 pub(crate) fn kernel_arguments(faults: bool) -> String {
@@ -67,7 +74,7 @@ pub(crate) fn kernel_arguments(faults: bool) -> String {
     format!("{ARGUMENTS} {NO_CACHES} {off}")
 }
 
-/// They say so when they are switched off, be it on purpose.
+/// Returns the messages of detectors that are switched off, even on purpose.
 pub(crate) fn switched_off() -> Result<[Expectation; 2]> {
     Ok([
         "kmemleak: Kernel memory leak detector disabled=1".parse()?,
@@ -86,7 +93,7 @@ impl Detector {
         }
     }
 
-    /// Words of the report that its injected fault must give, all in one.
+    /// Returns the words that the report of the injected fault must contain, all in one report.
     fn report(self) -> &'static [&'static str] {
         match self {
             Self::Kasan => &["BUG: KASAN: slab-use-after-free in injected_use_after_free"],
@@ -101,18 +108,18 @@ impl Detector {
     }
 }
 
-/// The line after which reports are the injected faults'.
+/// Line that precedes the reports of injected faults.
 const INJECTING: &str = "runner: injecting";
-/// The last line of all that.
+/// Last line of the injection.
 const INJECTED: &str = "runner: injected";
 
-/// As `dma-api/dump` shows the injected mapping.
+/// The injected mapping in `dma-api/dump`.
 const INJECTED_MAPPING: &str = " P=0x00000000fed1c000 ";
 
-/// How many leaked objects a failure shows.
+/// Number of leaked objects that a failure shows.
 const SHOWN_LEAKS: usize = 5;
 
-/// A log before and after the injecting begins. The latter is empty where it never did.
+/// Splits a log where the injection begins. The second part is empty if it never began.
 pub(crate) fn split(log: &str) -> (&str, &str) {
     let mut at = 0;
     for line in log.split_inclusive('\n') {
@@ -124,14 +131,14 @@ pub(crate) fn split(log: &str) -> (&str, &str) {
     (log, "")
 }
 
-/// What the guest said under one heading.
+/// Returns the guest's lines under one heading.
 fn said<'a>(log: &'a str, heading: &str) -> impl Iterator<Item = &'a str> + use<'a> {
     let start = format!("runner: {heading}: ");
     log.lines()
         .filter_map(move |line| klog::message(line).strip_prefix(&start))
 }
 
-/// A value of `dma-api`.
+/// Returns a value of `dma-api`.
 fn dma(log: &str, name: &str) -> Option<String> {
     said(log, "dma").find_map(|text| Some(text.strip_prefix(name)?.trim().to_owned()))
 }
@@ -140,7 +147,7 @@ fn dead(detector: Detector, why: &str) -> String {
     format!("detector {} is dead: {why}", detector.name())
 }
 
-/// What is wrong with the detectors, or was found by asking them.
+/// Returns the problems: detectors that do not work, and faults that they found.
 pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<String> {
     if injected.is_empty() {
         return vec!["the detectors were not asked".to_owned()];
@@ -182,7 +189,7 @@ pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<Strin
     problems
 }
 
-/// Every injected fault must be reported, and nothing else.
+/// Returns a problem for each injected fault without a report, and for each other report.
 fn reports(injected: &str, wanted: &[Detector]) -> Vec<String> {
     let mut problems = Vec::new();
     let reports = klog::reports(injected);
@@ -215,7 +222,7 @@ fn dma_problems(run: &str) -> Vec<String> {
     };
     check("disabled", |value| value == "N");
     check("error_count", |value| value == "0");
-    // At 0 it ran out of entries and switched itself off.
+    // At 0, DMA debugging ran out of entries and switched itself off.
     check("min_free_entries", |value| {
         value.parse::<u64>().is_ok_and(|count| count > 0)
     });
@@ -231,8 +238,9 @@ fn dma_problems(run: &str) -> Vec<String> {
     problems
 }
 
-/// Seconds from the boot to the time that kmemleak gives an object, in ticks from five minutes before 2³²: `INITIAL_JIFFIES`
-/// with the HZ of `debug.config`.
+/// Returns the seconds from boot to the allocation time that kmemleak prints for an object.
+/// kmemleak prints ticks, which start five minutes before 2³² (`INITIAL_JIFFIES`, with the HZ of
+/// `debug.config`).
 fn born(object: &[&str]) -> Option<f64> {
     const HZ: u32 = 100;
     let ticks: f64 = object
@@ -242,7 +250,8 @@ fn born(object: &[&str]) -> Option<f64> {
     Some((ticks - (2f64.powi(32) - f64::from(300 * HZ))) / f64::from(HZ))
 }
 
-/// Objects that kmemleak lists. The injected ones must be among them, and no others that are younger than the first module.
+/// Checks the objects that kmemleak lists. The injected ones must be among them. No other object
+/// may be younger than the first module.
 fn leaks(injected: &str, since: f64) -> Vec<String> {
     let mut objects: Vec<Vec<&str>> = Vec::new();
     for line in said(injected, "kmemleak") {
@@ -280,10 +289,10 @@ fn leaks(injected: &str, since: f64) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Of a machine in which all was well.
+    /// Log of a VM without problems.
     const LOG: &str = include_str!("../samples/debug.log");
 
-    /// The problems of that log once it is changed.
+    /// Returns the problems of that log after a change.
     fn problems(change: impl Fn(&str) -> Option<String>, faults: bool) -> Vec<String> {
         let log: String = LOG
             .lines()
@@ -307,7 +316,8 @@ mod tests {
         problems(|line| Some(line.replace(old, new)), false)
     }
 
-    /// Two processors wrote to the console at once, the second when the first had written a part of the line, or all of it.
+    /// Two processors wrote to the console at once. The second began when the first had written a
+    /// part of the line, or all of it.
     #[test]
     fn a_line_that_is_written_again_is_one() {
         for (words, written) in [
@@ -332,7 +342,7 @@ mod tests {
         let (run, injected) = split(LOG);
         assert!(klog::judge(run, &[]).is_clean());
         assert_eq!(judge(run, injected, wanted(false)), Vec::<String>::new());
-        // Where nobody asked for the leak or the mapping nobody is to find them.
+        // If the leak and the mapping were not injected, neither may be found.
         let found = judge(run, injected, wanted(true));
         assert_eq!(found.len(), 2, "{found:?}");
     }
@@ -415,7 +425,7 @@ mod tests {
 
     #[test]
     fn what_the_boot_has_leaked_is_not_held_against_the_modules() {
-        // 13 s after the boot the first module came; these are of 12.99 s and 13.08 s.
+        // The first module came 13 s after boot. These objects are from 12.99 s and 13.08 s.
         let object = |ticks: &'static str| {
             let line = format!("  comm \"init\", pid 1, jiffies {ticks}");
             let injected = format!(

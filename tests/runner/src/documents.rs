@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Parts of the documentation that are made from what the suite saw, so that they cannot say anything else.
+//! Parts of the documentation that are generated from the suite's results, so that they match the
+//! results.
 //!
-//! Such a part stands between two marks of its file. A run of the suite compares it; with `--update-docs` it writes it.
+//! Such a part is between two markers in its file. A run of the suite compares it, and writes it
+//! with `--update-docs`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,15 +13,16 @@ use anyhow::{anyhow, Context as _, Result};
 
 use crate::results::{Test, Verdict};
 
-/// A part of a document, and what it is made from.
+/// A part of a document, and the runs that it is generated from.
 pub(crate) struct Part {
-    /// In the repository.
+    /// Path in the repository.
     file: &'static str,
-    /// Of its marks.
+    /// Name in the markers.
     name: &'static str,
-    /// The runs of the suite, by name. Where one of them was not done, the part is not compared.
+    /// Names of the suite's runs. If one of them was not run, the part is not compared.
     pub(crate) runs: &'static [&'static str],
-    /// What the names of the verbs program's cases begin with that it is made from: a selection of others leaves it alone.
+    /// Name prefix of the verbs program's cases that the part is generated from. If other cases are
+    /// selected, the part is not compared.
     cases: &'static str,
     make: fn(&[&[Test]]) -> Result<String>,
 }
@@ -27,13 +30,13 @@ pub(crate) struct Part {
 const LOOM: &str = "the module's logic, in every order of events";
 const HOST: &str = "the module's logic, on the host";
 
-/// All parts that are made from what the suite saw.
+/// All parts that are generated from the suite's results.
 pub(crate) const PARTS: &[Part] = &[
     Part {
         file: "docs/bad-input.md",
         name: "bad input",
         runs: &[
-            // A column each: our module's first, then NVIDIA's.
+            // One column each: our module's first, then NVIDIA's.
             "a provider's answers: ours, on the stand-in's p2p.c",
             "a provider's answers: ours, revocable, on the stand-in's p2p.c",
             "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
@@ -87,7 +90,8 @@ pub(crate) const PARTS: &[Part] = &[
 ];
 
 impl Part {
-    /// Compares it with what the runs say, of which `tests_of` has the tests, or writes it. Returns what is wrong.
+    /// Compares the part with the runs' results, or writes it. `tests_of` returns the tests of a
+    /// run. Returns the problem, if any.
     pub(crate) fn compare<'a>(
         &self,
         repo: &Path,
@@ -98,13 +102,13 @@ impl Part {
         if !self.cases.starts_with(case) {
             return None;
         }
-        // A run that gave nothing at all has failed, and says so.
+        // A run without any result has failed, and reports that itself.
         let runs: Vec<&[Test]> = self
             .runs
             .iter()
             .map(|run| tests_of(run).filter(|tests| !tests.is_empty()))
             .collect::<Option<_>>()?;
-        // Nothing is written from a run that failed: it may have stopped halfway.
+        // A failed run writes nothing, because it may have stopped halfway.
         let passed = runs
             .iter()
             .copied()
@@ -117,7 +121,8 @@ impl Part {
     }
 }
 
-/// The text between the marks of `name`, with what stands before and after it, marks included.
+/// Returns the text between the markers of `name`, and the text before and after it including the
+/// markers.
 pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
     let begin = format!("<!-- begin {name}: made by ");
     let end = format!("<!-- end {name} -->\n");
@@ -134,7 +139,7 @@ pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
     }
 }
 
-/// Compares the part `name` of `file` with `part`, or puts it there. Returns what is wrong.
+/// Compares the part `name` of `file` with `part`, or writes it. Returns the problem, if any.
 pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result<Option<String>> {
     let document = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let [before, found, after] = split(&document, name).context(file.display().to_string())?;
@@ -160,7 +165,7 @@ pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result
     )))
 }
 
-/// What all lines of the log about a refusal begin with.
+/// Prefix of all log lines about a refusal.
 const REFUSED: &str = "nvidia-peermem: refused ADDRESS+LENGTH of process PID in ";
 
 fn noted<'a>(test: &'a Test, name: &str) -> Option<&'a str> {
@@ -169,12 +174,12 @@ fn noted<'a>(test: &'a Test, name: &str) -> Option<&'a str> {
         .find_map(|note| note.strip_prefix(name)?.strip_prefix(' '))
 }
 
-/// The value of a note that must be there.
+/// Returns the value of a note, which must exist.
 fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
     noted(test, name).with_context(|| format!("{} says no {name}", test.name))
 }
 
-/// What loom ran, and what `can_fail` took away.
+/// Returns the table of loom's interleavings, and of the parts that `can_fail` left out.
 fn interleavings(runs: &[&[Test]]) -> Result<String> {
     let tests = || runs.iter().copied().flatten();
     let mut rows = tests()
@@ -204,7 +209,7 @@ fn interleavings(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Tests, by name, that say how many cases they had, and what a case is.
+/// Names of tests that report a number of cases, and what a case is.
 type Cases = &'static [(&'static str, &'static str)];
 
 const CASES: Cases = &[
@@ -238,7 +243,7 @@ const SEARCHES: Cases = &[
     ),
 ];
 
-/// How many cases tests had.
+/// Returns the table of the number of cases by test.
 fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
     let mut text = String::from("| test | cases |\n|---|---|\n");
     for (name, words) in of {
@@ -261,7 +266,7 @@ fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
     Ok(text)
 }
 
-/// The module's table of reasons or of events, whose test writes the rows.
+/// Returns the module's table of reasons or events. A test of the module writes the rows.
 fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
     let name = "src::reason::tests::each_row_has_a_name_of_its_own";
     let mut tests = runs.iter().copied().flatten();
@@ -274,7 +279,7 @@ fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
     Ok(text)
 }
 
-/// What the search for borders costs on the model of allocations.
+/// Returns the table of what the search for borders costs on the model of allocations.
 fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
     let mut text = String::from(
         "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
@@ -316,7 +321,7 @@ fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// A number without a sign, its digits in groups of three: `12,345`.
+/// Formats an unsigned number with digits in groups of three: `12,345`.
 pub(crate) fn grouped(number: &impl ToString) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -329,7 +334,7 @@ pub(crate) fn grouped(number: &impl ToString) -> String {
     text
 }
 
-/// The table of bad input, and the log's lines below it, from the results of its four runs.
+/// Returns the table of bad input, and the log lines below it, from the results of its four runs.
 fn bad_input(runs: &[&[Test]]) -> Result<String> {
     let runs = <[&[Test]; 4]>::try_from(runs).context("not four runs")?;
     let mut text = String::from(
@@ -354,7 +359,7 @@ fn bad_input(runs: &[&[Test]]) -> Result<String> {
                     .to_owned(),
                 Verdict::Skipped(reason) => {
                     let at = place(&mut skipped, reason);
-                    // Letters, for the lines of the log have numbers.
+                    // Uses letters, because the log lines have numbers.
                     let letter = char::from(b'a' + u8::try_from(at)?);
                     format!("not run ({letter})")
                 }
@@ -400,7 +405,7 @@ fn bad_input(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Where `word` stands in the list, at the end of which it is put if it does not.
+/// Returns the position of `word` in the list. Appends it if it is missing.
 fn place<'a>(list: &mut Vec<&'a str>, word: &'a str) -> usize {
     if let Some(at) = list.iter().position(|&known| known == word) {
         return at;
@@ -409,7 +414,7 @@ fn place<'a>(list: &mut Vec<&'a str>, word: &'a str) -> usize {
     list.len() - 1
 }
 
-/// Appends a paragraph in lines of at most 120 columns; those after the first are indented.
+/// Appends a paragraph in lines of at most 120 columns. All lines but the first are indented.
 pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
     let mut column = 0;
     for word in paragraph.trim_end().split(' ') {
@@ -425,7 +430,7 @@ pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
         text.push_str(word);
         column += width;
     }
-    // Markdown's line break, where the paragraph has one.
+    // Markdown's line break, if the paragraph ends with one.
     text.push_str(&paragraph[paragraph.trim_end().len()..]);
     text.push('\n');
 }
@@ -567,7 +572,7 @@ mod tests {
                 "Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.",
             ]
         );
-        // A model that says nothing has not been counted.
+        // A model without output was not counted.
         let silent = [test("models::a", Verdict::Failed, &["model a free"])];
         assert!(interleavings(&[&silent]).is_err());
     }
@@ -617,7 +622,7 @@ mod tests {
         assert!(calls_to_pin(&[&tests(&["search 1 of x"])]).is_err());
     }
 
-    /// `make test` has every run that a part is made from, and every part has its place.
+    /// `make test` has every run that a part needs, and every part has its place in a document.
     #[test]
     fn parts_are_compared() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -657,7 +662,8 @@ mod tests {
         assert!(!with(Some(&some), Some(&[]), ""));
     }
 
-    /// In the section, a number with files behind it in brackets is that of their lines; a name alone is in the last directory.
+    /// In that section, a number before file names in brackets is the number of their lines. A name
+    /// without a directory is in the directory of the previous one.
     #[test]
     fn imitations_have_as_many_lines_as_is_said() -> Result<()> {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

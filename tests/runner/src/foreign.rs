@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a machine needs whose processors are not this machine's: a root of Debian's packages for it, in place of this
-//! machine's own, and programs that are compiled for it against that root.
+//! Support for VMs of a foreign architecture: a root of Debian's packages for that architecture,
+//! and programs cross-compiled against that root.
 //!
-//! Nothing of it is run here, so the packages are unpacked and not configured. They come from where this machine's own do.
+//! Packages are unpacked and not configured, because nothing of the root runs here. They come from
+//! this machine's mirror.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,13 +18,13 @@ use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::{apt, stamp};
 
-/// The compiler of the kernel for it, which knows all processors.
+/// The compiler of the foreign kernel, which supports all architectures.
 pub(crate) const COMPILER: &str = "clang-19";
 
-/// rustc's name of the arm64 that Debian's programs run on.
+/// rustc's name of Debian's arm64.
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// What the machine has, and what programs are linked with.
+/// Packages that the VM has, and that programs are linked with.
 const PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -50,10 +51,11 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
-/// Links that configuring a package would make, and where they lead.
+/// Links that the configuration of a package would make, and their targets.
 const LINKS: &[(&str, &str)] = &[("usr/bin/awk", "gawk")];
 
-/// rustc's package of the library for these processors, of the very version that this machine's has.
+/// Returns rustc's package of the foreign standard library, in the exact version of this machine's
+/// rustc.
 fn library() -> Result<String> {
     let owner = output(Command::new("dpkg-query").args(["-S", "/usr/bin/rustc"]))?;
     let package = owner.split(':').next().unwrap_or_default();
@@ -71,13 +73,13 @@ fn packages() -> Result<Vec<String>> {
     Ok(packages)
 }
 
-/// The release's own gcc: its runtime library comes with it.
+/// Returns the major version of the release's gcc, which provides its runtime library.
 fn gcc() -> Result<String> {
     let version = output(Command::new("gcc").arg("-dumpversion"))?;
     Ok(version.split('.').next().unwrap_or_default().to_owned())
 }
 
-/// What the root is made of.
+/// Returns a hash of everything that the root is made from.
 pub(crate) fn key(arch: Arch) -> Result<String> {
     let (_, sources) = apt::own_sources()?;
     let mut key = Key::default();
@@ -88,19 +90,20 @@ pub(crate) fn key(arch: Arch) -> Result<String> {
     Ok(key.finish())
 }
 
-/// Whether a machine's root was made, of whatever.
+/// Returns `true` if a root for `arch` was made, from any packages.
 pub(crate) fn is_there(paths: &Paths, arch: Arch) -> bool {
     let stamp = format!("foreign/{}.stamp", arch.foreign().unwrap_or_default());
     paths.cache.join(stamp).exists()
 }
 
-/// The root of a machine with these processors: this machine's own, or one that is made for it, once.
+/// Returns the root of a VM of this architecture: this machine's own root, or one that is made
+/// once.
 pub(crate) fn root(paths: &Paths, arch: Arch) -> Result<PathBuf> {
     let Some(name) = arch.foreign() else {
         return Ok(PathBuf::from("/"));
     };
     let _lock = Lock::take(paths, "foreign")?;
-    // QEMU as well: the cache may be older than what is installed.
+    // Installs QEMU too, because the cache may be older than the installed packages.
     apt::install(paths, apt::FOREIGN)?;
     let home = paths.cache.join("foreign");
     let root = home.join(name);
@@ -131,12 +134,12 @@ pub(crate) fn root(paths: &Paths, arch: Arch) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Has cargo compile for [`TARGET`], against the root and with the library in it.
+/// Makes cargo compile for [`TARGET`], against the root and with the root's library.
 pub(crate) fn cross(cargo: &mut Command, root: &Path) {
     let root = root.display();
     let upper = TARGET.replace('-', "_").to_uppercase();
     let lower = TARGET.replace('-', "_");
-    // gcc's linker, which clang would take, knows this machine's processors alone.
+    // clang would use gcc's linker, which supports only this machine's architecture.
     let linked = format!("--sysroot={root} -fuse-ld=lld");
     let mut flags = format!("--sysroot={root}/usr -Clink-arg=--target={TARGET}");
     for word in linked.split(' ') {
@@ -146,7 +149,7 @@ pub(crate) fn cross(cargo: &mut Command, root: &Path) {
         .env(format!("CARGO_TARGET_{upper}_LINKER"), COMPILER)
         .env(format!("CARGO_TARGET_{upper}_RUSTFLAGS"), flags)
         .env(format!("CC_{lower}"), COMPILER)
-        // Asked for, and not run: all that is compiled is C.
+        // Build scripts ask for a C++ compiler but do not run it: only C is compiled.
         .env(format!("CXX_{lower}"), COMPILER)
         .env(format!("CFLAGS_{lower}"), &linked)
         .env(

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The machine as seen from inside: names of the host's files, programs, and the modules that are loaded first.
+//! The VM seen from inside: paths of this machine's files, programs, and modules that are loaded
+//! first.
 
 use std::path::Path;
 
-/// For the environment of a test's command: what the caller has put before the system's programs is not to be tested.
+/// Environment of a test's command, without the directories that the caller put before the system's
+/// in PATH.
 pub(crate) const SYSTEM_PROGRAMS: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Modules that are loaded before the root is mounted: those of the root, and those of the console.
+/// Modules that are loaded before the root is mounted: those of the root file system and of the
+/// console.
 pub(crate) const EARLY: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",
@@ -15,16 +18,18 @@ pub(crate) const EARLY: &[&str] = &[
     "virtio_console",
 ];
 
-/// Drivers of the machine's devices.
+/// Drivers of the VM's devices.
 pub(crate) const DEVICES: &[&str] = &["virtio_net", "udp_tunnel", "ip6_udp_tunnel", "nvme"];
 
-/// Further early modules of a host.
+/// Additional early modules of a Debian host.
 pub(crate) const EARLY_ON_HOST: &[&str] = &["virtio_net"];
 
-/// Where the machine sees the host's files, whatever its root is and whatever it mounts: `tests/vm/init` lays them there.
+/// Path in the VM where `tests/vm/init` puts this machine's files, independent of the VM's root and
+/// mounts.
 pub(crate) const HOST: &str = "/host";
 
-/// The machine's name of one of the host's files. The host's own name may be hidden there, below /tmp, say.
+/// Returns the path in the VM of one of this machine's files. The file's own path may be hidden in
+/// the VM, for example below /tmp.
 pub(crate) fn in_machine(path: &Path) -> String {
     format!("{HOST}{}", path.display())
 }

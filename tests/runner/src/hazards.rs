@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The hazards: the schedules of `gdr hazards`, run against NVIDIA's module and ours, and the page on what came of it.
+//! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's module and ours, and
+//! makes the page with the results.
 //!
-//! A machine may die: what it said until then, and what its kernel reported, is the result. The page is made of nothing
-//! else, so the page of one run is that of every run, or something has changed.
+//! A VM may die. Its output until then and its kernel's reports are then the result. The page is
+//! made only from results, so it is the same for every run, unless something has changed.
 
 mod machines;
 mod rows;
@@ -22,17 +23,17 @@ use crate::results::{pattern, Format, Reader, Test, Verdict};
 use crate::vm::{Build, Options, Peermem};
 use crate::{guest, kernel, klog, programs, setup, vm};
 
-/// Where the page lies in the repository.
+/// Path of the page in the repository.
 const PAGE: &str = "docs/hazards.md";
 
-/// In seconds: many times what a machine that is to die needs.
+/// Time limit in seconds, many times longer than a VM needs before it dies.
 const HANGS: u64 = 180;
 
 /// A schedule that ends with the loss of the machine, whatever a client does.
 struct Unpreventable {
     schedule: &'static str,
     title: &'static str,
-    /// Text of its section of the page.
+    /// Text of the schedule's section of the page.
     text: &'static str,
     /// Defect that either module must show.
     defect: &'static str,
@@ -65,7 +66,7 @@ fn unpreventable(schedule: &str) -> Option<&'static Unpreventable> {
         .find(|unpreventable| unpreventable.schedule == schedule)
 }
 
-/// What a schedule said in one machine.
+/// The result of a schedule in one VM.
 #[derive(Debug, Default, Clone)]
 struct Outcome {
     saw: Vec<String>,
@@ -73,12 +74,12 @@ struct Outcome {
     /// Headlines of the kernel's reports.
     reports: Vec<String>,
     skipped: bool,
-    /// The schedule itself did not work: its result says nothing.
+    /// Reasons why the schedule itself failed. Its result is then meaningless.
     broken: Vec<String>,
 }
 
 impl Outcome {
-    /// From what `gdr hazards` says of a schedule.
+    /// Parses the notes of `gdr hazards` about a schedule.
     fn new(notes: &[String], skipped: bool) -> Self {
         let said = |mark: &str| {
             notes
@@ -96,10 +97,10 @@ impl Outcome {
         }
     }
 
-    /// The defects, or None where there is none.
+    /// Returns the defects, or `None` if there are none.
     fn defects(&self) -> Option<String> {
         let oops = self.reports.iter().any(|report| report == OOPS);
-        // Whether a thread or the machine dies of it depends on where the kernel stood.
+        // The kernel's state decides whether the defect kills a thread or the machine.
         let follows = |word: &str| word == DEATH || word.starts_with(KILLED);
         let mut words: Vec<&str> = Vec::new();
         for word in self.wrong.iter().chain(&self.reports) {
@@ -120,14 +121,14 @@ impl Outcome {
     }
 }
 
-/// By schedule, in the order in which they ran.
+/// Outcomes by schedule, in the order of the run.
 type Outcomes = Vec<(String, Outcome)>;
 
-/// All that came of a machine.
+/// All results of one VM.
 struct Ran {
     machine: &'static Machine,
     outcomes: Outcomes,
-    /// What is wrong beside the schedules.
+    /// Problems that belong to no schedule.
     problems: Vec<String>,
     version: String,
 }
@@ -138,14 +139,15 @@ static ALLOCATOR: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\[\w+ overwritten\]|^BUG kmalloc|at (object|slab)_err\+"));
 
 const OOPS: &str = "an oops";
-/// What may come of one: the machine says nothing any more, or `gdr hazards` says that of a thread.
+/// Consequences of a defect: the VM stops responding, or `gdr hazards` reports that a thread was
+/// killed.
 const DEATH: &str = "the machine dies";
 const KILLED: &str = "the kernel killed ";
-/// What a schedule says of a thread that it waits for in vain.
+/// A schedule's words about a thread that it waits for in vain.
 const HANGING: &str = " does not return";
 
-/// What kind of report it is. Where the kernel stood, and in what state, depends on the compiler and on what lay in memory; the
-/// stand-in's own messages do not.
+/// Returns the kind of a report. The location and state of the kernel depend on the compiler and on
+/// the contents of memory. The stand-in's own messages do not.
 fn headline(report: &klog::Report) -> String {
     let lines: Vec<String> = report
         .lines
@@ -174,7 +176,7 @@ fn headline(report: &klog::Report) -> String {
     first.to_owned()
 }
 
-/// The schedule in which a line of the log stands.
+/// Returns the schedule that was running when a line of the log was written.
 fn schedule_at(log: &str, line: usize) -> Option<&str> {
     log.lines()
         .take(line)
@@ -227,7 +229,7 @@ fn run_machine(
     })
 }
 
-/// Puts together what the program said and what the kernel did.
+/// Combines the program's output with the kernel's log.
 fn sort_out(
     machine: &'static Machine,
     said: &Reader,
@@ -244,7 +246,8 @@ fn sort_out(
         })
         .collect();
     let mut problems = Vec::new();
-    // A thread that hangs may leave the other processor to the program: then that says so, and the machine does not end.
+    // If the hung thread leaves the other processor to the program, the program reports the hang,
+    // and the VM does not end.
     let hung = machine.fatal && timed_out;
     let hangs = |outcome: &Outcome| outcome.broken.iter().any(|why| why.contains(HANGING));
     outcomes.retain(|(_, outcome)| !(hung && hangs(outcome)));
@@ -252,7 +255,7 @@ fn sort_out(
         Some((before, _)) if hung => before,
         _ => log,
     };
-    // The schedule that took the machine with it has no result of its own.
+    // A schedule that killed the VM has no result of its own.
     let last = schedule_at(told, usize::MAX).unwrap_or("end");
     let died = last != "end" && !outcomes.iter().any(|(name, _)| name == last);
     if died {
@@ -273,11 +276,11 @@ fn sort_out(
         let schedule = schedule_at(log, report.line);
         let of = schedule.and_then(|name| outcomes.iter_mut().find(|(other, _)| other == name));
         match of {
-            // The panic that follows an oops is the machine's death.
+            // The panic after an oops is the VM's death.
             Some(_) if headline == "panic" => {}
             Some((name, _)) if machine.fatal && died && name == last => {}
             Some((_, outcome)) => outcome.reports.insert(0, headline),
-            // What NVIDIA's module has left behind is told where it was left.
+            // The schedule that left something behind in NVIDIA's module already reports it.
             None if machine.module == Peermem::Nvidia => {}
             None => problems.push(format!("the kernel reports: {headline}")),
         }
@@ -312,12 +315,12 @@ fn sort_out(
     }
 }
 
-/// Whether a schedule belongs to a row.
+/// Returns `true` if a schedule belongs to a row.
 fn belongs(schedule: &str, letter: &str) -> bool {
     schedule.split('.').next() == Some(letter)
 }
 
-/// What happened to a row with one of the modules: by mode, or together where the modes agree.
+/// Returns the text of a row for one of the modules: by mode, or once if the modes agree.
 fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
     let mut said: Vec<(&str, Vec<String>)> = Vec::new();
     for ran in ran.iter().filter(|ran| ran.machine.module == module) {
@@ -365,7 +368,7 @@ fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
     }
 }
 
-/// Joins phrases, each of which is said once.
+/// Joins phrases, and drops duplicates.
 fn once_each(words: &[String]) -> String {
     let mut said: Vec<&str> = Vec::new();
     for phrase in words.iter().flat_map(|words| words.split("; ")) {
@@ -447,7 +450,7 @@ fn render(ran: &[Ran]) -> String {
     text
 }
 
-/// As `cell`, with what is in order for both modules.
+/// Returns the same as `cell`, plus the results that are correct for both modules.
 fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     let mut found: Vec<String> = ran
         .iter()
@@ -460,7 +463,7 @@ fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     found.join("<br>")
 }
 
-/// Names the places in which two pages differ: rows by their letters, else the lines.
+/// Returns the differences between two pages: rows by their letters, otherwise lines.
 fn differing(committed: &str, made: &str) -> Vec<String> {
     let of = |text: &str| -> Vec<String> { text.lines().map(str::to_owned).collect() };
     let (old, new) = (of(committed), of(made));
@@ -481,7 +484,7 @@ fn differing(committed: &str, made: &str) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// One test for each row, and what is wrong beside them.
+/// Returns one test for each row, and the problems that belong to no row.
 fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
     let mut tests = Vec::new();
     let letters = ROWS
@@ -546,7 +549,7 @@ fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, String)> {
     Ok((ran, page))
 }
 
-/// For the suite: ours must hold, and the page must be the committed one.
+/// Runs the check for the suite: our module must pass, and the page must equal the committed one.
 pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<String>)> {
     let (ran, page) = run_all(paths, frozen)?;
     let (tests, mut problems) = verdicts(&ran);
@@ -557,7 +560,8 @@ pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<Strin
     Ok((tests, problems))
 }
 
-/// For the suite on another kernel or with another build, of which the page says nothing: ours must hold.
+/// Runs the check for the suite on another kernel or with another build, which the page does not
+/// cover: our module must pass.
 pub(crate) fn check_ours(
     paths: &Paths,
     kernel: &str,
@@ -664,14 +668,14 @@ mod tests {
         let faulted = format!(
             "{hung}[    2.1] Oops: 0000 [#1]\n[    2.1] RIP: 0010:f+0x1/0x2\n[    2.2] Kernel panic - not syncing: x\n"
         );
-        // What had that memory before is sometimes written to, and the allocator notices.
+        // The schedule sometimes writes to freed memory, and the allocator notices.
         let noticed = format!("{hung}[    2.1] BUG kmalloc-64 (Not tainted): Poison overwritten\n");
         for (log, timed_out) in [(hung, true), (&faulted, false), (&noticed, true)] {
             let ran = sort_out(machine, &said("1..1\n"), log, &[], timed_out);
             assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
             assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         }
-        // The other processor went on.
+        // The other processor continued.
         let waited = said("1..1\n# failure: the registration does not return: \nnot ok 1 X.one\n");
         let log = format!(
             "{hung}[   27.0] hazard: end\n[  128.5] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n"
@@ -680,13 +684,14 @@ mod tests {
         assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
         assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         assert!(ran.outcomes[0].1.broken.is_empty());
-        // Where such a machine ends, the schedule has failed, and where it fails otherwise, too.
+        // If such a VM ends by itself, or the schedule fails for another reason, the schedule has
+        // failed.
         let ran = sort_out(machine, &waited, &log, &[], false);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
         let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");
         let ran = sort_out(machine, &failed, &log, &[], true);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
-        // One that ends without a schedule's death has no result.
+        // A VM that ends without dying in a schedule gives no result.
         let ran = sort_out(machine, &said("1..1\n"), "", &[], true);
         assert!(!ran.problems.is_empty());
     }
@@ -702,7 +707,7 @@ mod tests {
         let died = outcome(&["x"], &[OOPS, DEATH]);
         assert_eq!(killed.defects().as_deref(), Some("x; an oops"));
         assert_eq!(killed.defects(), died.defects());
-        // Without one it is.
+        // Without an oops, the death is a defect of its own.
         let hangs = outcome(&["x"], &[DEATH]);
         assert_eq!(hangs.defects().as_deref(), Some("x; the machine dies"));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How long each run of the suite took, and when it passed last: `history.json` in the cache.
+//! Duration and last pass of each run of the suite: `history.json` in the cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::stamp;
 
-/// A day and a commit. Where the work tree differs from the commit, its name ends in `+`.
+/// A date and a commit. The commit ends in `+` if the work tree differs from it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct When {
     pub(crate) date: String,
@@ -36,7 +36,7 @@ impl When {
     }
 }
 
-/// What is remembered of one run.
+/// Record of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) seconds: f64,
@@ -54,7 +54,7 @@ pub(crate) struct History {
 
 fn read(file: &PathBuf) -> BTreeMap<String, Record> {
     let text = fs::read(file).unwrap_or_default();
-    // One that cannot be read is one that is not there: it is measured anew.
+    // A record that cannot be read counts as missing, and is measured again.
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
@@ -73,7 +73,7 @@ impl History {
         Duration::try_from_secs_f64(self.get(name)?.seconds).ok()
     }
 
-    /// Remembers a run, at once: the suite may be interrupted.
+    /// Saves the record of a run immediately, since the suite may be interrupted.
     pub(crate) fn add(
         &mut self,
         paths: &Paths,
@@ -83,7 +83,7 @@ impl History {
         when: &When,
     ) -> Result<()> {
         let _lock = Lock::take(paths, "history")?;
-        // Another suite may run beside this one.
+        // Another suite may run at the same time.
         let mut records = read(&self.file);
         let before = records.remove(name).and_then(|record| record.last_pass);
         let record = Record {
@@ -100,7 +100,8 @@ impl History {
     }
 }
 
-/// In which order runs begin: first those that were never timed, then the longest first.
+/// Returns the order in which runs begin: first those without a known duration, then the longest
+/// first.
 pub(crate) fn order(times: &[Option<Duration>]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..times.len()).collect();
     order.sort_by_key(|&at| std::cmp::Reverse(times[at].unwrap_or(Duration::MAX)));

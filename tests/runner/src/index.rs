@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Files of kernel modules: finding and ordering them, and what a module says of itself.
+//! Files of kernel modules: finds and orders them, and reads their module information.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
-/// A module's name as the kernel has it.
+/// Returns the kernel's name of a module.
 pub(crate) fn name_of(file: &Path) -> String {
     file.file_stem()
         .unwrap_or_default()
@@ -15,7 +15,7 @@ pub(crate) fn name_of(file: &Path) -> String {
         .replace('-', "_")
 }
 
-/// Modules by name. The first of a name stays.
+/// Modules by name. The first module of a name wins.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Index(BTreeMap<String, PathBuf>);
 
@@ -24,7 +24,7 @@ impl Index {
         self.0.entry(name_of(&file)).or_insert(file);
     }
 
-    /// All modules below a directory.
+    /// Adds all modules below a directory.
     pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
         let entries = fs::read_dir(directory)
             .with_context(|| format!("cannot read {}", directory.display()))?;
@@ -57,7 +57,7 @@ impl Index {
         self.0.values()
     }
 
-    /// The named modules and all they need, each after what it needs.
+    /// Returns the named modules and all their dependencies, dependencies first.
     pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let mut order = Vec::new();
         for name in names {
@@ -66,7 +66,7 @@ impl Index {
         Ok(order)
     }
 
-    /// As `closure`, for those of the names that are modules in this kernel.
+    /// Does the same as `closure`, but ignores names that are no modules in this kernel.
     pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let present: Vec<&str> = names
             .iter()
@@ -98,7 +98,7 @@ impl Index {
     }
 }
 
-/// Names that an object file uses and others have.
+/// Returns the undefined symbols of an object file.
 pub(crate) fn undefined(file: &Path) -> Result<Vec<String>> {
     let output = std::process::Command::new("nm")
         .args(["--undefined-only", "--just-symbols"])
@@ -121,13 +121,13 @@ pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
         .any(|window| window == key.as_bytes()))
 }
 
-/// One field of a module's information, empty if it has none.
+/// Returns a field of the module information, or an empty string if it is missing.
 pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(info_in(&bytes, field))
 }
 
-/// The fields are strings `name=value` in a section of their own, each ended by a zero byte.
+/// The fields are strings `name=value` in a section of their own, each terminated by a zero byte.
 fn info_in(bytes: &[u8], field: &str) -> String {
     let key = format!("\0{field}=");
     let found = bytes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Results that stand for a run which need not be done again: what it depends on is the same. And the pass of
-//! `make test-all`, which goes on where it was interrupted.
+//! Kept results: they replace a run whose inputs have not changed. Also the pass of
+//! `make test-all`, which continues where it was interrupted.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,18 +19,18 @@ use crate::suite::{Place, Run};
 use crate::vm::{Options, Peermem};
 use crate::{programs, setup, stamp};
 
-/// What a run that passed has left.
+/// Result of a run that passed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     run: String,
-    /// Of all that it depends on.
+    /// Hash of all inputs of the run.
     key: String,
     pub(crate) tests: Vec<Test>,
     pub(crate) column: Option<String>,
     pub(crate) when: When,
 }
 
-/// Kept results of one kind: a directory of the cache, a file for each run.
+/// Kept results of one kind: a directory in the cache with a file for each run.
 #[derive(Debug)]
 pub(crate) struct Shelf(PathBuf);
 
@@ -53,7 +53,7 @@ impl Shelf {
         self.0.join(format!("{name}.json"))
     }
 
-    /// What is kept of this run, if it was made from the same.
+    /// Returns the kept result of this run if its inputs have the same key.
     pub(crate) fn get(&self, run: &str, key: &str) -> Option<Kept> {
         let text = fs::read(self.file(run)).ok()?;
         let kept: Kept = serde_json::from_slice(&text).ok()?;
@@ -80,12 +80,12 @@ impl Shelf {
     }
 }
 
-/// How far the pass of `make test-all` is.
+/// Progress of the pass of `make test-all`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Progress {
-    /// Of the work tree that it is a pass of.
+    /// Hash of the work tree that the pass is about.
     tree: String,
-    /// So long it ran before it was interrupted.
+    /// Duration before the interruption, in seconds.
     seconds: f64,
 }
 
@@ -95,16 +95,16 @@ pub(crate) struct Pass {
     home: PathBuf,
     pub(crate) tree: String,
     pub(crate) shelf: Shelf,
-    /// What earlier parts of it took.
+    /// Duration of earlier parts of the pass.
     pub(crate) before: Duration,
 }
 
 impl Pass {
-    /// The pass that was begun over this work tree, or a new one.
+    /// Returns the pass that was begun over this work tree, or a new one.
     pub(crate) fn resume(paths: &Paths, restart: bool) -> Result<Self> {
         let mut key = Key::default();
         for name in tracked(paths)? {
-            // Says when the runs passed, and is written at the end of a pass.
+            // The page shows when runs passed, and is written at the end of a pass.
             if name != LAST_PASSES_PAGE {
                 add_file(&mut key, paths, &name)?;
             }
@@ -128,7 +128,7 @@ impl Pass {
         })
     }
 
-    /// Notes how long all of it has taken by now.
+    /// Saves the duration of the pass so far.
     pub(crate) fn note(&self, elapsed: Duration) -> Result<()> {
         let progress = Progress {
             tree: self.tree.clone(),
@@ -138,16 +138,16 @@ impl Pass {
         Ok(())
     }
 
-    /// The next one begins anew.
+    /// Ends the pass, so the next one starts over.
     pub(crate) fn end(&self) -> Result<()> {
         fs::remove_dir_all(&self.home).with_context(|| self.home.display().to_string())
     }
 }
 
-/// The page that has the table of last passes.
+/// Page with the table of last passes.
 pub(crate) const LAST_PASSES_PAGE: &str = "docs/last-passes.md";
 
-/// All files of the work tree that git does not ignore.
+/// Returns all files of the work tree that git does not ignore.
 fn tracked(paths: &Paths) -> Result<Vec<String>> {
     let list = output(
         Command::new("git")
@@ -170,7 +170,7 @@ fn tracked(paths: &Paths) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// One that was deleted and is still tracked has no contents.
+/// A file that was deleted but is still tracked has no contents.
 fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     let path = paths.repo.join(name);
     match fs::symlink_metadata(&path) {
@@ -183,7 +183,7 @@ fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Files and folders of the test runner that make and judge a machine.
+/// Files and folders of the test runner that make a VM and judge its results.
 const JUDGES: &[&str] = &[
     "arch.rs",
     "cases.rs",
@@ -200,7 +200,7 @@ const JUDGES: &[&str] = &[
     "vm.rs",
 ];
 
-/// Whether a machine has anything in it that is compiled from `src/`.
+/// Returns `true` if a VM contains anything compiled from `src/`.
 pub(crate) fn has_ours(options: &Options, command: &str) -> bool {
     options.peermem == Peermem::Ours
         || options.beside
@@ -208,14 +208,15 @@ pub(crate) fn has_ours(options: &Options, command: &str) -> bool {
         || options.signed
         || options.mutant.is_some()
         || !options.patches.is_empty()
-        // Whatever else may load a module is not known here.
+        // Other commands may load any module.
         || !matches!(
             command.split_whitespace().next(),
             Some("{gdr}" | "{repo}/tests/vm/perftest" | "{repo}/tests/vm/pyverbs")
         )
 }
 
-/// A key of all that a run depends on; None of one that depends on `src/`, which is done each time.
+/// Returns a key of all inputs of a run. Returns `None` if the run depends on `src/` and is
+/// therefore always done.
 pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result<Option<String>> {
     let mut key = Key::default();
     match (run.place, machine, run.src) {
@@ -260,7 +261,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
         }
         _ => return Ok(None),
     }
-    // Programs and libraries of the host, which are a machine's own as well.
+    // Programs and libraries of this machine, which the VM uses too.
     key.bytes(
         "packages",
         &fs::read("/var/lib/dpkg/status").unwrap_or_default(),
@@ -310,7 +311,7 @@ mod tests {
         let when = When::default();
         shelf.put("a: b", "key", &tests, Some("c"), &when).unwrap();
         let found = ["key", "other"].map(|key| shelf.get("a: b", key));
-        // Has a file of the same name.
+        // The two runs' names give the same file name.
         let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
         fs::remove_dir_all(&home).unwrap();
         let kept = found[0].as_ref().unwrap();

@@ -22,18 +22,18 @@ use crate::paths::Paths;
 use crate::stamp;
 use crate::toolchain::Toolchain;
 
-/// How much of a kernel is wanted.
+/// How much of a kernel to build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// Without the stock RDMA modules, which only tests load.
     Patched,
-    /// With them.
+    /// Including the stock RDMA modules.
     Whole,
-    /// What is there is taken for what it is.
+    /// Uses the existing files without checking whether they are up to date.
     Frozen,
 }
 
-/// Makes a kernel, or as much of it as is wanted and not made yet.
+/// Builds the parts of a kernel that the extent requires and that are not up to date.
 pub(crate) fn ensure(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -61,7 +61,7 @@ pub(crate) fn ensure(
         .source_name()
         .context("the kernel's source was fetched and is not there")?;
     let key = tree.key(&source)?;
-    // A key that is lost is made anew, and the kernel has to learn it.
+    // If the key is lost, a new one is made and compiled into the kernel.
     let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
     let stamp = tree.at("stamp");
     let has_stock = flavour.pristine_rdma;
@@ -71,7 +71,7 @@ pub(crate) fn ensure(
         _ => stamp::is_fresh(&stamp, &key) && !(stock && tree.stock_is_stale(&source)?),
     };
     if !keyed || !is_there {
-        // Until it is whole again it is not there, whoever interrupts this.
+        // The kernel counts as missing until it is complete, even if this is interrupted.
         let _ = fs::remove_file(&stamp);
         if is_stock {
             tree.build_on_stock(&key)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Reads a kernel log for what must not be in it, and compares that with what a test declared.
+//! Finds reports in a kernel log, and compares them with those that a test declared.
 
 mod lines;
 mod smmu;
@@ -15,10 +15,10 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// The serial line was too slow: what is not in the log cannot be judged.
+/// The serial port was too slow. Missing lines cannot be judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
-/// Lines that open a report. A report may go on for many lines; those belong to it.
+/// Lines that start a report. A report may continue for many lines, which belong to it.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"\bWARNING: ",
@@ -26,7 +26,7 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"\bOops\b",
         r"Kernel panic",
         r"general protection fault",
-        // arm64's, where there is no "Oops" in it.
+        // arm64's lines do not contain "Oops".
         r"^Internal error: |^Unable to handle kernel |\bSError\b",
         r"INFO: task .* blocked for more than",
         r"INFO: rcu\S* .*stall|rcu: INFO: .*stall|self-detected stall",
@@ -40,10 +40,10 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"scheduling while atomic|sleeping function called",
         r"unregister_netdevice: waiting",
         r"DMAR: (DRHD: handling fault|\[.*fault|\[DMA |\[INTR)",
-        // An SMMU's: what a device may not do, and what goes wrong between it and its driver.
+        // SMMU: a device's forbidden access, and errors between the SMMU and its driver.
         r"^arm-smmu-v3 \S+: (event |unexpected |device has entered|no \w+ irq|CMD)",
         r"^arm-smmu-v3 \S+: .*(timeout|error|overflow|aborted|fail)",
-        // Whatever they have to say but that they are there.
+        // Any message except those that only announce the detectors.
         r"^kmemleak: ",
         r"^DMA-API: ",
         r"^sysfs: cannot create duplicate filename",
@@ -57,7 +57,7 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
 
 static LOST: LazyLock<RegexSet> = LazyLock::new(|| set(&[LOSS]));
 
-/// Lines that match an opener and report nothing.
+/// Lines that match an opener but report nothing.
 static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"DMA-API: (preallocated|debugging enabled|dma_debug_entry pool grown)",
@@ -69,10 +69,10 @@ static CUT_HERE: &str = "------------[ cut here ]------------";
 static END_OF_TRACE: &str = "---[ end trace";
 static MAPPED_AT: &str = "DMA-API: Mapped at:";
 
-/// No report is longer; a longer one is cut, and what follows it is looked at anew.
+/// Maximum length of a report, in lines. A longer one is cut, and the rest is searched for openers.
 const LONGEST_REPORT: usize = 160;
 
-/// How many lines after its first a report shows.
+/// Number of lines that a failure shows after a report's first line.
 const SHOWN_LINES: usize = 45;
 
 #[expect(
@@ -83,16 +83,16 @@ fn set(patterns: &[&str]) -> RegexSet {
     RegexSet::new(patterns).expect("constant pattern")
 }
 
-/// One report: everything from its first line to its last.
+/// A report, from its first line to its last.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub(crate) line: usize,
     pub(crate) lines: Vec<String>,
 }
 
 impl Report {
-    /// Whether it says that a part of the log is missing.
+    /// Returns `true` if the report says that a part of the log is missing.
     pub(crate) fn is_loss(&self) -> bool {
         self.lines
             .first()
@@ -112,7 +112,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// A report that a test provokes: how often a pattern must come.
+/// A report that a test provokes: a pattern, and the number of reports that must match it.
 #[derive(Debug, Clone)]
 pub(crate) struct Expectation {
     pattern: Regex,
@@ -122,7 +122,7 @@ pub(crate) struct Expectation {
 impl FromStr for Expectation {
     type Err = anyhow::Error;
 
-    /// `REGEX=COUNT`; the regular expression may contain `=`.
+    /// Parses `REGEX=COUNT`. The regular expression may contain `=`.
     fn from_str(text: &str) -> Result<Self> {
         let (pattern, count) = text
             .rsplit_once('=')
@@ -136,11 +136,11 @@ impl FromStr for Expectation {
     }
 }
 
-/// What a log says, measured against the declared reports.
+/// Result of the comparison of a log with the declared reports.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) undeclared: Vec<Report>,
-    /// One sentence for each declared report that came a different number of times.
+    /// One sentence for each declared report that came more or less often than declared.
     pub(crate) miscounted: Vec<String>,
 }
 
@@ -150,13 +150,14 @@ impl Verdict {
     }
 }
 
-/// Whether the text of a line begins with a space beyond the one after the time stamp: so do the lines of a stack.
+/// Returns `true` if the text of a line begins with a space after the one behind the time stamp, as
+/// the lines of a stack trace do.
 fn is_indented(line: &str) -> bool {
     line.split_once(']')
         .is_some_and(|(_, text)| text.starts_with("  "))
 }
 
-/// Whether a report that this line opens goes on in the lines after it.
+/// Returns `true` if a report that starts with this line continues in the next lines.
 fn has_dump(text: &str) -> bool {
     !(text.starts_with("runner: ")
         || text.starts_with("** ")
@@ -172,7 +173,7 @@ fn opens(text: &str) -> bool {
     OPENERS.is_match(text) && !HARMLESS.is_match(text) && !text.starts_with(PROVOKES)
 }
 
-/// Whether this line begins a report of its own even inside another one that has not ended.
+/// Returns `true` if this line starts a new report even before the previous one has ended.
 fn is_headline(text: &str) -> bool {
     [
         "BUG: ",
@@ -185,19 +186,20 @@ fn is_headline(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Whether a report without an end has gone on at least to this line, on either kind of processor.
+/// Returns `true` if a report without an end extends at least to this line, on either architecture.
 fn is_telling(text: &str) -> bool {
     ["Call Trace", "RIP:", "Call trace", "pc :"]
         .iter()
         .any(|start| text.starts_with(start))
 }
 
-/// Whether a report that `first` opened ends with the line `text`.
+/// Returns `true` if a report that `first` started ends with the line `text`.
 fn ends(first: &str, text: &str) -> bool {
     if text.contains(END_OF_TRACE) || text.contains("Rebooting in") {
         return true;
     }
-    // A fault's or KASAN's report has several stacks; a lock's or a hang's ends with its stack.
+    // The report of a fault or of KASAN has several stacks. The report of a lock or of a hang ends
+    // with its stack.
     let many_stacks = first.contains("BUG:") || first.contains("Oops") || first == CUT_HERE;
     if text.contains("</TASK>") {
         return !many_stacks || first.contains("sleeping function") || first.contains("scheduling");
@@ -205,7 +207,7 @@ fn ends(first: &str, text: &str) -> bool {
     first.contains("KASAN") && text.starts_with("==========")
 }
 
-/// All reports of a log, in order.
+/// Returns all reports of a log, in order.
 pub(crate) fn reports(log: &str) -> Vec<Report> {
     let lines: Vec<&str> = log.lines().collect();
     let mut found = Vec::new();
@@ -240,7 +242,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
             }
             if ended {
                 at = probe;
-                // Whose mapping it is about stands behind the end.
+                // The origin of the mapping follows the end.
                 if lines.get(at).is_some_and(|line| message(line) == MAPPED_AT) {
                     at += 1;
                     while lines.get(at).is_some_and(|line| is_indented(line)) {
@@ -248,7 +250,8 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     }
                 }
             } else {
-                // No end in sight: the report is what stays within a few lines of the last telling one.
+                // If no end is found, the report ends with its last telling line. Telling lines are
+                // at most 40 lines apart.
                 let mut last = start;
                 for (offset, line) in lines[start..probe].iter().enumerate() {
                     let text = message(line);
@@ -269,7 +272,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     .map(|line| line.trim_end_matches('\r').to_owned())
                     .collect(),
             });
-            // A declared report does not excuse what is lost in it.
+            // A declared report does not excuse lost lines inside it.
             let inside = lines[start..at].iter().enumerate().skip(1);
             found.extend(inside.filter(|(_, line)| LOST.is_match(message(line))).map(
                 |(offset, line)| Report {
@@ -282,17 +285,21 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
     found
 }
 
-/// How a line of the log begins by which a test case declares what it provokes.
+/// Prefix of a log line by which a test case declares a report that it provokes.
 const PROVOKES: &str = "gdr: provokes ";
 
-/// What test cases declare in the log itself. What cannot be read declares nothing.
+/// Returns the expectations that test cases declare in the log itself. Ignores declarations that
+/// cannot be parsed.
 fn provoked(log: &str) -> impl Iterator<Item = Expectation> + '_ {
     log.lines()
         .filter_map(|line| message(line).strip_prefix(PROVOKES)?.parse().ok())
 }
 
-/// Measures a log against what was declared, here and in the log. Each report counts for the first expectation that matches one of its lines.
-/// An expectation whose pattern is no report at all (an ordinary message) is counted by lines.
+/// Compares the reports of a log with those declared in `declared` and in the log. Each report
+/// counts for the first expectation that matches one of its lines.
+///
+/// If a pattern matches only ordinary messages, which are no reports, the matching lines are
+/// counted.
 pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
     let mut expectations = declared.to_vec();
     for new in provoked(log) {
@@ -408,7 +415,7 @@ mod tests {
         text.split(';').map(|part| part.parse().unwrap()).collect()
     }
 
-    /// A line that was not begun leaves the one before it whole.
+    /// If the replayed line has no cut beginning before it, the line before it stays.
     #[test]
     fn what_is_written_again_is_counted_once() {
         let replay = "** replaying previous printk message **";
@@ -420,7 +427,7 @@ mod tests {
         let log = format!("[    1.000000] x\n{replay}\n{line}\n");
         assert_eq!(once(&log), format!("[    1.000000] x\n\n{line}\n"));
         assert_eq!(once(&format!("{line}\n{replay}")), format!("{line}\n\n"));
-        // Twice in a row it is two, where nobody says otherwise.
+        // A line that occurs twice in a row without a replay message counts twice.
         let log = format!("{line}\n{line}\n");
         assert_eq!(once(&log), log);
     }
@@ -510,7 +517,7 @@ mod tests {
         let verdict = judge(&log, &expect("refcount_t=1"));
         assert_eq!(verdict.undeclared.len(), 1);
         assert!(verdict.undeclared[0].lines[0].contains("NULL pointer"));
-        // Without an end, the next one must still be found.
+        // If a report has no end, the next report must still be found.
         let cut = WARN.lines().take(4).collect::<Vec<_>>().join("\n");
         let log = format!("{cut}\n{OOPS}");
         assert_eq!(reports(&log).len(), 2);
@@ -523,7 +530,7 @@ mod tests {
         let verdict = judge(&log, &expect("refcount_t=1"));
         assert_eq!(verdict.undeclared.len(), 1);
         assert!(verdict.undeclared[0].is_loss());
-        // Between the lines of another report.
+        // The lost lines are inside another report.
         let (head, tail) = WARN.split_at(WARN.find("[    2.000000] Call").unwrap());
         let log = [head, "** 9 printk messages dropped **\n", tail].concat();
         let verdict = judge(&log, &expect("refcount_t=1"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Looks at the form of the code: formatting, lints, licences.
+//! Checks the form of the code: formatting, lints, licences.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,8 +17,8 @@ use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
 use crate::{apt, kernel, programs, setup};
 
-/// Files that need no licence line: licences themselves, what a program writes, patches, which are their file's, and JSON,
-/// which has no comments.
+/// Returns `true` for a file without a licence line: licence texts, generated files, patches, which
+/// have the licence of the file that they change, and JSON, which has no comments.
 fn is_exempt(name: &str) -> bool {
     name.starts_with("LICENSES/")
         || name == "Cargo.lock"
@@ -27,7 +27,8 @@ fn is_exempt(name: &str) -> bool {
         || name.ends_with(".json")
 }
 
-/// checkpatch's remarks that do not apply outside the kernel's own tree or are matters of taste there.
+/// Types of checkpatch's messages that do not apply outside the kernel's tree or are matters of
+/// taste.
 const CHECKPATCH_IGNORED: &str =
     "FILE_PATH_CHANGES,MISSING_SIGN_OFF,SPDX_LICENSE_TAG,COMMIT_LOG_LONG_LINE,LINUX_VERSION_CODE";
 
@@ -35,20 +36,20 @@ struct Linter<'a> {
     paths: &'a Paths,
     toolchain: &'a Toolchain,
     builder: &'a Builder<'a>,
-    /// Has `scripts/checkpatch.pl`.
+    /// Directory that has `scripts/checkpatch.pl`.
     kernel_source: PathBuf,
-    /// What takes long looks at these files alone.
+    /// The only files for slow checks, if given.
     changed: Option<Vec<String>>,
 }
 
 impl Linter<'_> {
-    /// Whether a check has anything to look at that `concerns` it.
+    /// Returns `true` if a check must run: a changed file `concerns` it, or all files are checked.
     fn looks_at(&self, concerns: impl Fn(&str) -> bool) -> bool {
         let changed = self.changed.as_deref();
         changed.is_none_or(|changed| changed.iter().any(|name| concerns(name)))
     }
 
-    /// Files for a check: all of a kind, or those of them that changed.
+    /// Returns the files for a check: all of a kind, or the changed ones among them.
     fn files(&self, what: &str, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = tracked(self)?;
         names.retain(|name| is_one(name));
@@ -62,13 +63,13 @@ impl Linter<'_> {
     }
 }
 
-/// A check: its name, and what does it. The error is what it has to say.
+/// A check: its name and its function. The error is the check's complaint.
 type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 
-/// The one that cargo does.
+/// The check that runs clippy by cargo.
 pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 
-/// The one that compiles the object of the portable build.
+/// The check that compiles the object of the portable build.
 pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
 
 const CHECKS: &[Check] = &[
@@ -84,8 +85,8 @@ const CHECKS: &[Check] = &[
     ("promtool", promtool),
 ];
 
-/// Looks at the form of the code, one test for each check that `wanted` names; what takes long looks at the changed files
-/// alone, where they are given.
+/// Runs the checks whose names `wanted` accepts, and returns one test for each. If `changed` is
+/// given, slow checks only look at these files.
 pub(crate) fn run(
     paths: &Paths,
     changed: Option<Vec<String>>,
@@ -103,7 +104,8 @@ pub(crate) fn run(
     };
     let mut tests = Vec::new();
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // Machines that are to begin wait for one check, not for all; and not for cargo, which has a lock of its own.
+        // VMs that are about to start wait for one check, not for all. They do not wait for cargo,
+        // which has its own lock.
         let _lock = (*name != CLIPPY_HOST)
             .then(|| Lock::take(paths, "modules"))
             .transpose()?;
@@ -119,7 +121,7 @@ pub(crate) fn run(
     Ok(tests)
 }
 
-/// All files of the repository that git does not ignore, as names.
+/// Returns the names of all files of the repository that git does not ignore.
 fn tracked(linter: &Linter<'_>) -> Result<Vec<String>> {
     let list = output(
         Command::new("git")
@@ -158,10 +160,10 @@ fn licences(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command that must succeed and say nothing of the kind that `complains` knows.
+/// Runs a command that must succeed and print no line that `complains` accepts.
 fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
-    // Its standard input is empty, unless the caller says otherwise.
+    // Standard input is empty, unless the caller sets it.
     let output = command
         .output()
         .with_context(|| format!("cannot start {program}"))?;
@@ -229,13 +231,13 @@ fn clippy_host(linter: &Linter<'_>) -> Result<()> {
     )
 }
 
-/// Packages that compile files of `src/` on the host, most of them with what `tests/fakes` puts around them.
+/// Packages that compile files of `src/` on this machine, most of them together with `tests/fakes`.
 const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
 
-/// Packages that compile files of `portable/kernel` on the host.
+/// Packages that compile files of `portable/kernel` on this machine.
 const COMPILE_PORTABLE: &[&str] = &["peermem-host", "peermem-loom"];
 
-/// For cargo: the packages that have one of these files, or compile it.
+/// Returns the packages that contain or compile one of these files, for cargo.
 fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
     let mut packages: BTreeSet<String> = BTreeSet::new();
     for name in changed {
@@ -254,7 +256,7 @@ fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
     words.collect()
 }
 
-/// The package in whose directory a file lies.
+/// Returns the package whose directory contains a file.
 fn package_of(repo: &Path, file: &Path) -> Option<String> {
     let manifest = file
         .ancestors()
@@ -267,7 +269,7 @@ fn package_of(repo: &Path, file: &Path) -> Option<String> {
     Some(name.trim_matches('"').to_owned())
 }
 
-/// What our module is compiled from.
+/// Returns `true` if our module is compiled from this file.
 fn is_modules(name: &str) -> bool {
     name == "Kbuild" || is_kernel_rust(name)
 }
@@ -279,7 +281,7 @@ fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
     linter.builder.clippy()
 }
 
-/// Releases are vouched for by the hash of their object.
+/// The hash of the object vouches for a release.
 fn same_object(linter: &Linter<'_>) -> Result<()> {
     let folders = ["portable/", "src/", "rust-bindings/"];
     if linter.looks_at(|name| folders.iter().any(|folder| name.starts_with(folder))) {
@@ -288,7 +290,8 @@ fn same_object(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A check that the compiler could not leave out would call one of the panicking functions of `core`.
+/// Fails if our module calls a panicking function of `core`, for a check that the compiler could
+/// not remove.
 fn no_panic(linter: &Linter<'_>) -> Result<()> {
     let calls = linter.builder.calls()?;
     if !calls.iter().any(|name| name == "nvidia_p2p_put_pages") {
@@ -304,14 +307,14 @@ fn no_panic(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// C files, and patches: what the kernel's maintainers would look at.
+/// Runs the kernel's checkpatch on C files and patches.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
     let sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
     let patches = linter.files("patches of the kernel", |name| {
         name.ends_with(".patch") && name.starts_with("tests/kernel/")
     })?;
-    // It hands names to a shell as they are: by this one they have no blanks.
+    // checkpatch passes file names to a shell unquoted. Through this link, they have no blanks.
     let folder = linter.paths.run_directory()?;
     let repo = folder.join("repository");
     std::os::unix::fs::symlink(&linter.paths.repo, &repo)?;
@@ -333,7 +336,7 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
                 .args(["--max-line-length=100", "--ignore", CHECKPATCH_IGNORED])
                 .args(options)
                 .args(files.iter().map(|name| repo.join(name)))
-                // In a git work tree it would take every tracked file for a source.
+                // In a git work tree, checkpatch would take every tracked file for a source.
                 .current_dir("/"),
             |line| !line.trim().is_empty(),
         );
@@ -342,7 +345,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         }
         Ok(())
     };
-    // Whose names for types others ask for, and which have no macros of the kernel for attributes.
+    // CUDA's interface prescribes the type names of these sources. They do not have the kernel's
+    // macros for attributes.
     let (cuda, sources): (Vec<_>, Vec<_>) = sources
         .into_iter()
         .partition(|name| name.starts_with("tests/cuda/"));
@@ -373,13 +377,13 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     )
 }
 
-/// Where the rules for Prometheus lie.
+/// Directory of the rules for Prometheus.
 const ALERTS: &str = "packaging/peermemctl/alerts";
 
-/// What the exporter says of synthetic machines.
+/// Output of the exporter for synthetic machines.
 const METRICS: &str = "cli/tests/golden/export.prom";
 
-/// Rules for Prometheus and their own tests, and the exporter's metrics.
+/// Checks the rules for Prometheus, runs their tests, and checks the exporter's metrics.
 fn promtool(linter: &Linter<'_>) -> Result<()> {
     if !linter.looks_at(|name| name.starts_with(ALERTS) || name == METRICS) {
         return Ok(());
@@ -450,7 +454,7 @@ mod tests {
         assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
     }
 
-    /// Each that has a path to our module's sources, and no other.
+    /// The lists have exactly the packages with a path to our module's sources.
     #[test]
     fn packages_that_compile_the_modules_sources() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Locks between programs: what one `runner` makes, no other makes at the same time.
+//! Locks between processes: two `runner`s never make the same thing at the same time.
 
 use std::fs;
 
@@ -7,7 +7,8 @@ use anyhow::Result;
 
 use crate::paths::Paths;
 
-/// Keeps a second `runner`, or another of its runs, from making the same thing at the same time.
+/// Lock that keeps another `runner`, or another run of this one, from making the same thing at the
+/// same time.
 pub(crate) struct Lock(fs::File);
 
 impl Lock {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `runner`: the test runner. It makes what the tests need, boots virtual machines, and runs the tests in them.
+//! `runner`: the test runner. It makes everything that the tests need, boots VMs, and runs the
+//! tests in them.
 
 mod apt;
 mod arch;
@@ -142,7 +143,7 @@ fn act(action: Action) -> Result<i32> {
         Action::Vm { options, .. } => 1 + usize::from(options.pair),
         _ => 1,
     };
-    // The suite says itself what it wants, once it knows its runs.
+    // The suite checks its needs itself, once it knows its runs.
     if !matches!(action, Action::Test(_)) {
         let wanted = preflight::Wanted {
             kernels: &kernels,

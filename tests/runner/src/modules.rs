@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Builds the kernel modules of this repository, and the modules that the tests need beside them.
+//! Builds the kernel modules of this repository, and other modules that the tests need.
 
 mod driver;
 
@@ -22,25 +22,26 @@ pub(crate) use crate::vm::Build;
 use crate::vm::Provider;
 use crate::{apt, patch, stamp};
 
-/// One module that the test runner builds: from what, and with which variables for make.
+/// A module that the test runner builds: its inputs, and the variables of make.
 struct Recipe<'a> {
-    /// Directory of its products, and its name in messages.
+    /// Directory of the products, and name in messages.
     name: &'a str,
-    /// File that comes out.
+    /// File name of the product.
     product: &'a str,
-    /// Where its Kbuild lies.
+    /// Directory of the Kbuild file.
     source: PathBuf,
-    /// All that goes into it.
+    /// All files and directories that the product depends on.
     inputs: Vec<PathBuf>,
     variables: Vec<String>,
-    /// Applied to a copy of the sources, and built there.
+    /// Patches to apply to a copy of the sources, which is then built.
     patches: &'a [PathBuf],
 }
 
 /// The root of the module's Rust code.
 const ROOT: &str = "src/nvidia_peermem.rs";
 
-/// The command that compiles the object of the Rust code below `root`, from the source in `repo`.
+/// Returns the command that compiles the object of the Rust code below `root`, from the source in
+/// `repo`.
 fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::Command {
     let mut command = tool(&repo.join("portable/object.sh").to_string_lossy());
     command
@@ -55,10 +56,10 @@ pub(crate) struct Builder<'a> {
     paths: &'a Paths,
     toolchain: &'a Toolchain,
     kernel: &'a Kernel,
-    /// Takes a product that is there for what it is.
+    /// Uses existing products without checking whether they are up to date.
     frozen: bool,
     build: Build,
-    /// Builds our module to be loaded beside a proprietary nvidia.ko.
+    /// Builds our module for use beside a proprietary nvidia.ko.
     no_gpl_only: bool,
     provider: Provider,
 }
@@ -84,7 +85,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds our module, in the portable way, to be loaded beside a proprietary nvidia.ko.
+    /// Selects the portable build of our module for use beside a proprietary nvidia.ko.
     pub(crate) fn without_gpl_only(self) -> Self {
         Self {
             build: Build::Portable,
@@ -93,12 +94,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds modules for a machine whose nvidia.ko is this one.
+    /// Builds modules for a VM with this nvidia.ko.
     pub(crate) fn beside(self, provider: Provider) -> Self {
         Self { provider, ..self }
     }
 
-    /// Builds our module the wanted way, if one is wanted.
+    /// Selects the build of our module, if one is given.
     pub(crate) fn with(self, build: Option<Build>) -> Result<Self> {
         let build = build.unwrap_or(self.build);
         if build == Build::InTree && !self.kernel.has_rust {
@@ -107,7 +108,7 @@ impl<'a> Builder<'a> {
                 self.kernel.release
             );
         }
-        // A suite builds only the kernel's usual build at its beginning.
+        // At its start, a suite builds only the kernel's usual build.
         let frozen = self.frozen && build == self.build;
         Ok(Self {
             build,
@@ -116,7 +117,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The stand-in GPU's driver.
+    /// Builds the stand-in GPU's driver.
     pub(crate) fn gpu(&self) -> Result<PathBuf> {
         let source = self.paths.repo.join("tests/gpu");
         self.make(&Recipe {
@@ -133,14 +134,14 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The same with NVIDIA's own nv-p2p.c as its upper half.
+    /// Builds the same with NVIDIA's own nv-p2p.c as its upper half.
     pub(crate) fn gpu_with_upper(&self) -> Result<PathBuf> {
         self.gpu_with_upper_of("gpu-nvidia", &DRIVER)
     }
 
-    /// The same with that of 555.
+    /// Builds the same with the nv-p2p.c of 555.
     pub(crate) fn gpu_with_upper_555(&self) -> Result<PathBuf> {
-        // As in `patched`: not among what a suite builds at its beginning.
+        // A suite does not build this at its start: see `patched`.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -166,7 +167,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// What breaks calls of the kernel on request.
+    /// Builds the module that makes calls of the kernel fail on request.
     pub(crate) fn interpose(&self) -> Result<PathBuf> {
         let source = self.repo("tests/interpose");
         self.make(&Recipe {
@@ -185,7 +186,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// What measures a peer-memory module.
+    /// Builds the module that measures a peer-memory module.
     pub(crate) fn bench(&self) -> Result<PathBuf> {
         let source = self.repo("tests/bench");
         let symbols = self.gpu_symbols()?;
@@ -205,7 +206,8 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Neighbours that our module cannot work with, by what is wrong with them, and modules of OFED's by their version.
+    /// Builds neighbours that our module cannot work with, by their defect, and modules of OFED, by
+    /// their version.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         [
             ("older", "driver-older", "nvidia.ko"),
@@ -220,7 +222,7 @@ impl<'a> Builder<'a> {
         .collect()
     }
 
-    /// Another driver's peer-memory client.
+    /// Builds another driver's peer-memory client.
     pub(crate) fn other_client(&self) -> Result<PathBuf> {
         self.driver("other_client", "driver-other_client", "other_client.ko")
     }
@@ -237,7 +239,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The module of this repository.
+    /// Builds the module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
         let mut recipe = self.our_recipe();
         let name = self.beside_neighbour(match self.no_gpl_only {
@@ -251,7 +253,7 @@ impl<'a> Builder<'a> {
         self.make(&recipe)
     }
 
-    /// Has a recipe for our module link the object that serves all kernels.
+    /// Makes a recipe for our module link the object that serves all kernels.
     fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
         let object = self.object(ROOT, self.kernel.arch)?;
         self.link_object(recipe, &object)
@@ -279,7 +281,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The object of the Rust code below this file, which serves all kernels of these processors.
+    /// Builds the object of the Rust code below this file. It serves all kernels of this
+    /// architecture.
     fn object(&self, root: &str, arch: Arch) -> Result<PathBuf> {
         let machine = arch.machine();
         let products = self.paths.cache.join("modules/object").join(machine);
@@ -318,7 +321,8 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Makes each object again from a copy of the source in another directory: the bytes must be the same.
+    /// Builds each object again from a copy of the source in another directory. The bytes must be
+    /// the same.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
         let copy = elsewhere.join("source");
@@ -338,7 +342,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The module of this repository with patches applied, the last of which gives it its name.
+    /// Builds our module with patches applied. The last patch names the module's directory.
     pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
         let name = patches.last().and_then(|patch| patch.file_stem());
         let name = name.context("no patch")?.to_string_lossy();
@@ -361,7 +365,7 @@ impl<'a> Builder<'a> {
             ))?;
             self.link_object(&mut recipe, &object)?;
         }
-        // A suite runs with what it built at its beginning. This is not among that.
+        // A suite runs with the products built at its start, which do not include this one.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -369,7 +373,7 @@ impl<'a> Builder<'a> {
         builder.make(&recipe)
     }
 
-    /// Its KUnit tests.
+    /// Builds our module's KUnit tests.
     pub(crate) fn kunit(&self) -> Result<PathBuf> {
         let mut recipe = self.our_recipe();
         recipe.name = "kunit";
@@ -387,10 +391,10 @@ impl<'a> Builder<'a> {
         self.make(&recipe)
     }
 
-    /// The kernel's services in a user process, for `cost.rs`: an object.
+    /// Builds the object of the kernel's services in a user process, for `cost.rs`.
     pub(crate) fn services(&self) -> Result<PathBuf> {
         let source = self.repo("tests/cost");
-        // As in `patched`: not among what a suite builds at its beginning.
+        // A suite does not build this at its start: see `patched`.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -410,7 +414,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Faults for the detectors of a debug kernel.
+    /// Builds the injected faults for the detectors of a debug kernel.
     pub(crate) fn injected(&self) -> Result<PathBuf> {
         let source = self.repo("tests/injected");
         self.make(&Recipe {
@@ -423,7 +427,8 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// All modules for this kernel. Only kernels with Rust have benchmarks and neighbours of other drivers.
+    /// Builds all modules for this kernel. Only kernels with Rust have benchmarks and neighbours of
+    /// other drivers.
     pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
         let mut files = vec![
             self.gpu()?,
@@ -451,8 +456,8 @@ impl<'a> Builder<'a> {
         Ok(files)
     }
 
-    /// Checks that the compiler has put KASAN's checks into our module: a module without them loads as well, and unwatched. The
-    /// portable build has them in its C files alone.
+    /// Checks that the compiler added KASAN's checks to our module. A module without them loads
+    /// too, but is not checked. In the portable build, only the C files have them.
     fn is_watched(&self) -> Result<()> {
         let object = match self.build {
             Build::InTree => "ours.build/src/nvidia_peermem.o".to_owned(),
@@ -469,16 +474,16 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// The functions of other modules, and of the kernel, that our module calls.
+    /// Returns the functions of the kernel and of other modules that our module calls.
     pub(crate) fn calls(&self) -> Result<Vec<String>> {
         undefined(&self.ours()?)
     }
 
-    /// Has clippy look at our module's Rust, and its tests'.
+    /// Runs clippy on the Rust code of our module and of its KUnit tests.
     pub(crate) fn clippy(&self) -> Result<()> {
         let mut recipe = self.our_recipe();
         recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
-        // Its own directory, made anew: kbuild shows a warning only when it compiles.
+        // The directory is new, because kbuild prints warnings only when it compiles.
         let output = self.kernel.products.join("clippy.build");
         let _ = fs::remove_dir_all(&output);
         fs::create_dir_all(&output)?;
@@ -494,7 +499,7 @@ impl<'a> Builder<'a> {
         if !result.status.success() || said.contains("warning: ") {
             bail!("{}", said.trim());
         }
-        // The portable build has bindings of its own, for it has no kernel to make them from.
+        // The portable build has its own bindings, because it has no kernel to generate them from.
         let made = output.join("rust-bindings/generated.rs");
         let kept = self.repo("portable/generated.rs");
         if !fs::read_to_string(&kept)?.ends_with(&fs::read_to_string(&made)?) {
@@ -519,8 +524,9 @@ impl<'a> Builder<'a> {
             ],
             source: self.paths.repo.clone(),
             variables: vec![
-                // What this machine may have installed for its own kernel is not for this one. With no symbols of the
-                // driver's the build makes do, as beside a driver that DKMS has built.
+                // Files that this machine has installed for its own kernel are not for this one.
+                // Without the driver's symbols, the build works as it does beside a driver that
+                // DKMS built.
                 "NV_P2P_INCLUDE=".to_owned(),
                 "PEER_MEM_INCLUDE=".to_owned(),
                 "PEERMEM_BUILD=in-tree".to_owned(),
@@ -548,7 +554,7 @@ impl<'a> Builder<'a> {
         command
     }
 
-    /// NVIDIA's own module, unchanged, with a Kbuild of ours beside it.
+    /// Builds NVIDIA's own module, unchanged, with our Kbuild.
     pub(crate) fn control(&self) -> Result<PathBuf> {
         let (files, version) = control_source(self.paths)?;
         let symbols = self.gpu_symbols()?;
@@ -579,7 +585,8 @@ impl<'a> Builder<'a> {
         self.paths.repo.join(path)
     }
 
-    /// The nvidia.ko that modules are linked with. Only a kernel with versions of symbols tells one from another.
+    /// Returns the nvidia.ko that modules are linked with. Only a kernel with symbol versions
+    /// distinguishes them.
     fn neighbour(&self) -> Provider {
         match self.kernel.has_symbol_versions {
             true => self.provider,
@@ -587,7 +594,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The name of a module's products, which is another beside another nvidia.ko.
+    /// Returns the name of a module's products, which depends on the nvidia.ko.
     fn beside_neighbour(&self, name: &str) -> String {
         match self.neighbour() {
             Provider::Ours => name.to_owned(),
@@ -624,7 +631,7 @@ impl<'a> Builder<'a> {
         if product.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(product);
         }
-        // Mutants share a directory, for most of what is in it is the same for all.
+        // Mutants share a directory, because most of its contents are the same for all.
         let (source, output) = if recipe.patches.is_empty() {
             let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
             (source, format!("{}.build", recipe.name))

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Builds of our module with one rule taken out, and the tests that must see it: `tests/mutants`, one patch each.
+//! Builds our module with one rule removed, and runs the tests that must notice: `tests/mutants`,
+//! one patch each.
 //!
-//! A test that passes says little as long as nobody has seen it fail. For each patch the tests it names must pass on the
-//! module as it is and fail on the patched one, in the way that the patch declares.
+//! A test that passes proves little if nobody has seen it fail. For each patch, the tests that it
+//! names must pass on the unchanged module. On the patched module, they must fail in the way that
+//! the patch declares.
 
 mod host;
 mod kept;
@@ -30,7 +32,7 @@ use self::machine::{Job, Machines};
 use self::rule::{all, Check, Mutant, Place, Sign};
 pub(crate) use self::rule::{find, fit};
 
-/// The note of a test that was not run, since all that it depends on is as it was when it passed.
+/// Note of a test that was not run, because nothing that it depends on has changed since it passed.
 pub(crate) const UNCHANGED: &str = "unchanged";
 
 #[derive(Debug, Args)]
@@ -54,7 +56,7 @@ impl Selection {
     }
 }
 
-/// Tells of one result.
+/// Prints one result.
 fn tell(test: &Test, started: Instant) {
     let word = match test.verdict {
         Verdict::Passed => "seen  ",
@@ -70,7 +72,7 @@ fn tell(test: &Test, started: Instant) {
     }
 }
 
-/// Runs one test on both builds, and returns what showed the mutant.
+/// Runs one test on both builds, and returns the signs that showed the mutant.
 fn on_host(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -96,8 +98,9 @@ fn on_host(
         .collect()
 }
 
-/// Those whose name, or test, has one of `words`; all if there are none. On the portable build only the border with C is
-/// another one: files that wrap C, and the C files.
+/// Returns the mutants whose name or test contains one of `words`, or all if there are none.
+///
+/// The portable build differs at the border with C alone: in files that wrap C, and in the C files.
 fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> {
     let mut mutants = all(paths)?;
     for mutant in &mut mutants {
@@ -120,10 +123,10 @@ fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> 
     Ok(mutants)
 }
 
-/// Runs the tests of all mutants that `words` choose; each test of each mutant is one result. Unless it is `fresh`, those are
-/// left out that have passed with the same sources, patch and case: their only note is [`UNCHANGED`].
+/// Runs the tests of all mutants that `words` select. Each test of each mutant is one result.
 ///
-/// Kernels, modules and programs must have been made.
+/// Unless `fresh` is set, a test that passed with the same sources, patch and case is not run. Its
+/// only note is then [`UNCHANGED`]. Kernels, modules and programs must already be built.
 pub(crate) fn tests(
     paths: &Paths,
     words: &[String],
@@ -133,7 +136,7 @@ pub(crate) fn tests(
     let toolchain = Toolchain::find(paths)?;
     let mutants = chosen(paths, words, build)?;
     let mut kept = Kept::new(paths, &toolchain, build)?;
-    // Each with the key that its result is kept by; a result when there is one.
+    // Each entry has the key of its kept result, and a result once there is one.
     let mut all = Vec::new();
     for mutant in &mutants {
         for check in &mutant.checks {
@@ -200,7 +203,7 @@ pub(crate) fn tests(
     Ok(results.into_iter().map(|(_, test)| test).collect())
 }
 
-/// `runner mutants`.
+/// Runs `runner mutants`.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     if selection.list {
         for mutant in all(paths)? {

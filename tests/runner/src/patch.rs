@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Applies patches, and copies the sources with patches applied.
+//! Applies patches, and makes copies of the sources with patches applied.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use anyhow::{bail, Context as _, Result};
 use crate::paths::Paths;
 use crate::stamp;
 
-/// Applies a patch to the tree below `directory`, or says why it does not fit. `fuzz` is how many of the lines around a
-/// change may be others.
+/// Applies a patch to the tree below `directory`. The error says why it does not apply. `fuzz` is
+/// the number of context lines that may differ.
 pub(crate) fn apply(directory: &Path, patch: &Path, fuzz: u32) -> Result<()> {
     let output = Command::new("patch")
         .args(["-p1", &format!("--fuzz={fuzz}"), "--batch", "--forward"])
@@ -32,10 +32,10 @@ pub(crate) fn apply(directory: &Path, patch: &Path, fuzz: u32) -> Result<()> {
     Ok(())
 }
 
-/// What the packages on the host put around the module's logic.
+/// Fakes of the kernel that host packages put around the module's logic.
 pub(crate) const FAKES: &str = "tests/fakes";
 
-/// The module's sources, and what the workspace's packages are compiled from besides.
+/// The module's sources, and other inputs of the workspace's packages.
 const SOURCES: &[&str] = &[
     "Kbuild",
     "src",
@@ -45,13 +45,13 @@ const SOURCES: &[&str] = &[
     FAKES,
 ];
 
-/// A copy of the sources with patches applied, for the module. There is one copy for all mutants, and of its files only those
-/// that change are written, so that make compiles no more than it must.
+/// Returns a copy of the sources with patches applied, for the module. All mutants share one copy.
+/// Only files that change are written, so that make compiles no more than necessary.
 pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
     patched_as(paths, patches, "source")
 }
 
-/// The same by another name, for who does not want to wait for the other.
+/// Does the same with a copy of another name, for a caller that must not wait for the first one.
 pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
     let copy = paths.cache.join("mutants").join(name);
     let work = copy.with_extension("new");
@@ -70,7 +70,7 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
         }
     }
     for patch in patches {
-        // Without fuzz: what does not fit exactly may take out something else.
+        // No fuzz: a patch that does not apply exactly may remove something else.
         apply(&work, patch, 0)?;
     }
     for file in stamp::files(&work)? {
@@ -84,7 +84,7 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
     Ok(copy)
 }
 
-/// What cargo wants to see before it compiles any package.
+/// Returns the files that cargo needs before it compiles any package.
 fn workspace(paths: &Paths) -> Result<Vec<String>> {
     let manifest = fs::read_to_string(paths.repo.join("Cargo.toml"))?;
     let members = manifest

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Where things lie: the repository, which is only read, and the cache, which holds all that is made.
+//! Paths: the repository, which is only read, and the cache, which holds all products.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use anyhow::{bail, Context as _, Result};
 
 use crate::stamp;
 
-/// As many kernel logs are kept.
+/// Number of kernel logs to keep.
 const LOGS_KEPT: usize = 300;
 
-/// As many of those of flaky runs, apart.
+/// Number of kernel logs of flaky runs to keep, separately.
 const FLAKY_LOGS_KEPT: usize = 60;
 
-/// Makes room for one more file among those of a directory, whose names sort by time.
+/// Makes room for one more file in a directory whose file names sort by time.
 fn rotate(directory: &Path, kept: usize) -> Result<()> {
     fs::create_dir_all(directory)?;
     let mut old: Vec<PathBuf> = fs::read_dir(directory)?
@@ -38,7 +38,8 @@ pub(crate) struct Paths {
 
 impl Paths {
     pub(crate) fn find() -> Result<Self> {
-        // The bootstrap script names the tree it stands in; a program started by hand belongs to the one it was built in.
+        // The bootstrap script passes the path of its tree. A program that was started by hand
+        // belongs to the tree in which it was built.
         let repo = std::env::var_os("RUNNER_REPO").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
             PathBuf::from,
@@ -69,8 +70,9 @@ impl Paths {
         Ok(Self { repo, cache })
     }
 
-    /// Where kbuild compiles a module whose source lies in `folder` of the repository and that is made of `inputs`: there, or
-    /// where the repository's name hinders it, in a copy of the inputs.
+    /// Returns the directory in which kbuild compiles a module with its source in `folder` and made
+    /// of `inputs`. This is `folder` itself, or a copy if kbuild cannot handle the repository's
+    /// path.
     pub(crate) fn for_kbuild(&self, folder: &Path, inputs: &[PathBuf]) -> Result<PathBuf> {
         if hinders_kbuild(&self.repo).is_none() {
             return Ok(folder.to_path_buf());
@@ -78,7 +80,8 @@ impl Paths {
         self.copy(folder, inputs, &self.cache.join("checkout"))
     }
 
-    /// Copies the inputs of a module, and returns where its `folder` of the repository lies then. A folder elsewhere stays.
+    /// Copies the inputs of a module, and returns the path of `folder` in the copy. A folder
+    /// outside the repository is not copied.
     pub(crate) fn copy(&self, folder: &Path, inputs: &[PathBuf], copy: &Path) -> Result<PathBuf> {
         let Ok(name) = folder.strip_prefix(&self.repo) else {
             return Ok(folder.to_path_buf());
@@ -101,7 +104,7 @@ impl Paths {
         Ok(copy.join(name))
     }
 
-    /// A new directory for one run. Those of runs that were killed go.
+    /// Returns a new directory for one run, and removes those of runs that were killed.
     pub(crate) fn run_directory(&self) -> Result<PathBuf> {
         let runs = self.cache.join("run");
         fs::create_dir_all(&runs)?;
@@ -119,14 +122,15 @@ impl Paths {
         Ok(directory)
     }
 
-    /// A new kernel log; the oldest go.
+    /// Returns the path of a new kernel log, and removes the oldest ones.
     pub(crate) fn new_log(&self) -> Result<PathBuf> {
         let directory = self.cache.join("logs");
         rotate(&directory, LOGS_KEPT)?;
         Ok(directory.join(format!("{}.log", unique_name())))
     }
 
-    /// Copies a log to where those of other runs do not push it out, and says where it lies then.
+    /// Copies a log to a folder where logs of other runs do not replace it, and returns its path
+    /// there.
     pub(crate) fn keep_log(&self, log: &Path) -> PathBuf {
         let directory = self.cache.join("logs-of-flaky-runs");
         let kept = directory.join(log.file_name().unwrap_or_default());
@@ -139,7 +143,7 @@ impl Paths {
     }
 }
 
-/// What of a path's name kbuild, or make and the shells below it, take for something else.
+/// Returns the part of a path that kbuild, make or a shell would misinterpret.
 fn hinders_kbuild(path: &Path) -> Option<String> {
     let Some(name) = path.to_str() else {
         return Some("bytes that are no UTF-8".to_owned());
@@ -154,7 +158,7 @@ fn hinders_kbuild(path: &Path) -> Option<String> {
         })
 }
 
-/// Sorts by time, is this process's own, and given once.
+/// Returns a unique name that contains this process's ID and sorts by time.
 fn unique_name() -> String {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let now = SystemTime::now()

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Before anything is made: what there is to make, what that takes here and why, and whether this machine has it.
+//! Checks before anything is made: lists the necessary steps, their cost here and their reason, and
+//! checks that this machine can do them.
 //!
-//! What is missing is told in one sentence each, with what to do about it, and then nothing is begun. Where all is made
-//! already, nothing is looked at and nothing is said.
+//! Each missing requirement is reported in one sentence with advice, and nothing is started then.
+//! If everything is already made, nothing is checked or printed.
 
 mod facts;
 mod plan;
@@ -23,13 +24,13 @@ use crate::documents::grouped;
 use crate::paths::Paths;
 use crate::{progress, stamp};
 
-/// What a machine of the default size takes: its own memory, and what QEMU keeps of it in tables and translated code.
+/// Memory that a default VM needs, in MiB: its own, and QEMU's tables and translated code.
 const MACHINE_MIB: u64 = 2048 + 512;
 
-/// The steps that were announced, for [`record`].
+/// The announced steps, for [`record`].
 static ANNOUNCED: Mutex<Vec<Step>> = Mutex::new(Vec::new());
 
-/// Says what is to be made. An error where this machine lacks something that it takes.
+/// Prints the steps that are necessary. Fails if this machine lacks something that they need.
 pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
     let plan = plan(paths, wanted)?;
     if plan.steps.is_empty() {
@@ -50,7 +51,7 @@ pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Keeps how long the announced steps took, for the next time that they are announced.
+/// Saves the durations of the announced steps for the next announcement.
 pub(crate) fn record(paths: &Paths) {
     let steps = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
     let file = history_file(paths);
@@ -62,7 +63,7 @@ pub(crate) fn record(paths: &Paths) {
             .iter()
             .map(|(name, seconds)| format!("{seconds:.0} {name}\n"))
             .collect();
-        // It is for an estimate alone.
+        // The file is only used for an estimate.
         let _ = stamp::replace(&file, text.as_bytes());
     }
 }
@@ -93,7 +94,7 @@ fn add_to_history(history: &mut History, steps: &[Step], taken: &[(String, Durat
     }
 }
 
-/// Says what the announced steps took. Some were done side by side.
+/// Prints the durations of the announced steps. Some ran in parallel.
 pub(crate) fn tell() {
     let announced = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
     let taken = progress::taken();
@@ -112,7 +113,7 @@ pub(crate) fn tell() {
     }
 }
 
-/// What this machine lacks for the plan, each in one sentence with what to do about it.
+/// Returns what this machine lacks for the plan, one sentence each with advice.
 fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     let mut said = Vec::new();
     if facts.architecture != "x86_64" {
@@ -182,7 +183,7 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     said
 }
 
-/// "40 s", "12 min".
+/// Formats a duration: "40 s", "12 min".
 fn roughly(seconds: f64) -> String {
     if seconds < 90.0 {
         format!("{:.0} s", (seconds / 10.0).ceil() * 10.0)
@@ -191,7 +192,8 @@ fn roughly(seconds: f64) -> String {
     }
 }
 
-/// The seconds of a step here: as many as the last time, or those of two processors, scaled.
+/// Returns the estimated seconds of a step on this machine: its last duration, or else its duration
+/// on two processors, scaled.
 fn estimate(step: &Step, processors: usize, history: &History) -> f64 {
     let scaled = || {
         let factor = 2.0 / processors as f64;
@@ -206,7 +208,8 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
     let width = plan.steps.iter().map(|step| step.name.len()).max();
     let width = width.unwrap_or_default();
     let mut lines = String::new();
-    // The programs are compiled beside a kernel, whose time was measured so.
+    // The programs are compiled in parallel with a kernel, and the kernel's time was measured that
+    // way.
     let beside = plan
         .steps
         .iter()
@@ -220,7 +223,7 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
             "packages" => plan.packages.installed_mib + plan.packages.download_mib,
             _ => step.mib,
         };
-        // Less than from nothing, by nobody knows how much.
+        // Less than from scratch, but it is not known how much less.
         let most = if step.whole { "     " } else { "up to" };
         lines.push_str(&format!(
             "    {:width$}  {most} {:>6}  {:>5} MiB  {}\n",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Programs that run in the machine: our verbs program, `peermemctl`, and rdma-core's Python tests.
+//! Programs that run in the VM: our verbs program, `peermemctl`, and rdma-core's Python tests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,10 +17,10 @@ use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 use crate::{apt, consumers, foreign, stamp};
 
-/// Where Debian's rdma-core puts its tests.
+/// Directory of the tests in Debian's rdma-core package.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// The tests that the suite runs; loading the others takes longer in the machine than running these.
+/// The tests that the suite runs. Loading the others takes longer in the VM than running these.
 const PYVERBS_TESTS: &[&str] = &[
     "test_addr",
     "test_atomic",
@@ -36,10 +36,10 @@ const PYVERBS_TESTS: &[&str] = &[
 /// The verbs program.
 pub(crate) const GDR: &str = "gdr";
 
-/// What is compiled: each a package, and its program of the same name.
+/// Packages to compile. Each has a program of the same name.
 pub(crate) const COMPILED: &[&str] = &[GDR, "peermemctl"];
 
-/// The directory of all programs that are compiled. The machine's commands find them by name.
+/// Returns the directory of all compiled programs. It is in PATH in the VM.
 pub(crate) fn directory(paths: &Paths, arch: Arch) -> PathBuf {
     paths
         .cache
@@ -47,22 +47,23 @@ pub(crate) fn directory(paths: &Paths, arch: Arch) -> PathBuf {
         .join(arch.foreign().unwrap_or_default())
 }
 
-/// Where the verbs program lies once it is compiled.
+/// Returns the path of the compiled verbs program.
 pub(crate) fn gdr(paths: &Paths, arch: Arch) -> PathBuf {
     directory(paths, arch).join(GDR)
 }
 
-/// The same of what operators run.
+/// Returns the path of the compiled `peermemctl`.
 pub(crate) fn peermemctl(paths: &Paths, arch: Arch) -> PathBuf {
     directory(paths, arch).join("peermemctl")
 }
 
-/// The beginning of its command line in the machine.
+/// Returns the beginning of the verbs program's command line in the VM.
 pub(crate) fn gdr_command(paths: &Paths, arch: Arch, action: &str) -> Vec<String> {
     vec![in_machine(&gdr(paths, arch)), action.to_owned()]
 }
 
-/// Compiles the programs if they have not been from this source. Both are linked to most of the same crates.
+/// Compiles the programs unless they were compiled from this source. Most of their crates are the
+/// same.
 pub(crate) fn build(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -114,7 +115,8 @@ pub(crate) fn build(
         "crates",
         |line| line.trim_start().starts_with("Compiling"),
     )?;
-    // Copies: a machine may have the old ones open, and cargo writes where they were.
+    // Copies the programs, because a VM may have the old ones open, and cargo overwrites its files
+    // in place.
     fs::create_dir_all(&directory)?;
     for name in missing {
         let built = built.join("release").join(name);
@@ -129,10 +131,10 @@ pub(crate) fn build(
     Ok(())
 }
 
-/// A word of a run's command, and what makes the file or directory that it stands for.
+/// A word in a run's command, and the function that makes the file or directory that replaces it.
 type OnDemand = (&'static str, fn(&Paths) -> Result<PathBuf>);
 
-/// What is made once a run wants it, and not before.
+/// Files and directories that are made only when a run needs them.
 pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{cuda}", consumers::cuda),
     ("{mpi}", consumers::mpi),
@@ -143,7 +145,8 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{ucx}", consumers::ucx),
 ];
 
-/// Prometheus's own program to check metrics and rules. Its package would start a server.
+/// Returns Prometheus's program for checking metrics and rules. Its package is not installed,
+/// because that would start a server.
 pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "promtool")?;
     let product = directory(paths, Arch::X86_64).join("promtool");
@@ -156,7 +159,7 @@ pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
     Ok(product)
 }
 
-/// rdma-core's tests, unpacked in the cache.
+/// Unpacks rdma-core's tests in the cache.
 fn pyverbs(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "pyverbs")?;
     let target = paths.cache.join("pyverbs");

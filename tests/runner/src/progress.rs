@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a person sees while something long is made: one line a stage, with a running count.
+//! Progress output of long work: one line for each stage, with a running count.
 
 use std::io::{stderr, BufRead as _, BufReader, IsTerminal as _, Read, Write as _};
 use std::path::Path;
@@ -10,10 +10,10 @@ use std::{fs, thread};
 
 use anyhow::{bail, Context as _, Result};
 
-/// How many of a failed command's last lines are shown.
+/// Number of a failed command's last lines to show.
 const TAIL: usize = 40;
 
-/// "1 min 05 s", "3.2 s".
+/// Formats a duration: "1 min 05 s", "3.2 s".
 pub(crate) fn duration(elapsed: Duration) -> String {
     let seconds = elapsed.as_secs();
     if seconds >= 60 {
@@ -25,15 +25,15 @@ pub(crate) fn duration(elapsed: Duration) -> String {
     }
 }
 
-/// The stages that are done, and how long each took.
+/// Finished stages and their durations.
 static TAKEN: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
 
-/// The stages that this program has done so far, in the order in which they ended.
+/// Returns the stages that this program has finished, in the order of their ends.
 pub(crate) fn taken() -> Vec<(String, Duration)> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// One stage of the work: what it is, since when.
+/// A stage of the work: its title and its start.
 pub(crate) struct Stage {
     title: String,
     started: Instant,
@@ -57,7 +57,7 @@ impl Stage {
         stage
     }
 
-    /// Shows how far the stage is, not more often than anyone wants to read it.
+    /// Shows the progress of the stage, at a limited rate.
     pub(crate) fn show(&mut self, state: &str) {
         let pause = if self.live {
             Duration::from_millis(500)
@@ -94,14 +94,15 @@ impl Stage {
         );
     }
 
-    /// Ends the line, so that what follows stands on its own.
+    /// Ends the line, so that the next output starts on a new one.
     fn broken(&self) {
         if self.live {
             eprintln!();
         }
     }
 
-    /// Runs a command with its output in a log, counting the lines that `counts` accepts as `unit`.
+    /// Runs a command with its output in a log, and counts the lines that `counts` accepts. `unit`
+    /// is their name.
     pub(crate) fn run(
         &mut self,
         command: &mut Command,
@@ -193,7 +194,7 @@ impl Stage {
     }
 }
 
-/// The program of a command, or the one that `setpriv` is to start.
+/// Returns the program of a command, or the program that `setpriv` starts.
 fn name(command: &Command) -> String {
     let program = command.get_program().to_string_lossy().into_owned();
     match (program.as_str(), command.get_args().nth(2)) {
@@ -202,7 +203,7 @@ fn name(command: &Command) -> String {
     }
 }
 
-/// A command's standard output, trimmed.
+/// Returns the standard output of a command, trimmed.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command

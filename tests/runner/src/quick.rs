@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `runner quick`: what to look at while editing. No machine is booted.
+//! `runner quick`: checks for use while editing. No VM is booted.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -13,13 +13,14 @@ use crate::progress::{duration, output};
 use crate::results::{Format, Reader, Verdict};
 use crate::{cost, mutants, setup};
 
-/// One thing to look at; says what there is to say if it holds.
+/// A check. Returns a message if it passes.
 struct Step {
     name: &'static str,
     run: fn(&Paths) -> Result<String>,
 }
 
-/// One after the other, and each row beside the others. What cargo does is in one row, for it does one thing at a time.
+/// Rows run in parallel, and the steps of a row one after the other. All steps of cargo are in one
+/// row, because cargo runs one command at a time.
 const LANES: &[&[Step]] = &[
     &[
         Step {
@@ -87,7 +88,8 @@ fn host_tests(paths: &Paths) -> Result<String> {
     Ok(format!("{} passed", tests.len()))
 }
 
-/// Files that are not as in the commit that this work began from: upstream's, where there is one, or else the last.
+/// Returns the files that differ from the commit that this work started from: the merge base with
+/// upstream if there is an upstream, or else the last commit.
 fn changed(paths: &Paths) -> Result<Vec<String>> {
     let git = |words: &[&str]| output(Command::new("git").args(words).current_dir(&paths.repo));
     let base = git(&["merge-base", "HEAD", "@{upstream}"]).unwrap_or_else(|_| "HEAD".to_owned());
@@ -116,7 +118,7 @@ fn lint_changed(paths: &Paths, wanted: fn(&str) -> bool) -> Result<String> {
     Ok(format!("{count} files changed"))
 }
 
-/// Does all steps; the last line is "quick: ok" or says how many failed.
+/// Runs all steps. The last line is "quick: ok" or the number of failures.
 pub(crate) fn run(paths: &Paths) -> Result<i32> {
     let began = Instant::now();
     let lane = |steps: &[Step]| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Reads what test programs print: KTAP, cargo's tests, Python's unittest.
+//! Parses the output of test programs: KTAP, cargo's tests, Python's unittest.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -15,17 +15,18 @@ pub(crate) enum Verdict {
     Skipped(String),
 }
 
-/// One test's result, with what the program said about it.
+/// A test's result and the program's notes about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) verdict: Verdict,
-    /// Diagnostic lines without their mark.
+    /// Diagnostic lines without their prefix.
     pub(crate) notes: Vec<String>,
 }
 
 impl Test {
-    /// Of a check of the test VM's own: what it says if it passes, or why it fails.
+    /// Returns the result of one of the test runner's own checks. The notes are its messages if it
+    /// passed, or the reason of its failure.
     pub(crate) fn of(name: String, result: Result<Vec<String>>) -> Self {
         let (verdict, notes) = match result {
             Ok(said) => (Verdict::Passed, said),
@@ -41,7 +42,7 @@ impl Test {
         }
     }
 
-    /// A result without notes.
+    /// Returns a result without notes.
     pub(crate) fn new(name: &str, verdict: Verdict) -> Self {
         Self {
             name: name.to_owned(),
@@ -58,23 +59,23 @@ impl Test {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Ktap,
-    /// What `cargo test` prints.
+    /// Output of `cargo test`.
     Cargo,
-    /// What `unittest` prints with `--verbose`.
+    /// Output of `unittest` with `--verbose`.
     Unittest,
 }
 
-/// A reader that is given a program's output line by line.
+/// A parser that gets a program's output line by line.
 #[derive(Debug)]
 pub(crate) struct Reader {
     format: Format,
     pub(crate) tests: Vec<Test>,
-    /// What is wrong with the output itself.
+    /// Problems with the output itself.
     problems: Vec<String>,
     notes: Vec<String>,
-    /// How many tests the program announced, or counted at its end.
+    /// Number of tests that the program announced, or counted at its end.
     announced: Option<usize>,
-    /// unittest: the test whose result is to come. cargo: the one whose output is shown.
+    /// For unittest, the test whose result is pending. For cargo, the test whose output is shown.
     pending: Option<String>,
 }
 
@@ -111,7 +112,7 @@ impl Reader {
         }
     }
 
-    /// Takes one line; says which test's result it was, if one's.
+    /// Parses one line. Returns the test if the line is a result.
     pub(crate) fn line(&mut self, line: &str) -> Option<&Test> {
         let before = self.tests.len();
         match self.format {
@@ -163,7 +164,7 @@ impl Reader {
 
     fn cargo(&mut self, line: &str) {
         if let Some(count) = CARGO_COUNT.captures(line) {
-            // One such line for each test program.
+            // Each test program prints one such line.
             let count: usize = count[1].parse().unwrap_or(0);
             self.announced = Some(self.announced.unwrap_or(0) + count);
             self.pending = None;
@@ -173,7 +174,7 @@ impl Reader {
                 "FAILED" => Verdict::Failed,
                 _ => Verdict::Skipped(found.get(3).map_or("ignored", |m| m.as_str()).to_owned()),
             };
-            // Programs may have tests of the same name.
+            // Different programs may have tests of the same name.
             let mut name = found[1].to_owned();
             while self.tests.iter().any(|test| test.name == name) {
                 name.push('\'');
@@ -182,7 +183,8 @@ impl Reader {
         } else if let Some(found) = CARGO_SAID.captures(line) {
             self.pending = Some(found[1].to_owned());
         } else if let (Some(name), Some(figure)) = (&self.pending, line.strip_prefix("figure: ")) {
-            // After the results of its program, with `--show-output`; of an earlier program's test of that name it is not.
+            // This line follows the results of its program (`--show-output`). It does not belong to
+            // a test of that name in an earlier program.
             let of = |test: &&mut Test| test.name.trim_end_matches('\'') == name;
             if let Some(test) = self.tests.iter_mut().rev().find(of) {
                 test.notes.push(figure.to_owned());
@@ -196,7 +198,7 @@ impl Reader {
             return;
         }
         if let Some(found) = UNITTEST_NAME.captures(line) {
-            // Newer Pythons give the test's own name as the last part of the path, older ones do not.
+            // Newer Python versions include the test's name as the last part of the path.
             let path = found[2].to_owned();
             let suffix = format!(".{}", &found[1]);
             self.pending = Some(if path.ends_with(&suffix) {
@@ -218,17 +220,17 @@ impl Reader {
         }
     }
 
-    /// Whether there are as many results as were announced.
+    /// Returns `true` if the number of results equals the announced number.
     pub(crate) fn is_complete(&self) -> bool {
         self.announced == Some(self.tests.len())
     }
 
-    /// What was said since the last result: of a test that has none, or of none.
+    /// Returns the notes since the last result. They belong to an unfinished test, or to no test.
     pub(crate) fn unfinished(&self) -> &[String] {
         &self.notes
     }
 
-    /// All is read: what is wrong with the output as a whole.
+    /// Ends the parsing. Returns the tests, and the problems of the output as a whole.
     pub(crate) fn finish(mut self) -> (Vec<Test>, Vec<String>) {
         match self.announced {
             None => self.problems.push("it announced no tests".to_owned()),
@@ -243,14 +245,14 @@ impl Reader {
     }
 }
 
-/// Figures that a test measured, by name. Several of one name stand together.
+/// Returns the figures that a test measured, by name. Several values of one name are joined.
 pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
     let mut found: BTreeMap<&str, String> = BTreeMap::new();
     for note in &test.notes {
         let Some((name, value)) = note.split_once(' ') else {
             continue;
         };
-        // Said by every test, and no figure of what it tests.
+        // Every test prints these, and they are no figures about the tested code.
         if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
             continue;
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Makes whatever a run needs and is not there yet. What is there is left alone, and nothing touches the network then.
+//! Makes everything that a run needs and that is missing. If nothing is missing, nothing is changed
+//! and the network is not used.
 
 use std::path::{Path, PathBuf};
 use std::{fs, thread};
@@ -17,14 +18,14 @@ use crate::topology::Topology;
 use crate::vm::{Peermem, Provider};
 use crate::{apt, foreign, kernel, modules, programs, vm};
 
-/// The compilers, after the packages that they come in.
+/// Finds the compilers, after installing their packages.
 pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     let _lock = Lock::take(paths, "tools")?;
     apt::install_all(paths)?;
     Toolchain::find(paths)
 }
 
-/// A flavour by its name, or somebody's build tree by its path.
+/// Finds a kernel, which is given by the name of a flavour or by the path of a build tree.
 pub(crate) fn find_kernel(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -41,7 +42,7 @@ pub(crate) fn find_kernel(
     }
 }
 
-/// Everything that the tests need, on these kernels.
+/// Makes everything that the tests need on these kernels.
 pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>) -> Result<i32> {
     let kernels: Vec<&str> = kernels.into_iter().collect();
     beside_programs(
@@ -60,7 +61,7 @@ pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>)
     Ok(0)
 }
 
-/// What the demo needs.
+/// Makes everything that the demo needs.
 pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
     beside_programs(paths, &[options.arch()], &[programs::GDR], |toolchain| {
         let kernel = find_kernel(paths, toolchain, &options.kernel, Extent::Patched)?;
@@ -72,8 +73,8 @@ pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
     })
 }
 
-/// Does `work` while the programs are compiled, and NVIDIA's module is fetched. Much of a kernel's build, its Rust above all,
-/// keeps one processor busy.
+/// Runs `work` while the programs are compiled and NVIDIA's module is fetched. Much of a kernel's
+/// build keeps only one processor busy, above all its Rust code.
 fn beside_programs(
     paths: &Paths,
     archs: &[Arch],
@@ -101,12 +102,12 @@ fn build_programs(paths: &Paths, toolchain: &Toolchain, arch: Arch, wanted: &[&s
     programs::build(paths, toolchain, arch, wanted)
 }
 
-/// What a machine's command may want to run.
+/// Compiles the programs for commands in the VM.
 pub(crate) fn programs(paths: &Paths, arch: Arch) -> Result<()> {
     build_programs(paths, &tools(paths)?, arch, programs::COMPILED)
 }
 
-/// Our module alone, for the usual kernel.
+/// Builds our module alone, for the default kernel.
 pub(crate) fn module(paths: &Paths) -> Result<()> {
     let toolchain = tools(paths)?;
     let kernel = find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Patched)?;
@@ -115,7 +116,7 @@ pub(crate) fn module(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// The Debian package of the module's source, with the object of the portable build.
+/// Makes the Debian package of the module's source, with the object of the portable build.
 pub(crate) fn deb(paths: &Paths) -> Result<i32> {
     tools(paths)?;
     let status = std::process::Command::new("sh")
@@ -147,7 +148,7 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     Ok(0)
 }
 
-/// Our module for a kernel, with these patches applied, if there are any.
+/// Builds our module for a kernel, with these patches applied.
 pub(crate) fn our_module(
     paths: &Paths,
     kernel: &str,
@@ -164,13 +165,13 @@ pub(crate) fn our_module(
     }
 }
 
-/// What a kernel was made from.
+/// Returns the hash of everything that a kernel was made from.
 pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
     let toolchain = Toolchain::find(paths)?;
     Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
-/// Adds the modules that the options name by file, the peer-memory module, and KUnit's tests.
+/// Adds the modules that the options give by file, the peer-memory module, and the KUnit tests.
 fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) -> Result<()> {
     for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
         let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
@@ -195,7 +196,7 @@ fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) 
     Ok(())
 }
 
-/// The kernel and the modules of one run.
+/// Returns the kernel and the modules of one run.
 pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     let blind = kernel::flavour(&options.kernel).is_some_and(|flavour| !flavour.shows_topology());
     if blind && options.topology != Topology::Flat {

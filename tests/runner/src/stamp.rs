@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! When something must be made anew: a hash of all that it was made from, kept beside it.
+//! Stamps: a hash of a product's inputs, kept beside the product. If the hash differs, the product
+//! is made again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,18 +11,20 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context as _, Result};
 use sha2::{Digest as _, Sha256};
 
-/// A hash of named things.
+/// A hash of named inputs.
 #[derive(Clone, Default)]
 pub(crate) struct Key {
     whole: Sha256,
-    /// The files among them, each with a hash of its own: what has changed can be named later.
+    /// The files among the inputs, each with its own hash, so that changed files can be named
+    /// later.
     files: Vec<(String, String)>,
 }
 
-/// The files of the keys that this process made, for those that become stamps.
+/// The files of the keys that this process made, by key. They are saved when the key becomes a
+/// stamp.
 static FILES: Mutex<BTreeMap<String, Vec<(String, String)>>> = Mutex::new(BTreeMap::new());
 
-/// Enough of a hash to tell one from another.
+/// Returns the beginning of a hash, which is long enough to be unique.
 fn short(hash: Sha256) -> String {
     hash.finalize()[..16]
         .iter()
@@ -38,13 +41,14 @@ impl Key {
         self.bytes(name, value.as_bytes());
     }
 
-    /// Names and lengths go in too, so that nothing can be shifted from one thing to the next.
+    /// The hash includes names and lengths, so no data can move from one input to the next
+    /// unnoticed.
     pub(crate) fn bytes(&mut self, name: &str, value: &[u8]) {
         self.whole.update(format!("{name}\0{}\0", value.len()));
         self.whole.update(value);
     }
 
-    /// A file, or all files of a directory in the order of their names.
+    /// Adds a file, or all files of a directory in the order of their names.
     pub(crate) fn path(&mut self, base: &Path, path: &Path) -> Result<()> {
         for file in files(path)? {
             let name = file.strip_prefix(base).unwrap_or(&file);
@@ -67,7 +71,8 @@ impl Key {
     }
 }
 
-/// All files at or below a path, links followed, sorted. A path that does not exist has none.
+/// Returns all files at or below a path, sorted. Follows links. A path that does not exist has no
+/// files.
 pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     match fs::metadata(path) {
@@ -90,12 +95,12 @@ pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether the stamp says that this key's product is there.
+/// Returns `true` if the stamp says that the product of this key exists.
 pub(crate) fn is_fresh(stamp: &Path, key: &str) -> bool {
     fs::read_to_string(stamp).is_ok_and(|text| text.trim() == key)
 }
 
-/// Says so, after the product is complete.
+/// Writes the stamp, after the product is complete.
 pub(crate) fn set(stamp: &Path, key: &str) -> Result<()> {
     let files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let text: String = files
@@ -109,15 +114,15 @@ pub(crate) fn set(stamp: &Path, key: &str) -> Result<()> {
     replace(stamp, key.as_bytes())
 }
 
-/// Where the files of a stamp's key stand.
+/// Returns the path of the list of a stamp's files.
 fn files_of(stamp: &Path) -> PathBuf {
     let mut name = stamp.file_name().unwrap_or_default().to_owned();
     name.push(".files");
     stamp.with_file_name(name)
 }
 
-/// Which of the repository's files have changed or gone since the stamp was set. Not those that are new: one that is used is
-/// named in another.
+/// Returns the repository's files that have changed or gone since the stamp was set. New files are
+/// not included: if one is used, another file names it.
 pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
     let text = fs::read_to_string(files_of(stamp)).unwrap_or_default();
     text.lines()
@@ -129,7 +134,7 @@ pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Writes a file that is never seen half written, nor changed under one who has the old one open.
+/// Replaces a file atomically. A program that has the old file open keeps its contents.
 pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
@@ -138,7 +143,8 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
 }
 
-/// Writes a file, and the directories that it lies in, unless it has these contents; says whether it did.
+/// Writes a file and creates its directories, unless it already has these contents. Returns `true`
+/// if the file was written.
 pub(crate) fn update(path: &Path, contents: &[u8]) -> Result<bool> {
     if fs::read(path).is_ok_and(|present| present == contents) {
         return Ok(false);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The stress run: machine after machine, each of which runs some epochs of `gdr stress`, until the time is up.
+//! The stress run: boots one VM after the other until the time is over. Each VM runs some epochs of
+//! `gdr stress`.
 //!
-//! What is done is kept in a file for each seed, epoch by epoch, so that a run goes on where the last one ended or was
-//! interrupted. A machine whose kernel log has a report takes the epochs that it ran back.
+//! A file for each seed saves the progress after each epoch, so a run continues where the last one
+//! ended or was interrupted. If a VM's kernel log has a report, the VM's epochs are removed from
+//! the file again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,9 +21,9 @@ use crate::results::{Format, Reader, Test, Verdict};
 use crate::vm::Iommu;
 use crate::{programs, setup, stamp, vm};
 
-/// A machine is replaced after so many epochs.
+/// Number of epochs after which a VM is replaced.
 const EPOCHS_OF_A_MACHINE: u64 = 8;
-/// Of everything that is drawn, unless another is given.
+/// Default seed of all random choices.
 const SEED: u64 = 0x7065_6572_6d65_6d00;
 
 #[derive(Debug, Args)]
@@ -59,14 +61,14 @@ fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
     }
 }
 
-/// What a seed has done so far.
+/// Progress of a seed.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Account {
     /// The next epoch.
     next: u64,
     epochs: u64,
     milliseconds: u64,
-    /// By name, as `gdr` counts.
+    /// Counts by name, as `gdr` prints them.
     counts: BTreeMap<String, u64>,
 }
 
@@ -101,7 +103,7 @@ impl Account {
         text
     }
 
-    /// Takes in an epoch that went well.
+    /// Adds an epoch that passed.
     fn add(&mut self, test: &Test) {
         self.next += 1;
         self.epochs += 1;
@@ -123,7 +125,7 @@ impl Account {
     }
 }
 
-/// How the machine of an epoch is: one or two GPUs, now and then an IOMMU.
+/// Returns the options of an epoch's VM: one or two GPUs, sometimes an IOMMU.
 fn machine(selection: &Selection, epoch: u64) -> vm::Options {
     let number = epoch / EPOCHS_OF_A_MACHINE;
     vm::Options {
@@ -136,14 +138,15 @@ fn machine(selection: &Selection, epoch: u64) -> vm::Options {
             Iommu::Off
         },
         peermem_ko: selection.peermem_ko.clone(),
-        // One machine has epochs of both modes. With one class of ib_core's locks, lockdep takes them for an inversion.
+        // One VM runs epochs of both modes. If ib_core's locks have one class, lockdep reports an
+        // inversion.
         ib_param: vec!["peer_lock_classes=2".to_owned()],
         frozen: true,
         ..vm::Options::default()
     }
 }
 
-/// What came of one machine.
+/// Result of one VM.
 struct Machine {
     tests: Vec<Test>,
     problems: Vec<String>,
@@ -201,7 +204,8 @@ fn run_machine(
     })
 }
 
-/// The last line is "stress: N operations, all well", or says how to repeat what failed.
+/// Runs the stress run. The last line is "stress: N operations, all well", or tells how to repeat
+/// the failure.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
     let budget = Duration::from_secs(60 * selection.minutes);
@@ -253,7 +257,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                         duration(started.elapsed())
                     );
                     if keeps {
-                        // What cannot be kept now is kept after the next.
+                        // If this write fails, the next one includes the same progress.
                         let _ = stamp::replace(&live_file, account.text().as_bytes());
                     }
                 }
@@ -266,7 +270,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
             .find(|test| test.verdict != Verdict::Passed);
         if failed.is_some() || !machine.problems.is_empty() {
             if keeps {
-                // Nobody knows which of them it was.
+                // Any of the VM's epochs may have caused the report.
                 stamp::replace(&file, before.text().as_bytes())?;
             }
             if let Some(test) = failed {

@@ -15,7 +15,7 @@ use self::setting::Setting::{self, Gpu, NoGplOnly};
 use self::table::{NVIDIA, REVOCABLE, SMOKE, SMOKE_BAR, SUITE};
 use crate::kernel::{self, Again, Smoke};
 
-/// A smoke run on a kernel.
+/// Returns a smoke run on a kernel.
 fn smoke_run(smoke: Smoke, flavour: &kernel::Flavour) -> Run {
     const PROPRIETARY: Setting = Setting::All(&[SMOKE_BAR, NoGplOnly, Gpu("proprietary=1")]);
     let (name, settings): (_, &[Setting]) = match smoke {
@@ -36,7 +36,8 @@ fn smoke_run(smoke: Smoke, flavour: &kernel::Flavour) -> Run {
     }
 }
 
-/// Every run of the suite on the kernels that the runs name, and the smoke runs of the kernels' table.
+/// Returns every run of the suite on the kernels that the runs name, and the smoke runs of the
+/// kernels' table.
 pub(crate) fn every_run() -> &'static [Run] {
     static ALL: LazyLock<Vec<Run>> = LazyLock::new(|| {
         let smoke = kernel::all()
@@ -46,9 +47,10 @@ pub(crate) fn every_run() -> &'static [Run] {
     &ALL
 }
 
-/// The machines of the suite once more, on another kernel: those that the kernel's entry in the table names.
+/// Returns the suite's runs to repeat on another kernel, as listed in the kernel's entry in the
+/// table.
 pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
-    // For as long as the program runs, as all names of runs are.
+    // Lives as long as the program, like all names of runs.
     let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
     let listed = match kernel::flavour(kernel).map(|flavour| flavour.again) {
         Some(Again::Nothing) => Some(&[][..]),
@@ -76,7 +78,7 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
                     run: named(same.run),
                     ..same
                 }),
-            // The table is of modules, not of kernels.
+            // The table compares modules, not kernels.
             column: None,
             only_in_full: true,
             kernel: Some(kernel),
@@ -157,7 +159,8 @@ mod tests {
                 let Some(vm) = run.machine(kernel) else {
                     continue;
                 };
-                // There are no other RDMA modules, and an SMMU does not speak as Intel's IOMMU does.
+                // arm64 has no other RDMA modules, and an SMMU prints other messages than Intel's
+                // IOMMU.
                 assert!(vm.rdma == Rdma::Patched && vm.arch() == Arch::Arm64);
                 assert!(!format!("{:?}", vm.expect).contains("DMAR"));
             }

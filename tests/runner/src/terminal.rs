@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The caller's terminal: whether there is one, how large it is, and its raw mode.
+//! The caller's terminal: its presence, its size, and its raw mode.
 
 use std::io::{stdin, stdout, IsTerminal as _};
 
@@ -10,17 +10,17 @@ pub(crate) fn is_terminal() -> bool {
     stdin().is_terminal() && stdout().is_terminal()
 }
 
-/// Rows and columns.
+/// Returns the number of rows and columns.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let size = termios::tcgetwinsize(stdout()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Raw mode for as long as this lives: every key goes to the virtual machine.
+/// Raw mode until this value is dropped. Every key goes to the VM.
 pub(crate) struct Raw(termios::Termios);
 
 impl Raw {
-    /// Nothing to do where there is no terminal.
+    /// Enters raw mode. Returns `None` if there is no terminal.
     pub(crate) fn enter() -> Result<Option<Self>> {
         if !stdin().is_terminal() {
             return Ok(None);

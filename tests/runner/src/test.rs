@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Runs the suite and tells how it went.
+//! Runs the suite and reports the results.
 
 mod last_passes;
 mod report;
@@ -74,7 +74,7 @@ pub(crate) struct Selection {
 
 pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     let began = Instant::now();
-    // Who names a kernel has chosen the one that he wants.
+    // A caller that names a kernel wants only that one.
     let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
         true => crate::kernel::others().flat_map(again).collect(),
         false => Vec::new(),
@@ -125,7 +125,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     setup::all(paths, usual)?;
     let mut broken = BTreeMap::new();
     for name in others {
-        // Its runs fail then; the others go on.
+        // The kernel's runs then fail, and the others continue.
         if let Err(error) = setup::all(paths, [name]) {
             let error = format!("{error:#}");
             eprintln!("runner: kernel {name}: {error}");
@@ -151,7 +151,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         suite.second_tries(&mut reports);
     }
     agreement(&mut reports);
-    // Of other kernels the documentation says nothing.
+    // The documentation only covers the default kernel.
     if selection.kernel == crate::kernel::DEFAULT {
         compare_documents(paths, &mut reports, selection);
     }
@@ -167,17 +167,17 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
 }
 
 impl Selection {
-    /// Whether this is a pass of `make test-all`.
+    /// Returns `true` if this is a pass of `make test-all`.
     fn is_all_of_full(&self) -> bool {
         self.full && self.is_whole() && self.filter.is_none()
     }
 
-    /// Whether the runs are the suite's own, with all their cases.
+    /// Returns `true` if these are the suite's own runs with all their cases.
     fn is_whole(&self) -> bool {
         self.case.is_empty() && self.kernel == crate::kernel::DEFAULT
     }
 
-    /// The pass that this is a part of. One part of the runs is done because somebody asks for it.
+    /// Returns the pass that this call belongs to. Runs that a filter selects belong to no pass.
     fn pass(&self, paths: &Paths) -> Option<Pass> {
         if !self.is_all_of_full() {
             return None;
@@ -196,7 +196,7 @@ impl Selection {
     }
 }
 
-/// The kernel that a run's machine boots.
+/// Returns the kernel that a run's VM boots.
 fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     match run.place {
         Place::Vm { .. } => run.machine(kernel).map(|machine| machine.kernel),
@@ -207,7 +207,8 @@ fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     }
 }
 
-/// Why a run cannot be done: what its machine would boot was not made, and what is there is of another time.
+/// Returns the reason why a run is impossible: the files that its VM would boot could not be made,
+/// and existing files are outdated.
 fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<String> {
     let (name, error) = broken.get_key_value(kernel?)?;
     Some(format!(
@@ -215,12 +216,12 @@ fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<St
     ))
 }
 
-/// All that the runs of one call need.
+/// Everything that the runs of one call need.
 struct Suite<'a> {
     paths: &'a Paths,
     toolchain: Toolchain,
     selection: &'a Selection,
-    /// Kernels that could not be made, or whose modules could not, and why.
+    /// Kernels that could not be built, or whose modules could not, with the reason.
     broken: BTreeMap<String, String>,
     now: When,
     unchanged: Shelf,
@@ -235,18 +236,19 @@ impl Suite<'_> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does all runs, some of them side by side, and tells of each when it has ended. The reports come in the order of `runs`.
+    /// Does all runs, some of them in parallel, and prints each result when the run has ended. The
+    /// reports have the order of `runs`.
     fn all(&self, runs: &[&'static Run]) -> Vec<Report> {
         let reports: Mutex<Vec<(usize, Report)>> = Mutex::new(Vec::new());
         let times: Vec<_> = runs
             .iter()
             .map(|run| match run.place {
-                // How many of them are to be run is not known before.
+                // The number of mutants to run is not known in advance.
                 Place::Mutants(_) => None,
                 _ => self.history().time(run.name),
             })
             .collect();
-        // Two machines at once are run alone, after the others.
+        // A run with two VMs runs alone, after the others.
         let (pairs, others): (Vec<_>, Vec<_>) = history::order(&times)
             .into_iter()
             .partition(|&at| runs[at].machines() > 1);
@@ -260,7 +262,7 @@ impl Suite<'_> {
             let title = format!("[{number}/{}] {}", runs.len(), run.name);
             println!("{title} …");
             let report = self.report(run, true);
-            // What others print comes before or after.
+            // The lock keeps the output of other threads apart.
             let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
             println!("{title}");
             report.tell();
@@ -279,10 +281,10 @@ impl Suite<'_> {
         reports.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// Does a run, or takes its results where they are there.
+    /// Does a run, or uses its kept results.
     fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
         let started = Instant::now();
-        // A run that cannot even begin fails; the others go on.
+        // A run that cannot even begin fails, and the others continue.
         let failed = |error| Report::plain(run, started, Vec::new(), vec![error]);
         let kernel = kernel_of(&self.selection.kernel, run);
         if let Some(problem) = blocked(kernel.as_deref(), &self.broken) {
@@ -298,7 +300,8 @@ impl Suite<'_> {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
         let machine = wanted(&self.selection.kernel, run);
-        // What is kept is whole. What cannot be made for a key cannot be made for the run, which says so.
+        // Only complete results are kept. If no key can be made, the run cannot work either, and
+        // reports the reason.
         let key = match self.selection.is_whole() {
             true => kept::key(self.paths, run, machine.as_ref()).unwrap_or_default(),
             false => None,
@@ -314,7 +317,8 @@ impl Suite<'_> {
         let mut report = one(self.paths, &self.toolchain, run, self.selection)?;
         report.before = self.history().time(run.name);
         if self.selection.is_whole() {
-            // Of a run that was cut short that would be said as well.
+            // An interrupted run has already reported a problem, and would report its missing tests
+            // too.
             if report.problems.is_empty() {
                 report.problems = missing(run, &report.tests);
                 if !self.selection.update_skips {
@@ -327,7 +331,7 @@ impl Suite<'_> {
         Ok(report)
     }
 
-    /// Remembers how long a run took, and what it saw, if it passed.
+    /// Saves the duration of a run, and its results if it passed.
     fn keep(&self, report: &Report, key: Option<&str>) -> Result<()> {
         let (name, passed) = (report.run.name, report.has_passed());
         if report.tests.is_empty() {
@@ -351,8 +355,8 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Runs machines that failed once more, with nothing beside them, the shortest first. When one has failed again, the
-    /// suite has, and the others are let be.
+    /// Repeats failed runs of VMs one at a time, the shortest first. If one fails again, the suite
+    /// has failed, and the others are not repeated.
     fn second_tries(&self, reports: &mut [Report]) {
         let mut failed: Vec<usize> = (0..reports.len())
             .filter(|&at| reports[at].may_be_tried_again())
@@ -382,13 +386,13 @@ impl Suite<'_> {
         }
     }
 
-    /// How long all has taken; of a pass that was interrupted, with what went before.
+    /// Returns the total duration, including earlier parts of an interrupted pass.
     fn elapsed(&self) -> Duration {
         let before = self.pass.as_ref().map(|pass| pass.before);
         before.unwrap_or_default() + self.began.elapsed()
     }
 
-    /// A pass that holds is over. What failed in another is done again when it goes on.
+    /// Ends a pass if it succeeded. Otherwise the failed runs are repeated when the pass continues.
     fn end(&self, code: i32) -> Result<()> {
         match &self.pass {
             Some(pass) if code == 0 => pass.end(),
@@ -398,7 +402,7 @@ impl Suite<'_> {
     }
 }
 
-/// Compares the runs that must have the same results.
+/// Compares runs that must have the same results.
 fn agreement(reports: &mut [Report]) {
     for at in 0..reports.len() {
         let report = &reports[at];
@@ -408,7 +412,7 @@ fn agreement(reports: &mut [Report]) {
         let Some(other) = reports
             .iter()
             .find(|other| other.run.name == same.run)
-            // Where one of them gave no results at all, that is its failure, told once.
+            // A run without results has already reported its failure.
             .filter(|other| !other.tests.is_empty() && !report.tests.is_empty())
         else {
             continue;
@@ -425,7 +429,7 @@ fn agreement(reports: &mut [Report]) {
     }
 }
 
-/// Compares the parts of documents of which all is there that they are made from.
+/// Compares the parts of documents whose runs are all there.
 fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selection) {
     for part in documents::PARTS {
         let problem = {
@@ -445,7 +449,7 @@ fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selectio
     }
 }
 
-/// The checks of the code's form by themselves.
+/// Runs only the checks of the code's form.
 pub(crate) fn lint(paths: &Paths) -> Result<i32> {
     let tests = lint::run(paths, None, |_| true)?;
     let mut failed = 0;
@@ -465,7 +469,7 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 
 const DEMO_OK: &str = "demo: ok";
 
-/// The demo. Whether it went well is for this side to say: it has seen the kernel's log as well.
+/// Runs the demo. Its result is decided here, because the kernel log counts too.
 pub(crate) fn demo(paths: &Paths, kernel: String) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
@@ -505,11 +509,11 @@ pub(crate) fn demo(paths: &Paths, kernel: String) -> Result<i32> {
     Ok(code)
 }
 
-/// What differs between two runs that are to be the same.
+/// Differences between two runs that must have the same results.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Differences<'a> {
     problems: Vec<String>,
-    /// Tests that one of them skips for a reason that excuses it, by that.
+    /// Tests that one of the runs skips for an accepted reason, by reason.
     excused: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
@@ -554,7 +558,7 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
     differences
 }
 
-/// The machine of a run, as the suite boots it.
+/// Returns the options of a run's VM in the suite.
 fn wanted(kernel: &str, run: &Run) -> Option<Options> {
     Some(Options {
         frozen: true,
@@ -597,7 +601,7 @@ fn one(
     Ok(Report::plain(run, started, tests, problems))
 }
 
-/// The words of a command, with the programs and folders that words in braces stand for.
+/// Returns the words of a command. Words in braces are replaced by programs and folders.
 fn words(paths: &Paths, command: &str, selection: &Selection, arch: Arch) -> Result<Vec<String>> {
     let gdr = guest::in_machine(&programs::gdr(paths, arch));
     let peermemctl = guest::in_machine(&programs::peermemctl(paths, arch));
@@ -720,7 +724,7 @@ mod tests {
             let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
             assert_eq!(problems, ["a: passed there, failed here"]);
         }
-        // One without results has said why.
+        // A run without results has reported the reason.
         let mut reports = [first(), second(Vec::new())];
         agreement(&mut reports);
         assert!(reports.iter().all(|one| one.problems.is_empty()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The compilers that kernels and modules are made with, named one by one: another Rust may come first in PATH, and one
-//! without the library's source cannot build a kernel.
+//! The compilers for kernels and modules, each named explicitly. Another Rust may come first in
+//! PATH, and a Rust without the library's source cannot build a kernel.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,8 +14,9 @@ use crate::command::{quoted, system_path, tool};
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// Suites whose bindgen the kernel takes, where the machine's own is older. Its package wants the C library of its release:
-/// the program is started by that library's own loader, and neither is installed.
+/// Suites with a bindgen that is new enough for the kernel, if this machine's bindgen is older. Its
+/// package needs the C library of its own release. The loader of that library starts the program,
+/// and neither is installed.
 const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
 const OLDEST_BINDGEN: (u64, u64, u64) = (0, 71, 1);
 const OLDEST_LIBCLANG: u32 = 17;
@@ -33,7 +34,7 @@ impl Toolchain {
         })
     }
 
-    /// For the command line of make.
+    /// Returns variables for the command line of make.
     pub(crate) fn make_variables(&self) -> Vec<String> {
         vec![
             "RUSTC=/usr/bin/rustc".to_owned(),
@@ -45,7 +46,7 @@ impl Toolchain {
         ]
     }
 
-    /// A `make` that uses these tools and whose products say nothing of this machine.
+    /// Returns a `make` command that uses these tools. Its products do not depend on this machine.
     pub(crate) fn make(&self) -> Command {
         let mut command = tool("make");
         command
@@ -57,14 +58,15 @@ impl Toolchain {
         command
     }
 
-    /// A `cargo` that uses the distribution's compiler and leaves the work tree clean.
+    /// Returns a `cargo` command that uses the distribution's compiler and leaves the work tree
+    /// clean.
     pub(crate) fn cargo(&self, paths: &Paths) -> Command {
         let mut command = cargo(paths);
         command.env("LIBCLANG_PATH", &self.libclang);
         command
     }
 
-    /// What a product of this C compiler depends on.
+    /// Returns the versions of all tools that a product of this C compiler depends on.
     pub(crate) fn versions(&self, compiler: &str) -> Result<String> {
         let mut text = String::new();
         for program in [
@@ -107,7 +109,7 @@ fn will_do(program: &Path) -> bool {
         .is_some_and(|version| version >= OLDEST_BINDGEN)
 }
 
-/// Whether there is one that the kernel takes.
+/// Returns `true` if there is a bindgen that is new enough for the kernel.
 pub(crate) fn has_bindgen(paths: &Paths) -> bool {
     std::env::split_paths(&system_path())
         .map(|directory| directory.join("bindgen"))
@@ -193,7 +195,8 @@ mod tests {
         assert!(version("bindgen 0.60.1") < Some(OLDEST_BINDGEN));
     }
 
-    /// What the lock file names must compile with the Rust that the workspace promises to need, as Debian 13's is.
+    /// Every dependency in the lock file compiles with the minimum Rust version of the workspace,
+    /// which Debian 13 has.
     #[test]
     fn no_dependency_needs_a_newer_rust() {
         let metadata = |more: &[&str]| {
@@ -205,7 +208,7 @@ mod tests {
                 .output()
                 .expect("cargo")
         };
-        // Whoever tests this package alone has not fetched what the others depend on.
+        // If only this package was tested, the dependencies of the others have not been fetched.
         let mut output = metadata(&["--offline"]);
         if !output.status.success() {
             output = metadata(&[]);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Where a machine's GPUs and NICs sit: which bridges lie between them, and on which socket.
+//! PCI topology of a VM's GPUs and NICs: the bridges between them, and their sockets.
 //!
-//! QEMU's root ports have ACS, its switches (`x3130-upstream`, `xio3130-downstream`) have not, and no `disable-acs` either:
-//! what ACS does on a port of a switch cannot be tried in a machine. A GPU is `ivshmem-plain`, which is no PCI Express
-//! device, so it has no link either.
+//! QEMU's root ports have ACS. Its switches (`x3130-upstream`, `xio3130-downstream`) have neither
+//! ACS nor `disable-acs`, so ACS on a switch port cannot be tested in a VM. A GPU is
+//! `ivshmem-plain`, which is not a PCI Express device, so it has no link either.
 
 use clap::ValueEnum;
 
@@ -23,29 +23,30 @@ pub(crate) enum Topology {
     Sockets,
 }
 
-/// How many NICs a machine has.
+/// Number of NICs in a VM.
 pub(crate) const NICS: usize = 2;
 
 /// QEMU's host bridge.
 const HOST_BRIDGE: &str = "pcie.0";
 
-/// Bus numbers of the host bridges that a socket adds: far enough from another for what lies below them.
+/// Bus numbers of the host bridges that a socket adds. They leave enough room for the buses below
+/// each bridge.
 const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
 
-/// What a topology gives to QEMU's command line.
+/// QEMU arguments of a topology.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
-    /// Bridges, ports and sockets. They stand before the devices behind them.
+    /// Bridges, ports and sockets. They come before the devices behind them.
     pub(crate) arguments: Vec<String>,
-    /// For each GPU the bus that it goes on.
+    /// Bus of each GPU.
     pub(crate) gpus: Vec<String>,
-    /// For each NIC.
+    /// Bus of each NIC.
     pub(crate) nics: [String; NICS],
     ports: usize,
 }
 
 impl Topology {
-    /// The word on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Flat => "flat",
@@ -56,7 +57,7 @@ impl Topology {
         }
     }
 
-    /// What `-smp` gets: processors of two sockets share no cache.
+    /// Returns the value of `-smp`. Processors of two sockets share no cache.
     pub(crate) fn processors(self, smp: u32) -> String {
         match self {
             Self::Sockets if smp % 2 == 0 => format!("{smp},sockets=2"),
@@ -65,7 +66,7 @@ impl Topology {
         }
     }
 
-    /// The tree for so many GPUs, on a machine with `smp` processors and `mem` MiB.
+    /// Returns the tree for `gpus` GPUs, in a VM with `smp` processors and `mem` MiB.
     pub(crate) fn layout(self, gpus: u32, smp: u32, mem: u32) -> Layout {
         let mut layout = Layout::default();
         let gpus = 0..gpus as usize;
@@ -99,7 +100,8 @@ impl Topology {
             }
             Self::Sockets => {
                 layout.sockets(smp, mem);
-                // QEMU lists the last one first, and the kernel numbers NICs and GPUs as it finds them.
+                // QEMU lists the last bridge first, and the kernel numbers NICs and GPUs in that
+                // order.
                 let mut bridges = [(2, 1), (1, 0), (0, 0)]
                     .map(|(number, socket)| layout.host_bridge(number, socket));
                 bridges.reverse();
@@ -122,7 +124,8 @@ impl Layout {
         let number = self.ports;
         self.ports += 1;
         let name = format!("port{number}");
-        // Nothing is plugged in later, so the firmware need keep no room for it; a chassis is what tells slots apart.
+        // Nothing is hot-plugged, so the firmware need not reserve room. The chassis distinguishes
+        // slots.
         let chassis = number + 1;
         self.device(format!(
             "{kind},id={name},bus={bus},chassis={chassis},hotplug=off"
@@ -153,14 +156,14 @@ impl Layout {
         name
     }
 
-    /// Two sockets, with half of the processors and of the memory each.
+    /// Adds two sockets, each with half of the processors and of the memory.
     fn sockets(&mut self, smp: u32, mem: u32) {
         let first = smp.div_ceil(2);
         let processors = [0..first, first..smp];
         let memory = [mem - mem / 2, mem / 2];
         for (socket, (processors, memory)) in processors.into_iter().zip(memory).enumerate() {
             let mut node = format!("node,nodeid={socket},memdev=socket{socket}");
-            // A machine of one processor has a socket with memory alone.
+            // In a VM with one processor, the second socket has only memory.
             if !processors.is_empty() {
                 node.push_str(&format!(
                     ",cpus={}-{}",
@@ -184,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// The way from a bus up to its host bridge, each bridge by its kind.
+    /// Returns the bridges from a bus up to its host bridge, each by its kind.
     fn way(layout: &Layout, place: &str) -> String {
         let devices: BTreeMap<String, (String, String)> = layout
             .arguments
@@ -215,7 +218,7 @@ mod tests {
         way.join(" ")
     }
 
-    /// The ways of the NICs, and then of the GPUs.
+    /// Returns the paths of the NICs, and then of the GPUs.
     fn ways(topology: Topology) -> Vec<String> {
         let layout = topology.layout(3, 2, 2048);
         assert_eq!(layout.gpus.len(), 3);

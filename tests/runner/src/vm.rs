@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Boots a virtual machine, runs one command in it, and tells how both fared.
+//! Boots a VM, runs one command in it, and reports the result of both.
 //!
-//! [`Options`] says how the machine is to be, [`Boot`] what it boots, [`Channels`] where output goes, and [`Outcome`] how the
-//! run ended. [`run`] does all of it, and [`run_with`] gathers the output.
+//! [`Options`] has the VM's settings, [`Boot`] its kernel and modules, [`Channels`] the destination
+//! of its output, and [`Outcome`] the result. [`run`] does everything, and [`run_with`] also
+//! collects the output.
 
 mod boot;
 mod cpio;
@@ -25,7 +26,8 @@ pub(crate) use crate::command::system_path;
 pub(crate) use crate::guest::SYSTEM_PROGRAMS;
 use crate::paths::Paths;
 
-/// Boots, runs, waits: one machine, or a pair. An error is one of the host's; whatever the machine does is an outcome.
+/// Boots one VM or a pair, runs the command, and waits. An error is a failure of this machine. Any
+/// failure of the VM is part of the outcome.
 pub(crate) fn run(
     paths: &Paths,
     options: &Options,
@@ -40,8 +42,8 @@ pub(crate) fn run(
     }
 }
 
-/// As [`run`], with no input. `take` is given each line of output, and whether it is one of standard error; what it makes
-/// of them in `state` is returned.
+/// Does the same as [`run`], with no input. Calls `take` for each line of output, with a flag for
+/// standard error. `take` collects the results in `state`, which is returned.
 pub(crate) fn run_with<T: Send + 'static>(
     paths: &Paths,
     options: &Options,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The Makefile and `bootstrap` in clones whose paths have blanks, colons and letters beyond ASCII. Of cargo and the
-//! programs that `bootstrap` asks there are scripts in their place.
+//! Tests the Makefile and `bootstrap` in clones whose paths have blanks, colons and non-ASCII
+//! letters. Scripts replace cargo and the programs that `bootstrap` runs.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A clone of those files alone that are needed here, and what goes with it.
+/// A clone with only the files that are needed here. It is removed on drop.
 struct Clone {
     base: PathBuf,
     folder: PathBuf,
@@ -36,7 +36,8 @@ impl Clone {
         fs::create_dir_all(folder.join("tests/runner")).unwrap();
         fs::copy(repo.join("Makefile"), folder.join("Makefile")).unwrap();
         let clone = Self { base, folder };
-        // Its programs by their full names are the host's; here they are ours.
+        // bootstrap runs programs of this machine by their full names. This replaces them by
+        // scripts.
         let text = fs::read_to_string(repo.join("tests/runner/bootstrap")).unwrap();
         assert!(text.contains("/usr/bin/cargo build"));
         let text = text.replace(
@@ -50,12 +51,12 @@ impl Clone {
         clone
     }
 
-    /// A compiler that makes a program which says what it was told.
+    /// Adds a compiler that makes a program which prints its environment and arguments.
     fn with_cargo(self) -> Self {
         self.with_program("echo \"$RUNNER_REPO\"; for word; do echo \"<$word>\"; done")
     }
 
-    /// A compiler that makes this program.
+    /// Adds a compiler that makes this program.
     fn with_program(self, program: &str) -> Self {
         let bin = self.base.join("bin");
         script(&bin.join("program"), program);
@@ -144,7 +145,8 @@ fn the_rig_is_started_from_any_path() {
     }
 }
 
-/// Another checkout's takes away what this one's cargo is writing, and puts its own program there.
+/// Another checkout would remove files that this one's cargo is writing, and would replace its
+/// program.
 #[test]
 fn one_at_a_time_compiles_the_rig() {
     let clone = Clone::new("waits", "second")
@@ -173,11 +175,12 @@ fn one_at_a_time_compiles_the_rig() {
     );
     assert!(was_there);
     assert!(!begun.exists());
-    // And the program lets others compile while it runs.
+    // Other checkouts can compile while the program runs.
     assert_eq!(text(&output.stdout), "free\n");
 }
 
-/// Where there is no compiler yet, what hinders installing one is said before anything is begun.
+/// If there is no compiler yet, obstacles to its installation are reported before anything is
+/// changed.
 #[test]
 fn bootstrap_says_what_this_machine_lacks() {
     type Programs = &'static [(&'static str, &'static str)];
@@ -217,7 +220,7 @@ fn bootstrap_says_what_this_machine_lacks() {
     for (name, programs, sentence) in cases {
         let clone = Clone::new("lacks", name);
         let bin = clone.base.join("bin");
-        // What a case does not name finds nothing wrong.
+        // Programs that a case does not name report no problem.
         for (program, what) in [
             ("uname", "echo x86_64"),
             ("apt-get", "exit 1"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`, on small headers that have the
-//! forms of kernels which cannot be had here.
+//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`, on
+//! small headers with the forms of kernels that are not available here.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Interfaces that `src/compat.h` uses, and that have one form in every kernel.
+/// Interfaces that `src/compat.h` uses, and that have the same form in every kernel.
 const COMMON: &str = "\
 #define NULL ((void *)0)
 #define true 1
@@ -83,7 +83,7 @@ dma_addr_t dma_map_resource(struct device *, phys_addr_t, size_t, enum dma_data_
 void dma_unmap_resource(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);
 ";
 
-/// Functions of [`COMMON`], and of forms, that are not inline.
+/// Functions of [`COMMON`] and of the forms that are not inline.
 const EXPORTED: &[&str] = &[
     "down_read_trylock",
     "up_read",
@@ -125,7 +125,8 @@ struct Difference {
     older: &'static str,
 }
 
-/// The forms as the kernels' headers have them, shortened. `p2pdma` comes before `pagemap_ranges`, which uses its type.
+/// The forms in the kernels' headers, shortened. `p2pdma` comes before `pagemap_ranges`, which uses
+/// its type.
 const DIFFERENCES: &[Difference] = &[
     Difference {
         probe: "access_ok",
@@ -208,7 +209,7 @@ const DIFFERENCES: &[Difference] = &[
     },
 ];
 
-/// Probes whose answers depend on exports alone: every kernel has the functions in headers.
+/// Probes that depend only on exports. The headers of every kernel declare their functions.
 const EXPORTS_ALONE: &[&str] = &[
     "anon_inode",
     "debugfs",
@@ -221,11 +222,12 @@ const EXPORTS_ALONE: &[&str] = &[
     "tracepoints",
 ];
 
-/// A kernel: the probes that it answers with yes, the text of its headers that no probe is about, and its exports.
+/// A kernel: the probes that succeed on it, the text of its headers that no probe is about, and its
+/// exports.
 struct Kernel {
     newer: BTreeSet<&'static str>,
     text: String,
-    /// Text of the forms, and what stands there instead.
+    /// A text in the headers, and its replacement.
     replaced: Option<(&'static str, &'static str)>,
     symvers: String,
     no_gpl_only: bool,
@@ -272,7 +274,7 @@ impl Kernel {
         })
     }
 
-    /// Probes this kernel, whose headers all include one.
+    /// Runs the probes on this kernel. All its headers include a common one.
     fn probe(&self, place: &Place) -> Output {
         let linux = place.at("include/linux");
         fs::create_dir_all(&linux).unwrap();
@@ -299,7 +301,7 @@ impl Kernel {
         command.output().unwrap()
     }
 
-    /// The probes that were answered with yes.
+    /// Returns the probes that succeeded.
     fn found(&self) -> BTreeSet<String> {
         let place = Place::new();
         let output = self.probe(&place);
@@ -312,7 +314,7 @@ impl Kernel {
             .map(str::to_lowercase)
             .collect();
         assert_eq!(header.lines().count(), found.len() + 1, "{header}");
-        // The output names the others.
+        // The output names the other probes.
         let said = text(&output.stdout);
         let words = match self.no_gpl_only {
             true => "  left out or in older forms, beside the proprietary nvidia.ko:",
@@ -363,7 +365,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Files that the probe has left beside its output.
+/// Returns the files that the probe left beside its output.
 fn left(place: &Place) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(&place.0)
         .unwrap()
@@ -379,7 +381,7 @@ fn with_exported(names: &BTreeSet<&str>) -> BTreeSet<String> {
     names.map(|name| (*name).to_owned()).collect()
 }
 
-/// Each probe alone tells its two forms apart, whatever the others answer.
+/// Each probe distinguishes its two forms, whatever the other probes find.
 #[test]
 fn each_difference_by_itself() {
     let every = every_probe();
@@ -399,7 +401,8 @@ fn all_newer_and_all_older() {
     }
 }
 
-/// The kernels of the table in docs/kernels.md. A version number says nothing: RHEL's 4.18 has forms of 5.10 and later.
+/// The kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18 has
+/// forms of 5.10 and later.
 #[test]
 fn forms_of_kernels_that_cannot_be_had_here() {
     let dma = ["dma_map_phys", "dma_unmap_phys"];
@@ -413,7 +416,7 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     let older = [&old[..], &["pde_data"]].concat();
     let page_type = ", MEMORY_DEVICE_PCI_P2PDMA";
     let kernels = [
-        // Mainline's, and RHEL's.
+        // Mainline's kernel, and RHEL's.
         (4, 18, BTreeSet::new(), Some((page_type, ""))),
         (4, 18, without(&[&older[..], &["p2pdma"]].concat()), None),
         (5, 10, without(&[&older[..], &["p2pdma"]].concat()), None),
@@ -430,7 +433,8 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     }
 }
 
-/// 6.16 and 6.17 have `dma_iova_link()` and no flag for memory of a device: a BAR would be mapped as RAM.
+/// 6.16 and 6.17 have `dma_iova_link()` but no flag for device memory, so a BAR would be mapped as
+/// RAM.
 #[test]
 fn functions_without_the_flag_that_they_need() {
     let mut kernel = Kernel::new(&every_probe());
@@ -442,7 +446,7 @@ fn functions_without_the_flag_that_they_need() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// A function that headers declare and the kernel does not export is none.
+/// A function that headers declare but the kernel does not export counts as missing.
 #[test]
 fn functions_without_export() {
     for (function, probe) in [
@@ -459,7 +463,7 @@ fn functions_without_export() {
     }
 }
 
-/// Without debugfs in the kernel its functions are in headers, and do nothing.
+/// In a kernel without debugfs, the headers have its functions, which do nothing.
 #[test]
 fn functions_of_a_part_that_was_not_built() {
     let mut kernel = Kernel::new(&every_probe());
@@ -469,7 +473,7 @@ fn functions_of_a_part_that_was_not_built() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// Exports of modules alone say nothing of the kernel's own.
+/// A list with only the exports of modules shows nothing about the kernel's own exports.
 #[test]
 fn exports_that_are_not_known() {
     for lines in [
@@ -482,7 +486,8 @@ fn exports_that_are_not_known() {
     }
 }
 
-/// Beside the proprietary driver's module, no function is used that is exported to GPL modules only. The list is 7.3's.
+/// Beside the proprietary nvidia.ko, no function is used that is exported only to GPL modules. The
+/// list is that of 7.3.
 #[test]
 fn functions_for_gpl_modules_only() {
     let for_all = [
@@ -509,14 +514,14 @@ fn functions_for_gpl_modules_only() {
         let mut expected = with_exported(&newer);
         expected.retain(|name| {
             let is_gpl_only = name.contains("iova") || name.ends_with("map_phys");
-            // Its other form takes two arguments, and either is missing.
+            // The other form takes two arguments, and both forms are missing.
             !is_gpl_only && name != "pagemap_of_pfn" && !EXPORTS_ALONE.contains(&name.as_str())
         });
         assert_eq!(kernel.found(), expected);
     }
 }
 
-/// What the probes left in by mistake is found in the linked module.
+/// The check of the linked module finds functions that the probes left in by mistake.
 #[test]
 fn a_linked_module_that_uses_them() {
     let place = Place::new();
@@ -546,7 +551,7 @@ fn a_linked_module_that_uses_them() {
         third,
     );
     assert!(output.status.success(), "{}", text(&output.stderr));
-    // The kernel's own, a module's in a namespace, and a weak one.
+    // A symbol of the kernel, of a module in a namespace, and a weak one.
     for (kernel, module, names) in [
         (
             "0x0\tsecond\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
@@ -569,13 +574,13 @@ fn a_linked_module_that_uses_them() {
         let said = text(&output.stderr);
         assert!(said.ends_with(names), "{said}");
     }
-    // Headers whose list has modules alone.
+    // Headers whose list has only modules.
     let output = run(third, "");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("does not say what the kernel exports"));
 }
 
-/// A form that is neither of the two ends the build with a sentence, and leaves nothing.
+/// If neither form fits, the build ends with a message and leaves no files.
 #[test]
 fn no_form_fits() {
     let mut kernel = Kernel::new(&every_probe());
@@ -614,7 +619,7 @@ fn headers_that_do_not_compile() {
     assert!(left(&place).is_empty());
 }
 
-/// Each macro of `src/` has its probe, each probe a macro, and each probe its fixture.
+/// Each macro of `src/` has a probe, each probe has a macro, and each probe has a fixture.
 #[test]
 fn every_probe_is_used_and_has_both_forms() {
     let source = fs::read_to_string(repository().join("src/compat.h")).unwrap();
@@ -630,7 +635,7 @@ fn every_probe_is_used_and_has_both_forms() {
         })
         .collect();
     assert_eq!(probes, with_exported(&every_probe()));
-    // Two of them choose what becomes of a whole file.
+    // Two of the probes decide about a whole file.
     let files = ["compat.h", "helpers.c", "memory_peers.c", "trace.c"];
     let sources: String = files
         .iter()

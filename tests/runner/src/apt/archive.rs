@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Packages of suites that the machine does not have: finding, downloading and unpacking them.
+//! Finds, downloads and unpacks packages of suites that this machine does not use.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::command::as_root;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// A package of some suite, not downloaded yet.
+/// A package of a suite, not downloaded yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) package: String,
@@ -24,7 +24,7 @@ pub(crate) struct Candidate {
     suite: String,
 }
 
-/// A private view of one suite.
+/// Returns a command for an apt program with a private state for one suite.
 fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     let state = paths.cache.join("suites").join(suite);
     let mut command = Command::new(program);
@@ -37,10 +37,11 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     set("Dir::Etc::Preferences", "/dev/null");
     set("Dir::Etc::PreferencesParts", "/dev/null");
     set("Dir::State", &path("state"));
-    // apt prefers an installed package to an older one of the suite, and then finds nowhere to download it from.
+    // apt prefers an installed package to an older one of the suite, and would then find no place
+    // to download it from.
     set("Dir::State::status", "/dev/null");
     set("Dir::Cache", &path("cache"));
-    // The files are this user's own; apt's unprivileged helper could not write here and would complain.
+    // The files belong to this user. apt's unprivileged user cannot write here and would complain.
     set("APT::Sandbox::User", "");
     if let Some(architecture) = suite.split_once(OF).map(|(_, name)| name) {
         set("APT::Architecture", architecture);
@@ -60,7 +61,7 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     command
 }
 
-/// An entry of the deb822 form for these suites of an archive.
+/// Returns a deb822 entry for `suites` of an archive.
 fn entry(archive: &Source, types: &str, suites: &str, components: &str) -> String {
     let mut text = format!(
         "Types: {types}\nURIs: {}\nSuites: {suites}\nComponents: {components}\n",
@@ -72,12 +73,12 @@ fn entry(archive: &Source, types: &str, suites: &str, components: &str) -> Strin
     text
 }
 
-/// Sources of these suites, for [`make_root`]. The mirror and its keys are the machine's own.
+/// Returns sources of `suites` for [`make_root`], with this machine's mirror and keys.
 pub(crate) fn sources_of(suites: &[&str]) -> Result<String> {
     Ok(entry(&machine_archive()?, "deb", &suites.join(" "), "main"))
 }
 
-/// The machine's own release and all that gives packages for it, updates as well.
+/// Returns this machine's release, and all sources that provide packages for it, including updates.
 pub(crate) fn own_sources() -> Result<(String, String)> {
     let codename = codename()?;
     let sources: Vec<String> = machine_sources()
@@ -88,8 +89,9 @@ pub(crate) fn own_sources() -> Result<(String, String)> {
     Ok((codename, sources.join("\n")))
 }
 
-/// Makes a root of its own out of the release and its sources, with these packages. How the mirror is reached is the machine's
-/// own. What this machine cannot run, `foreign` by Debian's name, is unpacked and not configured.
+/// Makes a root directory from `sources` of `release`, with the given packages. Uses this machine's
+/// access to the mirror. If `foreign` names an architecture that this machine cannot run, the
+/// packages are unpacked but not configured.
 pub(crate) fn make_root(
     paths: &Paths,
     stage: &mut Stage,
@@ -116,7 +118,7 @@ pub(crate) fn make_root(
         ),
     )?;
     let mut command = as_root("env");
-    // No initial RAM disk: nobody boots it.
+    // No initial RAM disk, because nothing boots it.
     command
         .args(["INITRD=No", "mmdebstrap", "--mode=root"])
         .args(match foreign {
@@ -141,10 +143,11 @@ pub(crate) fn make_root(
     Ok(())
 }
 
-/// Between a suite's name and Debian's name of other processors than this machine's: the packages for these.
+/// Separates a suite's name from Debian's name of a foreign architecture, for the packages of that
+/// architecture.
 const OF: &str = "-for-";
 
-/// The suites with packages for other processors, if there is such a name.
+/// Returns the suites with packages for `architecture`, or `suites` if it is `None`.
 pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<String> {
     suites
         .iter()
@@ -155,13 +158,13 @@ pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<Str
         .collect()
 }
 
-/// Behind a suite's name: its source packages, whose lists nobody else needs.
+/// Suffix of a suite's name for its source packages. Their lists are read only when needed.
 const SOURCES: &str = "-sources";
 
-/// Reads a suite's lists, once a run.
+/// Reads a suite's package lists, once a run.
 fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // Held while they are read: another thread may want the same.
+    // The lock is held while the lists are read, since another thread may need the same lists.
     let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
     if read.contains(suite) {
         return Ok(());
@@ -191,13 +194,13 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
 }
 
 fn madison(paths: &Paths, suite: &str, pattern: &str) -> Result<Vec<Candidate>> {
-    // Names first: madison takes no pattern.
+    // Gets the names first, because madison takes no pattern.
     let names = output(apt(paths, suite, "apt-cache").args(["pkgnames", pattern]))?;
     let mut found = Vec::new();
     if names.is_empty() {
         return Ok(found);
     }
-    // All at once: each call reads the suite's lists.
+    // Asks for all names at once, because each call reads the suite's lists.
     let table = output(
         apt(paths, suite, "apt-cache")
             .arg("madison")
@@ -224,8 +227,8 @@ pub(super) fn is_newer(one: &str, other: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// All packages whose name begins with `prefix`, in any of the suites, newest first. A suite that the mirror does not have
-/// is passed over as long as another answers.
+/// Returns all packages whose name begins with `prefix`, from all suites, newest first. Skips a
+/// suite that the mirror lacks if another suite can be read.
 pub(crate) fn search(
     paths: &Paths,
     stage: &mut Stage,
@@ -286,8 +289,8 @@ pub(crate) fn download(
         .ok_or_else(|| anyhow!("{wanted} was downloaded and is not there"))
 }
 
-/// Downloads the source of a package as its authors gave it out, without Debian's changes: the newest of the first suite
-/// that can be read.
+/// Downloads the upstream source of a package without Debian's changes: the newest version in the
+/// first suite that can be read.
 pub(crate) fn original(
     paths: &Paths,
     stage: &mut Stage,
@@ -325,7 +328,7 @@ pub(crate) fn original(
     )
 }
 
-/// Unpacks packages of the first of the suites that has them all. Nothing is installed.
+/// Unpacks packages from the first suite that has them all. Installs nothing.
 pub(crate) fn unpack(
     paths: &Paths,
     stage: &mut Stage,

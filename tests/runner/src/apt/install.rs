@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Debian packages to be installed: the needs of the test runner, and the machine's own apt.
+//! Debian packages that the test runner needs, installed through this machine's apt.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,11 +14,11 @@ use crate::command::as_root;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// Something that must be installed: the first of several packages that will do.
+/// A package that must be installed: the first of several alternatives that is available.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
     packages: &'static [&'static str],
-    /// The oldest version that will do.
+    /// Oldest version that suffices.
     at_least: &'static str,
 }
 
@@ -36,7 +36,7 @@ const fn need_rust(packages: &'static [&'static str]) -> Need {
     }
 }
 
-/// To compile kernels and modules.
+/// Packages for compiling kernels and modules.
 const BUILD: &[Need] = &[
     need(&["gcc"]),
     need(&["make"]),
@@ -63,7 +63,7 @@ const BUILD: &[Need] = &[
         "libclang-18-dev",
         "libclang-17-dev",
     ]),
-    // The debug kernel and its modules.
+    // For the debug kernel and its modules.
     need(&["clang-19"]),
     need(&["lld-19"]),
     need(&["llvm-19"]),
@@ -73,7 +73,7 @@ const BUILD: &[Need] = &[
     need(&["pkgconf", "pkg-config"]),
 ];
 
-/// To run machines and the programs in them.
+/// Packages for running test VMs and the programs in them.
 const RUN: &[Need] = &[
     need(&["qemu-system-x86"]),
     need(&["busybox-static"]),
@@ -87,7 +87,7 @@ const RUN: &[Need] = &[
     need(&["python3-pyverbs"]),
 ];
 
-/// To install on synthetic hosts.
+/// Packages for installing on synthetic hosts.
 const INSTALL: &[Need] = &[
     need(&["dkms"]),
     need(&["zstd"]),
@@ -98,30 +98,30 @@ const INSTALL: &[Need] = &[
     need(&["lintian"]),
 ];
 
-/// To make the root of a host.
+/// Packages for making the root of a host.
 pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
 
-/// To look at the code.
+/// Packages for linting.
 pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
 
-/// To fetch wheels, where no other `pip` is at hand.
+/// Packages for fetching wheels, if no other `pip` is available.
 pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
 
-/// To boot machines that this one's programs do not run on, and to make their root.
+/// Packages for booting VMs of a foreign architecture, and for making their root.
 pub(crate) const FOREIGN: &[Need] = &[
     need(&["qemu-system-arm"]),
     need(&["mmdebstrap"]),
-    // Modules for a stock kernel.
+    // For modules for a stock kernel.
     need(&["gcc-aarch64-linux-gnu"]),
 ];
 
-/// To make the object of the portable build for arm64.
+/// Packages for the arm64 object of the portable build.
 pub(crate) const ARM64_OBJECT: &[Need] = &[need(&["binutils-aarch64-linux-gnu"])];
 
-/// To count instructions.
+/// Packages for counting instructions.
 pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
 
-/// Versions of those of the packages that are installed.
+/// Returns the versions of those of the packages that are installed.
 fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
     let output = Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status} ${Version}\n"])
@@ -129,7 +129,7 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .stderr(Stdio::null())
         .output()
         .context("cannot start dpkg-query; the test runner needs Debian")?;
-    // Its status says that some are unknown, which is no failure here.
+    // The exit status is an error if some packages are unknown, which is no failure here.
     Ok(String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| {
@@ -158,7 +158,7 @@ fn will_do(version: &str, need: &Need) -> bool {
     need.at_least.is_empty() || upstream == need.at_least || is_newer(upstream, need.at_least)
 }
 
-/// Needs that no installed package meets.
+/// Returns the needs that no installed package meets.
 fn missing(needs: &[Need]) -> Result<Vec<Need>> {
     let names: Vec<&str> = needs
         .iter()
@@ -176,7 +176,7 @@ fn missing(needs: &[Need]) -> Result<Vec<Need>> {
     Ok(needs.iter().filter(|need| !is_met(need)).copied().collect())
 }
 
-/// Installs what is missing of these; does not touch the network when nothing is.
+/// Installs the missing packages. Does not use the network if none is missing.
 pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
     let missing = missing(needs)?;
     if missing.is_empty() {
@@ -238,14 +238,14 @@ pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
     Ok(())
 }
 
-/// Whether dpkg has left packages half installed, or notes of what it was doing.
+/// Returns `true` if dpkg has left packages half installed, or has not finished its journal.
 pub(crate) fn is_interrupted() -> bool {
     let notes =
         fs::read_dir("/var/lib/dpkg/updates").is_ok_and(|mut entries| entries.next().is_some());
     notes || output(Command::new("dpkg").arg("--audit")).is_ok_and(|text| !text.is_empty())
 }
 
-/// Whether the machine's lists of packages are missing or too old to install from.
+/// Returns `true` if this machine's package lists are missing or too old to install from.
 fn lists_are_old() -> bool {
     let newest = fs::read_dir("/var/lib/apt/lists")
         .into_iter()
@@ -261,20 +261,21 @@ fn lists_are_old() -> bool {
     })
 }
 
-/// Lists of packages that are older name versions that the archive has no more.
+/// Age limit of package lists. Older lists name versions that the archive no longer has.
 const LISTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// There while packages are installed. Who is interrupted then leaves dpkg in the middle of it, and this says whose work it was.
+/// File that exists while this program installs packages. If the program is interrupted, dpkg is
+/// left in an intermediate state, and this file shows that this program caused it.
 fn begun(paths: &Paths) -> PathBuf {
     paths.cache.join("packages.begun")
 }
 
-/// Whether this program had dpkg work and has not seen the end of it.
+/// Returns `true` if this program started dpkg and did not see it finish.
 pub(crate) fn was_begun(paths: &Paths) -> bool {
     begun(paths).exists()
 }
 
-/// Has the machine's own apt look at what there is.
+/// Updates this machine's package lists.
 fn read_lists(paths: &Paths) -> Result<()> {
     let mut stage = Stage::begin("packages: reading lists");
     stage.run(
@@ -287,8 +288,8 @@ fn read_lists(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks packages of the machine's own release, which are not installed: what else a package would do to the machine,
-/// such as starting a service, is not done.
+/// Unpacks packages of this machine's release without installing them. No other effect of an
+/// installation happens, such as the start of a service.
 pub(crate) fn unpack_own(
     paths: &Paths,
     stage: &mut Stage,
@@ -320,7 +321,7 @@ pub(crate) fn unpack_own(
     result
 }
 
-/// One file of such a package.
+/// Returns the contents of one file of a package of this machine's release.
 pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8>> {
     let mut stage = Stage::begin(format!("package {package}: fetching {file} of it"));
     let root = paths.run_directory()?;
@@ -341,13 +342,14 @@ pub(crate) fn install_all(paths: &Paths) -> Result<()> {
     install(paths, &all_needs())
 }
 
-/// What [`install_all`] would install, and [`install`] of `more`: of each need the first package that apt knows, or the first.
+/// Returns the packages that [`install_all`] would install, and [`install`] for `more`. Each need
+/// gives the first package that apt knows, or else its first package.
 pub(crate) fn missing_all(more: &[Need]) -> Result<Vec<String>> {
     let missing = missing(&[&all_needs(), more].concat())?;
     if missing.is_empty() {
         return Ok(Vec::new());
     }
-    // All at once: each call reads all of apt's lists.
+    // Asks for all names at once, because each call reads all of apt's lists.
     let names = missing.iter().flat_map(|need| need.packages);
     let policies = output(
         Command::new("apt-cache")
@@ -369,7 +371,7 @@ pub(crate) fn missing_all(more: &[Need]) -> Result<Vec<String>> {
     Ok(chosen.map(|package| (*package).to_owned()).collect())
 }
 
-/// The versions that apt would install, by package, of what `apt-cache policy` prints.
+/// Parses the output of `apt-cache policy`. Returns the version that apt would install, by package.
 fn candidates(policies: &str) -> BTreeMap<&str, &str> {
     let mut found = BTreeMap::new();
     let mut package = "";

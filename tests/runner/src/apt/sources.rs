@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! apt's sources on this machine, in both of their forms.
+//! apt's sources on this machine, in both formats.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub(super) struct Source {
     pub(super) signed_by: Option<String>,
 }
 
-/// Entries of the deb822 form that give binary packages.
+/// Returns the deb822 entries that provide binary packages.
 pub(super) fn deb822(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
     for stanza in text.split("\n\n") {
@@ -57,7 +57,7 @@ pub(super) fn deb822(text: &str) -> Vec<Source> {
     sources
 }
 
-/// Entries of the one-line form that give binary packages.
+/// Returns the one-line entries that provide binary packages.
 pub(super) fn one_line(text: &str) -> Vec<Source> {
     let mut sources = Vec::new();
     for line in text.lines() {
@@ -92,7 +92,8 @@ pub(super) fn one_line(text: &str) -> Vec<Source> {
     sources
 }
 
-/// The first entry that is Debian's own archive: it has the release itself, not its security updates or a stranger's suite.
+/// Returns the first entry that is Debian's main archive. It has the release itself, and not only
+/// security updates or a third party's suite.
 pub(super) fn archive(sources: &[Source], codename: &str) -> Option<Source> {
     sources
         .iter()
@@ -152,7 +153,7 @@ pub(super) fn archive_of(sources: &[Source], codename: &str, suite: &str) -> Opt
     security.cloned().or_else(|| archive(sources, codename))
 }
 
-/// Whether it gives packages of a release: all its suites are Debian's for that.
+/// Returns `true` if all suites of `source` are Debian's suites for the release `codename`.
 pub(super) fn is_of(source: &Source, codename: &str) -> bool {
     let of = |suite: &String| {
         suite

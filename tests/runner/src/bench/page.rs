@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The generated parts of `docs/performance.md` and of the README, made from the figures of `cost.rs` and of the VM.
+//! The generated parts of `docs/performance.md` and of the README, made from the figures of
+//! `cost.rs` and of the VM.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,11 +18,11 @@ const PAGE: &str = "docs/performance.md";
 const README: &str = "README.md";
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Pages of 64 KiB that 1 GiB has more than one page.
+/// Number of 64 KiB pages that 1 GiB has more than a registration of one page.
 const MORE_PAGES: f64 = 16_383.0;
 
-/// Published prices of a V100's nvidia.ko, in nanoseconds (gdrcopy: 69.6 and 37.8 µs for 64 KiB; the price of a longer pin is
-/// extrapolated). None is published for `dma_map_pages`.
+/// Published costs of nvidia.ko on a V100, in nanoseconds (gdrcopy: 69.6 and 37.8 µs for 64 KiB;
+/// the cost of a longer pin is extrapolated). None is published for `dma_map_pages`.
 const PIN: f64 = 70_000.0;
 const PIN_OF_A_GIB: f64 = 3_000_000.0;
 const UNPIN: f64 = 38_000.0;
@@ -29,7 +30,7 @@ const UNPIN: f64 = 38_000.0;
 const PERSISTENT: &str = MODES[0];
 const REVOCABLE: &str = MODES[1];
 
-/// Registrations whose instructions are shown by callback.
+/// Registrations whose instructions the page shows by callback.
 const SHAPES: [&str; 3] = ["64KiB", "64KiB-revoked", "1GiB-fragmented"];
 
 /// Numbers of regions, and of threads, that `gdr bench` measures.
@@ -42,7 +43,8 @@ struct Figures {
     measured: Measured,
 }
 
-/// Writes the parts of both pages. Returns the numbers of goals that are missed and that were not measured.
+/// Writes the generated parts of both pages. Returns how many goals are missed, and how many were
+/// not measured.
 pub(super) fn write(repo: &Path) -> Result<(usize, usize)> {
     let figures = Figures::read(repo)?;
     for (page, name, text) in figures.parts() {
@@ -51,7 +53,7 @@ pub(super) fn write(repo: &Path) -> Result<(usize, usize)> {
     Ok((missed(&figures), unmeasured(&figures)))
 }
 
-/// A table whose first `words` columns are words, and the others numbers.
+/// Returns a table. The first `words` columns are text, and the others are numbers.
 fn table(head: &[&str], words: usize, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN).set_header(head);
@@ -66,7 +68,7 @@ fn table(head: &[&str], words: usize, rows: Vec<Vec<String>>) -> String {
         .collect()
 }
 
-/// Stands for a figure that was not measured.
+/// Placeholder for a figure that was not measured.
 const NONE: &str = "–";
 
 fn cell(value: Option<f64>) -> String {
@@ -77,12 +79,12 @@ fn number(value: f64) -> String {
     documents::grouped(&format!("{value:.0}"))
 }
 
-/// A goal: its limits in both modes, and its value in a mode that has one.
+/// A goal: its limits in both modes, and its value in each mode that has one.
 struct Goal {
     name: &'static str,
     limits: [f64; 2],
     value: fn(&Figures, &'static str) -> Option<f64>,
-    /// Explains by other figures why the goal is missed.
+    /// Explains a missed goal by other figures.
     reason: fn(&Figures) -> Option<String>,
 }
 
@@ -173,11 +175,11 @@ const GOALS: &[Goal] = &[
     },
 ];
 
-/// Where a number of the first table comes from.
+/// Source of a number in the first table.
 enum Source {
-    /// A figure of the VM.
+    /// A figure measured in the VM.
     Vm(&'static str),
-    /// The sum of counts of a shape, of our in-tree build.
+    /// The sum of the counts of a shape, for our in-tree build.
     Count(&'static str, Kind, Option<&'static str>),
 }
 
@@ -231,7 +233,7 @@ const SUMMARY: &[(&str, Source)] = &[
     ),
 ];
 
-/// Rows of the README, in persistent mode.
+/// Rows of the README's table, in persistent mode.
 const README_ROWS: &[(&str, &str)] = &[
     (
         "scatter-list entries for 1 GiB of contiguous memory",
@@ -262,7 +264,7 @@ fn worst(values: Vec<Option<f64>>) -> Option<f64> {
 }
 
 impl Goal {
-    /// The values in both modes.
+    /// Returns the values in both modes.
     fn values(&self, figures: &Figures) -> [Option<f64>; 2] {
         MODES.map(|mode| (self.value)(figures, mode))
     }
@@ -275,19 +277,19 @@ impl Goal {
     }
 }
 
-/// Number of goals that are missed, each mode by itself.
+/// Returns the number of missed goals, counting each mode separately.
 fn missed(figures: &Figures) -> usize {
     let missed = GOALS.iter().flat_map(|goal| goal.missed(figures));
     missed.filter(|missed| *missed).count()
 }
 
-/// Number of goals that have no value in any mode.
+/// Returns the number of goals that have no value in any mode.
 fn unmeasured(figures: &Figures) -> usize {
     let values = GOALS.iter().map(|goal| goal.values(figures));
     values.filter(|values| values == &[None, None]).count()
 }
 
-/// A count or a ratio.
+/// Formats a count or a ratio.
 fn value(value: f64) -> String {
     match value {
         10.0.. => number(value),
@@ -309,38 +311,41 @@ impl Figures {
         found.map_or(NONE, String::as_str)
     }
 
-    /// A count of a registration: "nvidia-" and mode and shape.
+    /// Returns a count of a registration. `registration` is "nvidia-", mode and shape.
     fn count(&self, registration: &str, kind: Kind, name: Option<&str>) -> f64 {
-        // CAST: Far below 2⁵².
+        // CAST: The value is far below 2⁵².
         cost::sum(&self.counted.figures, registration, kind, name) as f64
     }
 
-    /// A figure of the VM, if it was measured.
+    /// Returns a figure measured in the VM, if there is one.
     fn vm(&self, module: &str, mode: &str, name: &str) -> Option<f64> {
-        // CAST: Far below 2⁵².
+        // CAST: The value is far below 2⁵².
         Some(self.measured.get(module, mode, name)? as f64)
     }
 
-    /// Ours in parts of NVIDIA's.
+    /// Returns our figure divided by NVIDIA's.
     fn ratio(&self, mode: &str, name: &str) -> Option<f64> {
         Some(self.vm(OURS, mode, name)? / self.vm(NVIDIAS, mode, name)?)
     }
 
-    /// Instructions, the kernel's functions included, that a page of fragmented memory adds.
+    /// Returns the instructions that each page of fragmented memory adds, including the kernel's
+    /// functions.
     fn a_page(&self, module: &str, mode: &str) -> Option<f64> {
         let of = |shape: &str| self.vm(module, mode, &format!("{shape}.instructions"));
         Some((of("1GiB-fragmented")? - of("64KiB")?) / MORE_PAGES)
     }
 
-    /// Nanoseconds of a registration's life: an instruction is one, pins and unpins cost the published prices, and nvidia.ko's
-    /// mapping costs what the stand-in's costs.
+    /// Returns the nanoseconds of a registration's life. An instruction counts as one, pins and
+    /// unpins have their published costs, and nvidia.ko's mapping costs what the stand-in's mapping
+    /// costs.
     fn total(&self, module: &str, mode: &str, shape: &str, bytes: f64) -> Option<f64> {
         let of = |name: &str| self.vm(module, mode, &format!("{shape}.{name}"));
         let pin = PIN + PIN_OF_A_GIB * bytes / GIB;
         Some(of("instructions")? + of("mapping")? + of("pins")? * pin + of("unpins")? * UNPIN)
     }
 
-    /// The part of the registrations by threads that did not happen, of those that nvidia.ko's lock allows.
+    /// Returns the share of the registrations by several threads that did not happen, relative to
+    /// the number that nvidia.ko's lock allows.
     fn lost(&self, module: &str, mode: &str, threads: usize) -> Option<f64> {
         let of = |name: &str| self.vm(module, mode, &format!("threads.{threads}.{name}"));
         Some(1.0 - of("registered")? / of("allowed")?)
@@ -436,7 +441,7 @@ impl Figures {
         }
     }
 
-    /// The first table of the page: both modules in both modes.
+    /// Returns the first table of the page: both modules in both modes.
     fn summary_part(&self) -> String {
         let mut rows = Vec::new();
         for (name, source) in SUMMARY {
@@ -456,7 +461,7 @@ impl Figures {
         table(&head, 1, rows)
     }
 
-    /// Instructions by callback.
+    /// Returns the table of instructions by callback.
     fn callbacks_part(&self) -> String {
         let mut rows = Vec::new();
         let shapes = SHAPES.into_iter();
@@ -482,7 +487,8 @@ impl Figures {
         table(&head, 2, rows)
     }
 
-    /// Calls of one registration of 64 KiB. Services that are called equally often share a row.
+    /// Returns the table of calls in one registration of 64 KiB. Services with equal counts share a
+    /// row.
     fn calls_part(&self) -> String {
         let columns: Vec<String> = [NVIDIA, ""]
             .into_iter()
@@ -515,7 +521,7 @@ impl Figures {
         table(&head, 1, rows.collect())
     }
 
-    /// Revocation, and threads at once.
+    /// Returns the table of revocation and of concurrent threads.
     fn many_part(&self) -> String {
         let part =
             |value: Option<f64>| value.map_or(NONE.to_owned(), |value| format!("{value:.3}"));
@@ -596,7 +602,7 @@ impl Figures {
         text
     }
 
-    /// All generated parts: file, name, text.
+    /// Returns all generated parts: file, name, text.
     fn parts(&self) -> [(&'static str, &'static str, String); 7] {
         [
             (PAGE, "summary", self.summary_part()),
@@ -610,7 +616,7 @@ impl Figures {
     }
 }
 
-/// A shape's name in words.
+/// Returns a shape's name in words.
 fn words(shape: &str) -> String {
     shape
         .replace("KiB", " KiB")
@@ -626,7 +632,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
     }
 
-    /// Both pages have the figures of the two files and no others.
+    /// Both pages contain exactly the figures of the two files.
     #[test]
     fn the_pages_say_what_was_counted_and_measured() {
         let figures = Figures::read(&repo()).unwrap();
@@ -651,7 +657,7 @@ mod tests {
                 figures.measured.figures.insert(name, 1_000);
             }
         }
-        // Each figure of ours so bad that no goal is met.
+        // Makes each of our figures so bad that no goal is met.
         for (name, value) in &mut figures.measured.figures {
             if name.starts_with(OURS) {
                 *value = match name.contains("registered") {
@@ -666,7 +672,7 @@ mod tests {
             assert!(text.contains(&format!("- **{}**: ", goal.name)), "{text}");
             assert!(names.insert(goal.name), "{}", goal.name);
         }
-        // Nothing is explained if nothing is missed.
+        // No explanation is given if no goal is missed.
         for (name, value) in &mut figures.measured.figures {
             if name.starts_with(OURS) {
                 *value = match name.contains("registered") {

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The machines in which the schedules of the hazards run.
+//! The VMs that run the schedules of the hazards.
 
 use crate::vm::{Options, Peermem, Provider};
 
-/// What freed memory is filled with, and looked at for.
+/// Kernel parameter that fills freed memory with a pattern and checks the pattern.
 pub(super) const POISON: &str = "slab_debug=FP,kmalloc-*";
 
-/// One machine and the schedules that run in it, in this order. One that kills it stands last.
+/// A VM and the schedules that run in it, in order. A schedule that kills the VM comes last.
 pub(super) struct Machine {
-    /// The mode, or what else sets it apart from the others of the same module.
+    /// The mode, or another difference from the other VMs of the same module.
     pub(super) name: &'static str,
     pub(super) module: Peermem,
     pub(super) options: fn(&mut Options),
     pub(super) schedules: &'static [&'static str],
-    /// Its last schedule takes a lock in freed memory. Whether that faults or never ends depends on what lies there, so an oops
-    /// stops it, nothing for [`HANGS`] is no failure of the run, and only its death is told.
+    /// The last schedule takes a lock in freed memory. The contents of that memory decide whether
+    /// this faults or never ends. An oops therefore stops the VM, a silence of [`HANGS`] does not
+    /// fail the run, and the page only reports the VM's death.
     pub(super) fatal: bool,
 }
 
@@ -28,7 +29,7 @@ pub(super) const REVOCABLE_P2P: &str = "revocable, on the stand-in's p2p.c";
 
 pub(super) const LEGACY: &str = "revocable, peerdirect_support=1";
 
-/// All that does not need a machine of its own.
+/// All schedules that do not need a VM of their own.
 pub(super) const MOST: &[&str] = &[
     "B.",
     "C.",
@@ -50,7 +51,7 @@ pub(super) const ALL: &[&str] = &[
     "two",
 ];
 
-/// What NVIDIA's `nv-p2p.c` does on no request.
+/// Schedules with answers that NVIDIA's `nv-p2p.c` gives on no request.
 pub(super) const STRANGE: &[&str] = &["P.strange"];
 
 pub(super) const DRIVER_HOLDS_LOCK: &[&str] = &["driver_holds_lock"];

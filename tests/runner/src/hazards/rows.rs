@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the page says in words: everything that a run cannot know.
+//! Texts of the page that a run cannot produce.
 
 /// A row of the page.
 pub(super) struct Row {
     pub(super) letter: &'static str,
     pub(super) what: &'static str,
     pub(super) schedule: &'static str,
-    /// What of ours keeps it from happening, and where.
+    /// The rule of our module that prevents the hazard, and its place in the source.
     pub(super) rule: &'static str,
-    /// What the table cannot say.
+    /// Explanation that does not fit into the table.
     pub(super) more: Option<&'static str>,
 }
 
-/// The page up to the table; `{version}` is NVIDIA's.
+/// The page up to the table. `{version}` is the version of NVIDIA's module.
 pub(super) const HEAD: &str = "\
 <!-- SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause -->
 <!-- Made by `make hazards`; `make test` fails where it is not what a run makes. -->

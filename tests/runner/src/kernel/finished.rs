@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A kernel that is there: its files, and the properties that its build tree shows.
+//! A kernel that is built: its files, and the properties of its build tree.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,49 +15,51 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::stamp::Key;
 
-/// A kernel that is there.
+/// A kernel that is built.
 pub(crate) struct Kernel {
     pub(crate) arch: Arch,
     pub(crate) image: PathBuf,
     pub(crate) release: String,
-    /// For building modules: make's output directory.
+    /// make's output directory, for building modules.
     pub(crate) build: PathBuf,
-    /// Its own modules.
+    /// Directory of the kernel's own modules.
     pub(crate) modules: PathBuf,
-    /// Its RDMA modules as the pristine source has them.
+    /// RDMA modules built from the pristine source.
     pub(crate) stock: Option<PathBuf>,
-    /// Changes with anything that it was made from.
+    /// Hash of everything that the kernel was made from.
     pub(crate) key: String,
-    /// Where the products of modules built for it go.
+    /// Directory for the products of modules built for this kernel.
     pub(crate) products: PathBuf,
     pub(crate) make: &'static [&'static str],
-    /// It has the detectors of `debug.config`.
+    /// `true` if the kernel has the detectors of `debug.config`.
     pub(crate) detectors: bool,
-    /// Debian's own image.
+    /// `true` if the kernel is Debian's own image.
     pub(crate) is_stock: bool,
-    /// The build tree has what Rust modules are compiled against.
+    /// `true` if Rust modules can be compiled against the build tree.
     pub(crate) has_rust: bool,
-    /// The kernel compares versions of the symbols that modules use (`CONFIG_MODVERSIONS`).
+    /// `true` if the kernel compares versions of the symbols that modules use
+    /// (`CONFIG_MODVERSIONS`).
     pub(crate) has_symbol_versions: bool,
-    /// Its makefiles can put a module's products elsewhere than beside the source (Linux 6.13).
+    /// `true` if the makefiles can put a module's products outside the source directory (Linux
+    /// 6.13).
     pub(crate) separates_output: bool,
-    /// Where the key lies whose signatures it takes.
+    /// The key whose signatures the kernel accepts.
     pub(crate) signing: Option<Signing>,
 }
 
-/// A key that a kernel trusts, as DKMS makes its own.
+/// A key that a kernel trusts, like the one that DKMS makes.
 #[derive(Debug, Clone)]
 pub(crate) struct Signing {
-    /// The private key, in PEM.
+    /// Private key in PEM format.
     pub(crate) key: PathBuf,
-    /// The certificate, in DER.
+    /// Certificate in DER format.
     pub(crate) certificate: PathBuf,
-    /// The kernel's program.
+    /// The kernel's `sign-file` program.
     pub(crate) sign_file: PathBuf,
 }
 
 impl Signing {
-    /// Signs a module's file in its place.
+    /// Signs a module's file in place.
     pub(crate) fn sign(&self, module: &Path) -> Result<()> {
         output(
             Command::new(&self.sign_file)
@@ -70,7 +72,8 @@ impl Signing {
 }
 
 impl Kernel {
-    /// Its source, which the build tree names; of a stock kernel that of the RDMA modules.
+    /// Returns the directory of the kernel's source, from the build tree. For a stock kernel,
+    /// returns the source of the RDMA modules.
     pub(crate) fn source(&self) -> PathBuf {
         if self.is_stock {
             return self.modules.with_file_name("source");
@@ -83,7 +86,7 @@ impl Kernel {
         }
     }
 
-    /// Its modules, the stock RDMA ones first if so wanted.
+    /// Returns the kernel's modules, with the stock RDMA modules first if `stock` is set.
     pub(crate) fn index(&self, stock: bool) -> Result<Index> {
         let mut index = Index::default();
         if stock {
@@ -92,7 +95,7 @@ impl Kernel {
                 .as_ref()
                 .ok_or_else(|| anyhow!("this kernel has no stock RDMA modules"))?;
             index.add_tree(stock)?;
-            // Names that only the patched ones have must not be found by accident.
+            // Names that only the patched modules have must not be found by accident.
             let known: BTreeSet<String> = index.names().map(str::to_owned).collect();
             let mut rest = Index::default();
             rest.add_tree(&self.modules)?;
@@ -120,7 +123,7 @@ pub(super) fn release_of(paths: &Paths, build: &Path) -> Result<String> {
     Ok(release.to_owned())
 }
 
-/// The build tree that a path names: itself, or the one that an image lies in.
+/// Returns the build tree for a path, which is the tree itself or an image in it.
 fn tree_of(path: &Path) -> &Path {
     if path.is_dir() {
         path
@@ -129,7 +132,7 @@ fn tree_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether an option of a build tree's configuration is y.
+/// Returns `true` if an option of a build tree's configuration is y.
 pub(super) fn is_set(build: &Path, option: &str) -> bool {
     let options = build.join("include/config/auto.conf");
     let options = fs::read_to_string(options).unwrap_or_default();
@@ -151,7 +154,8 @@ pub(super) fn separates_output(build: &Path) -> bool {
     })
 }
 
-/// The processors that a kernel is for, by its name, or a path to a build tree or the image in one.
+/// Returns the architecture of a kernel, which is given by name, or by a path to a build tree or an
+/// image in one.
 pub(crate) fn arch_of(name: &str) -> Arch {
     if let Some(flavour) = flavour(name) {
         return flavour.arch;
@@ -163,7 +167,7 @@ pub(crate) fn arch_of(name: &str) -> Arch {
     }
 }
 
-/// Those of several kernels, each once.
+/// Returns the architectures of several kernels without duplicates.
 pub(crate) fn archs(kernels: &[&str]) -> Vec<Arch> {
     let mut archs: Vec<Arch> = kernels.iter().map(|name| arch_of(name)).collect();
     archs.sort();
@@ -171,14 +175,15 @@ pub(crate) fn archs(kernels: &[&str]) -> Vec<Arch> {
     archs
 }
 
-/// A kernel that somebody else built: its build tree, or the image in one.
+/// Returns a kernel that was built elsewhere, given its build tree or an image in it.
 pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
     let path =
         fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
     let arch = arch_of(&path.to_string_lossy());
     let build = tree_of(&path).to_path_buf();
     let image = if path.is_dir() {
-        // The test VM's own trees have no bzImage: QEMU enters their vmlinux. All trees have that.
+        // The test VM's own trees have no bzImage, because QEMU boots their vmlinux. All trees have
+        // a vmlinux.
         let images = ["arch/x86/boot/bzImage", Arch::Arm64.image().0, "vmlinux"];
         let images = images.map(|name| path.join(name));
         let image = images.into_iter().find(|image| image.is_file());
@@ -204,7 +209,7 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
         stock: None,
         key: key.finish(),
         products: paths.cache.join("modules").join(name.finish()),
-        // Its modules want the compiler that it was built by.
+        // Modules need the compiler that built the kernel.
         make: match is_set(&build, "CC_IS_CLANG") {
             true if arch == Arch::X86_64 => CLANG,
             _ => arch.make(),

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Debian's own kernels: image, headers and source of one version, and the RDMA modules compiled outside the source tree.
+//! Debian's own kernels: image, headers and source of one version, and the RDMA modules compiled
+//! outside the source tree.
 //!
-//! Nothing is installed. The packages are unpacked in the cache, where the headers' one absolute path is made to name them.
+//! Nothing is installed. The packages are unpacked in the cache, and the only absolute path in the
+//! headers is changed to their new place.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +27,8 @@ const SOURCE: &[&str] = &[
     "include/uapi/rdma",
 ];
 
-/// Modules that a machine loads by itself: those of the RDMA devices, and what rxe computes checksums with.
+/// Modules that the VM loads by itself: those of the RDMA devices, and the checksum modules that
+/// rxe needs.
 const RDMA: &[&str] = &[
     "ib_umad",
     "ib_uverbs",
@@ -35,14 +38,15 @@ const RDMA: &[&str] = &[
     "crc32_pclmul",
 ];
 
-/// Modules of the image that a machine may load.
+/// Modules of the image that the VM may load.
 fn wanted() -> Vec<&'static str> {
     let mut names = [guest::EARLY, guest::DEVICES, RDMA].concat();
     names.sort_unstable();
     names
 }
 
-/// The release in an image package's name: the packages of kernels for clouds and with PREEMPT_RT have others.
+/// Returns the release in the name of an image package. Packages of cloud and PREEMPT_RT kernels
+/// have other names.
 pub(crate) fn release_in<'a>(
     package: &'a str,
     series: &str,
@@ -61,19 +65,19 @@ impl Tree<'_> {
         package.strip_prefix("linux-source-").unwrap_or(package)
     }
 
-    /// Changes when other modules of the image are wanted.
+    /// Returns a key that changes with the list of the image's modules.
     fn image_key(&self) -> String {
         let mut key = Key::default();
         key.text("modules", &wanted().join(" "));
         key.finish()
     }
 
-    /// Returns `true` if the image and the headers of the unpacked source are there.
+    /// Returns `true` if the image and the headers that match the unpacked source are there.
     pub(super) fn has_stock_image(&self) -> bool {
         stamp::is_fresh(&self.at("image.stamp"), &self.image_key())
     }
 
-    /// Downloads and unpacks the newest version that the archive has all packages of.
+    /// Downloads and unpacks the newest version for which the archive has all packages.
     pub(super) fn fetch_stock(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its packages in Debian's archive"));
         let (series, suites) = (self.series(), self.flavour.suites);
@@ -89,7 +93,7 @@ impl Tree<'_> {
         let mut sources = find(suites, self.flavour.package)?;
         sources.retain(|source| source.package == self.flavour.package);
         let images = find(&of_arch, &format!("linux-image-{series}"))?;
-        // They run on this machine.
+        // These programs run on this machine.
         let programs = find(suites, &format!("linux-kbuild-{series}"))?;
         let found = sources.iter().find_map(|source| {
             let of_source = |package: &&apt::Candidate| package.version == source.version;
@@ -140,7 +144,7 @@ impl Tree<'_> {
         let root = self.at("root");
         apt::unpack(self.paths, &mut stage, suites, &packages, &root)?;
         apt::unpack(self.paths, &mut stage, &of_arch, &packages_of_arch, &root)?;
-        // A container's own package of the C library is another release's.
+        // The C library of a container may be from another release.
         apt::unpack(
             self.paths,
             &mut stage,
@@ -181,13 +185,14 @@ impl Tree<'_> {
             "",
             |_| false,
         )?;
-        // cm_trace.h is found beside a folder of this name.
+        // The compiler finds cm_trace.h relative to a folder of this name.
         fs::create_dir_all(source.join("include/trace"))?;
         fs::remove_file(&archive)?;
         Ok(())
     }
 
-    /// Takes the image, and those of its modules that are wanted, uncompressed: busybox loads no others.
+    /// Copies the image and the needed modules. The modules are uncompressed, because busybox loads
+    /// no others.
     fn unpack_image(&self, release: &str) -> Result<()> {
         let root = self.at("root");
         let image = root.join("boot").join(format!("vmlinuz-{release}"));
@@ -207,7 +212,8 @@ impl Tree<'_> {
                 continue;
             }
             let is_it = |file: &&PathBuf| index::name_of(&without_compression(file)) == name;
-            // A missing module is built into the image. A machine that lacks a module reports that.
+            // A missing module is built into the image. If the VM lacks a module, the VM reports
+            // that.
             let Some(file) = files.iter().find(is_it) else {
                 continue;
             };
@@ -226,7 +232,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Makes the headers usable where they lie, with programs that run on this machine.
+    /// Makes the headers usable in place, with programs that run on this machine.
     fn place_headers(&self, release: &str) -> Result<()> {
         let root = self.at("root");
         let sources = root.join("usr/src");
@@ -263,7 +269,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Compiles the RDMA modules with our changes, and has the headers name what they export.
+    /// Compiles the RDMA modules with our changes, and adds their exports to the headers.
     pub(super) fn build_on_stock(&self, key: &str) -> Result<()> {
         let source = self.at("source");
         let count = self.lay(&self.changed()?)?;
@@ -271,7 +277,7 @@ impl Tree<'_> {
         stamp::update(&source.join("Kbuild"), &kbuild)?;
         let symbols = self.at("build/Module.symvers");
         let of_image = fs::read_to_string(self.at("symbols"))?;
-        // kbuild must not take what was exported before for the image's.
+        // kbuild must not take earlier exports of our modules for the image's.
         stamp::update(&symbols, of_image.as_bytes())?;
         let title = format!("compiling its RDMA modules ({count} files changed)");
         let mut stage = Stage::begin(self.title(&title));
@@ -306,7 +312,7 @@ impl Tree<'_> {
     }
 }
 
-/// A module's path without the suffix of its compression.
+/// Returns a module's path without the suffix of its compression.
 fn without_compression(file: &Path) -> PathBuf {
     match file.extension().and_then(|suffix| suffix.to_str()) {
         Some("xz" | "zst" | "gz") => file.with_extension(""),
@@ -314,7 +320,7 @@ fn without_compression(file: &Path) -> PathBuf {
     }
 }
 
-/// The contents of a module's file.
+/// Returns the contents of a module's file, uncompressed.
 pub(crate) fn uncompressed(file: &Path) -> Result<Vec<u8>> {
     let program = match file.extension().and_then(|suffix| suffix.to_str()) {
         Some("xz") => "xz",
@@ -331,7 +337,7 @@ pub(crate) fn uncompressed(file: &Path) -> Result<Vec<u8>> {
     Ok(unpacked.stdout)
 }
 
-/// Returns `true` if a program wants a newer C library than this machine's.
+/// Returns `true` if a program needs a newer C library than this machine's.
 fn is_too_new(program: &Path) -> Result<bool> {
     let needs = output(Command::new("objdump").arg("-T").arg(program))?;
     let library = output(Command::new("ldd").arg("--version"))?;
@@ -349,13 +355,14 @@ fn is_too_new(program: &Path) -> Result<bool> {
     Ok(newest.is_some_and(|newest| newest > own))
 }
 
-/// Reads two numbers with a dot between them, and ignores what follows.
+/// Parses two numbers separated by a dot, and ignores the rest.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|letter: char| !letter.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// One table of exported symbols: those of the modules built here in place of the image's of the same names.
+/// Returns one table of exported symbols. Modules built here replace the image's modules of the
+/// same names.
 fn merged(of_image: &str, ours: &str) -> String {
     let symbol = |line: &'_ str| line.split('\t').nth(1).map(str::to_owned);
     let replaced: BTreeSet<String> = ours.lines().filter_map(symbol).collect();

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernels of the test VM: where their sources and images come from, and which runs of the suite they have.
+//! The kernels of the test VM: sources, images, and the suite's runs on each.
 //!
 //! A kernel is one entry of [`FLAVOURS`].
 
 use crate::arch::Arch;
 
-/// Machines of the suite that `make test-all` repeats on a kernel.
+/// Runs of the suite that `make test-all` repeats on a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
     Nothing,
-    /// All that have no kernel of their own.
+    /// All runs that have no kernel of their own.
     All,
-    /// Those with these names, and the hazards if they are among them.
+    /// The runs with these names, and the hazards if listed.
     Listed(&'static [&'static str]),
 }
 
-/// A smoke run on a kernel: something of each kind.
+/// A smoke run on a kernel: a few tests of each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Smoke {
     /// This module.
     Ours,
     /// This module without persistent pins.
     Revocable,
-    /// NVIDIA's module, whose client with callbacks serves.
+    /// NVIDIA's module, using its client with callbacks.
     Nvidia,
-    /// This module beside an nvidia.ko that the loader takes for proprietary.
+    /// This module beside an nvidia.ko that the module loader takes for proprietary.
     Proprietary,
     /// The same without persistent pins.
     ProprietaryRevocable,
@@ -32,33 +32,34 @@ pub(crate) enum Smoke {
 
 pub(crate) const DEFAULT: &str = "7.3";
 
-/// The series before the default, for what differs in the `kernel` crate.
+/// The kernel series before the default one, which has a different `kernel` crate.
 pub(crate) const EARLIER: &str = "7.2";
 
-/// The fragment of a kernel that looks at signatures: it trusts a key of the test VM's.
+/// Configuration fragment for a kernel that checks module signatures and trusts a key of the test
+/// VM.
 pub(super) const SIGNED: &str = "signed.config";
 
-/// The same source with what finds faults that no result shows.
+/// The default source with detectors for faults that no test result shows.
 pub(crate) const DEBUG: &str = "debug";
 
-/// The detectors on a kernel without Rust, where the portable build runs.
+/// The detectors on a kernel without Rust, for the portable build.
 pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 
-/// The usual one for arm64, with pages of 4 KiB, and the same with pages of 64 KiB.
+/// The default kernel for arm64, with pages of 4 KiB and of 64 KiB.
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
-/// Debian 13's own for arm64, with pages of 4 KiB.
+/// Debian 13's own kernel for arm64, with pages of 4 KiB.
 const STOCK_ARM64: &str = "6.12-arm64";
 
-/// What shows a machine's topology: NUMA, and config space past 256 bytes.
+/// Configuration fragment for the machine's topology: NUMA, and config space beyond 256 bytes.
 const HOST: &str = "host.config";
 
-/// The variables for make by which clang 19 and its tools compile for this machine's processors.
+/// Variables of make for compiling with clang 19 and its tools for this machine's architecture.
 pub(super) const CLANG: &[&str] = &["LLVM=-19"];
 
-/// The variables for make by which this machine's gcc compiles modules for a stock kernel, whatever gcc built that kernel.
-/// Type information would need the kernel's own version of pahole.
+/// Variables of make for compiling modules for a stock kernel with this machine's gcc, whichever
+/// gcc built that kernel. Type information would need the kernel's own version of pahole.
 const STOCK_MAKE: &[&str] = &[
     "CC=gcc",
     "CONFIG_DEBUG_INFO=",
@@ -67,21 +68,22 @@ const STOCK_MAKE: &[&str] = &[
     "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
 ];
 
-/// The same where the modules are cross-compiled.
+/// The same variables for cross-compiled modules.
 const STOCK_MAKE_ARM64: &[&str] = &[
     "ARCH=arm64",
     "CROSS_COMPILE=aarch64-linux-gnu-",
     "CC=aarch64-linux-gnu-gcc",
     "CONFIG_DEBUG_INFO=",
     "CONFIG_DEBUG_INFO_BTF_MODULES=",
-    // A flag of gcc 14, without which the functions are not aligned as arm64's tracer of functions wants them.
+    // A flag of gcc 14. Without it, functions are not aligned as arm64's function tracer requires.
     "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
     "CONFIG_FUNCTION_TRACER=",
     // The same setting as in `Arch::make`.
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
-/// What is run on arm64, where each machine is emulated more slowly: what pages, processors and their IOMMU have a part in.
+/// Runs on arm64, where each VM is emulated and slower: those that depend on page size, processor
+/// or IOMMU.
 pub(crate) const ON_ARM64: &[&str] = &[
     "KUnit",
     "verbs: ours",
@@ -104,7 +106,8 @@ pub(crate) const ON_ARM64: &[&str] = &[
     "stress: two thousand operations in each mode",
 ];
 
-/// Runs on Debian's stock kernels: what the kernel's own ib_core, rxe, locks and mapping of DMA have a part in.
+/// Runs on Debian's stock kernels: those that depend on the kernel's own ib_core, rxe, locks and
+/// DMA mapping.
 const ON_STOCK: &[&str] = &[
     "verbs: ours",
     "verbs: ours, revocable",
@@ -119,7 +122,8 @@ const ON_STOCK: &[&str] = &[
     "perftest: ours",
 ];
 
-/// Runs on the oldest kernel: every callback of ib_core's in both modes, and all that the verbs cases see of the kernel's own rxe.
+/// Runs on the oldest kernel: every callback of ib_core in both modes, and everything that the
+/// verbs cases show of the kernel's rxe.
 const ON_OLDEST: &[&str] = &["verbs: ours", "verbs: ours, revocable"];
 
 /// One kernel of the test VM.
@@ -129,38 +133,40 @@ pub(crate) struct Flavour {
     pub(crate) arch: Arch,
     /// Debian's package of the source.
     pub(super) package: &'static str,
-    /// Prefix of packages to try, newest first, when the usual one has vanished from the archive.
+    /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
     pub(super) instead: Option<&'static str>,
-    /// Suites of Debian's archive that carry the package. The machine's own need not be among them.
+    /// Suites of Debian's archive that have the package. This machine need not use them.
     pub(super) suites: &'static [&'static str],
-    /// The flavour whose directory holds the source, if another of the same package and patches does.
+    /// The flavour whose directory holds the source, if another flavour has the same package and
+    /// patches.
     source: Option<&'static str>,
-    /// Directories in `tests/kernel/patches`, applied one after the other.
+    /// Directories in `tests/kernel/patches`, applied in this order.
     pub(super) patches: &'static [&'static str],
-    /// Configuration fragments in `tests/kernel/config`. A kernel without any is Debian's own image, with headers of the
-    /// source's version; only its RDMA modules are compiled.
+    /// Configuration fragments in `tests/kernel/config`. A kernel without fragments is Debian's own
+    /// image, with headers of the source's version; only its RDMA modules are compiled.
     pub(super) config: &'static [&'static str],
-    /// Variables for make, for the kernel and for modules.
+    /// Variables of make, for the kernel and for modules.
     pub(super) make: &'static [&'static str],
-    /// The compiler that the variables for make choose.
+    /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
-    /// The RDMA modules are also built as the pristine source has them.
+    /// `true` if the RDMA modules are also built from the pristine source.
     pub(super) pristine_rdma: bool,
-    /// The configuration has the detectors of `debug.config`, and every machine must show that they work.
+    /// `true` if the configuration has the detectors of `debug.config`. Every VM must then show
+    /// that they work.
     pub(super) detectors: bool,
     /// Smoke runs of the suite on this kernel.
     pub(crate) smoke: &'static [Smoke],
     /// Runs of the suite that `make test-all` repeats on this kernel.
     pub(crate) again: Again,
-    /// `make test` leaves the kernel out: `make test-all` has it.
+    /// `true` if only `make test-all` uses the kernel, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Time that the kernel takes from nothing on two processors, in seconds.
+    /// Time to build the kernel from scratch on two processors, in seconds.
     pub(crate) seconds: f64,
-    /// Space that the kernel takes in the cache, in MiB.
+    /// Space that the kernel needs in the cache, in MiB.
     pub(crate) mib: u64,
 }
 
-/// Fields that most built kernels have alike.
+/// Defaults for built kernels.
 const BUILT: Flavour = Flavour {
     name: "",
     arch: Arch::X86_64,
@@ -181,8 +187,8 @@ const BUILT: Flavour = Flavour {
     mib: 650,
 };
 
-/// Fields that most kernels for arm64 have alike. A root, programs and a kernel are too much for the first `make test` on a
-/// machine.
+/// Defaults for built arm64 kernels. A root, programs and a kernel would be too much for the first
+/// `make test` on a machine.
 const BUILT_ARM64: Flavour = Flavour {
     arch: Arch::Arm64,
     instead: Some("linux-source-7."),
@@ -193,7 +199,7 @@ const BUILT_ARM64: Flavour = Flavour {
     ..BUILT
 };
 
-/// Fields that all stock kernels have alike.
+/// Defaults for stock kernels.
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     smoke: &[Smoke::Nvidia, Smoke::Revocable],
@@ -246,7 +252,7 @@ const FLAVOURS: &[Flavour] = &[
         config: &["rig.config", "arm64.config", "arm64-64k.config"],
         ..BUILT_ARM64
     },
-    // Debian 13's, 12's and 11's own kernels.
+    // The own kernels of Debian 13, 12 and 11.
     Flavour {
         name: "6.12",
         package: "linux-source-6.12",
@@ -296,10 +302,11 @@ const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: "5.10",
         package: "linux-source-5.10",
-        // The last kernels of Debian 11 are updates: its release has none with what the stand-in is compiled with.
+        // Debian 11's last kernels are updates. Its release has no kernel that the stand-in
+        // compiles with.
         suites: &["bullseye-security", "bullseye"],
         patches: &["5.10"],
-        // The verbs cases have those of the smoke runs.
+        // The repeated verbs cases include those of the smoke runs.
         smoke: &[],
         again: Again::Listed(ON_OLDEST),
         only_in_full: true,
@@ -308,7 +315,7 @@ const FLAVOURS: &[Flavour] = &[
 ];
 
 impl Flavour {
-    /// The flavour whose directory holds the source.
+    /// Returns the flavour whose directory holds the source.
     pub(crate) fn source(&self) -> &'static str {
         self.source.unwrap_or(self.name)
     }
@@ -318,7 +325,7 @@ impl Flavour {
         self.config.is_empty()
     }
 
-    /// Returns `true` if the kernel sees sockets, and ACS and ATS of a bridge.
+    /// Returns `true` if the kernel shows sockets, and ACS and ATS of a bridge.
     pub(crate) fn shows_topology(&self) -> bool {
         self.is_stock() || self.config.contains(&HOST)
     }
@@ -333,7 +340,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Flavour> {
     FLAVOURS.iter()
 }
 
-/// All for these processors.
+/// Returns all kernels for an architecture.
 pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
     FLAVOURS
         .iter()
@@ -341,7 +348,7 @@ pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
         .map(|flavour| flavour.name)
 }
 
-/// The kernels on which `make test-all` repeats machines of the suite.
+/// Returns the kernels on which `make test-all` repeats runs of the suite.
 pub(crate) fn others() -> impl Iterator<Item = &'static str> {
     all()
         .filter(|flavour| flavour.again != Again::Nothing)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A kernel's source tree and build tree in the cache.
 //!
-//! The source is unpacked once and kept. Our changes to it (patches, and whole files of the overlay) are laid over it by
-//! contents: a changed patch touches only the files that it changes, and make compiles only those. Flavours that differ in
-//! configuration and compiler alone share one source tree; each has an output directory of its own.
+//! The source is unpacked once and kept. Our changes (patches, and files of the overlay) are
+//! applied to it by contents: a changed patch modifies only the files that it changes, and make
+//! recompiles only those. Flavours that differ only in configuration and compiler share a source
+//! tree. Each has its own output directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +25,8 @@ use crate::{apt, patch, stamp};
 /// The makefile that compiles the RDMA modules outside the kernel's tree.
 pub(super) const STOCK_KBUILD: &str = "tests/debian/ofed/Kbuild";
 
-/// What of the source no kernel of the test VM compiles: two thirds of it. Descriptions for Kconfig and make stay.
+/// Parts of the source that no kernel of the test VM compiles, which are two thirds of it. Files
+/// for Kconfig and make stay.
 const NOT_UNPACKED: &[&str] = &[
     "Documentation/*.rst",
     "Documentation/devicetree/*.yaml",
@@ -39,10 +41,10 @@ const NOT_UNPACKED: &[&str] = &[
     "tools/testing/selftests/*",
 ];
 
-/// Files that stay as in the pristine source while the stock modules are built.
+/// Files that stay pristine while the stock modules are built.
 const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rdma/"];
 
-/// One flavour's directory in the cache, and the one that has its source.
+/// A flavour's directory in the cache, and the directory of its source.
 pub(super) struct Tree<'a> {
     pub(super) paths: &'a Paths,
     pub(super) flavour: &'static Flavour,
@@ -51,7 +53,7 @@ pub(super) struct Tree<'a> {
     pub(super) toolchain: &'a Toolchain,
 }
 
-/// Contents of the files that we change, by path: none for a file that is not to be there.
+/// Contents of the files that we change, by path. `None` stands for a file that must not exist.
 type Files = BTreeMap<String, Option<Vec<u8>>>;
 
 impl Tree<'_> {
@@ -59,7 +61,8 @@ impl Tree<'_> {
         self.directory.join(name)
     }
 
-    /// What QEMU boots. Others may have the build tree's open.
+    /// Returns the image that QEMU boots. It is a copy, because another program may have the build
+    /// tree's image open.
     pub(super) fn image(&self) -> PathBuf {
         if self.flavour.is_stock() {
             return self.at("vmlinuz");
@@ -68,7 +71,7 @@ impl Tree<'_> {
         self.at(image.rsplit('/').next().unwrap_or(image))
     }
 
-    /// Something of the source, which several flavours may share.
+    /// Returns a path in the directory of the source, which several flavours may share.
     fn shared(&self, name: &str) -> PathBuf {
         self.home.join(name)
     }
@@ -81,7 +84,7 @@ impl Tree<'_> {
         })
     }
 
-    /// Makes the key, if there is none, and puts its certificate where the configuration names it.
+    /// Makes the key if it is missing, and puts its certificate where the configuration expects it.
     fn lay_certificate(&self) -> Result<()> {
         let Some(signing) = self.signing() else {
             return Ok(());
@@ -89,7 +92,7 @@ impl Tree<'_> {
         if !signing.key.exists() {
             let _ = fs::remove_file(&signing.certificate);
             fs::create_dir_all(self.at("signing"))?;
-            // As `dkms generate_mok` does, under a name that is moved when both are there.
+            // Makes the key like `dkms generate_mok`. The name is temporary until both files exist.
             let half = self.at("signing/new.key");
             output(
                 Command::new("openssl")
@@ -131,13 +134,13 @@ impl Tree<'_> {
         self.paths.repo.join("tests/kernel").join(name)
     }
 
-    /// Package and version of the unpacked source.
+    /// Returns the package and version of the unpacked source.
     pub(super) fn source_name(&self) -> Option<String> {
         let text = fs::read_to_string(self.shared("source.name")).ok()?;
         Some(text.trim().to_owned()).filter(|name| !name.is_empty())
     }
 
-    /// What it is made from but for our changes to the source.
+    /// Returns a key of everything that the kernel is made from, except our changes to the source.
     fn base_key(&self, source: &str) -> Result<Key> {
         let mut key = Key::default();
         key.text("source", source);
@@ -161,7 +164,8 @@ impl Tree<'_> {
         Ok(key.finish())
     }
 
-    /// Downloads and unpacks the source: the wanted series, or the newest other one that the patches fit.
+    /// Downloads and unpacks the source: the wanted series, or else the newest other one that the
+    /// patches fit.
     pub(super) fn fetch(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
         let suites = self.flavour.suites;
@@ -189,7 +193,7 @@ impl Tree<'_> {
         for candidate in &candidates {
             match self.try_source(candidate) {
                 Ok(()) => return Ok(()),
-                // The wanted series must fit: a change in it is ours to follow.
+                // The patches must fit the wanted series. If it changes, they must be updated.
                 Err(error) if found => return Err(error),
                 Err(error) => misfits.push(format!(
                     "{} {}: {error:#}",
@@ -215,7 +219,8 @@ impl Tree<'_> {
         for stale in ["source", "pristine"] {
             let _ = fs::remove_dir_all(self.shared(stale));
         }
-        // What was compiled may be younger than a source that is new here, and make goes by age.
+        // make compares times, and compiled files may be newer than the files of a source that is
+        // new here.
         let kernels = self.paths.cache.join("kernel");
         for flavour in all().filter(|other| other.source() == self.flavour.source()) {
             let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));
@@ -256,7 +261,7 @@ impl Tree<'_> {
         )
     }
 
-    /// Patches in the order of their series files.
+    /// Returns the patches in the order of their series files.
     fn patches(&self) -> Result<Vec<PathBuf>> {
         let mut patches = Vec::new();
         for directory in self.flavour.patches {
@@ -274,7 +279,7 @@ impl Tree<'_> {
         Ok(patches)
     }
 
-    /// Keeps the pristine contents of a file before we change it for the first time.
+    /// Saves the pristine contents of a file before its first change.
     fn keep_pristine(&self, path: &str) -> Result<()> {
         let kept = self.shared("pristine").join(path);
         let absent = self.shared("pristine").join(format!("{path}.absent"));
@@ -293,7 +298,7 @@ impl Tree<'_> {
         }
     }
 
-    /// All files that we ever changed, pristine.
+    /// Returns the pristine contents of all files that were ever changed.
     fn pristine(&self) -> Result<Files> {
         let base = self.shared("pristine");
         let mut files = Files::new();
@@ -307,7 +312,7 @@ impl Tree<'_> {
         Ok(files)
     }
 
-    /// All files that we change or ever changed, as they are to be.
+    /// Returns the wanted contents of all files that are changed now or were ever changed.
     pub(super) fn changed(&self) -> Result<Files> {
         let patches = self.patches()?;
         for patch in &patches {
@@ -335,7 +340,7 @@ impl Tree<'_> {
             }
         }
         for patch in &patches {
-            // What patch allows by itself: a point release changes what stands around.
+            // The default of patch. A point release changes lines around a patch.
             patch::apply(&work, patch, 2)?;
         }
         for file in &overlaid {
@@ -351,7 +356,7 @@ impl Tree<'_> {
         Ok(files)
     }
 
-    /// Writes files into the source tree, those alone that differ. Returns how many did.
+    /// Writes files into the source tree if their contents differ. Returns how many differed.
     pub(super) fn lay(&self, files: &Files) -> Result<usize> {
         let source = self.shared("source");
         let mut count = 0;
@@ -395,7 +400,8 @@ impl Tree<'_> {
         stamp::set(&self.at("stamp"), key)
     }
 
-    /// What we change but for RDMA, and the key of the stock modules, which depend on that.
+    /// Returns our changes without those to RDMA, and the key of the stock modules, which depend on
+    /// them.
     fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
         let pristine = self.pristine()?;
         let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
@@ -420,7 +426,8 @@ impl Tree<'_> {
         Ok(!stamp::is_fresh(&self.at("stamp.stock"), &key))
     }
 
-    /// The stock RDMA modules, from the same kernel, before the tree gets ours.
+    /// Builds the stock RDMA modules for the same kernel, before our RDMA changes are applied to
+    /// the tree.
     fn build_stock(&self, source: &str, changed: &Files) -> Result<()> {
         let (without, key) = self.without_rdma(source, changed)?;
         if stamp::is_fresh(&self.at("stamp.stock"), &key) {
@@ -467,7 +474,7 @@ impl Tree<'_> {
     fn compile(&self, what: &str) -> Result<()> {
         self.lay_certificate()?;
         let mut stage = Stage::begin(self.title(what));
-        // One more than there are processors: steps wait for files, too.
+        // One job more than there are processors, because jobs also wait for files.
         let (_, target) = self.flavour.arch.image();
         let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
         let count = stage.run(
@@ -481,7 +488,7 @@ impl Tree<'_> {
     }
 }
 
-/// Files that a patch changes, makes or removes, by their names below the source tree.
+/// Returns the files that a patch changes, creates or removes, relative to the source tree.
 fn patched_files(patch: &str) -> BTreeSet<String> {
     patch
         .lines()
@@ -494,7 +501,8 @@ fn patched_files(patch: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Options of fragments that a configuration does not have as asked. Of several words on one option the last counts.
+/// Returns the options of fragments that a configuration lacks. If an option is set more than once,
+/// the last value counts.
 fn lost_options(wanted: &str, result: &str) -> Vec<String> {
     let set: BTreeSet<&str> = result
         .lines()
@@ -528,7 +536,8 @@ fn lost_options(wanted: &str, result: &str) -> Vec<String> {
     lost
 }
 
-/// Copies all modules below one directory into another, flat. Others may have the old copies open.
+/// Copies all modules below one directory into another without subdirectories. Another program may
+/// have the old copies open.
 pub(super) fn collect_modules(from: &Path, to: &Path) -> Result<()> {
     let mut index = Index::default();
     index.add_tree(from)?;

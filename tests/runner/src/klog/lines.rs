@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Lines of a kernel log, as a machine writes them to its serial line.
+//! Lines of a kernel log, as the VM writes them to its serial port.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
 
-/// What the kernel writes between a line that somebody else cut short and the whole of it.
+/// Message that the kernel prints between a line that another processor cut short and the full
+/// line.
 const REPLAY: &str = "** replaying previous printk message **";
 
-/// What a machine wrote to its serial line, as [`once`] has it.
+/// Returns the log that a VM wrote to its serial port, after [`once`].
 pub(crate) fn read(log: &Path) -> Result<String> {
     Ok(once(&String::from_utf8_lossy(&fs::read(log)?)))
 }
 
-/// A log in which what was written twice stands once. The others' numbers stay: a line that goes leaves an empty one.
+/// Empties the first copy of each line that was written twice, and the message between the copies.
+/// All lines keep their numbers.
 pub(crate) fn once(log: &str) -> String {
     let mut lines: Vec<&str> = log.lines().collect();
     for at in 0..lines.len() {
@@ -32,7 +34,7 @@ pub(crate) fn once(log: &str) -> String {
     lines.iter().flat_map(|line| [line, "\n"]).collect()
 }
 
-/// The text of a line without time stamp and caller.
+/// Returns the text of a line without time stamp and caller.
 pub(crate) fn message(line: &str) -> &str {
     let mut rest = line.trim_end_matches('\r');
     if let Some(inner) = rest.strip_prefix('[') {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What an SMMUv3's driver prints of a refused access, which is more than one event where QEMU emulates it: that has one for
-//! each word that the device reads or writes, of which the driver prints the first ten in five seconds.
+//! Messages of the SMMUv3 driver about a refused access. QEMU's SMMU gives several events for one
+//! access: one for each word that the device reads or writes. The driver prints the first ten in
+//! five seconds.
 
 use super::lines::message;
 
-/// How all of its driver's lines begin.
+/// Prefix of all messages of the driver.
 pub(super) const DRIVER: &str = "arm-smmu-v3 ";
 
 const BEGINS: &str = "event 0x";
 
-/// What an event says.
+/// Contents of an event.
 #[derive(Debug, PartialEq, Eq)]
 struct Event<'a> {
     client: &'a str,
@@ -19,7 +20,7 @@ struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// Whether `next` is a later word of the same access.
+    /// Returns `true` if `next` is a later word of the same access.
     fn goes_on(&self, next: &Self) -> bool {
         const PAGE: u64 = 4096;
         self.client == next.client
@@ -29,14 +30,14 @@ impl Event<'_> {
     }
 }
 
-/// What the driver says in a line, if it is one of its own.
+/// Returns the text of a line of the driver, or `None` for other lines.
 fn text(line: &str) -> Option<&str> {
     let (_, text) = message(line).strip_prefix(DRIVER)?.split_once(": ")?;
     Some(text)
 }
 
-/// The event that begins with the first of these lines: how many lines it has, and what it says, where that is an access to
-/// an address.
+/// Parses the event that begins with the first of these lines. Returns its number of lines, and its
+/// contents if it is an access to an address.
 fn event<'a>(lines: &[&'a str]) -> Option<(usize, Option<Event<'a>>)> {
     if !text(lines.first()?)?.starts_with(BEGINS) {
         return None;
@@ -69,7 +70,7 @@ fn event<'a>(lines: &[&'a str]) -> Option<(usize, Option<Event<'a>>)> {
     Some((count, said))
 }
 
-/// How many of the lines are of one access that was refused, if they begin with that.
+/// Returns how many of the first lines belong to one refused access.
 pub(super) fn access(lines: &[&str]) -> usize {
     let Some((mut count, first)) = event(lines) else {
         return 0;
@@ -79,7 +80,7 @@ pub(super) fn access(lines: &[&str]) -> usize {
     };
     loop {
         let rest = lines.get(count..).unwrap_or_default();
-        // The driver's silence may have ended before the access did.
+        // The access may continue after the driver's rate limit ended.
         let suppressed = rest
             .first()
             .is_some_and(|line| message(line).ends_with(" callbacks suppressed"));
@@ -135,7 +136,7 @@ mod tests {
         };
         assert_eq!(lengths(&[BOOT, &written]), [14]);
         assert_eq!(lengths(&[&written, &read, &other, BOOT]), [14, 7, 7]);
-        // The same once more, and one that goes on after the driver's silence.
+        // The same access again, and an access that continues after the rate limit.
         assert_eq!(lengths(&[&written, SUPPRESSED, &written]), [14, 14]);
         assert_eq!(
             lengths(&[&written, SUPPRESSED, &event(false, 0xfff2_2008)]),
@@ -158,7 +159,8 @@ mod tests {
             let text = format!(r"arm-smmu-v3 \S+: (un)?priv data {access} s1={count}");
             text.parse().unwrap()
         };
-        // The last two events are the second access's: QEMU looks once before it begins.
+        // The last two events belong to the second access, because QEMU checks once before it
+        // begins.
         assert!(judge(&log, &[kind("write", 1), kind("read", 1)]).is_clean());
         assert!(!judge(&log, &[kind("write", 1), kind("read", 0)]).is_clean());
         assert_eq!(judge(&log, &[kind("read", 1)]).undeclared.len(), 1);
@@ -181,7 +183,7 @@ mod tests {
             let line = format!("[    9.0] arm-smmu-v3 9050000.smmuv3: {text}\n");
             assert_eq!(reports(&line).len(), 1, "{text}");
         }
-        // One without an address.
+        // An event without an address.
         let smmu = "[    9.0] arm-smmu-v3 9050000.smmuv3: ";
         let log = format!(
             "{smmu}event 0x04 received:\n{smmu}\t0x0000002800000004\n\

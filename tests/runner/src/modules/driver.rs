@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Sources of NVIDIA's driver, from Debian's packages: nvidia-peermem, and nv-p2p.c with all that it includes.
+//! Sources of NVIDIA's driver from Debian's packages: nvidia-peermem, and nv-p2p.c with all its
+//! includes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,25 +12,25 @@ use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::{apt, stamp};
 
-/// A driver of NVIDIA's, as Debian packages it.
+/// A version of NVIDIA's driver in Debian.
 pub(super) struct Driver {
-    /// What its versions begin with.
+    /// Prefix of its versions.
     series: &'static str,
     suites: &'static [&'static str],
-    /// In the cache.
+    /// Directory in the cache.
     directory: &'static str,
 }
 
 const DRIVER_PACKAGE: &str = "nvidia-open-kernel-source";
 
-/// That of which the control is a part.
+/// The driver whose nvidia-peermem is compared with ours.
 pub(super) const DRIVER: Driver = Driver {
     series: "550.",
     suites: &["trixie", "forky"],
     directory: "control",
 };
 
-/// The newest that there is beside it.
+/// The newest other driver that Debian has.
 pub(super) const DRIVER_555: Driver = Driver {
     series: "555.",
     suites: &["experimental"],
@@ -38,7 +39,7 @@ pub(super) const DRIVER_555: Driver = Driver {
 
 const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
 
-/// The upper half of the same driver's peer memory, and what it includes.
+/// The driver's nv-p2p.c and its includes.
 const UPPER_FILES: &[&str] = &[
     "nvidia/nv-p2p.c",
     "nvidia/nv-p2p.h",
@@ -64,7 +65,8 @@ const UPPER_FILES: &[&str] = &[
     "common/inc/os/nv_memory_type.h",
 ];
 
-/// The control's files in the cache, downloaded when they are not there, and the driver's version.
+/// Returns the files of NVIDIA's nvidia-peermem in the cache, and the driver's version. Downloads
+/// missing files.
 pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
     let (files, version) = driver_source(paths, &DRIVER)?;
     Ok((
@@ -73,7 +75,7 @@ pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
     ))
 }
 
-/// The upper half's files likewise, and the folder to look for them.
+/// Returns the same for nv-p2p.c and its includes, and the include directory.
 pub(super) fn upper_source(
     paths: &Paths,
     driver: &Driver,
@@ -84,7 +86,8 @@ pub(super) fn upper_source(
     Ok((upper, files, version))
 }
 
-/// Where a file of the driver's lies in the cache, and how its name ends in the package.
+/// Returns the path of each of the driver's files in the cache, and the end of its path in the
+/// package.
 fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     let control = CONTROL_FILES
         .iter()
@@ -99,7 +102,7 @@ fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     control.chain(upper).collect()
 }
 
-/// All that is taken from the driver's package, and its version.
+/// Returns all files taken from the driver's package, and its version.
 fn driver_source(paths: &Paths, driver: &Driver) -> Result<(Vec<PathBuf>, String)> {
     let directory = paths.cache.join(driver.directory);
     let version = directory.join("version");

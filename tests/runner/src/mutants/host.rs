@@ -20,15 +20,17 @@ use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 
-/// When a test counts as hanging that is not seen to be deadlocked: many hundred times what any needs.
+/// Time after which a test counts as hanging if no deadlock was detected. It is hundreds of times
+/// longer than any test needs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The directory of a package of the workspace that has tests for mutants.
+/// Returns the directory of a package of the workspace that has tests for mutants.
 pub(super) fn directory(package: &str) -> String {
     format!("tests/{}", package.trim_start_matches("peermem-"))
 }
 
-/// The test programs of a package, compiled from patched sources, or kept from the last time.
+/// Returns the test programs of a package, compiled from patched sources, or from the previous
+/// compilation.
 pub(super) fn programs(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -70,9 +72,10 @@ pub(super) fn programs(
         let stage = Stage::begin(format!("mutant {name}: compiling {package}"));
         let output = toolchain
             .cargo(paths)
-            // To cargo the copy is the repository, and what is compiled from either the other's.
+            // cargo takes the copy for the repository, and would reuse the files compiled from one
+            // for the other.
             .env("CARGO_TARGET_DIR", paths.cache.join("mutants/target"))
-            // Nobody debugs them.
+            // Debug information is not needed.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
             .args(["test", "--locked", "--no-run", "-p", package])
@@ -107,11 +110,12 @@ pub(super) fn programs(
 pub(super) fn run(programs: &[PathBuf], test: &str) -> Result<Seen> {
     let mut seen = Seen::default();
     for program in programs {
-        // Without a name: whoever kills this runner leaves nothing behind that the next takes for a program.
+        // The file has no name. If this runner is killed, no file stays that the next one would
+        // take for a program.
         let mut output = fs::File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
         let mut child = Command::new(program)
             .args([test, "--test-threads=1"])
-            // Of no use, and its names would be taken for what the test says.
+            // A backtrace is not needed, and names in it would look like the test's output.
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
@@ -145,13 +149,14 @@ pub(super) fn run(programs: &[PathBuf], test: &str) -> Result<Seen> {
     Ok(seen)
 }
 
-/// If each thread of a process sleeps in futex(2) without a limit of time: how often each has slept so far. Where that is so
-/// twice with the same numbers, nobody has run in between, and nobody is left to wake another.
+/// Returns how often each thread of a process has slept so far, if all threads sleep in futex(2)
+/// without a timeout. If two calls return the same numbers, no thread ran in between, and no thread
+/// is left to wake another.
 fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
     let mut threads = BTreeMap::new();
     for entry in fs::read_dir(process.join("task")).ok()? {
         let thread = entry.ok()?.path();
-        // The call's number, then its arguments; the fourth is the limit.
+        // The call's number, then its arguments. The fourth argument is the timeout.
         let call = fs::read_to_string(thread.join("syscall")).ok()?;
         let mut words = call.split_whitespace();
         let (number, limit) = (words.next()?, words.nth(3)?);
@@ -167,12 +172,12 @@ fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
     Some(threads)
 }
 
-/// The tests of a program's output, each failed one with what it said. A program that `died` does so in a test: a panic in a
-/// destructor ends it before it can say which one.
+/// Parses the tests of a program's output. Each failed test gets its own output. A program that
+/// `died` did so in a test: a panic in a destructor ends the program before it can name the test.
 fn results(text: &str, test: &str, died: bool) -> Vec<Test> {
     let mut reader = Reader::new(Format::Cargo);
     let mut rest = Vec::new();
-    // Whose section the line is in: `---- NAME stdout ----`.
+    // The test whose section the line is in: `---- NAME stdout ----`.
     let mut section: Option<&str> = None;
     let mut said: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for line in text.lines() {
@@ -243,7 +248,7 @@ mod tests {
         assert_eq!(tests[0].notes, ["left: 1", "right: 2", ""]);
         assert!(tests[1].notes.is_empty());
         assert_eq!(tests[2].notes, ["left: 3", "", ""]);
-        // Whoever dies has no section: what was said last is its own.
+        // A test that kills the program has no section. The last output belongs to it.
         let text =
             "running 2 tests\nnoise\ntest a::x ... ok\ntest b::x ... thread panicked on drop\n";
         let tests = results(text, "x", true);

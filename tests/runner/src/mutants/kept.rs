@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Which mutants were seen, and with what: the same need not be run again.
+//! Mutants that were seen, and the inputs of their tests. A test with the same inputs is not
+//! repeated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,10 +20,10 @@ use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 use crate::{setup, stamp};
 
-/// The verbs program's cases.
+/// Directory of the verbs program's cases.
 const CASES: &str = "tests/verbs/src/cases";
 
-/// What all tests in a machine are made of, beside their cases and the kernel.
+/// Inputs of all tests in a VM, besides their cases and the kernel.
 const MACHINE: &[&str] = &[
     "tests/vm",
     "tests/gpu",
@@ -33,7 +34,7 @@ const MACHINE: &[&str] = &[
 
 pub(super) struct Kept<'a> {
     paths: &'a Paths,
-    /// What is the same for all.
+    /// Inputs that all tests share.
     common: Key,
     kernels: BTreeMap<String, String>,
 }
@@ -55,8 +56,9 @@ impl<'a> Kept<'a> {
         })
     }
 
-    /// What the result of a test depends on: the patches and the files that they change, the test's own source, and what runs
-    /// it. That another file of the module notices the mutant, or hides it, only a run of all shows.
+    /// Returns a key of a test's inputs: the patches and the files that they change, the test's
+    /// source, and the programs that run it. If another file of the module would notice or hide the
+    /// mutant, only a run of all tests shows it.
     pub(super) fn key(&mut self, mutant: &Mutant, check: &Check) -> Result<String> {
         let repo = &self.paths.repo;
         let mut key = self.common.clone();
@@ -89,19 +91,22 @@ impl<'a> Kept<'a> {
         self.paths.cache.join("mutants/seen").join(key.finish())
     }
 
-    /// Whether the test with that name has passed with this key.
+    /// Returns `true` if the named test has passed with this key.
     pub(super) fn has(&self, name: &str, key: &str) -> bool {
         stamp::is_fresh(&self.stamp(name), key)
     }
 
-    /// It has. Where that cannot be written it is run again.
+    /// Records that the test has passed. If that fails, the test is simply run again.
     pub(super) fn add(&self, name: &str, key: &str) {
         let _ = stamp::update(&self.stamp(name), key.as_bytes());
     }
 }
 
-/// The sources of a test of a package on the host: its module, and all that is no other test's. `test` begins with the module's
-/// name, or the path of one beside the file that it tests. Of a test that is in no such thing, all.
+/// Returns the sources of a test of a package on this machine: its module, and all files that
+/// belong to no other test.
+///
+/// `test` begins with the name of its module, or the path of a module beside the file that it
+/// tests. For any other test, returns all sources.
 fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     let directory = repo.join(host::directory(package));
     let mut files = stamp::files(&directory)?;
@@ -117,12 +122,12 @@ fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Names of files of cases, one or several in braces.
+/// Matches the file names of cases, one or several in braces.
 static USED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+|\{[^}]*\})"));
 
-/// The sources of a case of the verbs program: the file with its name in it, those of other cases that it uses, and what all
-/// cases do.
+/// Returns the sources of a case of the verbs program: the file that contains its name, the files
+/// of other cases that it uses, and the files that all cases use.
 fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
     let sources = repo.join("tests/verbs/src");
     let mut found: BTreeSet<PathBuf> = fs::read_dir(&sources)?
@@ -135,7 +140,8 @@ fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     for file in stamp::files(&cases)? {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        // The quote of a name opens before what a part of it is looked for.
+        // The search includes the quote before a name, and may match only the beginning of the
+        // name.
         if text.contains(&format!("\"{case}")) {
             left.push(file);
         }
@@ -197,11 +203,11 @@ mod tests {
         ] {
             assert_eq!(verbs.iter().any(|name| name == file), is_in, "{file}");
         }
-        // One of several in braces.
+        // A file named in braces with others.
         let coherent = names(&of_verbs(&repo, "coherent.").unwrap());
         assert!(coherent.contains(&"dma.rs".to_owned()));
         assert!(!coherent.contains(&"rules.rs".to_owned()));
-        // A name of several cases.
+        // A prefix of several cases' names.
         assert!(names(&of_verbs(&repo, "input.table").unwrap()).contains(&"input.rs".to_owned()));
     }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of mutants in virtual machines.
+//! Tests of mutants in VMs.
 //!
-//! A machine runs steps: each loads a module and runs a case on it (`tests/vm/mutants`). Mutants that only fail share a machine.
-//! The module as it is passes the same case before each of them and after it, so that none spoils the next one's result;
-//! where one does, it gets a machine of its own, and the rest another one. Mutants that the kernel reports, or that do not
-//! come back, never share.
+//! A VM runs steps. Each step loads a module and runs a case on it (`tests/vm/mutants`). Mutants
+//! whose only sign is a failing case share a VM. The unchanged module must pass the same case
+//! before and after each of them, so that no mutant affects the next one's result. If one does, it
+//! gets its own VM, and the rest get another. Mutants that cause a kernel report or a hang never
+//! share a VM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,23 +21,24 @@ use crate::results::{Format, Reader};
 use crate::vm::Options;
 use crate::{guest, klog, programs, setup, vm};
 
-/// What the script prints, and writes to the kernel's log, where a step begins, and what it prints where one has ended.
+/// Lines that the script prints at the beginning of a step (also to the kernel's log) and at its
+/// end.
 const BEGINS: &str = "runner: step ";
 const ENDED: &str = "runner: step ended";
 
-/// When a machine is given up in which a mutant does not come back.
+/// Time limit of a VM in which a mutant hangs, in seconds.
 const HANGS: u64 = 180;
 
-/// A test of a mutant in a machine.
+/// A test of a mutant in a VM.
 pub(super) struct Job<'a> {
-    /// The caller's name for it.
+    /// The caller's number of the job.
     pub(super) number: usize,
     pub(super) mutant: &'a Mutant,
     pub(super) check: &'a Check,
 }
 
 impl<'a> Job<'a> {
-    /// The machine's options, and the module's parameters.
+    /// Returns the VM's options and the module's parameters.
     fn place(&self) -> (&'a [String], &'a [String]) {
         match &self.check.place {
             Place::Vm {
@@ -52,7 +54,7 @@ impl<'a> Job<'a> {
         !self.check.alone && self.check.signs.iter().all(fails)
     }
 
-    /// The case on the module as it is.
+    /// Returns the step that runs the case on the unchanged module.
     fn base(&self) -> Step<'a> {
         Step {
             patches: self.mutant.base(),
@@ -76,24 +78,24 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A module, with its parameters, and a case to run on it.
+/// A module with its parameters, and a case to run on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Step<'a> {
     patches: &'a [PathBuf],
     parameters: &'a [String],
     case: &'a str,
-    /// It is the module as it is.
+    /// `true` if the module is unchanged.
     must_pass: bool,
 }
 
 impl Step<'_> {
-    /// The folder that its module lies in; none for the one that modprobe finds.
+    /// Returns the folder of the step's module, or `None` for the module that modprobe finds.
     fn folder(&self) -> Option<String> {
         let stem = self.patches.last()?.file_stem()?;
         Some(format!("mutant-{}", stem.to_string_lossy()))
     }
 
-    /// As the script takes it.
+    /// Returns the step's arguments for the script.
     fn words(&self) -> [String; 4] {
         let usual = "persistent_api_support=0".to_owned();
         let parameters: Vec<String> = [usual].iter().chain(self.parameters).cloned().collect();
@@ -106,8 +108,8 @@ impl Step<'_> {
     }
 }
 
-/// The steps of a machine that these share; for each, where the three that are about it begin: before it, without the rule,
-/// after it.
+/// Returns the steps of a VM that these jobs share, and the index of each job's three steps: before
+/// it, without the rule, after it.
 fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
     let mut steps = Vec::new();
     let mut places = Vec::new();
@@ -121,11 +123,11 @@ fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
     (steps, places)
 }
 
-/// What came of the first of some jobs that shared a machine.
+/// Results of the first of several jobs that shared a VM.
 struct Settled {
-    /// In their order; those that are not here need another machine.
+    /// Results in the order of the jobs. Jobs without a result need another VM.
     results: Vec<Result<Vec<String>>>,
-    /// The one behind these spoiled the machine for those that follow.
+    /// `true` if the first job without a result spoiled the VM for the following jobs.
     spoiled: bool,
 }
 
@@ -137,7 +139,8 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
         };
         let test = &job.check.test;
         if let Err(error) = before.passed(test) {
-            // Whatever a mutant had left was seen by the step after that one: this is the module's own.
+            // The step after a mutant has already shown anything that the mutant left behind. This
+            // failure therefore belongs to the unchanged module.
             let own = jobs[results.len()..]
                 .iter()
                 .take_while(|other| other.base() == job.base());
@@ -159,7 +162,7 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
     }
 }
 
-/// The machines of one run of mutants.
+/// The VMs of one run of mutants.
 pub(super) struct Machines<'a> {
     paths: &'a Paths,
     build: Build,
@@ -176,7 +179,7 @@ impl<'a> Machines<'a> {
         }
     }
 
-    /// Runs all jobs, and tells of each what showed the mutant.
+    /// Runs all jobs, and calls `tell` for each with the signs that showed the mutant.
     pub(super) fn run(
         &mut self,
         jobs: Vec<Job<'a>>,
@@ -185,7 +188,7 @@ impl<'a> Machines<'a> {
         let mut shared: BTreeMap<&[String], Vec<Job<'a>>> = BTreeMap::new();
         let mut own = Vec::new();
         for job in jobs {
-            // What cannot be compiled is in nobody's way.
+            // A job whose module cannot be compiled does not affect the others.
             let module = options(job.place().0).and_then(|options| {
                 self.module(&options.kernel, job.mutant.base())?;
                 self.module(&options.kernel, &job.mutant.patches)
@@ -232,7 +235,7 @@ impl<'a> Machines<'a> {
         }
     }
 
-    /// In a machine that may end with it.
+    /// Runs a job in its own VM, which may end with it.
     fn alone(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
         let hangs = job
             .check
@@ -248,7 +251,7 @@ impl<'a> Machines<'a> {
         job.signs(without)
     }
 
-    /// The module with these patches.
+    /// Returns the module with these patches.
     fn module(&mut self, kernel: &str, patches: &'a [PathBuf]) -> Result<PathBuf> {
         let (paths, build) = (self.paths, self.build);
         let file = self
@@ -261,7 +264,7 @@ impl<'a> Machines<'a> {
         file.clone().map_err(|error| anyhow!("{error}"))
     }
 
-    /// Boots a machine, and runs all steps in it, or as many as it comes to.
+    /// Boots a VM and runs all steps in it, or as many as possible.
     fn boot(
         &mut self,
         words: &[String],
@@ -278,7 +281,7 @@ impl<'a> Machines<'a> {
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
                 let file = self.module(&options.kernel, step.patches)?;
-                // For as long as the program runs, as other names of that kind.
+                // Lives as long as the program, like the other names of this kind.
                 boot.drivers.push((folder.leak(), file));
             }
         }
@@ -303,7 +306,7 @@ impl<'a> Machines<'a> {
                 at.problems.push(report.to_string());
             }
         }
-        // What the machine itself has to say belongs to the step that it did not get over.
+        // Problems of the VM itself belong to the step that did not end.
         if let Some(last) = seen.iter_mut().find(|seen| !seen.ended) {
             last.hung = outcome.timed_out;
             let others = outcome
@@ -316,20 +319,20 @@ impl<'a> Machines<'a> {
     }
 }
 
-/// The options of a machine, as a command line has them.
+/// Parses the options of a VM from the words of a command line.
 fn options(words: &[String]) -> Result<Options> {
-    // A kernel that goes on after an oops leaves locks behind, and the machine would hang.
+    // A kernel that continues after an oops leaves locks held, and the VM would hang.
     let usual = "runner --param persistent_api_support=0 --gpus 1 --append oops=panic";
     let usual = usual.split(' ');
     let words = usual.chain(words.iter().map(String::as_str));
     let mut options = Options::parse(words)?;
-    // All was made when the run began.
+    // Everything was built when the run began.
     options.frozen = true;
     options.env.push(guest::SYSTEM_PROGRAMS.to_owned());
     Ok(options)
 }
 
-/// The kernel of a test that is in a machine.
+/// Returns the kernel of a test that runs in a VM.
 pub(super) fn kernel(check: &Check) -> Result<Option<String>> {
     match &check.place {
         Place::Host { .. } => Ok(None),
@@ -337,7 +340,7 @@ pub(super) fn kernel(check: &Check) -> Result<Option<String>> {
     }
 }
 
-/// What the steps of a machine say.
+/// Output of a VM's steps.
 #[derive(Default)]
 struct Said {
     steps: Vec<(Reader, Seen)>,
@@ -361,7 +364,7 @@ impl Said {
         }
     }
 
-    /// Of so many steps; those that did not begin have nothing to say.
+    /// Returns the results of `count` steps. Those that did not begin are empty.
     fn finish(self, count: usize) -> Vec<Seen> {
         let mut seen: Vec<Seen> = self
             .steps
@@ -376,8 +379,9 @@ impl Said {
     }
 }
 
-/// The step, from 0, in which a line of the kernel's log was written, counted from 1. The first has what came before it, too;
-/// behind the last step the script names one more.
+/// Returns the step, from 0, that was running when a line of the kernel's log was written. Lines
+/// count from 1. Earlier lines belong to the first step. After the last step, the script prints one
+/// more step number.
 fn step_of(log: &str, line: usize) -> Option<usize> {
     let number = log
         .lines()
@@ -412,7 +416,8 @@ mod tests {
             .collect()
     }
 
-    /// What the steps of a machine come to, a letter each: passed, failed with the sign, failed without it, nothing.
+    /// Returns the results of a VM's steps, one letter each: passed, failed with the sign, failed
+    /// without it, nothing.
     fn seen(steps: &[Step<'_>], how: &str) -> Vec<Seen> {
         let step = |(step, how): (&Step<'_>, char)| {
             let (verdict, note) = match how {
@@ -477,14 +482,14 @@ mod tests {
             (results, settled.spoiled)
         };
         assert_eq!(settled("pfpfpfp"), (vec![true; 3], false));
-        // Passes without the rule, and fails otherwise.
+        // The case passes without the rule, or fails without the sign.
         assert_eq!(settled("pppopfp"), (vec![false, false, true], false));
-        // The machine ends in the second, or the case fails after it.
+        // The VM ends in the second step, or the case fails after it.
         assert_eq!(settled("pfp    "), (vec![true], true));
         assert_eq!(settled("pfpf   "), (vec![true], true));
         assert_eq!(settled("pfpfo  "), (vec![true], true));
         assert_eq!(settled("pf     "), (vec![], true));
-        // The module as it is does not pass: that is no mutant's doing, and no mutant is seen.
+        // If the unchanged module does not pass, no mutant is at fault, and no mutant is seen.
         assert_eq!(settled("o      "), (vec![false; 3], false));
         assert_eq!(settled("       "), (vec![false; 3], false));
     }

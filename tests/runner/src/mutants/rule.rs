@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The mutants of `tests/mutants`, one patch each: the rule that the patch removes, and the tests that must notice.
+//! The mutants of `tests/mutants`: the rule that each patch removes, and the tests that must
+//! notice.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +11,14 @@ use regex::Regex;
 use crate::paths::Paths;
 use crate::{patch, stamp};
 
-/// How a test shows that it has seen the mutant.
+/// How a test shows that it has noticed the mutant.
 #[derive(Debug, Clone)]
 pub(super) enum Sign {
-    /// It fails, and says something that matches.
+    /// The test fails with a message that matches.
     Fails(Regex),
     /// The kernel log has a report that matches.
     Report(Regex),
-    /// It does not come back.
+    /// The test does not return.
     Hangs,
 }
 
@@ -33,9 +34,10 @@ impl std::fmt::Display for Sign {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// `cargo test` of a package in a copy of the workspace, with its profile.
+    /// `cargo test` of a package in a copy of the workspace, with the given profile.
     Host { package: String, release: bool },
-    /// `gdr test` in a virtual machine with these options, the module with these parameters beside the usual one.
+    /// `gdr test` in a VM with these options. The module gets these parameters in addition to the
+    /// usual one.
     Vm {
         options: Vec<String>,
         parameters: Vec<String>,
@@ -46,16 +48,17 @@ pub(super) enum Place {
 #[derive(Debug, Clone)]
 pub(super) struct Check {
     pub(super) place: Place,
-    /// The test's name, or a part of it.
+    /// Name of the test, or a part of it.
     pub(super) test: String,
-    /// All of them must be seen.
+    /// Signs that must all be seen.
     pub(super) signs: Vec<Sign>,
-    /// In a machine of its own, whatever the signs: it leaves something behind there.
+    /// `true` if the test needs its own VM whatever its signs are, because it leaves something
+    /// behind.
     pub(super) alone: bool,
 }
 
 impl Check {
-    /// What the result goes by.
+    /// Returns the name of the result.
     pub(super) fn label(&self, mutant: &str) -> String {
         match &self.place {
             Place::Host { package, .. } => format!("{mutant} ({package}: {})", self.test),
@@ -81,12 +84,13 @@ pub(crate) struct Mutant {
     pub(super) rule: String,
     pub(super) removes: String,
     pub(super) without: String,
-    /// Applied in this order. All but the last belong to what the tests must pass on.
+    /// Patches in the order of application. All but the last belong to the module that the tests
+    /// must pass on.
     pub(crate) patches: Vec<PathBuf>,
     pub(super) checks: Vec<Check>,
 }
 
-/// Lines `# key: value` at a patch's head.
+/// Returns the lines `# key: value` at the head of a patch.
 fn header(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines()
         .take_while(|line| line.starts_with('#'))
@@ -108,7 +112,7 @@ impl Mutant {
                 "rule" => value.clone_into(&mut mutant.rule),
                 "removes" => value.clone_into(&mut mutant.removes),
                 "without" => value.clone_into(&mut mutant.without),
-                // Points where a test can hold both builds, the one with the rule and the one without.
+                // Adds points where a test can pause both builds, with and without the rule.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "vm" => mutant.checks.push(check(key, value)?),
                 "sign" => mutant
@@ -149,7 +153,7 @@ impl Mutant {
         Ok(mutant)
     }
 
-    /// What its tests must pass on.
+    /// Returns the patches of the module that the tests must pass on.
     pub(super) fn base(&self) -> &[PathBuf] {
         &self.patches[..self.patches.len() - 1]
     }
@@ -186,12 +190,12 @@ fn check(key: &str, value: &str) -> Result<Check> {
     let mut next = || words.next().context("a test without a name");
     let first = next()?;
     let (place, test) = if key == "host" {
-        // Loom is not to be borne without optimisation.
+        // Loom is too slow without optimisation.
         let release = first == "peermem-loom";
         let package = first;
         (Place::Host { package, release }, next()?)
     } else {
-        // The module is loaded for each test: its parameters make no other machine.
+        // The module is loaded for each test, so its parameters do not require another VM.
         let (mut options, mut parameters) = (Vec::new(), Vec::new());
         while let Some(word) = words.next() {
             if word == "--param" {
@@ -225,7 +229,7 @@ pub(super) fn sign(value: &str) -> Result<Sign> {
     }
 }
 
-/// All of them, by name.
+/// Returns all mutants, sorted by name.
 pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     let directory = paths.repo.join("tests/mutants");
     let mut found = Vec::new();
@@ -240,7 +244,7 @@ pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     Ok(found)
 }
 
-/// The mutant of that name.
+/// Returns the mutant of that name.
 pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
     all(paths)?
         .into_iter()
@@ -248,8 +252,8 @@ pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
         .ok_or_else(|| anyhow!("there is no mutant {name} in tests/mutants"))
 }
 
-/// What a change can break of them, seen without compiling anything: that each patch fits, and that the test that it names
-/// is there. Says how many there are.
+/// Checks without compiling that each patch applies, and that each test that a patch names exists.
+/// Returns a message with the number of mutants.
 pub(crate) fn fit(paths: &Paths) -> Result<String> {
     let mutants = all(paths)?;
     let mut tests = String::new();
@@ -386,7 +390,7 @@ mod tests {
         }
     }
 
-    /// What is said whatever fails is no sign of anything.
+    /// A message that every failure prints is no sign.
     #[test]
     fn no_sign_is_in_any_failure() {
         let paths = Paths {

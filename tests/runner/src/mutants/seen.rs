@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Results of some tests on one build, and the signs of a mutant in them.
+//! Results of tests on one build, and the signs of a mutant in them.
 
 use anyhow::{anyhow, ensure, Result};
 
 use super::rule::Sign;
 use crate::results::{Test, Verdict};
 
-/// What came of some tests on one build.
+/// Results of tests on one build.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) tests: Vec<Test>,
     pub(super) hung: bool,
-    /// It came to its end, whatever that was.
+    /// `true` if the run came to an end with any result.
     pub(super) ended: bool,
-    /// What went wrong beside the tests: for a machine, reports of its kernel.
+    /// Problems besides the tests. For a VM, these are reports of its kernel.
     pub(super) problems: Vec<String>,
     pub(super) output: String,
 }
 
 impl Seen {
-    /// The tests whose name contains `name`.
+    /// Returns the tests whose name contains `name`.
     pub(super) fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Test> {
         self.tests
             .iter()
             .filter(move |test| test.name.contains(name))
     }
 
-    /// Nothing but success.
+    /// Fails unless the tests passed without any problem.
     pub(super) fn passed(&self, name: &str) -> Result<()> {
         ensure!(!self.hung, "{name} hangs on the module as it is");
         ensure!(
@@ -50,7 +50,7 @@ impl Seen {
         Ok(())
     }
 
-    /// What shows `sign`.
+    /// Returns the text that shows `sign`.
     pub(super) fn shows(&self, name: &str, sign: &Sign) -> Result<String> {
         match sign {
             Sign::Hangs => {
@@ -74,7 +74,7 @@ impl Seen {
                     "{name} passes without the rule: {}",
                     self.summary()
                 );
-                // What other tests say, and the program around them, is no sign.
+                // The output of other tests and of the test program is no sign.
                 failed
                     .iter()
                     .find_map(|test| {
@@ -96,7 +96,7 @@ impl Seen {
         }
     }
 
-    /// What a reader needs who was not there.
+    /// Returns a summary for a reader who has not seen the run.
     pub(super) fn summary(&self) -> String {
         let mut lines: Vec<String> = self
             .tests
@@ -111,7 +111,7 @@ impl Seen {
                 )
             })
             .collect();
-        // A report's first lines say what it is.
+        // A report's first lines identify it.
         for problem in &self.problems {
             lines.extend(problem.lines().take(8).map(str::to_owned));
         }
@@ -150,9 +150,9 @@ mod tests {
         let failed = seen(Verdict::Failed, &["the kernel reports:\n  BUG: x\n"]);
         assert!(shows(&failed, "fails two pins"));
         assert!(!shows(&failed, "fails three pins"));
-        // Any run says that.
+        // Every run prints this.
         assert!(!shows(&failed, "fails version"));
-        // What other cases say is theirs.
+        // The output of other cases does not count.
         let mut two = seen(Verdict::Failed, &[]);
         two.tests.push(Test {
             name: "rules.5.y".to_owned(),
@@ -160,7 +160,7 @@ mod tests {
             ..test(Verdict::Failed)
         });
         assert!(!shows(&two, "fails three pins"));
-        // And a sign may be longer than a line.
+        // A sign may span several lines.
         two.tests[0].notes = ["left: 1", "right: 2", "x"].map(str::to_owned).to_vec();
         assert!(shows(&two, r"fails left: 1\s+right: 2"));
         assert!(!shows(&two, r"fails left: 1.*right: 2"));

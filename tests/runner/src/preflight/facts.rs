@@ -12,18 +12,18 @@ use crate::apt;
 use crate::paths::Paths;
 use crate::progress::output;
 
-/// Who may install packages here.
+/// The user's right to install packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
     Root,
-    /// Without a password, or with somebody to type it.
+    /// sudo works without a password, or on a terminal where the user can type it.
     Sudo,
-    /// With a password, and nobody to type it.
+    /// sudo needs a password, and there is no terminal.
     Mute,
     None,
 }
 
-/// A file system that something is to be written to.
+/// A file system that the steps write to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) device: u64,
@@ -32,7 +32,7 @@ pub(super) struct Room {
     pub(super) wanted_mib: u64,
 }
 
-/// What was seen of this machine.
+/// Facts about this machine.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) architecture: String,
@@ -41,15 +41,15 @@ pub(super) struct Facts {
     pub(super) cache: PathBuf,
     pub(super) available_mib: Option<u64>,
     pub(super) rights: Rights,
-    /// Who has apt's or dpkg's lock.
+    /// The process that holds apt's or dpkg's lock.
     pub(super) busy: Option<String>,
-    /// dpkg stopped in the middle of something, and it was not this program that had it work.
+    /// `true` if dpkg was interrupted, and this program had not started it.
     pub(super) interrupted: bool,
-    /// Why the package sources cannot be reached.
+    /// Reason why the package sources cannot be reached.
     pub(super) unreachable: Option<String>,
 }
 
-/// The folder itself, or the nearest above it that exists.
+/// Returns the folder itself, or its nearest existing parent.
 pub(super) fn existing(path: &Path) -> &Path {
     path.ancestors()
         .find(|path| path.exists())
@@ -60,14 +60,14 @@ pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
     let mut rooms: Vec<Room> = Vec::new();
     let packages = &plan.packages;
     for (place, wanted_mib) in [
-        // Room for logs, and for what a machine is given.
+        // Includes space for logs and for the files of a VM.
         (
             paths.cache.as_path(),
             64 + plan.steps.iter().map(|step| step.mib).sum::<u64>(),
         ),
         (Path::new("/usr"), packages.installed_mib),
         (Path::new("/var/cache/apt/archives"), packages.download_mib),
-        // Compilers put what they pass on to each other there.
+        // Compilers put their temporary files there.
         (&std::env::temp_dir(), 64),
     ] {
         let place = existing(place);
@@ -108,7 +108,7 @@ pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
     }
 }
 
-/// "apt-get (process 17)".
+/// Formats a process: "apt-get (process 17)".
 pub(super) fn named(process: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
     match name.trim() {
@@ -117,7 +117,7 @@ pub(super) fn named(process: u32) -> String {
     }
 }
 
-/// In MiB: memory and swap that are to be had, of /proc/meminfo.
+/// Returns the available memory and swap in MiB, from /proc/meminfo.
 pub(super) fn available(meminfo: &str) -> Option<u64> {
     let field = |name: &str| -> Option<u64> {
         meminfo
@@ -131,11 +131,11 @@ pub(super) fn available(meminfo: &str) -> Option<u64> {
     Some((field("MemAvailable")? + field("SwapFree").unwrap_or(0)) >> 10)
 }
 
-/// The process that holds a lock on one of the files, of /proc/locks.
+/// Returns the process that holds a lock on one of the files, from /proc/locks.
 pub(super) fn holder(locks: &str, files: &[(u64, u64)]) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        // One that waits has an arrow before its kind.
+        // A waiting process has one more word, an arrow.
         let &[_, _, _, _, process, place, ..] = words.as_slice() else {
             return None;
         };
@@ -147,7 +147,7 @@ pub(super) fn holder(locks: &str, files: &[(u64, u64)]) -> Option<u32> {
         );
         let inode: u64 = parts.next()?.parse().ok()?;
         let is_one = files.iter().any(|(device, file)| {
-            // An overlay's files have another device here than stat says.
+            // For files on an overlay, /proc/locks has another device than stat(2).
             let same = rustix::fs::major(*device) == major && rustix::fs::minor(*device) == minor;
             *file == inode && (same || rustix::fs::major(*device) == 0)
         });
@@ -172,7 +172,8 @@ pub(super) fn rights() -> Rights {
     }
 }
 
-/// Fetches what apt would fetch first, as it would. What is in the way of that.
+/// Fetches the first file that `apt-get update` would fetch, in the same way. Returns the problem,
+/// if any.
 pub(super) fn probe(paths: &Paths) -> Option<String> {
     let listed = output(
         Command::new("apt-get")
@@ -207,7 +208,8 @@ pub(super) fn probe(paths: &Paths) -> Option<String> {
     }
 }
 
-/// Of what `apt-get --print-uris update` prints, the first that comes through a network; or else the first.
+/// Returns the first address that needs a network from the output of `apt-get --print-uris update`,
+/// or else the first address.
 pub(super) fn first_address(listed: &str) -> Option<&str> {
     let addresses = || listed.lines().filter_map(|line| line.split('\'').nth(1));
     addresses()
@@ -215,7 +217,7 @@ pub(super) fn first_address(listed: &str) -> Option<&str> {
         .or_else(|| addresses().next())
 }
 
-/// apt's last word.
+/// Returns apt's last message.
 pub(super) fn complaint(errors: &str) -> String {
     errors
         .lines()
@@ -235,5 +237,5 @@ pub(super) const LOCKS: [&str; 4] = [
     "/var/cache/apt/archives/lock",
 ];
 
-/// How long the package sources may take to answer, in seconds.
+/// Time in which the package sources must answer, in seconds.
 pub(super) const PATIENCE: u32 = 6;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The steps that a command needs and that are not done yet.
+//! Plans the steps that a command needs and that are not done yet.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,27 +12,27 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::{apt, foreign, kernel, programs, stamp, toolchain};
 
-/// Something that is to be made.
+/// A step that makes something.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
     pub(super) name: String,
     pub(super) why: String,
-    /// Beginnings of the titles of its stages.
+    /// Prefixes of the titles of the step's stages.
     pub(super) stages: Vec<String>,
-    /// From nothing, on two processors.
+    /// Duration from scratch on two processors.
     pub(super) seconds: f64,
-    /// Of it, what more processors share.
+    /// Fraction of the duration that scales with the number of processors.
     pub(super) shared: f64,
-    /// In the cache, while it is made.
+    /// Space that the step needs in the cache.
     pub(super) mib: u64,
-    /// Nothing of it is there: its duration is worth keeping.
+    /// `true` if the step starts from scratch, so its duration is worth saving.
     pub(super) whole: bool,
-    /// Needs the package sources.
+    /// `true` if the step needs the package sources.
     pub(super) fetches: bool,
 }
 
 impl Step {
-    /// How long its stages took, of those that are done.
+    /// Returns the duration of the step's stages that are done.
     pub(super) fn taken(&self, stages: &[(String, Duration)]) -> Duration {
         stages
             .iter()
@@ -42,7 +42,7 @@ impl Step {
     }
 }
 
-/// What packages will take outside of the cache.
+/// Packages to install, and the space that they need outside the cache.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Packages {
     pub(super) names: Vec<String>,
@@ -50,7 +50,7 @@ pub(super) struct Packages {
     pub(super) download_mib: u64,
 }
 
-/// What is to be made, in order.
+/// The steps in order, and the packages to install.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
@@ -58,17 +58,17 @@ pub(super) struct Plan {
     pub(super) machines: u64,
 }
 
-/// What an action of the test VM's will want.
+/// Requirements of a command of the test VM.
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
     pub(crate) modules: bool,
-    /// Those for the kernels' processors, and a root where programs of this machine do not run on them.
+    /// Programs for the kernels' architectures, and a root if this machine cannot run its programs.
     pub(crate) programs: bool,
-    /// So many machines at once.
+    /// Number of VMs that run at once.
     pub(crate) machines: usize,
 }
 
-/// "src/persistent.rs has changed", where a stamp's files have.
+/// Returns "src/persistent.rs has changed", if files of a stamp have changed.
 fn change(stamp: &Path, repo: &Path) -> Option<String> {
     let changed = stamp::changed(stamp, repo);
     let first = changed.first()?;
@@ -78,7 +78,7 @@ fn change(stamp: &Path, repo: &Path) -> Option<String> {
     })
 }
 
-/// A step with all that most have alike.
+/// Returns a step with default values.
 pub(super) fn step(name: &str, why: &str, stages: &[&str]) -> Step {
     Step {
         name: name.to_owned(),
@@ -137,7 +137,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         });
     }
     if !sources.is_empty() && !paths.cache.join("suites").exists() {
-        // Lists of suites that this machine's apt does not have.
+        // Space for package lists of suites that this machine's apt does not use.
         if let Some(first) = plan.steps.iter_mut().find(|step| step.fetches) {
             first.mib += 65;
         }
@@ -150,7 +150,8 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
     Ok(plan)
 }
 
-/// Plans a kernel and its source, unless `sources` has that already. Returns `true` if the kernel is to be compiled.
+/// Plans a kernel and its source, unless `sources` already contains the source. Returns `true` if
+/// the kernel must be compiled.
 fn plan_kernel(
     paths: &Paths,
     flavour: &kernel::Flavour,
@@ -177,7 +178,7 @@ fn plan_kernel(
         });
     }
     let stamp = home.join(name).join("stamp");
-    // A build that was interrupted goes on where it was.
+    // An interrupted build continues where it stopped.
     let begun = home.join(name).join("build/.config").exists();
     let why = match (stamp.exists(), begun) {
         (false, false) => Some("not built yet".to_owned()),
@@ -262,8 +263,9 @@ fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
     }
 }
 
-/// What apt says of these packages and all that they need. Where it knows some of them only after it has read the lists,
-/// what it said of all that the test runner installs, on a Debian 12 that had none of them.
+/// Returns apt's sizes of these packages and their dependencies. If apt must read the lists before
+/// it knows some of them, returns the sizes for all packages of the test runner on a Debian 12 that
+/// had none of them.
 fn measure(names: Vec<String>) -> Packages {
     let sizes = || -> Option<(u64, u64)> {
         let simulated = output(
@@ -297,7 +299,7 @@ fn measure(names: Vec<String>) -> Packages {
     }
 }
 
-/// The sum of a field's numbers.
+/// Returns the sum of a field's numbers.
 pub(super) fn sum(text: &str, field: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.strip_prefix(field)?.trim().parse::<u64>().ok())

@@ -1,66 +1,72 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A run of the suite, and how a row of the table makes one.
+//! A run of the suite, and functions to build one for a row of the table.
 
 use super::setting::Setting;
 use crate::debian::Release;
 use crate::results::Format;
 use crate::vm::{Build, Options};
 
-/// One run: a virtual machine or a program of the host, and the tests that it prints.
+/// A run: a VM or a program on this machine, and the tests that it prints.
 #[derive(Clone, Copy)]
 pub(crate) struct Run {
     pub(crate) name: &'static str,
     pub(crate) place: Place,
     pub(crate) format: Format,
-    /// Column of the table in which this run's results stand beside the others'.
+    /// Column of the table that compares this run's results with those of other runs.
     pub(crate) column: Option<&'static str>,
-    /// Tests that are to fail here, each with the reason. One that passes all the same is a failure.
+    /// Tests that must fail here, each with the reason. If such a test passes, the run fails.
     pub(crate) known: &'static [(&'static str, &'static str)],
-    /// Another run whose results must be the same, test for test.
+    /// Another run that must have the same result for each test.
     pub(crate) same_as: Option<Same>,
-    /// Figures whose names begin so are shown with the run; for one that stands beside no other.
+    /// Prefix of the figures that are shown with the run. For a run that is not compared with
+    /// another.
     pub(crate) shown: Option<&'static str>,
-    /// Left out of `make test`: `make test-all` has it.
+    /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Its machine's kernel, where it is not the caller's.
+    /// Kernel of the run's VM, if it is not the caller's.
     pub(crate) kernel: Option<&'static str>,
-    /// How many tests there are of each group, which is what stands before the dot of their names; where all are told here.
+    /// Number of tests in each group, if the list is complete. A group is the part of a test's name
+    /// before the dot.
     pub(crate) groups: &'static [(&'static str, usize)],
-    /// The only files of `src/` that a program of the host depends on. Its results are kept.
+    /// The only files of `src/` that a program on this machine depends on. Its results are kept.
     pub(crate) src: Option<&'static [&'static str]>,
 }
 
-/// A run to be compared with.
+/// Another run to compare with.
 #[derive(Clone, Copy)]
 pub(crate) struct Same {
     pub(crate) run: &'static str,
-    /// A test that one of the two skips for one of these reasons may have any result in the other; it is listed.
+    /// Reasons for skipping. If one run skips a test for such a reason, the other run may have any
+    /// result. The test is listed.
     pub(crate) but_for: &'static [&'static str],
-    /// Each may have groups of tests that the other lacks: what stands before the dot of their names.
+    /// `true` if either run may have groups of tests that the other lacks. A group is the part of a
+    /// test's name before the dot.
     pub(crate) in_part: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Place {
-    /// In a virtual machine. `{gdr}` stands for the verbs program, `{peermemctl}` for what operators run, `{repo}` for the
-    /// repository, `{filter}` for what the caller chose; for what else stands in braces see `programs::ON_DEMAND`.
+    /// A command in a VM. `{gdr}` stands for the verbs program, `{peermemctl}` for the operators'
+    /// tool, `{repo}` for the repository, and `{filter}` for the caller's selection. For other
+    /// words in braces, see `programs::ON_DEMAND`.
     Vm {
         settings: &'static [Setting],
         command: &'static str,
     },
-    /// `cargo` on the host, with these arguments.
+    /// `cargo` on this machine, with these arguments.
     Cargo(&'static str),
-    /// The schedules of the known hazards: ours must hold, and `docs/hazards.md` be what they make. With a build, ours alone.
+    /// The schedules of the known hazards. Our module must pass, and `docs/hazards.md` must match
+    /// the results. If a build is given, only our module is tested.
     Hazards(Option<Build>),
-    /// The tests of our module, built this way, with one rule after the other taken out.
+    /// The tests of mutants, which are our module with one rule removed, built this way.
     Mutants(Build),
     /// The cost of a registration, in instructions of our module.
     Cost,
-    /// Installed on a Debian host, which boots its own kernel.
+    /// An installation on a Debian host, which boots its own kernel.
     Debian(&'static Release),
-    /// From a clone and a cache below /tmp.
+    /// First use from a clone and a cache below /tmp.
     Contact,
-    /// The checks of the code's form, where they are asked for.
+    /// The checks of the code's form, if requested.
     Lint,
 }
 
@@ -78,7 +84,7 @@ pub(crate) const BASE: Run = Run {
     src: None,
 };
 
-/// The same tests with the same results.
+/// Returns a comparison that requires the same tests with the same results.
 pub(super) const fn same(run: &'static str) -> Same {
     Same {
         run,
@@ -87,7 +93,8 @@ pub(super) const fn same(run: &'static str) -> Same {
     }
 }
 
-/// The same cases on the other nvidia.ko. Cases that it cannot be asked for are skipped.
+/// Returns a comparison with the same cases on the other nvidia.ko. Cases that it cannot be made to
+/// run are skipped.
 pub(super) const fn other_provider(run: &'static str) -> Same {
     Same {
         but_for: &[
@@ -98,7 +105,7 @@ pub(super) const fn other_provider(run: &'static str) -> Same {
     }
 }
 
-/// The same for a run that shares only some groups of tests with it.
+/// Returns the same comparison for a run that shares only some groups of tests.
 pub(super) const fn in_part(same: Same) -> Same {
     Same {
         in_part: true,
@@ -106,7 +113,7 @@ pub(super) const fn in_part(same: Same) -> Same {
     }
 }
 
-/// A run of its own kind.
+/// Returns a run with default values.
 pub(super) const fn run(name: &'static str, place: Place) -> Run {
     Run {
         name,
@@ -115,12 +122,12 @@ pub(super) const fn run(name: &'static str, place: Place) -> Run {
     }
 }
 
-/// A run of cargo on the host.
+/// Returns a run of cargo on this machine.
 pub(super) const fn cargo(name: &'static str, arguments: &'static str) -> Run {
     run(name, Place::Cargo(arguments)).format(Format::Cargo)
 }
 
-/// A run of a command in a machine with the usual settings.
+/// Returns a run of a command in a VM with the default settings.
 pub(super) const fn vm(name: &'static str, command: &'static str) -> Run {
     let settings = &[];
     run(name, Place::Vm { settings, command })
@@ -128,7 +135,7 @@ pub(super) const fn vm(name: &'static str, command: &'static str) -> Run {
 
 /// Columns of a row.
 impl Run {
-    /// The machine's settings, where they are not the usual ones.
+    /// Replaces the VM's default settings.
     pub(super) const fn with(mut self, wanted: &'static [Setting]) -> Self {
         if let Place::Vm { settings, .. } = &mut self.place {
             *settings = wanted;
@@ -178,7 +185,8 @@ impl Run {
 }
 
 impl Run {
-    /// The run's machine, if it has one: on its own kernel, or else on this one.
+    /// Returns the options of the run's VM, if it has one. The VM boots the run's own kernel, or
+    /// else this one.
     pub(crate) fn machine(&self, kernel: &str) -> Option<Options> {
         let Place::Vm { settings, .. } = self.place else {
             return None;
@@ -193,7 +201,7 @@ impl Run {
         Some(machine)
     }
 
-    /// Number of machines that the run has at once.
+    /// Returns the number of VMs that the run boots at once.
     pub(crate) fn machines(&self) -> usize {
         let is_pair = self
             .machine(crate::kernel::DEFAULT)

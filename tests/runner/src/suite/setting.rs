@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Settings of a run's machine.
+//! Settings of a run's VM.
 
 use crate::arch::Arch;
 use crate::{topology, vm};
 
-/// One setting of a machine. Later settings of a run win over earlier ones.
+/// A setting of a VM. Later settings of a run override earlier ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Setting {
     /// Several settings.
     All(&'static [Setting]),
-    /// Arguments for the kernel.
+    /// Kernel parameters.
     Append(&'static str),
     /// Size of each GPU's BAR, in MiB.
     Bar(u64),
     Bench,
     Beside,
     Build(vm::Build),
-    /// RAM that is the memory of coherent GPUs.
+    /// RAM that serves as the memory of coherent GPUs.
     Coherent,
-    /// True DMA behind this IOMMU, which refuses so many reads and writes.
+    /// Real DMA behind this IOMMU, which refuses these numbers of reads and writes.
     Dma(vm::Iommu, [usize; 2]),
-    /// A report that must come so often: `REGEX=COUNT`.
+    /// A report that must occur this often: `REGEX=COUNT`.
     Expect(&'static str),
     Faults,
     /// Parameters of the stand-in GPU's driver.
@@ -32,9 +32,9 @@ pub(crate) enum Setting {
     Icount,
     Iommu(vm::Iommu),
     Kernel(&'static str),
-    /// KUnit's tests, on fakes of all that is left out here.
+    /// The KUnit tests. They use fakes for everything that is left out here.
     Kunit,
-    /// Memory of the machine, in MiB.
+    /// Memory of the VM, in MiB.
     Memory(u32),
     MemoryPeers,
     NoGplOnly,
@@ -55,7 +55,8 @@ pub(crate) enum Setting {
 }
 
 impl Setting {
-    /// Applies the setting. The machine's kernel must be set before: some settings depend on its processors.
+    /// Applies the setting. The VM's kernel must be set before, because some settings depend on its
+    /// architecture.
     pub(super) fn apply(self, vm: &mut vm::Options) {
         match self {
             Self::All(settings) => settings.iter().for_each(|setting| setting.apply(vm)),
@@ -66,7 +67,8 @@ impl Setting {
             Self::Build(build) => vm.build = Some(build),
             Self::Coherent => coherent(vm),
             Self::Dma(iommu, refused) => dma(vm, iommu, refused),
-            // A report that cannot be parsed is absent, and the report that it should declare fails the run.
+            // If an expectation cannot be parsed, it is left out, and the undeclared report fails
+            // the run.
             Self::Expect(report) => vm.expect.extend(report.parse()),
             Self::Faults => vm.faults = true,
             Self::Gpu(values) => vm.gpu_param.push(values.to_owned()),
@@ -95,14 +97,14 @@ impl Setting {
     }
 }
 
-/// Reserves RAM for a driver that keeps it to itself, and RAM with pages that the kernel can move, as where the driver gives
-/// the memory to the kernel.
+/// Reserves RAM for a driver that keeps it to itself. Also adds RAM with movable pages, for a
+/// driver that gives the memory to the kernel.
 fn coherent(vm: &mut vm::Options) {
     const MIB: u32 = 128;
     vm.mem += MIB + 512;
     let (reserved, start) = match vm.arch() {
         Arch::X86_64 => (format!("memmap={MIB}M$0x60000000"), 0x6000_0000),
-        // Its kernel leaves out nothing but the end, and its memory begins at 1 GiB.
+        // arm64 can only leave out the end of its memory, which begins at 1 GiB.
         Arch::Arm64 => {
             let kept = vm.mem - MIB;
             (format!("mem={kept}M"), u64::from(1024 + kept) << 20)
@@ -113,10 +115,10 @@ fn coherent(vm: &mut vm::Options) {
         .push(format!("coherent_start={start:#x} coherent_mib={MIB}"));
 }
 
-/// Leaves out all that KUnit's tests have fakes of.
+/// Leaves out everything that the KUnit tests have fakes of.
 fn kunit(vm: &mut vm::Options) {
     vm.peermem = vm::Peermem::None;
-    // Kernels for other processors have no stock modules.
+    // Kernels for other architectures have no stock modules.
     vm.rdma = match vm.arch() {
         Arch::X86_64 => vm::Rdma::Stock,
         Arch::Arm64 => vm::Rdma::Patched,
@@ -124,17 +126,17 @@ fn kunit(vm: &mut vm::Options) {
     vm.gpus = 0;
     vm.kunit = true;
     vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
-    // Freed memory is seen to be freed.
+    // Detects uses of freed memory.
     vm.append.push("slab_debug=FZP".to_owned());
 }
 
-/// Makes a machine for true DMA, with both modes to choose from.
+/// Sets up a VM for real DMA, with both modes available.
 fn dma(vm: &mut vm::Options, iommu: vm::Iommu, [reads, writes]: [usize; 2]) {
     vm.iommu = iommu;
     vm.nvme = Some(64);
-    // Registrations of more than 4 GiB.
+    // Allows registrations of more than 4 GiB.
     vm.bar = 8 * 1024;
-    // 4 MiB by one command: lists of addresses that go on in a second page.
+    // Allows commands of 4 MiB, whose address lists continue in a second page.
     vm.qemu_arg
         .extend(["-global", "nvme.mdts=10"].map(str::to_owned));
     if vm.peermem == vm::Peermem::Ours {

@@ -14,25 +14,27 @@ use crate::{debian, topology, vm as machine};
 const GDR: &str = "{gdr} test {filter}";
 const KUNIT: &str = "{repo}/tests/vm/kunit";
 
-/// The module as others see it.
+/// The module's identity as other software sees it.
 const IDENTITY: &str = "{gdr} test identity. consumers.";
-/// The part of it that depends on the pin mode.
+/// The part of these cases that depends on the pin mode.
 const IDENTITY_MODE: &str = "{gdr} test identity.";
-/// Something of each kind, for a kernel that the module was not written on.
+/// A few cases of each kind, for kernels that the module was not developed on.
 pub(super) const SMOKE: &str = "{gdr} test input.user_namespace machine.suspended_in_traffic move.read_gpu_to_host \
     move.send_gpu_to_gpu move.write_gpu_to_gpu register.entry_boundary register.one_pin_one_unpin \
     register.rereg reasons.no_room reasons.unload reasons.tracepoint registrations. limit.each_user \
     persist. process.exit process.killed_in_traffic revoke. identity.";
-/// The same for the debug kernel, on which everything takes ten times as long: without sends, traffic under revocations, and
-/// readers beside unloads. The full run on that kernel has these.
+/// Smoke cases for the debug kernel, on which everything takes ten times as long. Sends, traffic
+/// during revocations, and readers during unloads are left out. The full run on that kernel has
+/// them.
 const DEBUG_SMOKE: &str = "{gdr} test move.write_gpu_to_gpu register.entry_boundary register.one_pin_one_unpin register.rereg \
     reasons.no_room reasons.tracepoint registrations. limit.each_user persist. process.exit \
     process.killed_in_traffic revoke.free_by_ revoke.local_use_refused revoke.receive_refused \
     revoke.all_regions_of_the_allocation revoke.others_go_on revoke.new_owner_keeps_his_bytes \
     revoke.registers_again hca. identity.version identity.parameters identity.unload_ \
     identity.memory_peers identity.statistics identity.reader_across_unload identity.modprobe";
-/// Cases that depend on the longest entry of the scatter list, or on the layout of nvidia.ko's page table. Bytes are moved each
-/// way, far enough for several entries; all the ways to move them are in other runs.
+/// Cases that depend on the longest entry of the scatter list, or on the layout of nvidia.ko's page
+/// table. Bytes are moved in each direction, over several entries. Other runs cover all ways to
+/// move them.
 const ENTRIES: &str =
     "{gdr} test move.write_long_host_to_gpu move.read_long_gpu_to_host move.send_long_gpu_to_gpu \
     register. provider. persist. reasons.other_page_sizes reasons.page_count reasons.table_version";
@@ -41,36 +43,37 @@ const MAPPING: &str =
     "{gdr} test move. register. provider. persist. process. revoke. reasons. registrations.";
 /// Cases about the answers of nvidia.ko, including answers that NVIDIA's code gives on no request.
 const ANSWERS: &str = "{gdr} test bar1. coherent. input. provider. reasons. rules.";
-/// The memory of coherent GPUs.
+/// Cases about the memory of coherent GPUs.
 const COHERENT: &str = "{gdr} test coherent.";
-/// Bytes moved, entries, both modes' ends of a registration, and the cases about BARs with struct pages.
+/// Cases that move bytes, cross entries, end registrations in both modes, and use BARs with struct
+/// pages.
 const P2PDMA_SMOKE: &str = "{gdr} test move.read_gpu_to_host move.send_gpu_to_gpu move.write_gpu_to_gpu register.entry_boundary \
     register.one_pin_one_unpin registrations. persist. revoke. p2pdma.";
 /// The groups of [`MAPPING`], and the cases about BARs with struct pages.
 const P2PDMA: &str = "{gdr} test move. register. provider. persist. process. revoke. reasons. registrations. p2pdma.";
 const BOUNCED: &str = "{gdr} test machine.bounce_buffers_forced";
-/// Messages of the module where it cannot be loaded.
+/// Messages of a module that cannot be loaded.
 const LOADING: &str = "{gdr} loading";
 const DMA: &str = "{gdr} test dma.";
 /// Some thousands of registrations, and the numbers that users ask for.
 const SCALE: &str = "{gdr} test scale.few";
 const SCALE_MANY: &str = "{gdr} test scale.many";
-/// Findings of `peermemctl` on a machine.
+/// Findings of `peermemctl` on a VM.
 const CTL: &str = "{gdr} ctl";
-/// `peermemctl verify`, where all is well and where it is not; and the part of it that depends on the pin mode.
+/// `peermemctl verify` with and without problems, and the cases that depend on the pin mode.
 const VERIFY: &str = "{gdr} test verify.";
 const VERIFY_MODE: &str = "{gdr} test verify.all_is_well verify.every_pair";
-/// An epoch of two thousand operations in each mode.
+/// One epoch of two thousand operations in each mode.
 const STRESS: &str = "{gdr} stress --epochs 2";
 const PERFTEST: &str = "{repo}/tests/vm/perftest";
-/// perftest's `--use_cuda`, and `peermemctl verify` by CUDA.
+/// perftest's `--use_cuda`, and `peermemctl verify` through CUDA.
 const CUDA: &str = "{gdr} cuda --library {cuda} --perftest {perftest}";
-/// A part of it that does not take long.
+/// The cases of [`CUDA`] that are quick.
 const CUDA_PART: &str =
     "{gdr} cuda --library {cuda} --perftest {perftest} cuda.write_bw cuda.verify";
-/// NIXL, between two agents.
+/// NIXL between two agents.
 const NIXL: &str = "{gdr} cuda --library {cuda} --nixl {nixl} cuda.nixl";
-/// UCX by itself.
+/// UCX alone.
 const UCX: &str = "{gdr} cuda --library {cuda} --ucx {ucx} ucx.";
 /// perftest, NIXL, Open MPI and our own cases between two hosts.
 const PAIR: &str =
@@ -78,7 +81,7 @@ const PAIR: &str =
 const PAIR_LOST: &str = "{gdr} pair pair.lost_in_traffic";
 const PYVERBS: &str = "{repo}/tests/vm/pyverbs {pyverbs}";
 
-/// KUnit's suites, and the number of tests in each. The suite of the module's life is run with eight sets of parameters.
+/// KUnit's suites and their numbers of tests. The suite `life` runs with eight sets of parameters.
 const KUNIT_SUITES: &[(&str, usize)] = &[
     ("client", 18),
     ("life", 8 * 9),
@@ -89,46 +92,49 @@ const KUNIT_SUITES: &[(&str, usize)] = &[
     ("showing", 21),
 ];
 
-/// BARs, by their size in MiB. The large one holds the largest regions that the cases register.
+/// BAR sizes in MiB. The large BAR has room for the largest regions that the cases register.
 const LARGE_BAR: Setting = Bar(128 * 1024);
-/// Regions in this one cross entries of 2 GiB. KASAN wants an eighth of what rxe maps: 64 GiB are too much for it.
+/// Regions in this BAR cross entries of 2 GiB. KASAN needs an eighth of the memory that rxe maps,
+/// which is too much for 64 GiB.
 pub(super) const SMOKE_BAR: Setting = Bar(8 * 1024);
-/// The BAR of a GPU whose BAR1 is not made for RDMA, and twice its size: the smallest with which nothing is wrong.
+/// BAR of a GPU whose BAR1 is too small for RDMA, and twice its size, which is the smallest without
+/// a finding.
 const SMALL_BAR: Setting = Bar(256);
 const LEAST_BAR: Setting = Bar(512);
 
-/// Our module, without persistent pins.
+/// Our module without persistent pins.
 pub(super) const REVOCABLE: Setting = Param("persistent_api_support=0");
 const PORTABLE: Setting = Build(machine::Build::Portable);
-/// NVIDIA's module. Its client with callbacks serves where the HCA can be told of them.
+/// NVIDIA's module. Its client with callbacks serves if the HCA supports callbacks.
 pub(super) const NVIDIA: Setting = Peermem(machine::Peermem::Nvidia);
-/// The HCA cannot be told of callbacks, so that the other client of NVIDIA's module serves.
+/// An HCA without support for callbacks, so the other client of NVIDIA's module serves.
 const NO_INVALIDATION: Setting = Rxe("peer_inval=0");
 const NO_MODULE: Setting = Peermem(machine::Peermem::None);
 const STOCK_RDMA: Setting = Rdma(machine::Rdma::Stock);
 /// The upper half of nvidia.ko: the stand-in's own p2p.c, or the nv-p2p.c of 555.
 const STAND_IN: Setting = Provider(machine::Provider::Ours);
 const DRIVER_555: Setting = Provider(machine::Provider::Nvidia555);
-/// An IOMMU that translates and unmaps at once.
+/// An IOMMU that translates, and unmaps immediately.
 const STRICT: Setting = Iommu(machine::Iommu::Strict);
-/// Lockdep has a class of ib_core's locks for the regions of each client.
+/// Gives lockdep a separate class of ib_core's locks for the regions of each client.
 const LOCK_CLASSES: Setting = Ib("peer_lock_classes=2");
-/// The debug kernel without Rust, where the portable build runs. Nothing tells it that one region may be mapped more than
-/// eight times: DMA_API_DEBUG reports the first such mapping, and no further one.
+/// The debug kernel without Rust, for the portable build. This kernel does not know that a region
+/// may be mapped more than eight times. `DMA_API_DEBUG` reports the first such mapping, and no
+/// further one.
 const DEBUG_6_12: Setting = All(&[
     Kernel(DEBUG_PORTABLE),
     Expect("DMA-API: exceeded 7 overlapping mappings of cacheline=1"),
 ]);
-/// GPUs whose BAR has struct pages. Their RAM is added: 1/64 of the BAR's length.
+/// GPUs whose BAR has struct pages. They need additional RAM: 1/64 of the BAR's size.
 const STRUCT_PAGES: Setting = All(&[SMOKE_BAR, Memory(2048 + 512), Gpu("p2pdma=1")]);
 const BOUNCE_BUFFERS: Setting = Append("swiotlb=force");
-/// A machine without a peer-memory module, and with the means to try ours beside other drivers.
+/// A VM without a peer-memory module, in which ours can be loaded beside other drivers.
 const NEIGHBOURS: Setting = All(&[NO_MODULE, Gpus(1), Beside]);
-/// A machine that counts the module's instructions and its memory.
+/// A VM that counts the module's instructions and its memory.
 const MEASURED: Setting = All(&[Bench, Icount, Smp(1), Gpus(1), LARGE_BAR]);
-/// The same, with room for 10,000 processes, and time.
+/// The same with room and time for 10,000 processes.
 const MEASURED_AT_LARGE: Setting = All(&[MEASURED, Memory(6 * 1024), Timeout(7200)]);
-/// Two hosts on one wire.
+/// Two hosts connected by a wire.
 const TWO_HOSTS: Setting = All(&[Pair, Smp(1), Gpus(1)]);
 
 pub(super) const SUITE: &[Run] = &[
@@ -156,13 +162,13 @@ pub(super) const SUITE: &[Run] = &[
         "run --release --quiet -p peermem-install",
     )
     .format(Format::Ktap)
-    // Packed, and not looked into.
+    // The sources are packed, and their contents do not matter.
     .src(&[]),
     run(
         "installed on Debian 13, on the kernel of its backports",
         Place::Debian(&debian::BACKPORTS),
     )
-    // A quarter of an hour the first time, on what an archive gives out.
+    // Takes a quarter of an hour the first time. Tests the archive of a release.
     .only_in_full(),
     run(
         "installed on Debian 13, without Rust",
@@ -211,8 +217,8 @@ pub(super) const SUITE: &[Run] = &[
     vm("verbs: ours, on the stand-in's p2p.c", GDR)
         .with(&[LARGE_BAR, WithControl, STAND_IN])
         .same_as(other_provider("verbs: ours"))
-        // The runs of NVIDIA's module compare both upper halves, too, and their results are kept while only ours changes.
-        // The runs of a provider's answers also compare them.
+        // The runs of NVIDIA's module also compare both upper halves, and their results are kept
+        // while only our module changes. The runs of a provider's answers compare them too.
         .only_in_full(),
     vm("verbs: ours, revocable, on the stand-in's p2p.c", GDR)
         .with(&[LARGE_BAR, REVOCABLE, STAND_IN])
@@ -317,7 +323,7 @@ pub(super) const SUITE: &[Run] = &[
     )
     .with(&[LARGE_BAR, Rxe("peer_max_seg=0")]),
     vm("verbs: ours, page tables of the older layout", ENTRIES)
-        // NVIDIA's own code has one layout.
+        // NVIDIA's own code has only one layout.
         .with(&[LARGE_BAR, STAND_IN, Gpu("table_version=0x00010002")]),
     vm(
         "identity: ours beside NVIDIA's, memory_peers of ib_core's",
@@ -336,14 +342,15 @@ pub(super) const SUITE: &[Run] = &[
         "loading: beside neighbours of all kinds, memory_peers of ib_core's",
         LOADING,
     )
-    // sysfs reports a name that is taken, before ib_core does.
+    // sysfs reports a duplicate name before ib_core does.
     .with(&[
         NEIGHBOURS,
         WithControl,
         MemoryPeers,
         Expect("sysfs: cannot create duplicate filename=1"),
     ])
-    // The identity runs see the owner of memory_peers; the neighbours are those of the run before.
+    // The identity runs test the owner of memory_peers. The neighbours are those of the previous
+    // run.
     .only_in_full(),
     vm("loading: beside an ib_core without peer memory", LOADING).with(&[NEIGHBOURS, STOCK_RDMA]),
     vm("loading: a kernel that takes signed modules alone", LOADING)
@@ -368,10 +375,11 @@ pub(super) const SUITE: &[Run] = &[
         IDENTITY,
     )
     .with(&[Kernel(DEBUG), MemoryPeers, REVOCABLE])
-    // The debug kernel's smoke runs have these cases, with the module's own memory_peers; the usual kernel has both.
+    // The debug kernel's smoke runs have these cases with the module's own memory_peers. The
+    // default kernel has both.
     .only_in_full(),
     vm("debug kernel: KUnit", KUNIT)
-        // It has no others.
+        // The debug kernel has no other RDMA modules.
         .with(&[Kunit, Kernel(DEBUG), Rdma(machine::Rdma::Patched)])
         .groups(KUNIT_SUITES),
     vm("debug kernel: smoke: ours", DEBUG_SMOKE).with(&[Kernel(DEBUG), SMOKE_BAR]),
@@ -423,7 +431,7 @@ pub(super) const SUITE: &[Run] = &[
         .shown("window"),
     vm("DMA: ours, IOMMU passing through", DMA)
         .with(&[Dma(machine::Iommu::Pt, [0, 0])])
-        // Addresses are the bus's own, as in the run without an IOMMU.
+        // DMA addresses are physical addresses, as in the run without an IOMMU.
         .only_in_full(),
     vm("DMA: ours, no IOMMU", DMA).with(&[Dma(machine::Iommu::Off, [0, 0])]),
     vm("DMA: NVIDIA's, no IOMMU", DMA)
@@ -486,26 +494,26 @@ pub(super) const SUITE: &[Run] = &[
         .column("none"),
     vm("NIXL: ours", NIXL)
         .column("ours")
-        // 69 MB to fetch.
+        // Downloads 69 MB.
         .only_in_full(),
     vm("NIXL: ours, revocable", NIXL)
         .with(&[REVOCABLE])
         .column("ours, revocable")
-        // 69 MB to fetch.
+        // Downloads 69 MB.
         .only_in_full(),
     vm("NIXL: NVIDIA's", NIXL)
         .with(&[NVIDIA])
         .column("NVIDIA {version}")
-        // 69 MB to fetch.
+        // Downloads 69 MB.
         .only_in_full(),
     vm("NIXL: no peer-memory module", NIXL)
         .with(&[NO_MODULE])
         .column("none")
-        // 69 MB to fetch.
+        // Downloads 69 MB.
         .only_in_full(),
     vm("UCX: ours", UCX)
         .column("ours")
-        // 122 MB to fetch.
+        // Downloads 122 MB.
         .only_in_full(),
     vm("UCX: ours, revocable", UCX)
         .with(&[REVOCABLE])
@@ -522,7 +530,7 @@ pub(super) const SUITE: &[Run] = &[
     vm("two hosts: ours", PAIR)
         .with(&[TWO_HOSTS])
         .column("ours")
-        // NIXL, UCX and Open MPI are 198 MB to fetch.
+        // NIXL, UCX and Open MPI are downloads of 198 MB.
         .only_in_full(),
     vm("two hosts: ours, revocable", PAIR)
         .with(&[TWO_HOSTS, REVOCABLE])
@@ -541,7 +549,7 @@ pub(super) const SUITE: &[Run] = &[
         .with(&[NO_MODULE, STOCK_RDMA, Gpus(0)])
         .format(Format::Unittest),
     vm("pyverbs: patched rxe", PYVERBS)
-        // On memory of the CPU: no peer-memory module is asked.
+        // These tests use CPU memory, so they call no peer-memory module.
         .with(&[NO_MODULE, Gpus(1)])
         .format(Format::Unittest)
         .same_as(same("pyverbs: stock rxe")),

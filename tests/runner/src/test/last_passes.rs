@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The table of `docs/last-passes.md` that says when each run of the suite passed last.
+//! The table in `docs/last-passes.md` with the last pass of each run of the suite.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::{documents, kernel};
 
 const NAME: &str = "last passes";
 
-/// What the page says of a run: the day, and the commit.
+/// The page's rows: date and commit, by run.
 type Rows = BTreeMap<String, [String; 2]>;
 
-/// The rows that the page has.
+/// Parses the rows of the page.
 fn rows(document: &str) -> Rows {
     document
         .lines()
@@ -35,7 +35,7 @@ fn rows(document: &str) -> Rows {
         .collect()
 }
 
-/// Every run of `make test-all`, and whether `make test` has it.
+/// Returns every run of `make test-all`, and `true` if `make test` includes it.
 fn runs() -> Vec<(String, bool)> {
     let others: Vec<_> = kernel::others().flat_map(again).collect();
     every_run()
@@ -62,7 +62,8 @@ fn table(rows: &Rows) -> String {
     text
 }
 
-/// Writes the table: of each run the last pass that this machine has seen, or else what the page says.
+/// Writes the table. Each run has the last pass that this machine knows, or else the pass in the
+/// page.
 pub(super) fn write(paths: &Paths, history: &History) -> Result<()> {
     let page = paths.repo.join(LAST_PASSES_PAGE);
     let document = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
@@ -85,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// Nor has the page a row of a run that is no more.
+    /// The page also has no row of a run that no longer exists.
     #[test]
     fn each_run_has_a_row() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR"))

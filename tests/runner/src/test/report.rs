@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What came of one run, and what is wrong with it.
+//! Results and problems of one run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use crate::progress::duration;
 use crate::results::{figures, Test, Verdict};
 use crate::suite::{Place, Run};
 
-/// Where the results are from.
+/// Origin of the results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The run was done.
     Run,
-    /// It does not depend on `src/`, and nothing that it does depend on has changed since then.
+    /// The run does not depend on `src/`, and its inputs have not changed since then.
     Unchanged(When),
-    /// It passed before the pass of `make test-all` was interrupted.
+    /// The run passed before the pass of `make test-all` was interrupted.
     Resumed(When),
 }
 
-/// What a run that passed at the second try said at the first.
+/// The first try of a run that passed at the second.
 #[derive(Debug, Clone)]
 pub(super) struct FirstTry {
     pub(super) failures: Vec<String>,
@@ -30,15 +30,15 @@ pub(super) struct FirstTry {
     pub(super) logs: Vec<PathBuf>,
 }
 
-/// What came of one run.
+/// Results of one run.
 pub(super) struct Report {
     pub(super) run: &'static Run,
     pub(super) column: Option<String>,
     pub(super) tests: Vec<Test>,
-    /// What went wrong beside the tests; each counts as a failure.
+    /// Problems besides failed tests. Each counts as a failure.
     pub(super) problems: Vec<String>,
     pub(super) elapsed: Duration,
-    /// How long it took the last time.
+    /// Duration of the run the last time.
     pub(super) before: Option<Duration>,
     pub(super) log: Option<PathBuf>,
     pub(super) origin: Origin,
@@ -46,7 +46,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Of a run that is not one machine: it has no column and no log.
+    /// Returns a report of a run that is not a single VM. It has no column and no log.
     pub(super) fn plain(
         run: &'static Run,
         started: Instant,
@@ -66,7 +66,7 @@ impl Report {
         }
     }
 
-    /// Of a run that is not done, for its results are there.
+    /// Returns a report from kept results.
     pub(super) fn kept(run: &'static Run, kept: Kept, origin: fn(When) -> Origin) -> Self {
         Self {
             column: kept.column,
@@ -76,7 +76,8 @@ impl Report {
         }
     }
 
-    /// Names of tests that failed and were not known to fail, and of those that were and passed.
+    /// Returns the names of tests that failed unexpectedly, and of tests that passed although they
+    /// were expected to fail.
     pub(super) fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();
         for test in &self.tests {
@@ -97,7 +98,7 @@ impl Report {
         self.failures().is_empty()
     }
 
-    /// How many tests passed.
+    /// Returns the number of tests that passed.
     pub(super) fn passed(&self) -> usize {
         let skipped = self.skipped().count();
         let failed = self.failures().len() - self.problems.len();
@@ -111,7 +112,7 @@ impl Report {
         })
     }
 
-    /// Whether a second try says something: of machines, which depend on time.
+    /// Returns `true` if a second try is useful. It is for VMs, which depend on timing.
     pub(super) fn may_be_tried_again(&self) -> bool {
         let is_machine = matches!(
             self.run.place,
@@ -121,7 +122,7 @@ impl Report {
         is_machine && has_begun && self.origin == Origin::Run && !self.has_passed()
     }
 
-    /// Puts the second try of a run in the place of the first, if it passed. Otherwise the first one stands.
+    /// Replaces a run by its second try if that one passed. Otherwise keeps the first try.
     pub(super) fn after_second_try(self, second: Self) -> Self {
         if second.has_passed() {
             let logs = self.log.iter().chain(&second.log).cloned().collect();
@@ -145,7 +146,7 @@ impl Report {
         report
     }
 
-    /// Says how the run went.
+    /// Prints the result of the run.
     pub(super) fn tell(&self) {
         let failures = self.failures();
         let skipped = self.skipped().count();
@@ -212,7 +213,8 @@ fn told(when: &When) -> String {
     format!("{} ({})", when.date, when.commit)
 }
 
-/// Tests that the suite expects of a run and that are not there: of a group that is not whole, or of a name that no test has.
+/// Returns a problem for each expected test that is missing: an incomplete group, or a name that no
+/// test has.
 pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
     let mut problems = Vec::new();
     if !run.groups.is_empty() {
@@ -346,7 +348,7 @@ mod tests {
     #[test]
     fn programs_of_the_host_are_not_tried_again() {
         assert!(!report(&RUN, vec![Test::new("d", Verdict::Failed)], &[]).may_be_tried_again());
-        // Nor what could not begin.
+        // A run that could not begin is not repeated either.
         assert!(!report(&MACHINE, Vec::new(), &["no kernel"]).may_be_tried_again());
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Which tests may be skipped: `tests/runner/skips` says for each run how many, and why. A machine that lacks something
-//! skips what needs it, and passes; so what is skipped for another reason, or in another number, is a failure.
+//! Tests that may be skipped: `tests/runner/skips` lists the number and reason for each run. A VM
+//! that lacks something skips the tests that need it, and passes. Skips for another reason, or in
+//! another number, are therefore failures.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,7 @@ use crate::kernel;
 use crate::paths::Paths;
 use crate::results::{Test, Verdict};
 
-/// Reasons to skip any number of tests: what some hosts do not let anybody do.
+/// Reasons to skip any number of tests. Some hosts forbid certain operations.
 const MAY_BE_SKIPPED: &[&str] = &["this machine lets nobody mount"];
 
 const HEAD: &str = "\
@@ -24,10 +25,10 @@ const HEAD: &str = "\
 # `make test TEST=--update-skips` writes what it has seen; look at what changes.
 ";
 
-/// Of one run: by reason, how many tests.
+/// Number of skipped tests of one run, by reason.
 type Counts = BTreeMap<String, usize>;
 
-/// By run.
+/// Skipped tests by run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Skips(BTreeMap<String, Counts>);
 
@@ -35,7 +36,7 @@ fn file(paths: &Paths) -> PathBuf {
     paths.repo.join("tests/runner/skips")
 }
 
-/// The run that is done again here, on another kernel.
+/// Returns the name of the original run, if this run repeats it on another kernel.
 fn usual(run: &str) -> Option<&str> {
     kernel::others().find_map(|name| run.strip_prefix(&format!("{name}: ")))
 }
@@ -58,7 +59,8 @@ impl Skips {
         Self::parse(&text).with_context(|| file.display().to_string())
     }
 
-    /// A run's name, and below it a line for each reason, indented: `  2  the reason`.
+    /// Parses the file: each run's name, and below it an indented line for each reason:
+    /// `  2  the reason`.
     fn parse(text: &str) -> Result<Self> {
         let mut runs: BTreeMap<String, Counts> = BTreeMap::new();
         let mut run = None;
@@ -98,7 +100,7 @@ impl Skips {
         counts.cloned().unwrap_or_default()
     }
 
-    /// What a run should have skipped and has not, or the other way round.
+    /// Returns the differences between the expected and the actual skips of a run.
     pub(super) fn unexpected(&self, run: &str, tests: &[Test]) -> Vec<String> {
         let mut expected = self.of(run);
         let mut problems = Vec::new();
@@ -118,7 +120,7 @@ impl Skips {
         problems.into_iter().chain(missing).collect()
     }
 
-    /// Takes what these runs have skipped for what they are to skip.
+    /// Replaces the expected skips of these runs by their actual ones.
     fn take(&mut self, reports: &[Report]) {
         for report in reports {
             if report.origin != Origin::Run || !report.has_passed() {
@@ -139,7 +141,7 @@ impl Skips {
         }
     }
 
-    /// Writes down what these runs have skipped.
+    /// Writes the actual skips of these runs to the file.
     pub(super) fn update(mut self, paths: &Paths, reports: &[Report]) -> Result<()> {
         self.take(reports);
         fs::write(file(paths), self.render()).context("tests/runner/skips")

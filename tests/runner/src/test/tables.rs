@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The end of a suite's output: results side by side, what was skipped, what took longest, and the counts.
+//! The end of a suite's output: comparison of results, skipped tests, longest runs, and totals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,7 +8,8 @@ use super::report::{Origin, Report};
 use crate::progress::duration;
 use crate::results::{figures, Test, Verdict};
 
-/// The lines of one case: its verdicts, and below them the figures that are not the same in all columns.
+/// Returns the lines of one case: its verdicts, and below them the figures that differ between
+/// columns.
 fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {
     let verdicts = results
         .iter()
@@ -56,10 +57,10 @@ fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The widest figure of the table.
+/// Maximum width of a figure in the table.
 const CELL: usize = 48;
 
-/// A text's beginning, where it is longer than `most` characters.
+/// Cuts a text that is longer than `most` characters.
 fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
@@ -67,7 +68,7 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// The same cases with each peer-memory module, side by side.
+/// Prints the results of the same cases with each peer-memory module, side by side.
 fn table(reports: &[Report]) {
     let mut columns: Vec<&str> = Vec::new();
     let mut names: Vec<&str> = Vec::new();
@@ -121,9 +122,10 @@ fn table(reports: &[Report]) {
     }
 }
 
-/// Says which tests were skipped, and why.
+/// Lists the skipped tests and their reasons.
 fn list_skipped(reports: &[Report]) {
-    // By test and reason, the runs; then by reason and runs, the tests: most are skipped together.
+    // First the runs by test and reason, then the tests by reason and runs. Most tests are skipped
+    // in groups.
     let mut runs: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for report in reports {
         for skipped in report.skipped() {
@@ -154,7 +156,7 @@ fn list_skipped(reports: &[Report]) {
     }
 }
 
-/// How many of the longest runs are told again.
+/// Number of the longest runs to list.
 const LONGEST: usize = 10;
 
 fn list_longest(reports: &[Report]) {
@@ -197,16 +199,16 @@ fn list_flaky(reports: &[Report]) {
     }
 }
 
-/// Numbers for the last two lines.
+/// Numbers in the last two lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     passed: usize,
     failed: usize,
     skipped: usize,
     flaky: usize,
-    /// Runs that were not done, and their tests.
+    /// Number of runs whose kept results were used, and of their tests.
     unchanged: [usize; 2],
-    /// Runs done before the pass was interrupted, and their tests.
+    /// Number of runs done before the pass was interrupted, and of their tests.
     resumed: [usize; 2],
 }
 
@@ -254,7 +256,7 @@ impl Counts {
     }
 }
 
-/// The end of the output. Its last line is for programs.
+/// Prints the end of the output. The last line is for programs.
 pub(super) fn summary(reports: &[Report], elapsed: Duration) -> i32 {
     table(reports);
     list_skipped(reports);

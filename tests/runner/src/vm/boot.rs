@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A machine's kernel and modules before it starts, and its outcome afterwards.
+//! A VM's kernel and modules before it starts, and its outcome afterwards.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,27 +8,28 @@ use crate::arch::Arch;
 use crate::index::Index;
 use crate::kernel::Signing;
 
-/// Exit statuses of the runner's own, as `timeout(1)` and `xargs(1)` have them.
+/// Exit statuses of the runner itself, as in `timeout(1)` and `xargs(1)`.
 pub(crate) const TIMED_OUT: i32 = 124;
 
 pub(crate) const RUN_FAILED: i32 = 125;
 
-/// Takes a line of output and whether it is one of standard error.
+/// Function that gets a line of output, and `true` if the line is from standard error.
 pub(crate) type LineSink = Box<dyn FnMut(&str, bool) + Send>;
 
-/// Where a command's input comes from and its output goes to.
+/// Source of a command's input, and destination of its output.
 pub(crate) enum Channels {
-    /// To the caller's own.
+    /// The caller's own input and output.
     Caller,
-    /// No input; each line of output to this.
+    /// No input. Each line of output goes to this function.
     Lines(LineSink),
 }
 
-/// How a run ended.
+/// Result of a run.
 pub(crate) struct Outcome {
-    /// The command's own status, if it came to have one.
+    /// Exit status of the command, if it ended.
     pub(crate) status: Option<i32>,
-    /// Why the run failed whatever the command says: time-out, a dead machine, a report in the log.
+    /// Reasons why the run failed independently of the command: a timeout, a dead VM, a report in
+    /// the log.
     pub(crate) failures: Vec<String>,
     pub(crate) timed_out: bool,
     pub(crate) log: PathBuf,
@@ -36,7 +37,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// The status that a program which ran this machine exits with.
+    /// Returns the exit status for a program that ran this VM.
     pub(crate) fn exit_code(&self) -> i32 {
         match self.status {
             _ if self.timed_out => TIMED_OUT,
@@ -46,27 +47,29 @@ impl Outcome {
     }
 }
 
-/// What a machine boots and what it finds its modules in.
+/// Kernel and modules of a VM.
 pub(crate) struct Boot {
     pub(crate) arch: Arch,
-    /// Its root, where its options name none: the host's own, if the host's programs run on it.
+    /// Root of the VM, unless its options name one. It is this machine's own root, if the VM can
+    /// run this machine's programs.
     pub(crate) root: PathBuf,
     pub(crate) image: PathBuf,
     pub(crate) release: String,
-    /// Modules by name; what was put in first wins.
+    /// Modules by name. The first module of a name wins.
     pub(crate) modules: Index,
     /// Version of the peer-memory module, for the command's environment.
     pub(crate) peermem_version: String,
-    /// NVIDIA's module, to be had in the machine though not loaded.
+    /// NVIDIA's module, available in the VM but not loaded.
     pub(crate) control: Option<PathBuf>,
-    /// Neighbours of other kinds, each in a folder of the name that it has here.
+    /// Other neighbours, each in a folder of this name.
     pub(crate) drivers: Vec<(&'static str, PathBuf)>,
-    /// All modules are to be signed with this; and our module as it is without.
+    /// Key that signs all modules, and our module unsigned.
     pub(crate) signing: Option<(Signing, PathBuf)>,
-    /// The kernel's detectors, each of which must show that it lives.
+    /// `true` if the kernel has detectors, which must show that they work.
     pub(crate) detectors: bool,
-    /// One of Debian's own images.
+    /// `true` if the kernel is one of Debian's own images.
     pub(crate) is_stock: bool,
-    /// The root is a whole host, which loads its modules itself; here are only those that its file systems need.
+    /// `true` if the root is a complete host, which loads its modules itself. `modules` then only
+    /// has those for its file systems.
     pub(crate) host: bool,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! An initramfs, written as the kernel reads it: the "newc" form of cpio, uncompressed.
+//! Writes an initramfs in the kernel's format: uncompressed cpio in "newc" form.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const DIRECTORY: u32 = 0o040_755;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_777;
 
-/// An archive under construction. Parents must be added before what lies in them.
+/// An archive under construction. A directory must be added before its contents.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -29,7 +29,7 @@ impl Archive {
         self.entry(name, REGULAR | mode, contents);
     }
 
-    /// Copies a file of the host.
+    /// Adds a copy of one of this machine's files.
     pub(crate) fn copy(&mut self, name: &str, mode: u32, source: &Path) -> Result<()> {
         let contents =
             std::fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -45,7 +45,8 @@ impl Archive {
     fn entry(&mut self, name: &str, mode: u32, contents: &[u8]) {
         self.inode += 1;
         let links = 1;
-        // In order: inode, mode, uid, gid, links, mtime, size, four device numbers, name size, checksum.
+        // Fields in order: inode, mode, uid, gid, links, mtime, size, four device numbers, name
+        // size, checksum.
         let fields = [
             self.inode as usize,
             mode as usize,

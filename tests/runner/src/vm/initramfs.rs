@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The initramfs of a machine: busybox, the guest's scripts, the first modules, and the command with its environment.
+//! The initramfs of a VM: busybox, the guest's scripts, the early modules, and the command with its
+//! environment.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::index::name_of;
 use crate::paths::Paths;
 use crate::{detectors, programs, terminal};
 
-/// The environment of the command, as lines of a shell script.
+/// Returns the command's environment as lines of a shell script.
 fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     let mut script = String::new();
     let mut export = |name: &str, value: &str| {
@@ -86,7 +87,7 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     Ok(script)
 }
 
-/// The script that runs the command. Without a command it starts a shell.
+/// Returns the script that runs the command. Without a command, it starts a shell.
 pub(super) fn command_script(
     paths: &Paths,
     options: &Options,
@@ -95,7 +96,7 @@ pub(super) fn command_script(
     tty: bool,
 ) -> Result<String> {
     let mut script = environment(options, boot, tty)?;
-    // Found by name, and after all else.
+    // These programs are found by name, after all others.
     let programs = in_machine(&programs::directory(paths, boot.arch));
     script.push_str(&format!("PATH=$PATH:{}\n", quoted(&programs)));
     if tty {
@@ -185,7 +186,7 @@ pub(super) fn initramfs(
         unload.insert(0, name_of(path));
     }
     archive.file("job/modules", 0o644, load.as_bytes());
-    // The NICs' driver stays, with what it needs.
+    // The NICs' driver and its dependencies stay loaded.
     unload.retain(|name| !name.contains("virtio") && !name.ends_with("failover"));
 
     let vars = [
@@ -197,7 +198,8 @@ pub(super) fn initramfs(
                 "root"
             },
         ),
-        // busybox's ip and a strange root's lack what the host's has, where the host's runs.
+        // busybox's ip and that of another root lack features of this machine's ip, which is used
+        // if the VM can run it.
         ("TOOLS", if is_foreign { "/" } else { HOST }),
         ("MODULE_ROOT", &in_machine(module_root)),
         ("RXE", if plan.rdma { "1" } else { "" }),

@@ -6,10 +6,10 @@ use super::wait::Attended;
 use crate::detectors::{self, Detector};
 use crate::klog;
 
-/// Number of a kernel's reports that are shown.
+/// Number of reports that are shown.
 const SHOWN_REPORTS: usize = 10;
 
-/// Puts each of the lines on a line of its own, indented.
+/// Returns each line on a line of its own, indented.
 fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
     lines
         .into_iter()
@@ -17,7 +17,8 @@ fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
         .collect()
 }
 
-/// Adds the failures that the log and the machine's end show. `wanted` are the detectors that must prove themselves.
+/// Adds the failures shown by the log and by the VM's end. `wanted` are the detectors that must
+/// show that they work.
 pub(super) fn judge(
     attended: &mut Attended,
     options: &Options,
@@ -38,7 +39,7 @@ pub(super) fn judge(
             indented(tail.iter().copied())
         ));
     }
-    // The faults injected for the detectors fail nothing.
+    // Faults that are injected for the detectors are no failures.
     let (text, injected) = detectors::split(text);
     if let (Some(wanted), Some(_)) = (wanted, attended.status) {
         failures.extend(detectors::judge(text, injected, wanted));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One machine from start to end.
+//! Runs one VM from start to end.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -21,10 +21,10 @@ use crate::detectors::Detector;
 use crate::paths::Paths;
 use crate::{detectors, klog, terminal};
 
-/// Time limit of a command that has none of its own: many times the need of any, for slow machines.
+/// Default time limit of a command. It is many times what any command needs, for slow machines.
 const LONGEST_RUN: Duration = Duration::from_secs(7200);
 
-/// A folder for a run's own files, which is removed with this value.
+/// Folder for a run's files. It is removed on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -33,8 +33,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Held while a machine starts. Two machines that start at once must not inherit each other's descriptors: the other end of
-/// each would stay open after the machine that it belongs to.
+/// Held while QEMU starts. Two QEMUs that start at once must not inherit each other's descriptors.
+/// An inherited socket would stay open after its own VM has ended.
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// Returns the time limit of a run.
@@ -48,7 +48,7 @@ fn timeout(options: &Options, boot: &Boot, command: &[String]) -> Option<Duratio
     }
 }
 
-/// Returns the options with all that the kernel makes necessary.
+/// Returns the options with all changes that the kernel requires.
 fn adjusted(options: &Options, boot: &Boot) -> Result<Options> {
     if !options.bar.is_power_of_two() {
         bail!(
@@ -67,10 +67,12 @@ fn adjusted(options: &Options, boot: &Boot) -> Result<Options> {
             .with_context(|| format!("no root directory {}", options.root.display()))?
     };
     if boot.is_stock {
-        // The kernel patches its code while it runs (jump labels; those that are compiled here have none). With several
-        // processors the emulator was seen to run an int3 that was no longer there.
+        // The kernel patches its code at run time (jump labels, which kernels built here do not
+        // have). If there are several processors, QEMU has been seen to execute an int3 that was no
+        // longer there.
         options.smp = 1;
-        // Such a kernel lets nobody map what a driver holds, and the cases look into the BAR.
+        // Such a kernel prevents mappings of memory that a driver owns, but the cases look into the
+        // BAR.
         options.append.push("iomem=relaxed".to_owned());
     }
     if boot.detectors {
@@ -82,7 +84,7 @@ fn adjusted(options: &Options, boot: &Boot) -> Result<Options> {
     Ok(options)
 }
 
-/// Writes the initramfs into the scratch folder, and the modules beside it.
+/// Writes the initramfs and the modules into the scratch folder.
 fn lay_initramfs(
     paths: &Paths,
     options: &Options,
@@ -114,7 +116,7 @@ fn lay_initramfs(
     Ok(file)
 }
 
-/// The detectors that must prove themselves in this machine, if its kernel has any.
+/// Returns the detectors that must show that they work in this VM, if its kernel has any.
 fn wanted(options: &Options, boot: &Boot) -> Option<&'static [Detector]> {
     boot.detectors.then(|| detectors::wanted(options.faults))
 }
@@ -176,7 +178,7 @@ fn start(
     Ok((Machine(qemu), ports))
 }
 
-/// Boots, runs, waits: one machine. A machine of a pair has this end of the wire.
+/// Boots one VM, runs the command, and waits. A VM of a pair gets this end of the wire.
 pub(super) fn run(
     paths: &Paths,
     options: &Options,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The settings of a virtual machine, which are also the options of `runner vm`.
+//! The settings of a VM, which are also the options of `runner vm`.
 
 use std::path::PathBuf;
 
@@ -270,7 +270,7 @@ struct Bare {
 }
 
 impl Options {
-    /// The machine's processors: those that its kernel is for.
+    /// Returns the VM's architecture, which is that of its kernel.
     pub(crate) fn arch(&self) -> Arch {
         crate::kernel::arch_of(&self.kernel)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Two machines on one wire: each has a kernel, a GPU and a NIC of its own.
+//! Two VMs on one wire, each with its own kernel, GPU and NIC.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixDatagram;
@@ -13,8 +13,9 @@ use super::machine;
 use super::options::Options;
 use crate::paths::Paths;
 
-/// Boots two machines, runs the command in both, and waits for both. A [`LineSink`] gets the lines of host 1 unchanged, and
-/// those of host 2 as lines of standard error that begin with its name.
+/// Boots two VMs, runs the command in both, and waits for both. A [`LineSink`] gets the lines of
+/// host 1 unchanged. It gets those of host 2 as lines of standard error that begin with the host's
+/// name.
 pub(crate) fn run(
     paths: &Paths,
     options: &Options,
@@ -25,7 +26,7 @@ pub(crate) fn run(
     if command.is_empty() || options.tty {
         bail!("a pair has no terminal and no input: give a command with --pair");
     }
-    // Connected to each other, they take some hundred packets before one end has to wait for the other.
+    // A connected pair of sockets queues some hundred packets before a sender has to wait.
     let wires = UnixDatagram::pair()?;
     let log = match &options.log {
         Some(file) => file.clone(),
@@ -75,7 +76,7 @@ pub(crate) fn run(
     Ok(together(first?, &second?, options.host_2_is_lost))
 }
 
-/// A reader that has gone misses nothing.
+/// Write errors are ignored: a reader that is gone misses nothing.
 fn print(line: &str, is_error: bool) {
     let _ = if is_error {
         writeln!(std::io::stderr(), "{line}")
@@ -84,7 +85,8 @@ fn print(line: &str, is_error: bool) {
     };
 }
 
-/// What came of both: the first failure's status, and the failures of each under its name.
+/// Combines both outcomes: the status of the first failure, and the failures of each host under its
+/// name.
 fn together(first: Outcome, second: &Outcome, second_is_lost: bool) -> Outcome {
     let of_second = match second.status {
         None if second_is_lost => Some(0),

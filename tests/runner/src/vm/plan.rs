@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Modules of a machine: which are loaded, in which order, with which parameters, and where the machine finds them.
+//! The modules that a VM loads: order, parameters, and paths in the VM.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,20 +15,20 @@ use crate::command::system_path;
 use crate::guest::{DEVICES, EARLY, EARLY_ON_HOST};
 use crate::index;
 
-/// A file of parameters for one module: `name` to `a=1 b=2`.
+/// Parameters of modules: `name` to `a=1 b=2`.
 type Parameters = BTreeMap<String, String>;
 
-/// Which modules are loaded, in which order, and which parameters each gets.
+/// The modules to load, in order, and their parameters.
 pub(super) struct Plan {
     pub(super) arch: Arch,
     pub(super) early: Vec<PathBuf>,
-    /// Files; on a host names for modprobe.
+    /// Files, or names for modprobe on a Debian host.
     pub(super) modules: Vec<(PathBuf, String)>,
     pub(super) rdma: bool,
     pub(super) host: bool,
 }
 
-/// The plan of a host.
+/// Returns the plan of a Debian host.
 pub(super) fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     let wanted = [EARLY, EARLY_ON_HOST].concat();
     let mut modules = vec!["ib_uverbs", "rdma_ucm", "rdma_rxe", "nvidia"];
@@ -53,7 +53,8 @@ pub(super) fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     })
 }
 
-/// The module that has ib_core's peer memory and its parameters: older kernels have umem.c in ib_uverbs.
+/// Returns the module that has ib_core's peer memory and its parameters. On older kernels, umem.c
+/// is in ib_uverbs.
 fn peer_memory(boot: &Boot) -> Result<&'static str> {
     let file = boot.modules.get("ib_uverbs");
     let has = file.map(|file| index::has_parameter(file, "peer_mem_sysfs"));
@@ -95,7 +96,7 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         }
     }
     if options.bench {
-        // Sees the clients that register after it.
+        // The bench sees only clients that register after it is loaded.
         wanted.push("test_bench");
     }
     if options.peermem != Peermem::None {
@@ -134,7 +135,7 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     })
 }
 
-/// Puts the modules where the machine will find them, with the tables that modprobe reads.
+/// Copies the modules to their paths in the VM, and makes modprobe's tables.
 pub(super) fn lay_modules(root: &Path, plan: &Plan, boot: &Boot) -> Result<PathBuf> {
     let (release, index) = (&boot.release, &boot.modules);
     let tree = root.join("lib/modules").join(release);
@@ -170,7 +171,8 @@ pub(super) fn lay_modules(root: &Path, plan: &Plan, boot: &Boot) -> Result<PathB
         bail!("depmod failed");
     }
     if let Some(control) = &boot.control {
-        // After depmod, since modprobe must not find it: it has the name of ours.
+        // This comes after depmod, because modprobe must not find this module, which has the name
+        // of ours.
         fs::create_dir_all(tree.join("control"))?;
         fs::copy(control, tree.join("control/nvidia-peermem.ko"))?;
     }

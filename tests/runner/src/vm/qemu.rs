@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! QEMU's command line, and the kernel's.
+//! Command lines of QEMU and of the kernel.
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::detectors;
 use crate::topology::Topology;
 
-/// Escapes a path for one of QEMU's options, which commas end.
+/// Escapes a path for an option of QEMU, where a comma ends a value.
 pub(super) fn value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
@@ -26,7 +26,7 @@ impl Words {
     }
 }
 
-/// Arguments for the kernel.
+/// Returns the kernel parameters.
 pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
     let mut words = Words::default();
     words.add(&[
@@ -35,7 +35,8 @@ pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
             boot.arch.console()
         ),
         &boot.arch.kernel_arguments(options.icount),
-        // The log waits for the serial line in a buffer of this size. A machine that stood still has no stall.
+        // The log waits for the serial port in a buffer of this size. The longer timeout keeps a
+        // paused VM from reporting a stall.
         "log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120",
     ]);
     if options.iommu != Iommu::Off && boot.arch == Arch::X86_64 {
@@ -58,7 +59,7 @@ pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
     words.0.join(" ")
 }
 
-/// QEMU's arguments for the machine and its devices, but for those that need files of the run.
+/// Returns QEMU's arguments for the VM and its devices, except those that need files of the run.
 pub(super) fn arguments(
     options: &Options,
     boot: &Boot,
@@ -74,7 +75,7 @@ pub(super) fn arguments(
     match options.iommu {
         _ if boot.arch != Arch::X86_64 => {}
         Iommu::Off => {}
-        // In caching mode the kernel unmaps at once, whatever it is told.
+        // In caching mode, the kernel unmaps immediately, whatever its parameters say.
         Iommu::On => words.add(&["-device", "intel-iommu,aw-bits=48"]),
         Iommu::Pt | Iommu::Strict => {
             words.add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
@@ -92,7 +93,7 @@ pub(super) fn arguments(
     words
 }
 
-/// Adds the machine itself, its processors and its memory.
+/// Adds the machine type, the processors and the memory.
 fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     let accel = if options.icount {
         words.add(&["-icount", "shift=0"]);
@@ -100,7 +101,8 @@ fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     } else {
         "tcg,thread=multi"
     };
-    // Room for the BARs above memory, and addresses for that room. A bridge's window is aligned as the largest BAR in it.
+    // Reserves space for the BARs above memory, with enough address bits. A bridge's window is
+    // aligned to the largest BAR in it.
     let gpu_bytes = u64::from(options.gpus) * options.bar;
     let room = match options.topology {
         Topology::Flat => 2 * gpu_bytes,
@@ -123,20 +125,22 @@ fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     words.add(&["-nodefaults", "-no-user-config", "-no-reboot"]);
     words.add(&["-display", "none"]);
     words.add(&["-machine", machine, "-accel", accel, "-cpu", &cpu]);
-    // The hole of `virt` always has 512 GiB.
+    // The MMIO window of `virt` always has 512 GiB.
     if boot.arch == Arch::X86_64 {
         words.add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
     }
     let mut processors = options.topology.processors(options.smp);
-    // Where no second processor can be added, QEMU's translation makes locked instructions ordinary ones, although its devices
-    // have threads of their own. The kernel's barriers are such: a NIC misses a notification then, and stands still for good.
+    // If no second processor can be added, QEMU translates locked instructions to ordinary ones,
+    // although its devices have their own threads. The kernel uses such instructions as barriers. A
+    // NIC then misses a notification and hangs forever.
     if options.smp == 1 && !options.icount {
         processors.push_str(",maxcpus=2");
     }
     words.add(&["-smp", &processors, "-m", &options.mem.to_string()]);
 }
 
-/// Adds a read-only share of a folder of the host. Its bus is named: QEMU's own choice may be a bus that takes bridges alone.
+/// Adds a read-only share of one of this machine's folders. The bus is explicit, because QEMU might
+/// choose a bus that accepts only bridges.
 fn add_share(words: &mut Words, id: &str, path: &Path) {
     let folder = value(path);
     words.add(&[
@@ -155,8 +159,9 @@ fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Optio
     for argument in &layout.arguments {
         words.add(&[argument]);
     }
-    // A wire between the two NICs. UNIX datagrams stay in order and push back when the receiver is full; QEMU's hub
-    // lets later packets overtake those it holds, and RDMA READ does not get over that.
+    // A wire between the two NICs. UNIX datagrams stay in order, and the sender waits if the
+    // receiver is full. QEMU's hub lets later packets overtake those that it holds, and RDMA READ
+    // does not recover from that.
     let end = |nic: u32| value(&scratch.join(format!("wire{nic}")));
     let inside = |nic, peer| {
         format!(
@@ -176,7 +181,8 @@ fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Optio
     };
     for (bus, (nic, ends)) in layout.nics.iter().zip(nics) {
         words.add(&["-netdev", &format!("dgram,id=net{nic},{ends}")]);
-        // With mergeable buffers, and an IOMMU that translates, the NICs were seen to write to address 0.
+        // The NICs have been seen to write to address 0 with mergeable buffers and a translating
+        // IOMMU.
         words.add(&[
             "-device",
             &format!(
@@ -186,7 +192,8 @@ fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Optio
         ]);
     }
     for (gpu, bus) in layout.gpus.iter().enumerate() {
-        // Sparse and never reserved: a BAR may be larger than the host's memory.
+        // The memory is sparse and not reserved, because a BAR may be larger than this machine's
+        // memory.
         let size = options.bar;
         words.add(&[
             "-object",
@@ -221,7 +228,7 @@ mod tests {
         }
     }
 
-    /// The devices of a machine: those of this kind, with the bus that each is on.
+    /// Returns the devices of this kind in a VM, with the bus of each.
     fn buses(words: &str, kind: &str) -> Vec<String> {
         let options = Options::parse(format!("runner {words}").split_whitespace()).unwrap();
         arguments(
@@ -281,7 +288,7 @@ mod tests {
             );
             assert!(!arguments.contains("intel-iommu") && !arguments.contains("q35"));
         }
-        // A kernel that was named stays.
+        // A kernel that was given by name stays.
         assert_eq!(of("--arch arm64 --kernel debug").0, "debug");
     }
 
@@ -323,7 +330,7 @@ mod tests {
         assert_eq!(nics("--topology sockets --smp 4"), ["port0", "port1"]);
         assert_eq!(gpus("--topology sockets"), ["port2", "port3"]);
         assert_eq!(buses("--topology sockets", "pxb-pcie"), ["pcie.0"; 3]);
-        // A bus stands before what is on it.
+        // A bus must come before the devices on it.
         let options = Options::parse(["runner", "--topology", "switch"]).unwrap();
         let arguments = arguments(&options, &boot(), "", Path::new("l"), Path::new("s"), None).0;
         for (at, argument) in arguments.iter().enumerate() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Waits for a machine: passes its input and output on, and watches its control port, its log and the clock.
+//! Waits for a VM: forwards its input and output, and watches its control port, its log and the
+//! time.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -15,16 +16,16 @@ use anyhow::Result;
 use super::boot::{Channels, LineSink};
 use super::qemu::Words;
 
-/// Upper bound on a kernel log, in bytes. No run that ends has a log of 200 KiB; a kernel that reports for ever fills this in
-/// a minute.
+/// Upper bound on a kernel log, in bytes. A run that ends has a log of less than 200 KiB. A kernel
+/// that prints reports forever reaches the bound in a minute.
 const LONGEST_LOG: u64 = 16 << 20;
 
-/// The host's ends of the machine's ports.
+/// This machine's ends of the VM's ports.
 pub(super) struct Ports {
     control: UnixStream,
     streams: Vec<(&'static str, UnixStream)>,
     console: Option<UnixStream>,
-    /// QEMU's ends, closed here once it runs.
+    /// QEMU's ends, which are closed here once it runs.
     pub(super) remote: Vec<UnixStream>,
 }
 
@@ -32,7 +33,7 @@ pub(super) fn open_ports(words: &mut Words, tty: bool) -> Result<Ports> {
     let mut remote = Vec::new();
     let mut open = |name: &str, device: &str| -> Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
-        // The one descriptor that QEMU is to inherit.
+        // QEMU must inherit only this descriptor.
         rustix::io::fcntl_setfd(theirs.as_fd(), rustix::io::FdFlags::empty())?;
         words.add(&[
             "-chardev",
@@ -62,7 +63,7 @@ pub(super) fn open_ports(words: &mut Words, tty: bool) -> Result<Ports> {
     })
 }
 
-/// Ends the machine with the run, whatever ends the run.
+/// QEMU's process, which is killed on drop, however the run ends.
 pub(super) struct Machine(pub(super) Child);
 
 impl Drop for Machine {
@@ -72,7 +73,7 @@ impl Drop for Machine {
     }
 }
 
-/// Lets a reader take all that comes at once, so that the machine never waits for a slow consumer of its output.
+/// Copies a stream in its own thread, so that the VM never waits for a slow consumer of its output.
 fn pump(
     mut from: impl Read + Send + 'static,
     mut to: impl FnMut(&[u8]) + Send + 'static,
@@ -93,8 +94,9 @@ fn pump(
     })
 }
 
-/// Passes input on, and its end. The stream must not be dropped before the machine has gone: QEMU throws away what it has
-/// not read yet once the other end is closed, but not when it is merely shut down for writing.
+/// Forwards input and its end. The stream must not be dropped before the VM has ended: if the other
+/// end is closed, QEMU discards unread input. It does not if the other end is only shut down for
+/// writing.
 fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
     let mut to = to.try_clone()?;
     thread::spawn(move || {
@@ -109,10 +111,11 @@ fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
     Ok(())
 }
 
-/// A line sink that several streams write to.
+/// A line sink shared by several streams.
 type SharedSink = Arc<Mutex<LineSink>>;
 
-/// Splits a stream into lines and passes them to the sink. The end of the stream ends the last line.
+/// Splits a stream into lines and passes them to the sink. The end of the stream ends the last
+/// line.
 fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::JoinHandle<()> {
     let pass = move |line: &[u8]| {
         if let Ok(mut sink) = sink.lock() {
@@ -138,13 +141,13 @@ fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::J
     })
 }
 
-/// Threads that pass output on, and the stream of the input.
+/// The threads that forward output, and the input stream.
 struct Streams {
     consumers: Vec<thread::JoinHandle<()>>,
     input: Option<UnixStream>,
 }
 
-/// Connects the machine's streams to the caller's channels.
+/// Connects the VM's streams to the caller's channels.
 fn connect(
     console: Option<UnixStream>,
     streams: Vec<(&'static str, UnixStream)>,
@@ -201,7 +204,7 @@ fn control_lines(port: UnixStream) -> mpsc::Receiver<String> {
     control
 }
 
-/// The end of a machine's run, as far as the host sees it.
+/// The end of a VM's run, as seen from outside.
 #[derive(Default)]
 pub(super) struct Attended {
     pub(super) status: Option<i32>,
@@ -209,7 +212,7 @@ pub(super) struct Attended {
     pub(super) failures: Vec<String>,
 }
 
-/// Watches a machine until it ends. Stops it if the time is over or its log is too long.
+/// Watches a VM until it ends. Stops it if the time is over or its log is too long.
 pub(super) fn attend(
     qemu: &mut Machine,
     ports: Ports,
@@ -231,7 +234,7 @@ pub(super) fn attend(
             Ok(line) => {
                 if let Some(status) = exit_status(&line) {
                     seen.status = status;
-                    // The command is done; what is left is a second's work, where nobody else has the processors.
+                    // The command has ended. The rest takes a second on an idle machine.
                     deadline = Some(Instant::now() + Duration::from_secs(1200));
                 } else if let Some(text) = line.strip_prefix("setup ") {
                     let failure = format!("the machine could not be set up: {text}");
@@ -267,7 +270,7 @@ pub(super) fn attend(
         qemu.0.kill()?;
         qemu.0.wait()?;
     }
-    // Lines that the machine sent in its last moment.
+    // Reads the lines that the VM sent just before it ended.
     for status in control.iter().filter_map(|line| exit_status(&line)) {
         seen.status = status;
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Reads `cases.txt`: the hosts, and what must be said of each. The status follows from it.
+//! Parses `cases.txt`: the hosts, and the expected output for each. The expected exit status
+//! follows from the output.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -10,15 +11,15 @@ pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) group: String,
     pub(crate) host: Host,
-    /// Items that are not ok: `item|verdict|found`, and the sentence on each.
+    /// Items that are not ok: `item|verdict|found`, and the sentence about each.
     pub(crate) not_ok: Vec<(String, String)>,
 }
 
 #[derive(Default)]
 struct Table {
-    /// Words by name, the name in braces.
+    /// Texts by name. Names are in braces.
     texts: Vec<(String, String)>,
-    /// Default of the argument, and operations.
+    /// Default value of the argument, and operations.
     hosts: BTreeMap<String, (String, String)>,
     cases: Vec<Case>,
 }
@@ -28,7 +29,7 @@ fn table() -> &'static Table {
     TABLE.get_or_init(|| Table::parse(include_str!("cases.txt")))
 }
 
-/// All cases, or those of one group.
+/// Returns all cases, or those of one group.
 pub(crate) fn cases(group: Option<&str>) -> Vec<&'static Case> {
     let cases = table().cases.iter();
     let cases: Vec<_> = cases
@@ -38,7 +39,7 @@ pub(crate) fn cases(group: Option<&str>) -> Vec<&'static Case> {
     cases
 }
 
-/// Makes the host that these operations describe.
+/// Returns the host that these operations describe.
 pub(crate) fn host(operations: &str) -> Host {
     let mut host = Host::default();
     host.change(operations);
@@ -140,11 +141,11 @@ impl Table {
         }
     }
 
-    /// Does the operation `name`; `rest` are the words after it.
+    /// Performs the operation `name`. `rest` has the words after it.
     fn one(&self, host: &mut Host, name: &str, rest: &str) {
         let (first, more) = rest.split_once(' ').unwrap_or((rest, ""));
         match name {
-            // The release, and the folder of the headers if it changes, too.
+            // The release, and the folder of the headers if it changes too.
             "release" => {
                 host.release = first.to_owned();
                 if !more.is_empty() {
@@ -152,14 +153,14 @@ impl Table {
                 }
             }
             "file" => host.add(first, Entry::Text(more.to_owned())),
-            // Its target.
+            // A link and its target.
             "link" => host.add(first, Entry::Link(host.place(more))),
-            // A kernel module: its version and licence.
+            // A kernel module with its version and licence.
             "module" => {
                 let (version, licence) = more.split_once('|').unwrap();
                 host.add(first, Entry::Module(licence.to_owned(), version.to_owned()));
             }
-            // NVIDIA's driver of this version and licence, as DKMS installs it, and its header.
+            // NVIDIA's driver with this version and licence, as DKMS installs it, and its header.
             "nvidia" => {
                 let (version, _) = rest.split_once('|').unwrap();
                 let header =
@@ -171,22 +172,23 @@ impl Table {
                     &format!("lib/modules/{{R}}/updates/dkms/nvidia.ko {rest}"),
                 );
             }
-            // A Module.symvers with one symbol, and its module.
+            // A Module.symvers with one symbol and its module.
             "symvers" => {
                 let (symbol, module) = more.split_once(' ').unwrap();
                 host.add(first, Entry::Text(exported(symbol, module)));
             }
-            // A folder with what the kernel's build leaves for modules in Rust, made by this compiler.
+            // A folder with the files that the kernel's build leaves for Rust modules, made by this
+            // compiler.
             "crates" => {
                 for name in CRATES {
-                    // rustc writes the length of its version before it.
+                    // rustc writes the length of its version before the version.
                     let text = format!("rust\0\0\0\nA{more}\u{1}abort_unwind");
                     host.add(&format!("{first}/{name}"), Entry::Text(text));
                 }
             }
-            // The kernel's configuration as a file of its own, for a host without its headers.
+            // The kernel's configuration as a separate file, for a host without headers.
             "configuration" => host.add(first, Entry::Text(host.options())),
-            // Takes a file or a folder away, which must be there.
+            // Removes a file or a folder, which must exist.
             "without" => {
                 let path = host.place(rest);
                 let inside = format!("{path}/");
@@ -195,19 +197,19 @@ impl Table {
                     .retain(|name, _| *name != path && !name.starts_with(&inside));
                 assert!(host.files.len() < before, "there is no {path}");
             }
-            // A tool that prints this, whatever it is asked.
+            // A tool that always prints this text.
             "tool" => host.script(first, format!("#!/bin/sh\ncat <<'END'\n{more}\nEND\n")),
             // A tool that is this shell script.
             "script" => host.script(first, more.to_owned()),
-            // A tool that ends in an error and says nothing.
+            // A tool that fails without output.
             "fails" => host.script(rest, "#!/bin/sh\nexit 1\n".to_owned()),
-            // The tool of the machine that runs the tests.
+            // The tool of this machine.
             "system" => {
                 let script = format!("#!/bin/sh\nexec {} \"$@\"\n", system(rest).display());
                 host.script(rest, script);
             }
             "without-tool" => assert!(host.tools.remove(rest).is_some(), "there is no {rest}"),
-            // Takes away the tools that a fresh machine lacks.
+            // Removes the tools that a fresh machine lacks.
             "bare" => {
                 self.change(
                     host,
@@ -226,7 +228,7 @@ impl Table {
 }
 
 impl Said {
-    /// Whether it said this and nothing else, but for what is ok.
+    /// Fails unless the output has exactly the expected items besides those that are ok.
     pub(crate) fn is(&self, expected: &[(String, String)]) -> Result<(), String> {
         let mut table = String::new();
         let mut sentences = String::new();

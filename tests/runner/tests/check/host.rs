@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A host: its files and tools, written to a folder in which `scripts/check` runs.
+//! A synthetic host: its files and tools, written to a folder in which `scripts/check` runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,22 +11,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Clone)]
 pub(crate) enum Entry {
     Text(String),
-    /// Its target.
+    /// A link and its target.
     Link(String),
-    /// A kernel module: its licence and version.
+    /// A kernel module with its licence and version.
     Module(String, String),
 }
 
-/// A host: files by path below its root, and the tools of its PATH.
+/// A host: files by path below its root, and the tools in its PATH.
 #[derive(Clone, Default)]
 pub(crate) struct Host {
     pub(crate) files: BTreeMap<String, Entry>,
     pub(crate) tools: BTreeMap<String, String>,
-    /// The kernel's configuration, without `CONFIG_`.
+    /// The kernel's configuration, without the prefix `CONFIG_`.
     pub(crate) config: BTreeMap<String, String>,
-    /// The kernel that is built for.
+    /// Release of the kernel that the module is built for.
     pub(crate) release: String,
-    /// The folder of its headers.
+    /// Folder of the kernel's headers.
     pub(crate) headers: String,
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
@@ -38,7 +38,7 @@ impl Host {
         self.files.insert(path, entry);
     }
 
-    /// `{K}` stands for the folder of the headers, `{R}` for the release.
+    /// Replaces `{K}` by the folder of the headers, and `{R}` by the release.
     pub(crate) fn place(&self, text: &str) -> String {
         text.replace("{K}", &self.headers)
             .replace("{R}", &self.release)
@@ -55,7 +55,7 @@ impl Host {
             .collect()
     }
 
-    /// Writes it all down, and runs the script there, which must leave it as it is.
+    /// Writes the host to a folder and runs the script there. The script must not change it.
     pub(crate) fn check(&self, shell: &[&str]) -> Said {
         let place = self.write();
         let before = listing(&place.root());
@@ -122,7 +122,7 @@ impl Host {
 /// Release of the host `complete`.
 pub(crate) const UBUNTU: &str = "7.3.0-15-generic";
 
-/// Where the object of the portable build is, on the hosts that have it.
+/// Path of the portable build's object on the hosts that have it.
 const OBJECT: &str = "/object";
 
 pub(crate) const CRATES: &[&str] = &[
@@ -140,7 +140,7 @@ pub(crate) const CRATES: &[&str] = &[
     "libzerocopy_derive.so",
 ];
 
-/// Of the machine that runs the tests: what the script is written with.
+/// Programs of this machine that the script uses.
 const UTILITIES: &[&str] = &[
     "awk", "cat", "cp", "cut", "dirname", "find", "grep", "head", "mktemp", "modinfo", "objdump",
     "readlink", "rm", "sed", "sh", "sort", "tail", "tr",
@@ -163,7 +163,7 @@ pub(crate) fn exported(symbol: &str, module: &str) -> String {
     format!("0x00000000\t{symbol}\tdrivers/infiniband/core/{module}\tEXPORT_SYMBOL\t\n")
 }
 
-/// An object file with what modinfo reads.
+/// Makes an object file with the information that modinfo reads.
 pub(crate) fn assemble(path: &Path, licence: &str, version: &str) {
     assemble_with(
         path,
@@ -188,7 +188,7 @@ pub(crate) fn assemble_with(path: &Path, fields: &[&str]) {
     fs::remove_file(source).unwrap();
 }
 
-/// Every file with its contents.
+/// Returns every file with its contents.
 fn listing(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -210,7 +210,7 @@ fn listing(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files
 }
 
-/// A folder for one run, gone with it.
+/// A folder for one run, which is removed on drop.
 pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
@@ -222,7 +222,7 @@ impl Place {
         Self(fs::canonicalize(folder).unwrap())
     }
 
-    /// Of the host.
+    /// Returns the root of the host.
     pub(crate) fn root(&self) -> PathBuf {
         self.0.join("root")
     }
@@ -234,7 +234,7 @@ impl Drop for Place {
     }
 }
 
-/// What the script said.
+/// Output of the script.
 pub(crate) struct Said {
     pub(crate) status: Option<i32>,
     pub(crate) text: String,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `scripts/check` on trees of hosts.
+//! Tests `scripts/check` on synthetic hosts.
 //!
-//! The trees are made here, small and by hand, after the layouts that the distributions' packages are known to have; none
-//! was recorded from a machine. The tools in them are scripts that say what the real ones would.
+//! The trees of the hosts are small and written by hand, after the known layouts of the
+//! distributions' packages. None was copied from a real machine. The tools in them are scripts that
+//! print what the real ones would.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +22,7 @@ use std::process::Command;
 use cases::{cases, host};
 use host::{assemble, assemble_with, exported, script, system, Entry, Host, Place, CRATES, UBUNTU};
 
-/// Every case must say what it should, and nothing else.
+/// Checks that every case of a group gives exactly the expected output.
 fn hold(group: &str) {
     let mut problems = Vec::new();
     for case in cases(Some(group)) {
@@ -94,8 +95,9 @@ fn what_installing_says() {
     }
 }
 
-/// The functions of both neighbours are weak in the module, and modpost lets pass what it does not know of these: here it
-/// is the Kbuild itself that is asked, by a make that knows of kbuild what it takes.
+/// The functions of both neighbours are weak in the module, and modpost accepts unknown weak
+/// symbols. The Kbuild therefore checks them itself. This test runs the Kbuild with a make that
+/// imitates the parts of kbuild that it needs.
 #[test]
 fn a_build_without_the_neighbours_symbols_ends() {
     let kbuild =
@@ -129,18 +131,18 @@ fn a_build_without_the_neighbours_symbols_ends() {
         "ib_unregister_peer_memory_client",
     ];
     let told = "ERROR: ib_unregister_peer_memory_client is in no Module.symvers; scripts/check says what to do\n";
-    // nvidia.ko's are in a list that the build makes for itself.
+    // nvidia.ko's functions are in a list that the build makes itself.
     assert_eq!(build(&both, ""), (true, String::new()));
     let (built, said) = build(&both[..1], "");
     assert!(!built && said.starts_with(told), "{said}");
     assert_eq!(build(&both[..1], "1"), (true, told.to_owned()));
-    // Not a part of another name.
+    // A part of another name does not count.
     let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
     assert!(!built);
 }
 
-/// On a kernel with CONFIG_MODVERSIONS the versions are read from the driver that is installed: they are values of symbols, or
-/// lie in a section where these stand.
+/// On a kernel with `CONFIG_MODVERSIONS`, the versions are read from the installed driver. They are
+/// values of symbols, or the contents of a section that symbols point into.
 #[test]
 fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
@@ -186,7 +188,7 @@ fn versions_of_an_installed_driver() {
     }
 }
 
-/// A check that no case makes speak could be dead. bash tells the numbers of the lines that it runs.
+/// A check that no case triggers could be dead. bash prints the numbers of the lines that it runs.
 #[test]
 fn every_line_that_reports_is_reached() {
     let source = fs::read_to_string(script()).unwrap();
@@ -239,7 +241,8 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
     );
 }
 
-/// Has a make that knows as much of kbuild as the Kbuild needs find OFED on this host.
+/// Returns the place where the Kbuild finds OFED on this host. Runs it with a make that imitates
+/// the parts of kbuild that it needs.
 fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
     let place = host.write();
     let root = place.root();
@@ -271,7 +274,7 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
         .replace(&root.display().to_string(), "")
 }
 
-/// The Kbuild and the check look for OFED each by itself, and must find the same.
+/// The Kbuild and the check look for OFED independently, and must find the same one.
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
     for (mut host, source, machine) in [
@@ -290,7 +293,8 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
             ["ofa_kernel-dkms", "ofa_kernel"].map(|home| format!("usr/src/{home}/{folder}"))
         });
         let places: Vec<String> = places.collect();
-        // From the last to the first: each comes before those that are there already.
+        // From last to first, because each place takes precedence over those that are already
+        // there.
         for place in places.iter().rev() {
             let said = host.change(&format!("ofed_in {place}")).check(&["sh"]);
             let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
@@ -300,7 +304,7 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
                 format!("/{place}/include /{place}/include/../Module.symvers")
             );
         }
-        // Where OFED's DKMS package left links that lead nowhere, the folder behind them counts all the same.
+        // If OFED's DKMS package left dangling links, the folder behind them counts all the same.
         for (index, place) in places.iter().enumerate() {
             let mut host = host.clone();
             for other in &places {
@@ -342,7 +346,8 @@ fn what_is_ok_goes_unsaid_on_request() {
     assert_eq!(said.status, Some(1));
 }
 
-/// The Kbuild asks for the headers by the kernel alone. Debian's packages of the driver have modules of other names.
+/// The Kbuild asks for the headers by the kernel's release alone. Debian's driver packages have
+/// modules of other names.
 #[test]
 fn the_installed_drivers_headers_are_found_by_all_its_names() {
     for name in [
@@ -372,12 +377,12 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
         let wanted = format!("{}/usr/src/nvidia-580.1/nvidia\n", place.0.display());
         assert_eq!(asked(&[UBUNTU]), wanted, "{name}");
         assert_eq!(asked(&["-l", UBUNTU]), "NVIDIA\n", "{name}");
-        // Of another kernel.
+        // The module belongs to another kernel.
         assert_eq!(asked(&["-l", "6.2.0"]), "", "{name}");
     }
 }
 
-/// What `make` is told, and why.
+/// Checks the arguments of `make`, and the reason for the selected build.
 #[test]
 fn the_build_that_is_chosen() {
     let too_old = "Linux 6.12 has no Rust interfaces for the in-tree build";
@@ -431,7 +436,7 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// At installing it is the module that is installed that loads, or does not, wherever it was compiled.
+/// During installation, the installed module counts, wherever it was compiled.
 #[test]
 fn installing_judges_what_is_installed() {
     for (field, licence, loads) in [
@@ -458,7 +463,7 @@ fn installing_judges_what_is_installed() {
     }
 }
 
-/// depmod runs after an installation, and what it has noted may be gone.
+/// depmod runs after an installation, and its index may be outdated.
 #[test]
 fn a_module_is_found_by_the_index_or_without() {
     let place = Place::new();
@@ -492,13 +497,14 @@ fn a_module_is_found_by_the_index_or_without() {
         found("/lib/modules/6.1.0/kernel/other/nvidia.ko:\n"),
         "kernel/other/nvidia.ko\n"
     );
-    // What it names was replaced; it names others, or is not there.
+    // The file named by the index was replaced, the index names other files, or there is no index.
     for index in ["updates/nvidia.ko: a.ko\n", "kernel/nvidia-drm.ko:\n", ""] {
         assert!(found(index).contains("/nvidia.ko"), "{index}");
     }
 }
 
-/// Nothing is compiled for it: the headers, and the metadata where their package has them, by links.
+/// Nothing is compiled for the folder. It has links to the headers, and to the metadata in their
+/// own package.
 #[test]
 fn a_link_to_nothing_is_got_round() {
     let mut host =
@@ -507,7 +513,8 @@ fn a_link_to_nothing_is_got_round() {
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
     let create = |path: &str| fs::create_dir_all(place.root().join(path)).unwrap();
-    // Of kernels that have gone, and of one that is there, for which somebody else makes it now.
+    // Folders of removed kernels, and of an installed one, for which another process is making the
+    // metadata.
     create(&format!("{kept}/6.1.0"));
     create(&format!("{kept}/6.2.0.new"));
     create(&format!("{kept}/7.3.0.new"));
@@ -527,7 +534,7 @@ fn a_link_to_nothing_is_got_round() {
         .collect();
     left.sort();
     assert_eq!(left, [host.release.as_str(), "7.3.0.new"]);
-    // All that kbuild reads is found through it, and no other is made for what was there already.
+    // kbuild finds everything that it reads through the folder. A second run makes no other folder.
     for path in [
         "include/config/auto.conf",
         "scripts/target.json",
@@ -537,12 +544,12 @@ fn a_link_to_nothing_is_got_round() {
     }
     let again = host.run(&place, &["sh"]);
     assert_eq!((again.text, again.errors.as_str()), (said.text, ""));
-    // And without -m, as the Makefile asks for the folder.
+    // The same without -m, as the Makefile asks for the folder.
     host.arguments.clear();
     let again = host.run(&place, &["sh"]);
     assert!(again.text.contains(&row), "{}", again.text);
 
-    // Where it cannot be written, there is nothing to build in.
+    // If the folder cannot be made, there is nothing to build in.
     host.change("fails mkdir; argument -m");
     let advice = "and scripts/headers says above why it could not link to them.\n";
     let said = host.check(&["sh"]);
@@ -550,7 +557,7 @@ fn a_link_to_nothing_is_got_round() {
     assert_eq!(said.status, Some(1));
 }
 
-/// The source is there, and not that of the headers' package.
+/// The source is there, but its version is not that of the headers' package.
 #[test]
 fn metadata_that_cannot_be_made_is_missing() {
     let said = host("debian; file usr/src/linux-source-7.3.tar.xz x; argument -m").check(&["sh"]);
@@ -568,7 +575,8 @@ fn metadata_that_cannot_be_made_is_missing() {
     );
 }
 
-/// The kernel's preparation makes a vDSO for 32-bit programs, too, which takes a compiler that nothing else needs.
+/// The kernel's preparation also makes a vDSO for 32-bit programs, which needs a compiler that
+/// nothing else needs.
 #[test]
 fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
     // Debian's package names that compiler, and overrides any other name.
@@ -578,8 +586,9 @@ fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
 
 fn metadata_are_made_on_arm64(mut host: Host) {
     let crates = CRATES.join(" ");
-    // As arch/arm64/Makefile has it. The configuration's value is what auto.conf says. It is made by another make, which
-    // does not read .kernelvariables, and made again for as long as that names the compiler otherwise.
+    // Imitates arch/arm64/Makefile, which uses the value in auto.conf. Another make writes
+    // auto.conf. It does not read .kernelvariables, and writes auto.conf again as long as
+    // .kernelvariables names another compiler.
     let makefile = format!(
         "-include $(O)/.kernelvariables\n\
          CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\
@@ -625,7 +634,8 @@ fn metadata_are_made_on_arm64(mut host: Host) {
     }
 }
 
-/// No source package of Ubuntu's has the name of its series, and linux-nvidia has none at all.
+/// Ubuntu's source packages are not named after the kernel's series, and linux-nvidia has no source
+/// package.
 #[test]
 fn ubuntus_source_must_be_named() {
     let host = host("grace; tool dpkg-query linux-headers-7.3.0-1004-nvidia-64k: x; argument -m");

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What the test code uses of Linux 7.3, for older kernels down to 5.10.
+ * Interfaces of Linux 7.3 that the test code uses, for older kernels down to
+ * 5.10.
  *
- * Test code alone includes this header: the module itself probes for each
- * function, since distributions carry functions back. A helper here stands
- * under the kernel's own name where the kernel lacks that name, and under a
- * name that begins with test_ where the kernel has it with other arguments.
+ * Only test code includes this header. The module itself probes for each
+ * function, since distributions backport functions. A helper has the kernel's
+ * own name if the kernel lacks that name. It has a name that begins with test_
+ * if the kernel has the function with other arguments.
  */
 #ifndef _LINUX_TEST_COMPAT_H
 #define _LINUX_TEST_COMPAT_H
@@ -111,7 +112,7 @@ static inline struct dev_pagemap *page_pgmap(const struct page *page)
 }
 #endif
 
-/* Finds room of @len bytes in the address space of the calling process. */
+/* Finds room for @len bytes in the address space of the calling process. */
 static inline unsigned long
 test_get_unmapped_area(struct file *file, unsigned long addr,
 		       unsigned long len, unsigned long pgoff,
@@ -126,7 +127,7 @@ test_get_unmapped_area(struct file *file, unsigned long addr,
 #endif
 }
 
-/* Gives the file or directory @dentry another name in its directory. */
+/* Renames the file or directory @dentry within its directory. */
 static inline void test_debugfs_rename(struct dentry *dentry, const char *name)
 {
 #if KERNEL_VERSION(6, 15, 0) <= LINUX_VERSION_CODE

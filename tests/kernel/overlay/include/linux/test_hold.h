@@ -4,32 +4,32 @@
  *
  * A race test needs one thread to be inside a window of a few instructions
  * while another one runs. Sleeps make that likely, never certain. A hold
- * point makes it certain: the test arms it, waits until a thread is counted
- * there, does what is to happen meanwhile, and lets go.
+ * point makes it certain: the test arms the point, waits until a thread is
+ * counted there, performs the race, and releases the thread.
  *
- *	TEST_HOLD(before_frob);
- *	...
- *	test_hold_here(&before_frob);			in the code under test
- *	...
- *	test_hold_debugfs(dir, &before_frob);		once, at start-up
+ * 	TEST_HOLD(before_frob);
+ * 	...
+ * 	test_hold_here(&before_frob);			in the code under test
+ * 	...
+ * 	test_hold_debugfs(dir, &before_frob);		once, at start-up
  *
  * The file of that name in @dir then takes "1" (arm) and "0" (disarm, and
  * release every thread that waits), and reads as
  *
- *	armed=<0|1> waiting=<n> passed=<n> abandoned=<n>
+ * 	armed=<0|1> waiting=<n> passed=<n> abandoned=<n>
  *
- * "passed" counts the threads that have left the place since it was last
- * armed, whether they had to wait or not.
+ * "passed" counts the threads that have passed the place since it was last
+ * armed, with or without waiting.
  *
- * No clock decides how long a thread is held: a machine may stand still for
- * as long as it likes. The point belongs to the process that armed it, and
- * while that lives the thread stays. When it ends and has not let go, the
- * thread goes on within a second, so that the machine can still be shut down
- * and its log be read; "abandoned" says that this happened, and the log has a
- * warning, which fails the run.
+ * No timeout limits how long a thread is held, because a machine may pause
+ * for any time. The point belongs to the process that armed it, and the
+ * thread stays while that process lives. If the process ends without
+ * releasing the thread, the thread continues within a second, so that the
+ * machine can still be shut down and its log be read. "abandoned" counts
+ * these cases, and the log has a warning, which fails the run.
  *
  * Everything is in this header, so that a module outside the tree that the
- * header was laid over can use it, too.
+ * header was copied to can use it, too.
  */
 #ifndef _LINUX_TEST_HOLD_H
 #define _LINUX_TEST_HOLD_H
@@ -47,22 +47,22 @@
 #include <linux/spinlock.h>
 #include <linux/wait.h>
 
-/* How often a thread that is held looks whether somebody can let it go. */
+/* How often a held thread checks that the owner still exists. */
 #define TEST_HOLD_LOOK		HZ
 
 /**
  * struct test_hold - a place where threads can be stopped
  * @name: name of the file
- * @lock: guards all that follows; taken from process context alone
- * @armed: whether a thread that arrives now has to wait
- * @generation: incremented by every disarming. A waiter waits for the change
- *	of this number, not for @armed to be false: were the point armed again
- *	at once, a waiter that had not run in between would sleep on.
+ * @lock: protects all following fields. Taken only in process context.
+ * @armed: true if a thread that arrives now must wait
+ * @generation: incremented by every disarming. A waiter waits for a change of
+ * 	this number, not for @armed to be false. If the point were armed again
+ * 	at once, a waiter that had not run in between would sleep on.
  * @waiting: threads that sleep here
  * @passed: threads that have left since the last arming
- * @abandoned: how often nobody was left to release it, since the last arming
+ * @abandoned: releases because the owner ended, since the last arming
  * @owner: the process that armed it
- * @wait: where they sleep
+ * @wait: queue of the waiting threads
  */
 struct test_hold {
 	const char *name;
@@ -87,7 +87,7 @@ struct test_hold {
 		.wait = __WAIT_QUEUE_HEAD_INITIALIZER(_name.wait),	\
 	}
 
-/* Caller holds @hold->lock. */
+/* The caller holds @hold->lock. */
 static inline void __test_hold_disarm(struct test_hold *hold)
 {
 	hold->armed = false;
@@ -97,7 +97,7 @@ static inline void __test_hold_disarm(struct test_hold *hold)
 	wake_up_all(&hold->wait);
 }
 
-/* Whether nobody is left who would disarm it. Caller holds @hold->lock. */
+/* Returns true if the owner is gone. The caller holds @hold->lock. */
 static inline bool __test_hold_is_abandoned(struct test_hold *hold)
 {
 	struct task_struct *task;
@@ -111,12 +111,12 @@ static inline bool __test_hold_is_abandoned(struct test_hold *hold)
 }
 
 /**
- * test_hold_here - stop here if a test wants it
+ * test_hold_here - stop here if a test has armed the point
  * @hold: the place
  *
- * May sleep, also with mutexes held: being there is the purpose. The sleep is
- * not interruptible, since a thread that a signal lets go would make the test
- * pass or fail by luck, and idle: it is not a hung task, however long it takes.
+ * May sleep, even with mutexes held, which is the purpose. The sleep is not
+ * interruptible, because a thread that continues on a signal would make the
+ * test's result random. It is idle, so it never counts as a hung task.
  */
 static inline void test_hold_here(struct test_hold *hold)
 {
@@ -205,12 +205,12 @@ static const struct file_operations test_hold_fops __maybe_unused = {
 };
 
 /**
- * test_hold_debugfs - give a hold point its file
- * @dir: debugfs directory, by custom one named "hold"
+ * test_hold_debugfs - create the file of a hold point
+ * @dir: debugfs directory, usually named "hold"
  * @hold: the place
  *
- * The file goes away with its directory; the owner removes that before the
- * module that defines @hold is unloaded.
+ * The file is removed with its directory. The owner removes the directory
+ * before the module that defines @hold is unloaded.
  */
 static inline void test_hold_debugfs(struct dentry *dir, struct test_hold *hold)
 {

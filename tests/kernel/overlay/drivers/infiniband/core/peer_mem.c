@@ -2,56 +2,56 @@
 /*
  * Peer memory: umems whose memory belongs to another driver.
  *
- * A process registers an address that get_user_pages() cannot pin, since no
- * struct page stands behind it: memory of a GPU, mapped through a PCI BAR. If
- * the RDMA driver allows it, ib_core then asks the peer-memory clients, in
- * the order of their registration, whose address this is, and has the one
- * that answers pin the memory and map it for the RDMA device.
+ * A process registers an address that get_user_pages() cannot pin, because it
+ * has no struct page: GPU memory, mapped through a PCI BAR. If the RDMA driver
+ * allows it, ib_core then asks the peer-memory clients, in the order of their
+ * registration, if the address is theirs. The first client that accepts pins
+ * the memory and maps it for the RDMA device.
  *
- *	acquire -> get_pages -> dma_map		ib_umem_get_peer()
- *	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
- *	release					ib_umem_release(), which unmaps first
- *						where nobody has stopped
+ * 	acquire -> get_pages -> dma_map		ib_umem_get_peer()
+ * 	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
+ * 	release					ib_umem_release(), which unmaps first
+ * 						if the notifier was not stopped
  *
  * This is a test fixture. It gives mainline, which never had the interface,
- * the behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it
- * there, including what is awkward for them: a client that only works with a
- * better ib_core than the one it will meet is of no use. Such places are
- * marked "as OFED". A test can stop threads at the places marked
- * test_hold_here().
+ * the behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it.
+ * This includes the behaviour that is awkward for clients: a client that only
+ * works with a better ib_core than OFED's is useless. Such places are marked
+ * "as OFED". A test can stop threads at the places marked test_hold_here().
  *
  * Lock order
  *
- *	mmap_lock (a provider may revoke from munmap())
- *	  locks of the provider that it holds when it revokes
- *	    ib_umem_peer::mapping_lock
- *	      locks of the RDMA driver, and the client's own
- *	      ib_peer_client::umems.xa_lock
+ * 	mmap_lock (a GPU driver may revoke in munmap())
+ * 	  locks of the GPU driver that it holds when it revokes
+ * 	    ib_umem_peer::mapping_lock
+ * 	      locks of the RDMA driver, and the client's own
+ * 	      ib_peer_client::umems.xa_lock
  *
- *	peer_memory_mutex
- *	  what acquire() takes: locks of the client and of the provider
+ * 	peer_memory_mutex
+ * 	  locks that acquire() takes, of the client and of the GPU driver
  *
  * peer_memory_mutex and mapping_lock never nest in either order.
  *
- * What follows for the three parties:
+ * Consequences for the three parties:
  *
  * - A client that revokes must not wait, in get_pages() and dma_map(), for a
- *   lock that is held around its call of the invalidation function: ib_core
- *   calls them with mapping_lock held, and the invalidation takes that.
+ *   lock that is held around its call of the invalidation function. ib_core
+ *   calls them with mapping_lock held, and the invalidation takes mapping_lock.
  *   The same holds for dma_unmap() and put_pages(), unless the client has set
- *   PEER_MEM_INVALIDATE_UNMAPS; and for put_pages() after a dma_map() that
- *   has failed in any case.
- * - An RDMA driver that has been given a umem with IB_PEER_MEM_INVAL_SUPP
- *   holds mapping_lock without seeing it. It must not fault in user memory
- *   before ib_umem_activate_invalidation_notifier().
- * - No invalidation takes the mapping_lock of a umem whose client does not
- *   revoke, so theirs may be taken outside the provider's locks. lockdep has
- *   one class for all of them (as OFED), and reports an inversion where
- *   clients of both kinds are in use; with peer_lock_classes=2 it does not.
+ *   PEER_MEM_INVALIDATE_UNMAPS. It always holds for put_pages() after a failed
+ *   dma_map().
+ * - An RDMA driver that got a umem with IB_PEER_MEM_INVAL_SUPP holds
+ *   mapping_lock without seeing it. It must not fault in user memory before
+ *   ib_umem_activate_invalidation_notifier().
+ * - If a client does not revoke, no invalidation takes the mapping_lock of its
+ *   umems, so they may be taken outside the GPU driver's locks. lockdep has one
+ *   class for all of them (as OFED), and reports an inversion if clients of
+ *   both kinds are in use. peer_lock_classes=2 prevents that report.
  *
  * mapping_lock is locked in one function and unlocked in another, but always
- * by the task that runs the verb, as mutexes demand. They do not allow what a
- * driver can do that releases without a stop: free one that is locked.
+ * by the task that runs the verb, as mutexes require. They do not allow one
+ * thing that a driver can do if it releases without a stop: to free a locked
+ * mutex.
  */
 
 #include <linux/completion.h>
@@ -75,10 +75,10 @@
 
 #include "core_priv.h"
 
-/* The ticket of a umem that cannot be invalidated. */
+/* Ticket of a umem that cannot be invalidated. */
 #define PEER_NO_TICKET		U32_MAX
 
-/* Kernels since 6.4 do not export mm_kobj, and OFED has none of this there. */
+/* Since 6.4, kernels do not export mm_kobj, and OFED has no such files. */
 static bool peer_mem_sysfs;
 module_param(peer_mem_sysfs, bool, 0444);
 MODULE_PARM_DESC(peer_mem_sysfs,
@@ -95,30 +95,30 @@ MODULE_PARM_DESC(peer_old_stop,
 		 "Stop the notifier as OFED before 25.04, with != for ==: a umem whose notifier was never activated hangs for ever (default: N)");
 
 /*
- * Tickets are handed out in a circle. With all 32 bits of it no test lives to
- * see a number come round and stand for somebody else's umem. A test that has
- * made the circle small must not register from other threads meanwhile: a
- * ticket is free for the next umem before release() has told its client, and
- * no client can be right about it in between.
+ * Tickets are assigned cyclically. If all 32 bits are used, no test runs long
+ * enough to see a ticket reused for another umem. A test that has set a small
+ * limit must not register from other threads meanwhile. A ticket is free for
+ * the next umem before release() has informed the client, and no client can
+ * handle this correctly.
  */
 static u32 peer_tickets = PEER_NO_TICKET;
 
 /*
- * Where a test can stop a thread; in the order in which a umem gets there.
- * before_dma_unmap and before_put_pages are passed with mapping_lock held
- * unless the client is one with PEER_MEM_INVALIDATE_UNMAPS. A release without
- * a stop passes the latter alone, without the lock.
+ * Places where a test can stop a thread, in the order in which a umem passes
+ * them. before_dma_unmap and before_put_pages are passed with mapping_lock
+ * held, unless the client has PEER_MEM_INVALIDATE_UNMAPS. A release without a
+ * stop passes only the latter, without the lock.
  */
 TEST_HOLD(before_get_pages);	/* acquired, mapping_lock held, no ticket */
 TEST_HOLD(before_dma_map);	/* pinned, ticket known, mapping_lock held */
 TEST_HOLD(before_activate);	/* mapped, mapping_lock held */
 TEST_HOLD(invalidate_got_ref);	/* umem found and referenced, no lock held */
 TEST_HOLD(invalidate_locked);	/* umem is mapped, mapping_lock held */
-TEST_HOLD(invalidate_unlocked);	/* umem is dealt with, no lock held */
+TEST_HOLD(invalidate_unlocked);	/* umem is invalidated, no lock held */
 TEST_HOLD(before_dma_unmap);	/* notifier stopped, table not yet restored */
 TEST_HOLD(before_put_pages);	/* between dma_unmap() and put_pages() */
-TEST_HOLD(before_release);	/* ticket forgotten, no lock held */
-TEST_HOLD(after_release);	/* released and uncounted, pointer not cleared */
+TEST_HOLD(before_release);	/* ticket erased, no lock held */
+TEST_HOLD(after_release);	/* released and put, pointer not cleared */
 
 static struct test_hold *const peer_holds[] = {
 	&before_get_pages,
@@ -146,16 +146,16 @@ enum peer_stat {
 
 /**
  * struct ib_peer_client - a registered client
- * @kobj: its directory under memory_peers, and what frees this structure
- * @ops: what it gave us; its property, valid until it has unregistered
+ * @kobj: its directory in memory_peers. Frees this structure.
+ * @ops: the client's structure, valid until the client has unregistered
  * @entry: in peer_clients
  * @usecnt: one for the registration and one for every acquired context
  * @unused: completed when @usecnt is zero
- * @can_revoke: it took the invalidation function, so only drivers that can
- *	lose a umem may have its memory
+ * @can_revoke: the client took the invalidation function, so only drivers
+ * 	that can lose a umem may use its memory
  * @umems: ticket to &struct ib_umem_peer
- * @next_ticket: where the search for a free ticket goes on
- * @stats: what memory_peers shows
+ * @next_ticket: where the search for a free ticket continues
+ * @stats: counters in memory_peers
  */
 struct ib_peer_client {
 	struct kobject kobj;
@@ -172,10 +172,10 @@ struct ib_peer_client {
 enum peer_state {
 	PEER_UNMAPPED,		/* not yet, no longer, or never mapped */
 	PEER_MAPPED,
-	PEER_INVALIDATED,	/* client has revoked and unmaps by itself */
+	PEER_INVALIDATED,	/* client has revoked, and unmaps itself */
 };
 
-/* An entry of the client's table as it was before it was trimmed. */
+/* An entry of the client's table before it was trimmed. */
 struct peer_sg_save {
 	struct scatterlist *sg;
 	dma_addr_t dma_address;
@@ -185,17 +185,17 @@ struct peer_sg_save {
 
 /**
  * struct ib_umem_peer - a umem of a client's memory
- * @umem: what the RDMA driver sees; its table is the client's, with pages NULL
- * @kref: one for the RDMA driver, one for each invalidation under way
- * @client: whose memory this is; NULL from the end of the release on
- * @context: the client's name for it
+ * @umem: the RDMA driver's part. Its table is the client's, with pages NULL.
+ * @kref: one for the RDMA driver, one for each running invalidation
+ * @client: owner of the memory, NULL from the end of the release on
+ * @context: the client's context of the umem
  * @dma_device: the device that it is mapped for, or NULL
- * @mapping_lock: guards @state and @func, and keeps an invalidation out while
- *	they change
- * @pending: mapping_lock has been held since ib_umem_get_peer(). For the
- *	driver's thread alone.
- * @state: who has to unmap, if any
- * @ticket: the number by which the client invalidates, or PEER_NO_TICKET
+ * @mapping_lock: protects @state and @func, and excludes an invalidation while
+ * 	they change
+ * @pending: mapping_lock has been held since ib_umem_get_peer(). Used by the
+ * 	driver's thread only.
+ * @state: tells if and by whom the umem must be unmapped
+ * @ticket: the ticket with which the client invalidates, or PEER_NO_TICKET
  * @func: stops the RDMA driver's use of the umem
  * @priv: argument of @func
  * @first: first entry of the table
@@ -217,11 +217,11 @@ struct ib_umem_peer {
 	struct peer_sg_save last;
 };
 
-/* Guards what follows, and is held while a client's acquire() runs. */
+/* Protects the following, and is held while a client's acquire() runs. */
 static DEFINE_MUTEX(peer_memory_mutex);
 static LIST_HEAD(peer_clients);
 static struct kobject *peers_kobj;
-/* Directories in peers_kobj; a client keeps its own until it is unused. */
+/* Directories in peers_kobj. A client keeps its own until it is unused. */
 static unsigned int peers_kobj_users;
 
 static struct dentry *peer_debugfs;
@@ -273,8 +273,8 @@ static void peer_count(struct ib_peer_client *client, enum peer_stat stat,
 }
 
 /*
- * Whether the client unmaps and unpins by itself after an invalidation. The
- * last byte of the version says that flags follow the structure.
+ * Returns true if the client unmaps and unpins itself after an invalidation. A
+ * non-zero last byte of the version means that flags follow the structure.
  */
 static bool peer_invalidate_unmaps(const struct peer_memory_client *ops)
 {
@@ -303,7 +303,7 @@ struct peer_attribute {
 		.stat = _stat,						\
 	}
 
-/* PEER_STATS is no counter: the attribute shows the version instead. */
+/* PEER_STATS is no counter. It makes the attribute show the version. */
 PEER_ATTR(version, PEER_STATS);
 PEER_ATTR(num_alloc_mrs, PEER_ALLOC_MRS);
 PEER_ATTR(num_dealloc_mrs, PEER_DEALLOC_MRS);
@@ -360,7 +360,7 @@ static const struct kobj_type peer_client_type = {
 	.default_groups = peer_groups,
 };
 
-/* Caller holds peer_memory_mutex. */
+/* The caller holds peer_memory_mutex. */
 static int peer_sysfs_add(struct ib_peer_client *client)
 {
 	int ret;
@@ -374,7 +374,7 @@ static int peer_sysfs_add(struct ib_peer_client *client)
 			return -ENOMEM;
 	}
 
-	/* This is what makes names unique, and nothing else does (as OFED). */
+	/* Only this makes names unique (as OFED). */
 	ret = kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
 	if (!ret) {
 		peers_kobj_users++;
@@ -385,7 +385,7 @@ static int peer_sysfs_add(struct ib_peer_client *client)
 	return ret;
 }
 
-/* Caller holds peer_memory_mutex. */
+/* The caller holds peer_memory_mutex. */
 static void peer_sysfs_del(struct ib_peer_client *client)
 {
 	if (!peer_mem_sysfs)
@@ -409,8 +409,8 @@ static void peer_client_put(struct ib_peer_client *client)
 static bool peer_client_valid(const struct peer_memory_client *ops)
 {
 	/*
-	 * get_page_size() is not asked for, though it is called without a
-	 * check (as OFED): mandatory for all that succeed in mapping.
+	 * get_page_size() is not required here, but is called without a check
+	 * (as OFED). It is mandatory for all clients that map.
 	 */
 	if (ops->acquire && ops->get_pages && ops->put_pages && ops->dma_map &&
 	    ops->dma_unmap)
@@ -425,9 +425,9 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context);
 
 /**
  * ib_register_peer_memory_client - offer memory to RDMA devices
- * @peer_client: the client; must stay as it is until it has unregistered
- * @invalidate_callback: where to store the function by which the client
- *	revokes, or NULL if it never does
+ * @peer_client: the client. Must not change until it has unregistered.
+ * @invalidate_callback: where to store the function with which the client
+ * 	revokes, or NULL if it never does
  *
  * Return: a handle, or NULL. Never an ERR_PTR().
  */
@@ -443,7 +443,7 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer_clien
 	if (!client)
 		return NULL;
 
-	/* Kernels before 6.1 do not take a type that is const. */
+	/* Before 6.1, the function does not take a const type. */
 	kobject_init(&client->kobj, (void *)&peer_client_type);
 	client->ops = peer_client;
 	refcount_set(&client->usecnt, 1);
@@ -468,11 +468,11 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer_clien
 EXPORT_SYMBOL(ib_register_peer_memory_client);
 
 /**
- * ib_unregister_peer_memory_client - take the offer back
- * @reg_handle: what ib_register_peer_memory_client() returned
+ * ib_unregister_peer_memory_client - withdraw the offer
+ * @reg_handle: the result of ib_register_peer_memory_client()
  *
- * Returns when the last umem of the client is gone, however long that takes;
- * no signal ends the wait. No function of the client is called afterwards.
+ * Returns when the client's last umem is gone, without a time limit. Signals
+ * do not end the wait. No function of the client is called afterwards.
  */
 void ib_unregister_peer_memory_client(void *reg_handle)
 {
@@ -493,9 +493,9 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
 
 /*
- * The mutex is held while clients make up their minds, so that one that is
- * about to unregister is either not asked or waited for. That all
- * registrations of a machine queue up here is as OFED.
+ * The mutex is held while clients decide. A client that is about to unregister
+ * is therefore not asked, or its unregistration waits. All registrations of a
+ * machine wait for each other here (as OFED).
  */
 static struct ib_peer_client *peer_client_acquire(unsigned long addr,
 						  size_t size,
@@ -510,7 +510,7 @@ static struct ib_peer_client *peer_client_acquire(unsigned long addr,
 		    !(peer_mem_flags & IB_PEER_MEM_INVAL_SUPP))
 			continue;
 
-		/* An error is "not mine" like any other no (as OFED). */
+		/* An error counts as "not mine", like 0 (as OFED). */
 		if (client->ops->acquire(addr, size, NULL, NULL, context) > 0) {
 			refcount_inc(&client->usecnt);
 			mutex_unlock(&peer_memory_mutex);
@@ -555,7 +555,7 @@ static void peer_sg_trim(struct peer_sg_save *save, struct scatterlist *sg,
 
 	sg_dma_address(sg) += head;
 	sg_dma_len(sg) -= head + tail;
-	/* Elsewhere the two lengths are one, and have been trimmed already. */
+	/* Otherwise both are the same field, which is trimmed already. */
 	if (IS_ENABLED(CONFIG_NEED_SG_DMA_LENGTH))
 		sg->length -= head + tail;
 }
@@ -571,9 +571,9 @@ static void peer_sg_restore(const struct peer_sg_save *save)
 }
 
 /*
- * The client's table covers whole pages of the client. RDMA drivers expect
- * one that begins and ends with the pages of the CPU in which the umem begins
- * and ends: they find the place of the first byte by ib_umem_offset().
+ * The client's table covers whole pages of the client. RDMA drivers expect a
+ * table that begins and ends with the CPU pages in which the umem begins and
+ * ends. They find the first byte with ib_umem_offset().
  */
 static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 {
@@ -583,7 +583,7 @@ static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 	struct scatterlist *sg;
 	int i;
 
-	/* Goes over orig_nents; the last of nents is the last (as OFED). */
+	/* Iterates over orig_nents. Entry nents - 1 is the last (as OFED). */
 	for_each_sgtable_sg(sgt, sg, i) {
 		if (i == 0)
 			peer_sg_trim(&peer->first, sg,
@@ -596,7 +596,7 @@ static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 	}
 }
 
-/* The other way round: a single entry has been trimmed twice. */
+/* In reverse order, because a single entry has been trimmed twice. */
 static void peer_untrim(struct ib_umem_peer *peer)
 {
 	peer_sg_restore(&peer->last);
@@ -604,8 +604,8 @@ static void peer_untrim(struct ib_umem_peer *peer)
 }
 
 /*
- * End the mapping. This itself may run without mapping_lock: then whoever comes
- * with the lock meanwhile has to find that there is nothing to do.
+ * Ends the mapping. May run without mapping_lock. A concurrent call with the
+ * lock must then find nothing left to do.
  */
 static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 		       enum peer_state to)
@@ -615,8 +615,8 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 
 	if (from == PEER_MAPPED) {
 		/*
-		 * A write to the client's memory: it has to keep the table
-		 * until release(), also when it has revoked (as OFED).
+		 * This writes to the client's memory. The client must keep the
+		 * table until release(), even after it has revoked (as OFED).
 		 */
 		peer_untrim(peer);
 
@@ -627,7 +627,7 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 			client->ops->put_pages(sgt, peer->context);
 		}
 
-		/* From here on it is the client's alone. */
+		/* From here on, the table is the client's alone. */
 		peer_table_forget(peer);
 		peer_count(client, PEER_DEALLOC_MRS, 1);
 	}
@@ -642,8 +642,8 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 }
 
 /*
- * What a client calls to revoke a umem, from any context that may sleep. It
- * may hold locks of its own.
+ * The function with which a client revokes a umem, from any context that may
+ * sleep. The client may hold its own locks.
  */
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 {
@@ -654,8 +654,8 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 	peer_count(client, PEER_FREE_CALLBACKS, 1);
 
 	/*
-	 * The umem may be on its way out. While its ticket is known, though,
-	 * the driver's reference has not been dropped.
+	 * The umem may be on its way out. While its ticket is known, the
+	 * driver's reference still exists.
 	 */
 	xa_lock(&client->umems);
 	peer = xa_load(&client->umems, core_context);
@@ -669,9 +669,9 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 
 	mutex_lock(&peer->mapping_lock);
 	/*
-	 * Not @client, which is the same but for one case: after release()
-	 * the pointer is NULL, and this the end of a client that lets
-	 * release() return while it is in here (as OFED).
+	 * Not @client, which is the same with one exception. After release()
+	 * the pointer is NULL, so this crashes if the client lets release()
+	 * return during this call (as OFED).
 	 */
 	to = peer_invalidate_unmaps(READ_ONCE(peer->client)->ops) ?
 		PEER_INVALIDATED : PEER_UNMAPPED;
@@ -683,7 +683,7 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 			peer->func(&peer->umem, peer->priv);
 	}
 
-	/* Unmapped already, it counts as deregistered once more (as OFED). */
+	/* If already unmapped, this counts it once more (as OFED). */
 	peer_unmap(peer, from, to);
 	mutex_unlock(&peer->mapping_lock);
 
@@ -693,15 +693,15 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 }
 
 /**
- * ib_umem_activate_invalidation_notifier - be told when a umem is revoked
+ * ib_umem_activate_invalidation_notifier - get notified of a revocation
  * @umem: a umem from ib_umem_get_peer()
- * @func: called at most once, with a lock of ib_core held; when it returns the
- *	device does not access the memory any more
- * @priv: its argument
+ * @func: called at most once, with a lock of ib_core held. When it returns, the
+ * 	device no longer accesses the memory.
+ * @priv: argument of @func
  *
- * A umem whose client may revoke cannot do so before this call, which comes
- * when the driver has read the table for the last time. @func may run before
- * this function returns. Nothing happens for any other umem.
+ * A client that can revoke cannot do so before this call. The driver calls this
+ * after its last read of the table. @func may run before this function returns.
+ * Does nothing for any other umem.
  */
 void ib_umem_activate_invalidation_notifier(struct ib_umem *umem,
 					    umem_invalidate_func_t func,
@@ -725,12 +725,12 @@ EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
  * ib_umem_stop_invalidation_notifier - unmap a peer umem
  * @umem: any umem
  *
- * The caller has made sure that the device does not access the memory any
- * more. The function that was given to
- * ib_umem_activate_invalidation_notifier(), if any, does not run and will not
- * run when this returns. The umem has no table afterwards; all that is left
- * to do with it is ib_umem_release(). Nothing happens for a umem that is not
- * a peer's.
+ * The caller has made sure that the device no longer accesses the memory.
+ *
+ * When this returns, the function given to
+ * ib_umem_activate_invalidation_notifier() is not running and will not run any
+ * more. The umem then has no table. The only next step is ib_umem_release().
+ * Does nothing for a umem that is not a peer's.
  */
 void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 {
@@ -745,9 +745,9 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 
 	if (READ_ONCE(peer_old_stop)) {
 		/*
-		 * Locks twice where the notifier was never activated, and not
-		 * at all where the client does not revoke (as OFED before
-		 * 25.04, Ubuntu's 5.15 and linux-nvidia 6.8).
+		 * Locks twice if the notifier was never activated, and not at
+		 * all if the client does not revoke (as OFED before 25.04,
+		 * Ubuntu's 5.15 and linux-nvidia 6.8).
 		 */
 		if (peer->func || peer->ticket != PEER_NO_TICKET)
 			mutex_lock(&peer->mapping_lock);
@@ -763,11 +763,11 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 	peer->state = PEER_UNMAPPED;
 
 	/*
-	 * A client that unmaps by itself synchronises that with dma_unmap() by
-	 * a lock that it holds when it invalidates. For that client an
-	 * invalidation from here on does nothing in ib_core, and the client's
-	 * part runs beside what follows (as OFED). Other clients are called
-	 * under mapping_lock, and must not need such a lock.
+	 * A client that unmaps itself synchronises this with dma_unmap() by its
+	 * own lock, which it holds when it invalidates. From here on, such a
+	 * client's invalidation does nothing in ib_core, and the client's part
+	 * may run concurrently with the following (as OFED). Other clients are
+	 * called under mapping_lock, and must not need such a lock.
 	 */
 	if (unmaps)
 		mutex_unlock(&peer->mapping_lock);
@@ -782,16 +782,16 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 EXPORT_SYMBOL(ib_umem_stop_invalidation_notifier);
 
 /**
- * ib_peer_umem_get - turn a umem that could not be pinned into a peer's
- * @old_umem: says what is wanted, and has no pages; freed on success
- * @old_ret: why it could not be pinned
+ * ib_peer_umem_get - turn a umem that could not be pinned into a peer umem
+ * @old_umem: describes the request, and has no pages. Freed on success.
+ * @old_ret: error of the failed pinning
  * @peer_mem_flags: &enum ib_peer_mem_flags
- * @dma_device: to map for; NULL goes to the client as it is
+ * @dma_device: device to map for. NULL is passed to the client unchanged.
  *
- * Where the client may revoke, the umem's mapping_lock is held on success.
+ * If the client can revoke, the umem's mapping_lock is held on success.
  *
- * Return: the new umem, or an ERR_PTR() of @old_ret if no client wants the
- * address, or of what the client returned.
+ * Return: the new umem, an ERR_PTR() of @old_ret if no client accepts the
+ * address, or an ERR_PTR() of the client's error.
  */
 struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 				 unsigned long peer_mem_flags,
@@ -847,9 +847,9 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	}
 
 	/*
-	 * Always for writing, so that copy-on-write is broken now and not
-	 * under the device. @force tells the client not to insist on write
-	 * permission when the device will only read.
+	 * Always for writing, so that copy-on-write is broken now and not while
+	 * the device writes. @force tells the client not to require write
+	 * permission if the device only reads.
 	 */
 	ret = ops->get_pages(peer->umem.address, peer->umem.length, 1,
 			     !peer->umem.writable, NULL, context,
@@ -870,7 +870,7 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 
 	peer->state = PEER_MAPPED;
 	peer_count(client, PEER_ALLOC_MRS, 1);
-	/* Entries of the table, whatever their size (as OFED). */
+	/* Number of table entries, whatever their size (as OFED). */
 	peer_count(client, PEER_REG_PAGES, sgt->nents);
 	peer_count(client, PEER_REG_BYTES, peer->umem.length);
 
@@ -894,8 +894,8 @@ err_unlock:
 err_release:
 	peer_client_release(client, context);
 	/*
-	 * Passed on as it is. A client that returns a positive number has its
-	 * registration go on with a wild pointer (as OFED).
+	 * Passed on unchanged. If a client returns a positive number, its
+	 * registration continues with a wild pointer (as OFED).
 	 */
 	return ERR_PTR(ret);
 }
@@ -904,21 +904,21 @@ err_release:
  * ib_peer_umem_release - release a peer umem
  * @umem: a umem from ib_peer_umem_get()
  *
- * Where the client may revoke, ib_umem_stop_invalidation_notifier() comes
- * first. Other umems are unmapped here if they have not been.
+ * If the client can revoke, ib_umem_stop_invalidation_notifier() comes first.
+ * Other umems are unmapped here if they have not been.
  */
 void ib_peer_umem_release(struct ib_umem *umem)
 {
 	struct ib_umem_peer *peer = to_ib_umem_peer(umem);
 	struct ib_peer_client *client = peer->client;
 
-	/* Without a stop, @func may have run on what the driver has freed. */
+	/* Without a stop, @func may have run on memory that was freed. */
 	WARN_ON(peer->func);
 
 	/*
-	 * mapping_lock is not taken, and a driver that neither activated nor
-	 * stopped the notifier leaves it locked (as OFED): an invalidation that
-	 * waits for it then does so for good, with the locks of its provider.
+	 * This does not take mapping_lock. A driver that neither activated nor
+	 * stopped the notifier leaves it locked (as OFED). An invalidation that
+	 * waits for it then waits forever, with the GPU driver's locks held.
 	 */
 	peer_unmap(peer, peer->state, PEER_UNMAPPED);
 
@@ -931,9 +931,9 @@ void ib_peer_umem_release(struct ib_umem *umem)
 
 	/*
 	 * After release() and without a lock (as OFED). An invalidation that
-	 * took its reference before the ticket was erased will follow this
-	 * pointer: the client has to keep release() from returning while it
-	 * is inside the invalidation function.
+	 * got its reference before the ticket was erased will follow this
+	 * pointer. The client must keep release() from returning while it is
+	 * inside the invalidation function.
 	 */
 	WRITE_ONCE(peer->client, NULL);
 
@@ -942,7 +942,7 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	peer_umem_put(peer);
 }
 
-/* Of a kernel that does not export it, as none since 6.4 does of itself. */
+/* No kernel since 6.4 exports this by itself. */
 extern struct kobject *mm_kobj __weak;
 
 void ib_peer_mem_init(void)

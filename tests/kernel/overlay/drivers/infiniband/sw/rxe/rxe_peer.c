@@ -2,33 +2,33 @@
 /*
  * Memory regions over peer memory.
  *
- * A network card given such a region would put its DMA addresses on the bus.
- * This one is software, so it follows each DMA address to the physical address
- * that the bus would have delivered it to, through the IOMMU's own tables where
- * an IOMMU stands between, and maps that into the kernel. A DMA address that
- * leads nowhere fails the registration, as the card's access would have failed.
+ * A network card puts the DMA addresses of such a region on the bus. rxe is
+ * software, so it translates each DMA address to the physical address that the
+ * bus would deliver it to, through the IOMMU's own page tables if there is an
+ * IOMMU. It then maps that physical address into the kernel. If a DMA address
+ * is not mapped, the registration fails, as the card's access would have.
  *
- * A region is kept as runs: stretches that are contiguous physically. Their
- * number depends on how the memory is laid out and not on its size.
+ * A region is stored as runs, which are physically contiguous. Their number
+ * depends on the layout of the memory and not on its size.
  *
- * Revoking. The bytes of a region are touched only with &rxe_peer.lock held for
- * reading and only after a look at &rxe_peer.revoked. Whoever takes the region
- * away (ib_core's notifier, or the end of the region) sets the flag with the
- * lock held for writing, so that no access is in flight then and none starts
- * later, and unmaps the runs while still there: should an access ever slip
- * through, it faults instead of reaching what has become somebody else's
- * memory. A reader sleeps at most for the time that unmapping takes. All of
- * rxe's data path runs from a work queue, where that is allowed; regions on
- * demand take a mutex at the same places. Before Linux 6.4 the data path runs
- * from tasklets (RXE_PEER_TASKLET). There an rwlock keeps the flag as it is
- * during an access, and the runs are unmapped after the last access has ended.
+ * Revocation: the bytes of a region are accessed only with &rxe_peer.lock held
+ * for reading, and only after a check of &rxe_peer.revoked. The thread that
+ * revokes a region (ib_core's notifier, or the end of the region) sets the flag
+ * with the lock held for writing. No access is in flight then, and none starts
+ * later. It unmaps the runs before it releases the lock. If an access ever got
+ * through, it would fault and not reach another owner's memory. A reader sleeps
+ * at most while the runs are unmapped. rxe's whole data path runs from a work
+ * queue, where sleeping is allowed. On-demand regions take a mutex at the same
+ * places. Before Linux 6.4, tasklets run the data path (RXE_PEER_TASKLET).
+ * There an rwlock keeps the flag unchanged during an access, and the runs are
+ * unmapped after the last access has ended.
  *
- * As HCAs do, this one has its firmware take a region away, and waits for the
- * answer: another thread does it. That may fail. The region then stays as it
- * was: dereg_mr fails, and after an invalidation the HCA still reaches memory
- * that has been freed (as mlx5).
+ * Like an HCA, which lets its firmware take a region away and waits for the
+ * answer, this uses another thread. It may fail. The region then stays as it
+ * was: dereg_mr fails, and after a failed invalidation the HCA still reaches
+ * freed memory (as mlx5).
  *
- * Order of locks: ib_core's mapping_lock of the umem, then &rxe_peer.lock.
+ * Lock order: ib_core's mapping_lock of the umem, then &rxe_peer.lock.
  */
 
 #include <linux/debugfs.h>
@@ -47,7 +47,7 @@
 #include "rxe.h"
 #include "rxe_loc.h"
 
-/* Pages to translate between two looks at signals and the scheduler. */
+/* Pages to translate between two checks for signals and rescheduling. */
 #define RXE_PEER_BATCH		4096
 #define RXE_PEER_MIN_RUNS	4
 
@@ -82,7 +82,7 @@ enum rxe_peer_dma {
 	RXE_PEER_DMA_PCI,
 };
 
-/* Guarded by kernel_param_lock(). */
+/* Protected by kernel_param_lock(). */
 static struct {
 	enum rxe_peer_dma kind;
 	unsigned int domain, bus, slot, func;
@@ -147,16 +147,16 @@ module_param_cb(peer_dma_dev, &rxe_peer_dma_ops, NULL, 0644);
 MODULE_PARM_DESC(peer_dma_dev, "DMA device of peer memory: empty for the network card's PCI device, none, nonpci, or [domain:]bus:slot.func");
 
 /**
- * struct rxe_peer_dev - what an rxe device has for peer memory
- * @lock: guards @regions
+ * struct rxe_peer_dev - an rxe device's state for peer memory
+ * @lock: protects @regions
  * @regions: the live regions, for debugfs
  * @pci: the network card, NULL if no PCI device is behind the netdev
- * @own_max_seg: the max_seg_size that @pci had
- * @set_max_seg: the one that it was given, 0 if none
+ * @own_max_seg: original max_seg_size of @pci
+ * @set_max_seg: max_seg_size that was set on @pci, 0 if none
  * @dir: debugfs directory
  */
 struct rxe_peer_dev {
-	struct mutex		lock;	/* guards regions */
+	struct mutex		lock;	/* protects regions */
 	struct list_head	regions;
 	struct device		*pci;
 	unsigned int		own_max_seg;
@@ -165,10 +165,10 @@ struct rxe_peer_dev {
 };
 
 /**
- * struct rxe_peer_run - a physically contiguous stretch of a region
- * @offset: where in the region it begins; it ends where the next begins
- * @phys: where it is
- * @va: where it is mapped, in the place of @phys
+ * struct rxe_peer_run - a physically contiguous part of a region
+ * @offset: start in the region. The run ends where the next one begins.
+ * @phys: physical address
+ * @va: address of the mapping, which replaces @phys
  */
 struct rxe_peer_run {
 	u64			offset;
@@ -182,16 +182,16 @@ struct rxe_peer_run {
  * struct rxe_peer - the memory of a region
  * @list: in &rxe_peer_dev.regions
  * @mr: the region
- * @dma_dev: the device that the client mapped for, NULL if it was given none
+ * @dma_dev: the device that the client mapped for, NULL if none was given
  * @nents: entries of the client's scatter list
- * @inval: the umem was asked for with IB_PEER_MEM_INVAL_SUPP
+ * @inval: the umem was requested with IB_PEER_MEM_INVAL_SUPP
  * @lock: held for reading while bytes are moved, for writing to revoke
- * @users: held for reading in the place of @lock where tasklets move bytes
+ * @users: held for reading instead of @lock if tasklets move bytes
  * @revoked: the runs are gone for good
  * @head: offset of the region's first byte in the first run
  * @size: length of all runs
  * @nruns: number of runs
- * @max_runs: room in @runs
+ * @max_runs: capacity of @runs
  * @runs: the runs, by offset
  */
 struct rxe_peer {
@@ -202,7 +202,7 @@ struct rxe_peer {
 	bool			inval;
 	struct rw_semaphore	lock;
 #ifdef RXE_PEER_TASKLET
-	rwlock_t		users;	/* keeps revoked as it is */
+	rwlock_t		users;	/* keeps revoked unchanged */
 #endif
 	bool			revoked;
 	unsigned int		head;
@@ -223,7 +223,7 @@ static void rxe_peer_unlock(struct rxe_peer *peer)
 	read_unlock_bh(&peer->users);
 }
 
-/* Caller holds @peer->lock for writing. No access is in flight on return. */
+/* Caller holds @peer->lock for writing. Waits for running accesses. */
 static void rxe_peer_close(struct rxe_peer *peer)
 {
 	write_lock_bh(&peer->users);
@@ -241,7 +241,7 @@ static void rxe_peer_unlock(struct rxe_peer *peer)
 	up_read(&peer->lock);
 }
 
-/* Caller holds @peer->lock for writing. */
+/* The caller holds @peer->lock for writing. */
 static void rxe_peer_close(struct rxe_peer *peer)
 {
 	WRITE_ONCE(peer->revoked, true);
@@ -260,7 +260,7 @@ static struct sg_table *rxe_peer_table(struct ib_umem *umem)
 #endif
 }
 
-/* The device to map for, with a reference. */
+/* Returns the device to map for, with a reference. */
 static int rxe_peer_dma_dev(struct rxe_dev *rxe, struct device **dma_dev)
 {
 	struct pci_dev *pdev;
@@ -295,7 +295,7 @@ static int rxe_peer_dma_dev(struct rxe_dev *rxe, struct device **dma_dev)
 	return err;
 }
 
-/* The domain that translates DMA addresses of @dev, NULL if nothing does. */
+/* Returns the domain that translates DMA addresses of @dev, or NULL. */
 static struct iommu_domain *rxe_peer_domain(struct device *dev)
 {
 #ifdef CONFIG_IOMMU_API
@@ -307,7 +307,7 @@ static struct iommu_domain *rxe_peer_domain(struct device *dev)
 	return NULL;
 }
 
-/* Append @len bytes at @phys. The region's size is always a whole of pages. */
+/* Appends @len bytes at @phys. The size is always whole pages. */
 static int rxe_peer_add(struct rxe_peer *peer, phys_addr_t phys, u64 len)
 {
 	struct rxe_peer_run *run;
@@ -321,7 +321,7 @@ static int rxe_peer_add(struct rxe_peer *peer, phys_addr_t phys, u64 len)
 	if (peer->nruns == peer->max_runs) {
 		size_t max = max(2 * peer->max_runs, RXE_PEER_MIN_RUNS);
 
-		/* 16 bytes a run; a fragmented region may need many megabytes. */
+		/* 16 bytes per run, many megabytes if fragmented. */
 		run = kvmalloc_array(max, sizeof(*run), GFP_KERNEL);
 		if (!run)
 			return -ENOMEM;
@@ -340,7 +340,7 @@ out:
 	return 0;
 }
 
-/* Append what the DMA addresses [@dma, @dma + @len) lead to. */
+/* Appends the memory behind the DMA addresses [@dma, @dma + @len). */
 static int rxe_peer_add_dma(struct rxe_peer *peer, struct iommu_domain *domain,
 			    dma_addr_t dma, u64 len)
 {
@@ -394,7 +394,7 @@ static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 		if (err)
 			return err;
 
-		/* Without an IOMMU each entry is one step above. */
+		/* Without an IOMMU, each entry is one step above. */
 		if (i % RXE_PEER_BATCH == RXE_PEER_BATCH - 1) {
 			if (fatal_signal_pending(current))
 				return -EINTR;
@@ -402,7 +402,7 @@ static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 		}
 	}
 
-	/* There are drivers that go by orig_nents: they must find the same. */
+	/* Some drivers use orig_nents and must find the same memory. */
 	for_each_sgtable_sg(sgt, sg, i) {
 		all += sg_dma_len(sg);
 		if (i % RXE_PEER_BATCH == RXE_PEER_BATCH - 1)
@@ -415,8 +415,8 @@ static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 	}
 
 	/*
-	 * ib_core has trimmed both ends to the pages that the region touches.
-	 * A table that says otherwise would shift every byte behind the flaw.
+	 * ib_core has trimmed both ends to the pages that the region touches. A
+	 * table of another size would shift every byte behind the error.
 	 */
 	pages = ib_umem_num_pages(umem);
 	if (peer->size != pages << PAGE_SHIFT) {
@@ -433,7 +433,7 @@ static u64 rxe_peer_run_end(const struct rxe_peer *peer, size_t i)
 	return i + 1 < peer->nruns ? peer->runs[i + 1].offset : peer->size;
 }
 
-/* Unmap the first @n runs. */
+/* Unmaps the first @n runs. */
 static void rxe_peer_unmap(struct rxe_peer *peer, size_t n)
 {
 	size_t i;
@@ -445,12 +445,12 @@ static void rxe_peer_unmap(struct rxe_peer *peer, size_t n)
 }
 
 /*
- * Write-combining, since that is what a BAR of memory is: posted writes, no
- * side effects of reads, and no cache in which the peer's own writes would go
- * unseen. It is device memory all the same, hence memcpy_toio() and
- * memcpy_fromio(): a plain memcpy() may access it in ways that not every
- * architecture allows there. memremap() would be no gain; it ends in the same
- * mapping and hides what it is.
+ * Maps the runs write-combined, as a BAR of memory is mapped: writes are
+ * posted, reads have no side effects, and no cache hides the peer's writes.
+ * It is still device memory, hence memcpy_toio() and memcpy_fromio(): not
+ * every architecture allows all accesses of a plain memcpy() there.
+ * memremap() has no advantage: it ends in the same mapping, and hides the
+ * kind of memory.
  */
 static int rxe_peer_map(struct rxe_peer *peer)
 {
@@ -462,7 +462,7 @@ static int rxe_peer_map(struct rxe_peer *peer)
 		u64 len = rxe_peer_run_end(peer, i) - run->offset;
 		phys_addr_t phys = run->phys;
 
-		/* Asked here because ioremap() of system RAM splats. */
+		/* Checked here: ioremap() of system RAM warns. */
 		if (region_intersects(phys, len, IORESOURCE_SYSTEM_RAM,
 				      IORES_DESC_NONE) != REGION_DISJOINT) {
 			rxe_err_mr(peer->mr, "%pap + %#llx is system RAM\n",
@@ -494,7 +494,7 @@ err_unmap:
 	return err;
 }
 
-/* True as often as @left says. */
+/* Returns true as often as @left says, and counts it down. */
 static bool rxe_peer_fails(unsigned int *left)
 {
 	unsigned int n = READ_ONCE(*left);
@@ -526,7 +526,7 @@ static void rxe_peer_take_away(struct work_struct *work)
 		if (rxe_peer_fails(&peer_fail_revoke)) {
 			command->err = -EIO;
 		} else {
-			/* Accesses that have looked it up see @revoked. */
+			/* Accesses that found it before see @revoked. */
 			WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
 			rxe_peer_close(peer);
 			rxe_peer_unmap(peer, peer->nruns);
@@ -538,15 +538,15 @@ static void rxe_peer_take_away(struct work_struct *work)
 }
 
 /*
- * On success no access is in flight when this returns, and none will start.
- * Not interruptible, and nothing that the caller holds may be needed by the
- * one that is waited for.
+ * On success, no access is in flight when this returns, and none will start.
+ * Not interruptible. The work that it waits for must not need any lock that the
+ * caller holds.
  */
 static int rxe_peer_revoke(struct rxe_peer *peer)
 {
 	struct rxe_peer_command command = { .peer = peer };
 
-	/* lockdep does not see who waits for whom. */
+	/* lockdep does not see this wait. */
 	might_lock(&peer->lock);
 	init_completion(&command.done);
 	INIT_WORK_ONSTACK(&command.work, rxe_peer_take_away);
@@ -560,8 +560,8 @@ static int rxe_peer_revoke(struct rxe_peer *peer)
 }
 
 /*
- * ib_core's notifier. Sleepable; the umem's mapping_lock is held. There is
- * nobody to tell that it has failed.
+ * ib_core's notifier. May sleep. The umem's mapping_lock is held. A failure
+ * cannot be reported.
  */
 static void rxe_peer_invalidate(struct ib_umem *umem, void *priv)
 {
@@ -580,7 +580,7 @@ static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
 	struct rxe_peer *peer;
 	int err;
 
-	/* Refused as any memory is that is not persistent. */
+	/* Refused, like all memory that is not persistent. */
 	if (mr->access & IB_ACCESS_FLUSH_PERSISTENT) {
 		rxe_dbg_mr(mr, "peer memory can't be persistent\n");
 		return ERR_PTR(-EINVAL);
@@ -619,8 +619,8 @@ static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
  * @length: length in bytes
  * @access: IB access flags
  *
- * Host memory is the caller's to deal with. A region over peer memory is
- * complete on return, and may have been revoked already.
+ * The caller handles host memory. A region over peer memory is complete on
+ * return, and may already be revoked.
  *
  * Return: the umem, or an ERR_PTR().
  */
@@ -646,12 +646,12 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 		goto put_dev;
 
 	/*
-	 * The umem of a client that revokes comes with its mapping_lock held,
-	 * until the notifier is activated: what is mapped here stays mapped
-	 * until then. On the way out, stopping the notifier unlocks it.
+	 * If the client revokes, its umem's mapping_lock is held until the
+	 * notifier is activated, so the memory stays mapped until then. On an
+	 * error, stopping the notifier unlocks it.
 	 */
 	if (rxe_peer_fails(&peer_fail_setup)) {
-		/* As mlx5 where its rereg_mr cannot load the new memory. */
+		/* mlx5 does this if its rereg_mr cannot load the new memory. */
 		ib_umem_release(umem);
 		umem = ERR_PTR(-EIO);
 		goto put_dev;
@@ -669,7 +669,7 @@ struct ib_umem *rxe_peer_umem_get(struct rxe_dev *rxe, struct rxe_mr *mr,
 	}
 	peer->inval = flags & IB_PEER_MEM_INVAL_SUPP;
 
-	/* All in place before the notifier may come. */
+	/* Everything must be set before the notifier can run. */
 	mr->umem = umem;
 	mr->peer = peer;
 	mr->ibmr.type = IB_MR_TYPE_USER;
@@ -688,14 +688,14 @@ put_dev:
 }
 
 /**
- * rxe_peer_dereg - take a region away before its end, if it is a peer's
+ * rxe_peer_dereg - revoke a region before its end, if it is a peer's
  * @mr: the region
  *
- * The next step undoes the DMA mapping. The notifier may run beside this until
- * ib_umem_stop_invalidation_notifier() has returned; whichever comes second
- * finds the region revoked.
+ * The next step undoes the DMA mapping. The notifier may run concurrently
+ * until ib_umem_stop_invalidation_notifier() has returned. The second of the
+ * two finds the region revoked.
  *
- * Return: 0, or a negative errno if it is as it was.
+ * Return: 0, or a negative errno if the region is unchanged.
  */
 int rxe_peer_dereg(struct rxe_mr *mr)
 {
@@ -703,10 +703,10 @@ int rxe_peer_dereg(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_mr_end - give the memory of a region back, if it is a peer's
+ * rxe_peer_mr_end - release the memory of a region, if it is a peer's
  * @mr: the region, after rxe_peer_dereg()
  *
- * Accesses that have looked the region up before still find it revoked.
+ * Accesses that found the region before still find it revoked.
  */
 void rxe_peer_mr_end(struct rxe_mr *mr)
 {
@@ -721,7 +721,7 @@ void rxe_peer_mr_end(struct rxe_mr *mr)
 	mutex_unlock(&rxe->peer->lock);
 
 	WARN_ON(!peer->revoked);
-	/* What was asked for without it is not stopped (as mlx5's QPs). */
+	/* Without the flag, the notifier is not stopped (as mlx5's QPs). */
 	if (peer->inval)
 		ib_umem_stop_invalidation_notifier(mr->umem);
 	ib_umem_release(mr->umem);
@@ -731,8 +731,8 @@ void rxe_peer_mr_end(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_mr_free - forget a region; nothing for one over host memory
- * @mr: the region, which nobody can look up any more, after rxe_peer_mr_end()
+ * rxe_peer_mr_free - free a region's peer memory data, if it has any
+ * @mr: the region, no longer reachable by lookups, after rxe_peer_mr_end()
  */
 void rxe_peer_mr_free(struct rxe_mr *mr)
 {
@@ -746,8 +746,8 @@ void rxe_peer_mr_free(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_mr_cleanup - end of a region; nothing for one over host memory
- * @mr: the region, which nobody can look up any more, after rxe_peer_dereg()
+ * rxe_peer_mr_cleanup - end a region's peer memory, if it has any
+ * @mr: the region, no longer reachable by lookups, after rxe_peer_dereg()
  */
 void rxe_peer_mr_cleanup(struct rxe_mr *mr)
 {
@@ -756,17 +756,17 @@ void rxe_peer_mr_cleanup(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_check_rereg - may a region over peer memory change?
+ * rxe_peer_check_rereg - check if a region over peer memory may change
  * @mr: the region
- * @flags: what is to change, IB_MR_REREG_PD or IB_MR_REREG_ACCESS or both
+ * @flags: requested changes: IB_MR_REREG_PD or IB_MR_REREG_ACCESS or both
  * @access: new IB access flags
  *
- * ib_umem_check_rereg() refuses all of them, for cards that have to set up the
- * region anew. Here the runs serve any domain and any access that the memory
- * was mapped for, and so does the notifier.
+ * ib_umem_check_rereg() refuses all changes, for cards that must set up the
+ * region again. Here the runs and the notifier serve any domain, and any access
+ * that the memory was mapped for.
  *
- * Return: 0 or a negative errno; -EFAULT if the memory is gone, as setting up
- * the region anew would have it.
+ * Return: 0 or a negative errno. -EFAULT if the memory is gone, like a new
+ * setup of the region.
  */
 int rxe_peer_check_rereg(struct rxe_mr *mr, int flags, int access)
 {
@@ -781,14 +781,14 @@ int rxe_peer_check_rereg(struct rxe_mr *mr, int flags, int access)
 }
 
 /*
- * Begin an access to [@iova, @iova + @length), which is inside the region as
- * the user knows it. Every success is followed by rxe_peer_end().
+ * Begins an access to [@iova, @iova + @length), which is inside the region as
+ * the user knows it. Each success must be followed by rxe_peer_end().
  */
 static int rxe_peer_begin(struct rxe_mr *mr, u64 iova, u64 length, u64 *offset)
 {
 	struct rxe_peer *peer = mr->peer;
 
-	/* The region starts at @head of the first page, not at the page. */
+	/* The region starts at @head in the first page, not at the page. */
 	*offset = iova - mr->ibmr.iova + peer->head;
 	if (unlikely(length > peer->size || *offset > peer->size - length))
 		return -EFAULT;
@@ -808,7 +808,7 @@ static void rxe_peer_end(struct rxe_mr *mr)
 	rxe_peer_unlock(mr->peer);
 }
 
-/* Where @offset is mapped; *@length is cut to the end of its run. */
+/* Returns the mapping of @offset. Cuts *@length to the end of its run. */
 static void __iomem *rxe_peer_at(const struct rxe_peer *peer, u64 offset,
 				 u64 *length)
 {
@@ -831,7 +831,7 @@ static void __iomem *rxe_peer_at(const struct rxe_peer *peer, u64 offset,
  * rxe_peer_copy - move bytes into or out of a region
  * @mr: the region
  * @iova: address in the region, checked by the caller
- * @addr: the other side
+ * @addr: buffer on the other side
  * @length: number of bytes, checked by the caller
  * @dir: direction
  *
@@ -862,7 +862,7 @@ int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 	}
 
 	if (dir == RXE_TO_MR_OBJ) {
-		/* Leave the combining buffers before a completion is seen. */
+		/* Flush the combining buffers before the completion. */
 		wmb();
 	}
 
@@ -871,8 +871,8 @@ int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
 }
 
 /*
- * As rxe_peer_begin() for the 8 bytes of an atomic operation. -EINVAL if they
- * are not aligned.
+ * Does the same as rxe_peer_begin() for the 8 bytes of an atomic operation.
+ * Returns -EINVAL if they are not aligned.
  */
 static int rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova, u64 __iomem **va)
 {
@@ -892,7 +892,7 @@ static int rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova, u64 __iomem **va)
 		return -EINVAL;
 	}
 
-	/* Runs are whole pages, so an aligned word lies in one. */
+	/* Runs consist of whole pages, so an aligned word lies in one run. */
 	*va = rxe_peer_at(mr->peer, offset, &bytes);
 	return 0;
 }
@@ -902,11 +902,11 @@ static int rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova, u64 __iomem **va)
  * @mr: the region
  * @iova: address in the region
  * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
- * @compare: to compare with
- * @swap_add: to swap in or to add
- * @orig_val: what was there
+ * @compare: value to compare with
+ * @swap_add: value to swap in or to add
+ * @orig_val: (out) the original value
  *
- * Atomic against the others of rxe, as for host memory.
+ * Atomic against rxe's other atomics, as for host memory.
  *
  * Return: 0, -EINVAL if @iova is not aligned, or -EFAULT.
  */
@@ -930,7 +930,7 @@ int rxe_peer_atomic(struct rxe_mr *mr, u64 iova, int opcode, u64 compare,
 	else if (value == compare)
 		__raw_writeq(swap_add, va);
 
-	/* The next to take the lock must not read past a combining buffer. */
+	/* The next lock holder must not read past a write-combining buffer. */
 	wmb();
 	spin_unlock_bh(&atomic_ops_lock);
 
@@ -938,7 +938,7 @@ int rxe_peer_atomic(struct rxe_mr *mr, u64 iova, int opcode, u64 compare,
 	return 0;
 }
 
-/* Where tasklets move bytes, rxe_resp.c keeps its states to itself. */
+/* If tasklets move bytes, rxe_resp.c does not export its states. */
 #ifndef RXE_PEER_TASKLET
 static enum resp_states rxe_peer_state(int err)
 {
@@ -953,9 +953,9 @@ static enum resp_states rxe_peer_state(int err)
  * @mr: the region
  * @iova: address in the region
  * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
- * @compare: to compare with
- * @swap_add: to swap in or to add
- * @orig_val: what was there
+ * @compare: value to compare with
+ * @swap_add: value to swap in or to add
+ * @orig_val: (out) the original value
  *
  * Return: RESPST_NONE, or the error state.
  */
@@ -983,10 +983,10 @@ enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
 	if (err)
 		return rxe_peer_state(err);
 
-	/* After all that came before it. */
+	/* Order this after all earlier writes. */
 	wmb();
 	__raw_writeq(value, va);
-	/* Before its completion. */
+	/* Order this before the completion. */
 	wmb();
 
 	rxe_peer_end(mr);
@@ -1012,8 +1012,8 @@ static int rxe_peer_mrs_show(struct seq_file *m, void *unused)
 DEFINE_SHOW_ATTRIBUTE(rxe_peer_mrs);
 
 /**
- * rxe_peer_dev_add - an rxe device comes up
- * @rxe: the rxe device; again when it moves to another network namespace
+ * rxe_peer_dev_add - set up peer memory for an rxe device
+ * @rxe: the rxe device. Repeated when it moves to another network namespace.
  * @ndev: its network device
  *
  * Return: 0 or a negative errno.
@@ -1036,7 +1036,7 @@ int rxe_peer_dev_add(struct rxe_dev *rxe, struct net_device *ndev)
 	mutex_init(&dev->lock);
 	INIT_LIST_HEAD(&dev->regions);
 
-	/* One step up from an e1000e, two from a virtio-net. */
+	/* One level above an e1000e, two above a virtio-net. */
 	for (pci = ndev->dev.parent; pci && !dev_is_pci(pci); pci = pci->parent)
 		;
 	dev->pci = get_device(pci);
@@ -1056,8 +1056,8 @@ int rxe_peer_dev_add(struct rxe_dev *rxe, struct net_device *ndev)
 }
 
 /**
- * rxe_peer_dev_remove - an rxe device goes, and has no region left
- * @rxe: the rxe device
+ * rxe_peer_dev_remove - undo rxe_peer_dev_add()
+ * @rxe: the rxe device, which has no regions left
  */
 void rxe_peer_dev_remove(struct rxe_dev *rxe)
 {
@@ -1069,7 +1069,7 @@ void rxe_peer_dev_remove(struct rxe_dev *rxe)
 	debugfs_remove_recursive(dev->dir);
 	WARN_ON(!list_empty(&dev->regions));
 
-	/* The next rxe device over this card may want the card's own. */
+	/* The next rxe device on this card may need the card's own value. */
 	if (dev->set_max_seg &&
 	    dma_get_max_seg_size(dev->pci) == dev->set_max_seg)
 		dma_set_max_seg_size(dev->pci, dev->own_max_seg);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Linux-OpenIB */
 /*
- * Memory regions over peer memory: memory that has no struct page and that
- * another driver lends through ib_core's peer-memory interface.
+ * Memory regions over peer memory: memory without struct pages that another
+ * driver provides through ib_core's peer-memory interface.
  */
 #ifndef RXE_PEER_H
 #define RXE_PEER_H
@@ -37,7 +37,7 @@ static inline bool is_peer_mr(struct rxe_mr *mr)
 	return mr->peer;
 }
 
-/* A hint: only rxe_peer_copy() and the atomics know for certain. */
+/* A hint only. rxe_peer_copy() and the atomics check again. */
 static inline bool rxe_peer_is_revoked(struct rxe_mr *mr)
 {
 	return mr->peer && READ_ONCE(mr->state) != RXE_MR_STATE_VALID;
