@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ACS redirection where packets between GPU and NIC can turn round ([`super::controls`]).
+//! ACS redirection on the path between GPU and NIC, where packets can turn round
+//! ([`super::controls`]).
 
 use std::collections::BTreeMap;
 
@@ -54,7 +55,7 @@ fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Where NIC and GPU meet in a switch.
+/// Judges ACS if NIC and GPU meet in a switch.
 fn of_switch(
     scan: &Scan<'_>,
     pair: &Pair,
@@ -98,7 +99,7 @@ fn of_switch(
     }
 }
 
-/// ACS where Data Direct and the GPU meet.
+/// Judges ACS where Data Direct and the GPU meet.
 fn of_data_direct(
     scan: &Scan<'_>,
     pair: &Pair,
@@ -151,12 +152,12 @@ fn of_data_direct(
     .fix(lines.join("\n"))
 }
 
-/// Between root ports, without a common switch: worth knowing, and no fault.
+/// Reports redirection between root ports without a common switch, which is not a fault.
 fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     if !route.is_through_root() {
         return None;
     }
-    // The end itself is no port, where it hangs on the host bridge.
+    // An end directly below the host bridge is not a port.
     let highest = |end| route.down_to(end).first().copied();
     let on: Vec<String> = [highest(route.nic), highest(route.gpu)]
         .into_iter()
@@ -177,7 +178,7 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     Some(Finding::new(Level::Note, Subject::pair(pair), found))
 }
 
-/// Clears what redirects, and nothing else.
+/// Returns commands that clear the redirecting bits, and nothing else.
 fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
     let mut lines: Vec<String> = bad.iter().map(Wanted::command).collect();
     lines.push(
@@ -233,7 +234,7 @@ mod tests {
         },
     ];
 
-    /// What `doctor` says of ACS.
+    /// Returns `doctor`'s output about ACS.
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {
         let line = [&["doctor", "--only", "acs"], more].concat();
         testing::says_in_one_line(&fixture.recording, &line)
@@ -249,7 +250,7 @@ mod tests {
         let (text, status) = says(&fixture, &[]);
         assert_eq!(status, Status::Ok, "{text}");
         assert!(text.starts_with("Nothing wrong was seen"), "{text}");
-        // And it looked.
+        // The check has run.
         let (text, _) = says(&fixture, &["--all"]);
         for words in [
             "0009:00:00.0 xx111x0",
@@ -278,7 +279,7 @@ mod tests {
         assert!(!text.contains("0009:05:00.0"), "that is well: {text}");
     }
 
-    /// A port, what is set there, and what is said of it.
+    /// Each row: a port, its ACS bits, and words of the finding.
     #[test]
     fn each_bit_of_data_direct_counts() {
         for (at, set, words) in [
@@ -341,7 +342,7 @@ mod tests {
             assert_eq!(text.matches("setpci -s").count(), 1, "{text}");
             assert!(text.contains(ALL), "{text}");
         }
-        // What is in nobody's way, there or elsewhere.
+        // Bits that do not matter, here and elsewhere.
         let mut fixture = fixture::data_direct();
         fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
         fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(text.matches(before).count(), 1, "{text}");
     }
 
-    /// A NIC farther away is nobody's best, and its port is left as it is.
+    /// A NIC farther away is not the best of any GPU. Its port is left alone.
     #[test]
     fn ports_of_pairs_that_do_not_count_are_not_named() {
         let mut fixture = fixture::acs();
@@ -389,7 +390,7 @@ mod tests {
         assert!(text.contains(far), "{text}");
         let line = "pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (";
         assert!(text.contains(line), "{text}");
-        // Unless it is what was asked for.
+        // The pair is judged if it is asked for.
         let (text, _) = says(&fixture, &["--pair", "0,mlx5_9"]);
         assert!(text.contains("x0x00xx@0000:17:02.0"), "{text}");
     }

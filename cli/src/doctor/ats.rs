@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Address Translation Services of the NIC, and whether the switch lets translated requests through.
+//! Address Translation Services of the NIC, and the switch's handling of translated requests.
 
 use super::controls::control;
 use super::iommu::{mode, Mode};

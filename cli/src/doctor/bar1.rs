@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! BAR1: the window through which a NIC reaches a GPU's memory, and how large it could be.
+//! BAR1, the window through which a NIC reaches GPU memory, and its possible size.
 
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -24,12 +24,12 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
-/// Settings that give BARs room.
+/// Firmware and kernel settings that make room for BARs.
 pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the \
      firmware's setup, or of the virtual machine; pci=realloc on the kernel's command line; `dmesg | grep -i -e 'BAR.*no \
      space' -e 'failed to assign'`";
 
-/// Returns the name of a BAR, NVIDIA's or PCI's, with its size.
+/// Returns the name of a BAR, NVIDIA's or that of PCI, with its size.
 fn named(bar: &Bar) -> String {
     let name = match is_bar1(bar) {
         true => "BAR1".to_owned(),
@@ -38,7 +38,7 @@ fn named(bar: &Bar) -> String {
     format!("{name} ({})", bytes(bar.size))
 }
 
-/// What GPUs have whose BAR1 is not meant for their memory.
+/// Size of BAR1 on GPUs whose BAR1 is not meant to cover their memory, in bytes.
 const SMALL: u64 = 256 << 20;
 
 fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
@@ -87,7 +87,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
     let nvml = scan.software().nvml.as_ref().ok();
     let memory = nvml.and_then(|nvml| nvml.gpu(gpu.at)?.memory_total_bytes);
     if bar.size > SMALL {
-        // A GPU's memory is a little less than what its name has; a BAR is a power of two.
+        // A GPU's memory is slightly smaller than its nominal size, and a BAR is a power of two.
         if let Some(memory) = memory.filter(|memory| *memory > bar.size) {
             let found = format!(
                 "BAR1 is {}{could_be}, of {} of memory",
@@ -119,7 +119,8 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         .fix(enlarge(could.is_some()))
 }
 
-/// What the capability says of this BAR. None: not there, or not visible, which changes nothing of what is wrong.
+/// Returns the Resizable BAR capability of this BAR. Returns `None` if the capability is absent or
+/// not visible, which does not change the fault.
 fn resizable(function: &Function, index: usize) -> Option<Resizable> {
     let bars = function.config().ok()?.resizable().ok()?;
     bars.into_iter().find(|bar| bar.bar == index)
@@ -154,7 +155,7 @@ mod tests {
             name: "a BAR1 of 256 MiB that can be larger",
             inject: |fixture| {
                 fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
-                // 256 MiB or 32 GiB, of BAR 2; set to 256 MiB.
+                // 256 MiB or 32 GiB for BAR 2, set to 256 MiB.
                 let gpu = Pci {
                     resizable: Some((2, (1 << 8) | (1 << 15), 8)),
                     ..Pci::h100(0)

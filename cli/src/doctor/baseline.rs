@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a recording of the machine, or of one like it, has and the machine has not: devices that are gone, ports that
-//! are down, rates and links that are less.
+//! Differences to a recording of this machine, or of one like it: missing devices, ports that are
+//! down, lower rates, slower links.
 //!
-//! A device that is gone leaves no trace in sysfs, so that nothing but an expectation finds it.
+//! A missing device leaves no trace in sysfs. Only a comparison finds it.
 
 use super::port;
 use super::scan::{Check, Scan};
@@ -176,7 +176,7 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
             );
         }
     }
-    // The speed of an idle GPU's link is no matter of the baseline.
+    // The baseline does not apply to the speed of an idle GPU's link.
     findings.extend(narrower(scan, before, was.at, false, Subject::gpu(now)));
     findings
 }
@@ -237,7 +237,7 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
     })
 }
 
-/// Of a link that has fewer lanes than it had, or, where that counts, less speed.
+/// Reports a link with fewer lanes than before or, if `with_speed`, with lower speed.
 fn narrower(
     scan: &Scan<'_>,
     before: &Machine,
@@ -259,7 +259,7 @@ fn narrower(
     })
 }
 
-/// What is other than it was, and may have been changed on purpose.
+/// Reports a difference that may be intended.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
     (was != now).then(|| {
         Finding::new(
@@ -276,7 +276,7 @@ mod tests {
     use crate::finding::{Level, Status};
     use crate::{fixture, testing};
 
-    /// An HGX machine that is compared with what it was: what is gone or less is found, and nothing else.
+    /// Compares an HGX machine with its former state. Only losses are found.
     #[test]
     fn a_baseline_finds_what_is_gone() {
         let changes: &[Change] = &[
@@ -338,7 +338,7 @@ mod tests {
         let mut before = fixture::hgx();
         before.software();
         let folder = tempfile::tempdir().unwrap();
-        // One of each is no plural.
+        // Counts of one have no plural.
         let one = folder.path().join("one.json");
         let mut small = fixture::small();
         small.software();
@@ -358,7 +358,7 @@ mod tests {
             let line = [command, "--baseline", "/none.json"];
             assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
         }
-        // Monitoring has it, too.
+        // Monitoring has the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
         let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ACS controls: what the ports of a route have, what they must have, and the kernel's command line for that.
+//! ACS controls: the settings of the ports on a route, the required ones, and the matching kernel
+//! command line.
 //!
-//! A port with ACS can send packets between devices up to the root complex in place of straight across. That is a
-//! choice only where there are two ways: at the ports of the switch that both devices hang under. Below, in a switch
-//! that only one of them hangs under, up is the only way; above, packets do not come; and between root ports they are
-//! in the root complex already, so that redirection takes nothing from them. What each bit does to which packets (PCI
-//! Express 7.0, 6.12.3):
+//! A port with ACS can send packets between devices up to the root complex instead of straight
+//! across. Only the ports of a switch above both devices have this choice. In a switch above one
+//! device only, up is the only way. Ports above the common switch see none of these packets.
+//! Between root ports, packets already are in the root complex, and redirection costs nothing. Each
+//! bit acts on certain packets (PCI Express 7.0, 6.12.3):
 //!
-//! - Request Redirect acts where requests come in: those of the NIC at the NIC's port, those of the GPU at the
-//!   GPU's.
-//! - Completion Redirect acts on answers: the GPU's to the NIC's reads, at the GPU's port, unless they are marked as
-//!   relaxed.
-//! - Egress Control blocks requests to ports of a list, or redirects them with Request Redirect.
-//! - Upstream Forwarding is about packets that were redirected below, and Source Validation about false senders:
-//!   neither matters here.
-//! - Direct Translated lets requests whose address the IOMMU has translated (ATS) go straight in spite of all
-//!   redirection; Translation Blocking drops them.
+//! - Request Redirect acts on incoming requests: the NIC's at the NIC's port, the GPU's at the
+//!   GPU's port.
+//! - Completion Redirect acts on completions: the GPU's answers to the NIC's reads, at the GPU's
+//!   port. Completions marked as relaxed ordered are exempt.
+//! - Egress Control blocks requests to a list of ports, or redirects them if Request Redirect is
+//!   on.
+//! - Upstream Forwarding concerns packets that were redirected below. Source Validation concerns
+//!   forged requesters. Neither matters here.
+//! - Direct Translated lets requests with an address that the IOMMU has translated (ATS) go
+//!   straight, despite redirection. Translation Blocking drops such requests.
 //!
-//! nvidia.ko gives Data Direct addresses of GPU memory as they are on PCI, past the IOMMU, and only if both functions
-//! are in one group (`nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` of the open driver). Groups follow from
-//! ACS, which Linux reads when it finds the devices.
+//! nvidia.ko gives Data Direct the PCI addresses of GPU memory, bypassing the IOMMU, only if both
+//! functions are in one IOMMU group (`nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` of
+//! the open driver). Groups follow from ACS. Linux reads ACS when it enumerates the devices.
 
 use std::collections::BTreeMap;
 
@@ -31,10 +33,11 @@ use crate::machine::config::{Acs, Config};
 use crate::machine::pci::{Address, Function};
 use crate::machine::Pair;
 
-/// Bits that send packets between devices up: what `pci=disable_acs_redir` clears.
+/// Bits that send packets between devices up to the root complex. `pci=disable_acs_redir` clears
+/// the same ones.
 pub(super) const REDIRECTS: u16 = Acs::RR | Acs::CR | Acs::EC;
 
-/// What of ACS is on at a port. A port without ACS has nothing on.
+/// Returns the ACS bits that are on at a port, or 0 for a port without ACS.
 pub(super) fn control(port: &Function) -> Seen<u16> {
     match port.config()?.acs() {
         Err(Unseen::Absent) => Ok(0),
@@ -42,7 +45,7 @@ pub(super) fn control(port: &Function) -> Seen<u16> {
     }
 }
 
-/// Whether the NIC asks the IOMMU for translations itself.
+/// Returns `true` if the NIC asks the IOMMU for translations itself (ATS).
 pub(super) fn translates(nic: &Function) -> Seen<bool> {
     match nic.config()?.ats() {
         Err(Unseen::Absent) => Ok(false),
@@ -50,19 +53,19 @@ pub(super) fn translates(nic: &Function) -> Seen<bool> {
     }
 }
 
-/// What a port's controls must be; those that are neither in `on` nor in `off` may be either.
+/// Required controls of a port. Bits in neither `on` nor `off` do not matter.
 pub(super) struct Wanted<'a> {
     pub(super) port: &'a Function,
-    /// What the port is in words.
+    /// Description of the port.
     pub(super) what: &'static str,
-    /// As it is.
+    /// Bits that are on now.
     pub(super) set: u16,
     pub(super) on: u16,
     pub(super) off: u16,
 }
 
 impl Wanted<'_> {
-    /// What is off and must be on, and what is on and must be off.
+    /// Returns the bits that must be turned on, and those that must be turned off.
     pub(super) fn wrong(&self) -> (u16, u16) {
         (self.on & !self.set, self.off & self.set)
     }
@@ -71,7 +74,8 @@ impl Wanted<'_> {
         self.wrong() == (0, 0)
     }
 
-    /// As `pci=config_acs=` has it: a character a bit, the highest first.
+    /// Returns the flags in the format of `pci=config_acs=`: one character for each bit, highest
+    /// first.
     pub(super) fn flags(&self) -> String {
         let bits = (0..7).rev().map(|bit| 1_u16 << bit);
         bits.map(|bit| match (self.on & bit, self.off & bit) {
@@ -82,7 +86,7 @@ impl Wanted<'_> {
         .collect()
     }
 
-    /// The command that changes these controls and no others.
+    /// Returns the command that changes these controls and no others.
     pub(super) fn command(&self) -> String {
         let mask = self.on | self.off;
         format!(
@@ -92,16 +96,16 @@ impl Wanted<'_> {
     }
 }
 
-/// What is set where packets of a pair turn round in a switch.
+/// Settings of the switch ports between which packets of a pair turn round.
 pub(super) struct Turn<'a> {
     pub(super) nic: Wanted<'a>,
     pub(super) gpu: Wanted<'a>,
-    /// What ATS has translated goes straight.
+    /// `true` if requests that ATS has translated go straight.
     pub(super) straight: bool,
 }
 
 impl<'a> Turn<'a> {
-    /// None: they turn round nowhere.
+    /// Returns `None` if packets do not turn round in a switch.
     pub(super) fn of(route: &Route<'a>) -> Option<Seen<Self>> {
         let (nic_port, gpu_port) = route.turn()?;
         let wanted = |port: &'a Function, what| -> Seen<Wanted<'a>> {
@@ -120,7 +124,7 @@ impl<'a> Turn<'a> {
             ))
         };
         Some(both().map(|(nic, gpu)| Self {
-            // Where it cannot be seen, it is not counted on.
+            // If ATS is not visible, it counts as off.
             straight: nic.set & (Acs::DT | Acs::TB) == Acs::DT
                 && translates(route.nic).unwrap_or(false),
             nic,
@@ -136,13 +140,13 @@ impl<'a> Turn<'a> {
         match (requests | answers, of_gpu) {
             (0, 0) => Level::Ok,
             _ if self.straight => Level::Ok,
-            // Only what the GPU itself asks of the NIC.
+            // Only requests of the GPU to the NIC are redirected.
             (0, _) => Level::Note,
             _ => Level::Warning,
         }
     }
 
-    /// The ports that redirect.
+    /// Returns the ports that redirect.
     pub(super) fn redirecting(self) -> impl Iterator<Item = Wanted<'a>> {
         [self.nic, self.gpu]
             .into_iter()
@@ -150,7 +154,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// All ports of the machine that the kernel's command line must name, by address: those of each pair that counts.
+/// Returns all ports that the kernel's command line must name, by address: those of each pair that
+/// counts.
 pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
     let mut ports = BTreeMap::new();
     let pairs = scan.machine.pairs.iter();
@@ -159,7 +164,7 @@ pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
             continue;
         };
         let wanted: Vec<Wanted<'a>> = match (for_data_direct(pair, &route), Turn::of(&route)) {
-            // The others are as Linux has them by itself.
+            // Linux sets the other ports correctly by default.
             (Some(Ok(wanted)), _) => wanted.into_iter().filter(|it| it.off != 0).collect(),
             (None, Some(Ok(turn))) if turn.level() == Level::Warning => {
                 turn.redirecting().collect()
@@ -171,23 +176,24 @@ pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
     ports
 }
 
-/// What it costs that Data Direct is there and cannot be used.
+/// Cost of a Data Direct function that cannot be used.
 pub(super) const UNUSED: &str =
     "Half of the bandwidth between the NIC and a GB300's memory, which then goes through the processor \
      (meta-pytorch/torchcomms#3014).";
 
-/// What does by itself what a fix asks for.
+/// Advice about a tool that writes the same settings.
 pub(super) const WRITES: &str = "`rdma_topo write-grub-acs`, of a new rdma-core, writes the same.";
 
-/// Root ports of Grace, as rdma-core's rdma_topo has them.
+/// Root ports of Grace, as in rdma-core's rdma_topo.
 const GRACE: [(u16, u16); 3] = [(0x10de, 0x22b1), (0x10de, 0x22b2), (0x10de, 0x22b8)];
 
-/// What Linux turns on by itself.
+/// Bits that Linux turns on by default.
 const ISOLATED: u16 = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
 
-/// What ACS must be for Data Direct below a root port of Grace, by rdma-core's rdma_topo: open to the requests of Data
-/// Direct and to the GPU's answers, closed to all else, and without source validation at the root port, so that Linux
-/// puts both functions into one IOMMU group. None: this is no such pair.
+/// Returns the required ACS for Data Direct below a root port of Grace, as in rdma-core's
+/// rdma_topo. The ports let Data Direct's requests and the GPU's completions through and redirect
+/// everything else. The root port does not validate sources, which makes Linux put both functions
+/// into one IOMMU group. Returns `None` for any other pair.
 pub(super) fn for_data_direct<'a>(pair: &Pair, route: &Route<'a>) -> Option<Seen<Vec<Wanted<'a>>>> {
     let bridges = route.bridges();
     let root = *bridges.first()?;
@@ -203,7 +209,7 @@ pub(super) fn for_data_direct<'a>(pair: &Pair, route: &Route<'a>) -> Option<Seen
             _ => (port.kind_of_bridge(), 0),
         };
         let set = match port.config().and_then(Config::acs) {
-            // Upstream ports.
+            // Upstream ports have no ACS.
             Err(Unseen::Absent) => return None,
             set => set,
         };
@@ -218,20 +224,21 @@ pub(super) fn for_data_direct<'a>(pair: &Pair, route: &Route<'a>) -> Option<Seen
     Some(wanted.collect())
 }
 
-/// What belongs on the kernel's command line, for all ports of the machine: of several such lists it takes the last.
+/// Returns the options for the kernel's command line, for all ports of the machine. The kernel uses
+/// only the last such list.
 pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
     let each = at_boot.values();
     let each = each.map(|port| format!("{}@{}", port.flags(), port.port.at));
     let list = each.collect::<Vec<_>>().join(";");
     let is_long = at_boot.len() > 1;
-    // Before, only the first was heeded (Linux's 9cf8a952d57b).
+    // Earlier kernels used only the first port (Linux's 9cf8a952d57b).
     let several = if is_long {
         "; for several ports 6.12.23, 6.13.11, 6.14.2 or 6.15"
     } else {
         ""
     };
     let mut lines = vec![format!("pci=config_acs={list} (since Linux 6.11{several})")];
-    // It clears what redirects, and can do nothing else.
+    // This option can only clear redirection.
     if at_boot.values().all(|port| port.on == 0) {
         let each: Vec<String> = at_boot.keys().map(Address::to_string).collect();
         lines.push(format!(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Errors that ports and PCI functions count: with `--interval` whether they grow, without it what was counted so far.
+//! Errors that ports and PCI functions count: their growth with `--interval`, their totals without.
 //!
-//! A total says nothing of when: a cable that was replaced has its errors still. So only growth is a warning.
+//! A total does not say when errors happened: a replaced cable leaves its errors behind. Only
+//! growth is therefore a warning.
 
 use super::port;
 use super::scan::{Check, Scan};
@@ -26,9 +27,10 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OwnTest,
 };
 
-/// Of a counter that grows a little on a fabric that is well, a second.
+/// Growth that a healthy fabric may show, per second.
 const FEW: f64 = 1.0;
-/// Symbol errors, and PCI errors that the link corrected, a minute: FEC and replays are there for some.
+/// Symbol errors and corrected PCI errors that a healthy link may show, per minute. FEC and replays
+/// exist for them.
 const CORRECTED: f64 = 2.0;
 
 fn errors(scan: &Scan<'_>) -> Vec<Finding> {
@@ -69,7 +71,7 @@ fn errors(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Values of the counters of one kind that are not 0, as they are named.
+/// Returns the names and values of the counters of one kind that are not 0.
 fn listed(values: &[Option<u64>], kind: Kind) -> Vec<(&'static str, u64)> {
     let counters = COUNTERS.iter().zip(values);
     counters
@@ -87,7 +89,7 @@ fn named(counters: &[(&str, u64)], sign: &str) -> String {
     each.join(", ")
 }
 
-/// What is told of errors, and not of work.
+/// Kinds that stand for errors, not for work.
 const OF_ERRORS: [Kind; 5] = [
     Kind::Link,
     Kind::Discard,
@@ -121,7 +123,7 @@ fn growth(
     now: &[Option<u64>],
     seconds: f64,
 ) -> Vec<Finding> {
-    // One that is less was reset meanwhile.
+    // A smaller value means a reset in between.
     let more: Vec<Option<u64>> = before
         .iter()
         .zip(now)
@@ -144,7 +146,7 @@ fn growth(
             Kind::Link | Kind::Discard => Level::Warning,
             Kind::Loss if has("req_transport_retries_exceeded") => Level::Warning,
             Kind::Loss => above(sum, seconds, FEW),
-            // It works as it should, and is slower for it.
+            // The fabric works as intended, but is slower.
             _ => Level::Note,
         };
         let found = format!("port {port} in {seconds:.0} s: {}", named(&grown, "+"));
@@ -266,8 +268,8 @@ mod tests {
     use crate::report::Out;
     use crate::{fixture, testing};
 
-    /// The small machine whose counters were looked at before, and again after ten seconds and a change: what is said, and
-    /// the findings.
+    /// Reads the small machine's counters, then again after ten seconds and a change. Returns the
+    /// text and the findings.
     fn counted(change: impl Fn(&mut fixture::Fixture)) -> (String, Vec<(Level, String)>) {
         let mut fixture = fixture::small();
         fixture.counters("mlx5_0", &[("symbol_error", 7), ("port_rcv_data", 1000)]);
@@ -310,7 +312,7 @@ mod tests {
         );
     }
 
-    /// What grows between two looks is judged by what it means and by how fast it grows.
+    /// Growth between two readings is judged by kind and rate.
     #[test]
     fn counters_are_judged_by_their_growth() {
         type Case = (&'static [(&'static str, u64)], Level, &'static str);
@@ -415,12 +417,12 @@ mod tests {
             let found = format!("0000:18:00.0 had PCI errors in 10 s: {says}");
             assert_eq!(told.first(), Some(&(level, found)), "{told:?}");
         }
-        // A device whose counters are gone since has none to judge.
+        // A device whose counters have disappeared is not judged.
         let (_, told) = counted(|fixture| fixture.remove("/sys/class/infiniband/mlx5_0"));
         assert_eq!(told.len(), 1, "{told:?}");
     }
 
-    /// Without a second look, totals are worth a note: nobody knows when.
+    /// Without a second reading, totals are only a note.
     #[test]
     fn totals_of_counters_are_no_warning() {
         let mut fixture = fixture::small();
@@ -439,7 +441,7 @@ mod tests {
         ] {
             assert!(text.contains(says), "{text}");
         }
-        // A recording does not change while somebody waits.
+        // A recording does not change during the interval.
         let line = [
             "peermemctl",
             "doctor",

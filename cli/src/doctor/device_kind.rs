@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Devices that are of another kind than most: GPUs without GPUDirect RDMA, virtual functions, coherent memory.
+//! Unusual devices: GPUs without GPUDirect RDMA, virtual functions, coherent memory.
 
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -22,7 +22,7 @@ pub(super) const CHECK: Check = Check {
 
 fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // One for the display beside others that have it is no fault of the machine.
+    // A display GPU beside GPUs with GPUDirect RDMA is not a fault.
     let of_none = match scan.gpus().all(|gpu| gpu.why_no_gpudirect().is_some()) {
         true => Level::Fault,
         false => Level::Note,
@@ -39,7 +39,7 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
             );
         }
         if gpu.is_coherent {
-            // Where Data Direct reaches it, that is judged.
+            // If Data Direct reaches the memory, that path is judged.
             let judged = match scan.pci_gpus().any(|it| it.at == gpu.at) {
                 true => "The path to it is not a BAR behind bridges, but for Data Direct, whose path is judged.",
                 false => "The path to it is not a BAR behind bridges, so the checks of paths say nothing.",

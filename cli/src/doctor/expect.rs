@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the machine should have, by a file that is written by hand or by `--write-expect`: how many GPUs and RDMA
-//! devices of each model, their links, ports and firmware, and the versions of modules.
+//! Comparison with a file that is written by hand or by `--write-expect`: number of GPUs and RDMA
+//! devices of each model, their links, ports and firmware, and versions of modules.
 //!
-//! Unlike a recording (`baseline.rs`) it knows no slots, so that one file serves all nodes of a model, and what it
-//! leaves out is not compared.
+//! Unlike a recording (`baseline.rs`), the file knows no slots. One file therefore serves all nodes
+//! of a model. Omitted values are not compared.
 
 use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
 use super::port;
@@ -98,7 +98,7 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// `any` is what `lspci -d` takes for all of them.
+/// `any` is the filter that makes `lspci -d` list all of them.
 fn count(
     what: &str,
     any: &str,
@@ -128,7 +128,7 @@ fn count(
     })
 }
 
-/// Names the GPUs that are on PCI and do not count, since NVML does not list them.
+/// Names the GPUs on PCI that do not count because NVML does not list them.
 fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Finding {
     if finding.level != Level::Fault || unlisted.is_empty() {
         return finding;
@@ -166,7 +166,7 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let warn = |found: String, fix: String| {
         Finding::new(Level::Warning, Subject::hca(hca), found).fix(fix)
     };
-    // An unknown value is no reason to warn.
+    // An unknown value is not a reason to warn.
     let unknown = |what: String| {
         let why = Unseen::Failed("not known".to_owned());
         Scan::unseen(Subject::hca(hca), what, &why)
@@ -265,7 +265,7 @@ mod tests {
     use crate::finding::{Level, Status};
     use crate::{fixture, testing};
 
-    /// What `--write-expect` prints is what the machine has: compared with it nothing is found.
+    /// The output of `--write-expect` matches the machine: a comparison finds nothing.
     #[test]
     fn every_machine_is_as_it_says_it_should_be() {
         let folder = tempfile::tempdir().unwrap();
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    /// An HGX machine that is compared with a file that was written for all machines like it.
+    /// Compares an HGX machine with a file for all machines like it.
     #[test]
     fn what_is_not_as_expected_is_found() {
         let changes: &[Change] = &[
@@ -395,14 +395,14 @@ mod tests {
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "expect", file, changes);
-        // Monitoring has it, too.
+        // Monitoring has the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
         let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }
 
-    /// What is wrong in the file is named, with its line, and nothing is looked at.
+    /// An error in the file is reported with its line, and no check runs.
     #[test]
     fn a_wrong_expectation_is_refused_with_its_line() {
         let folder = tempfile::tempdir().unwrap();
@@ -463,7 +463,7 @@ mod tests {
                 "{refused}"
             );
         }
-        // What is left out is not compared.
+        // Omitted values are not compared.
         std::fs::write(
             &file,
             "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}",

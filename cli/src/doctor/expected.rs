@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The file of `--expect`: how many GPUs and RDMA devices of each model a machine has, their links, ports and firmware,
-//! and the versions of modules.
+//! The file of `--expect`: number of GPUs and RDMA devices of each model, their links, ports and
+//! firmware, and versions of modules.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,13 +18,13 @@ use crate::machine::{Hca, Machine, Port};
 use crate::nvml::Nvml;
 use crate::software::listed::is_unlisted;
 
-/// The file. Only what is in it counts.
+/// Contents of the file. Omitted values are not compared.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Expected {
     pub(super) gpus: Vec<Gpus>,
     pub(super) hcas: Vec<Hcas>,
-    /// Versions of modules, as `/sys/module/NAME/version` has them.
+    /// Versions of modules, as in `/sys/module/NAME/version`.
     pub(super) modules: BTreeMap<String, String>,
 }
 
@@ -33,35 +33,35 @@ pub(crate) struct Expected {
 #[serde(deny_unknown_fields)]
 pub(super) struct Gpus {
     pub(super) count: usize,
-    /// None: of any model.
+    /// `None`: any model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<Text<Model>>,
-    /// Lanes, and the speed that both ends can: an idle GPU lowers the one that it has.
+    /// Lanes, and the best speed of both ends. The current speed of an idle GPU is lower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<Text<Rate>>,
 }
 
-/// RDMA devices of one model, without those in software.
+/// RDMA devices of one model. Software devices do not count.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hcas {
     pub(super) count: usize,
-    /// None: of any model.
+    /// `None`: any model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<Text<Model>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<Text<Rate>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) firmware: Option<String>,
-    /// Of each.
+    /// Number for each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) active_ports: Option<usize>,
-    /// Of each port that is ACTIVE.
+    /// Rate of each ACTIVE port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rate: Option<Text<PortRate>>,
 }
 
-/// PCI vendor and device, as `lspci -nn` prints them: `15b3:1021`.
+/// PCI vendor and device ID, in the format of `lspci -nn`: `15b3:1021`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Model(u16, u16);
 
@@ -91,7 +91,7 @@ impl FromStr for Model {
     }
 }
 
-/// The rate of a port, as sysfs and `topo` have it.
+/// Rate of a port, in the format of sysfs and `topo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PortRate {
     text: String,
@@ -117,7 +117,7 @@ impl FromStr for PortRate {
     }
 }
 
-/// A string of the file with a form of its own, so that a wrong one is refused with its line.
+/// A string with its own format. A wrong one is reported with its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Text<T>(pub(super) T);
 
@@ -135,10 +135,12 @@ impl<'de, T: FromStr<Err = String>> Deserialize<'de> for Text<T> {
 }
 
 impl Expected {
-    /// From a file.
+    /// Reads a file.
     ///
     /// # Errors
-    /// It is no JSON, or has a key or a value that is not known: the key and its line are named.
+    ///
+    /// Returns an error if the file is not JSON, or has an unknown key or value. The message names
+    /// the key and its line.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let name = file.display();
         let text = recording::read(file).with_context(|| format!("{name}"))?;
@@ -153,7 +155,7 @@ impl Expected {
         Ok(expected)
     }
 
-    /// What the machine has now.
+    /// Returns the current state of the machine.
     pub(super) fn of(host: &dyn Host, machine: &Machine) -> Self {
         let mut expected = Self::default();
         let nvml = Nvml::scan(host);
@@ -201,7 +203,8 @@ impl Expected {
         expected
     }
 
-    /// One more RDMA device. Of a model the least is expected that any device has, so that the machine is as expected.
+    /// Adds an RDMA device. Each value of a model is the lowest of its devices, which makes the
+    /// machine match its own file.
     fn add(&mut self, one: Hcas) {
         let Some(same) = self.hcas.iter_mut().find(|hcas| hcas.device == one.device) else {
             self.hcas.push(one);
@@ -213,7 +216,7 @@ impl Expected {
             same.firmware = None;
         }
         same.active_ports = same.active_ports.min(one.active_ports);
-        // One without an ACTIVE port has no rate.
+        // A device without an ACTIVE port has no rate.
         same.rate = match (same.rate.take(), one.rate) {
             (Some(one), Some(other)) => Some(if other.0.megabits < one.0.megabits {
                 other
@@ -243,7 +246,7 @@ fn slowest(hca: &Hca) -> Option<Text<PortRate>> {
 }
 
 pub(super) fn version_file(module: &str) -> String {
-    // The kernel writes them so, whatever the file is called.
+    // The kernel replaces dashes, whatever the file's name is.
     format!("/sys/module/{}/version", module.replace('-', "_"))
 }
 
@@ -251,13 +254,13 @@ pub(super) fn model_of(machine: &Machine, at: Address) -> Option<Model> {
     machine.functions.get(&at).map(Model::of)
 }
 
-/// None: its speed and width are not known, as in many virtual machines.
+/// Returns the link, or `None` if speed and width are unknown, as in many virtual machines.
 pub(super) fn link(machine: &Machine, at: Address) -> Option<Link> {
     let is_known = |link: &Link| link.now.speed != 0 && link.now.width != 0 && link.most.speed != 0;
     machine.link(at).filter(is_known)
 }
 
-/// Of an idle GPU the speed goes down; what both ends can does not.
+/// Returns the best speed of both ends. The current speed of an idle GPU is lower.
 pub(super) fn of_gpu(link: Link) -> Rate {
     Rate {
         speed: link.most.speed,

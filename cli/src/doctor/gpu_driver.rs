@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! nvidia.ko and each GPU: whether the driver has the GPU, could start it, and whether the GPU answers.
+//! nvidia.ko and each GPU: is the driver bound, could it start the GPU, and does the GPU answer?
 
 use super::scan::{Check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
@@ -52,7 +52,7 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
                      then `modprobe nvidia`",
                     argument(other)
                 )),
-            // The check of BARs says what to do.
+            // The check of BARs has the advice.
             None if !gpu.is_coherent && function.unassigned().next().is_some() => new(
                 Level::Note,
                 format!("{at} has no driver, and BARs without an address"),
@@ -66,7 +66,7 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Reports a device that PCI lists and that does not answer.
+/// Reports a device on PCI that does not answer.
 pub(super) fn silent(subject: Subject, at: Address) -> Finding {
     let found = format!("{at} does not answer: its config space reads as ones");
     Finding::new(Level::Fault, subject, found)
@@ -76,7 +76,8 @@ pub(super) fn silent(subject: Subject, at: Address) -> Finding {
         ))
 }
 
-/// Reports a GPU that nvidia.ko has and NVML does not list. None: NVML lists it, or does not tell.
+/// Reports a GPU that is bound to nvidia.ko but not listed by NVML. Returns `None` if NVML lists
+/// the GPU, or does not answer.
 fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
     let software = scan.software();
     if !is_unlisted(scan.machine, &software.nvml, gpu) {
@@ -93,7 +94,7 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
              outside alone.",
         ));
     }
-    // Where the device files are for some users alone, NVML lists none at all.
+    // If this user may not open the device files, NVML lists no GPU at all.
     if listed == 0 && software.is_root == Some(false) {
         let mut finding = new(
             Level::NotVisible,

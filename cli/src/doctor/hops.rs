@@ -10,22 +10,23 @@ use crate::machine::{Class, Pair};
 use crate::render::Table;
 use crate::report::Out;
 
-/// A function that a transfer goes through, or ends at.
+/// A function on the path, or at its end.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Hop {
     at: String,
-    /// `GPU 0`, `bridge`, `mlx5_0`.
+    /// Kind or name: `GPU 0`, `bridge`, `mlx5_0`.
     what: String,
-    /// The link above it, as it is; none: not visible, or it has none.
+    /// Current link above the function. `None`: not visible, or no link.
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<String>,
-    /// What this end of it can be.
+    /// Best link that the function supports.
     #[serde(skip_serializing_if = "Option::is_none")]
     link_most: Option<String>,
-    /// In bytes, as it is set.
+    /// Maximum payload that is set, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_payload: Option<u32>,
-    /// ACS controls that are on, as lspci names them; empty: none, or the function has no ACS.
+    /// ACS controls that are on, with lspci's names. Empty: none are on, or the function has no
+    /// ACS.
     #[serde(skip_serializing_if = "Option::is_none")]
     acs: Option<Vec<&'static str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,7 +37,7 @@ pub(super) struct Hop {
     driver: Option<String>,
 }
 
-/// From the GPU to the RDMA device.
+/// A path from the GPU to the RDMA device.
 #[derive(Debug, Serialize)]
 pub(super) struct Path {
     class: Option<Class>,
@@ -120,7 +121,7 @@ impl Hop {
     }
 }
 
-/// What a bridge is, as far as it can be seen.
+/// Returns the kind of bridge, as far as known.
 fn what_port(scan: &Scan<'_>, at: Address) -> &'static str {
     let function = scan.machine.functions.get(&at);
     match function.and_then(|function| Some(function.express().ok()?.port)) {
@@ -131,7 +132,7 @@ fn what_port(scan: &Scan<'_>, at: Address) -> &'static str {
     }
 }
 
-/// As a table.
+/// Prints the path as a table.
 pub(super) fn tell(scan: &Scan<'_>, pair: &Pair, out: &mut Out) {
     let path = Path::of(scan, pair);
     let class = path.class.map_or("not on PCI", Class::name);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Whether an IOMMU stands between NIC and GPU.
+//! IOMMU translation between NIC and GPU.
 //!
-//! Where it translates, the NIC is given addresses that no switch knows: every packet goes up to the root complex to
-//! be translated, though the GPU hang on the same switch. The NIC's group counts: the GPU's memory is only answered
-//! from.
+//! If the IOMMU translates, the NIC uses addresses that no switch knows. Each packet goes up to the
+//! root complex to be translated, even if the GPU is below the same switch. The NIC's group
+//! decides, because the GPU only answers.
 
 use super::controls::{
     at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
@@ -32,22 +32,23 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
-/// How an IOMMU treats a function.
+/// IOMMU mode of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// There is none, or it is off.
+    /// No IOMMU, or the IOMMU is off.
     None,
-    /// It lets addresses through as they are.
+    /// Addresses pass through unchanged.
     Identity,
-    /// `DMA`, `DMA-FQ`: it translates.
+    /// `DMA` or `DMA-FQ`: addresses are translated.
     Translates(String),
-    /// It lets nothing through.
+    /// All accesses are blocked.
     Blocked,
-    /// Somebody else's: `unmanaged` is VFIO's.
+    /// Another user's mode: `unmanaged` is VFIO's.
     Other(String),
 }
 
-/// By the type of the function's group (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`), and the group.
+/// Returns the mode, from the type of the function's group
+/// (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`), and the group.
 pub(super) fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     let group = match &function.iommu_group {
         Ok(group) => *group,
@@ -66,7 +67,7 @@ pub(super) fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     Ok((mode, group))
 }
 
-/// Of an RDMA device: each function that does its DMA, once, but for Data Direct.
+/// Returns each function that does the RDMA device's DMA, once, except Data Direct.
 fn functions<'a>(scan: &Scan<'a>, hca: &Hca) -> Vec<&'a Function> {
     let all = hca.functions().into_iter();
     all.filter(|at| hca.data_direct != Some(*at))
@@ -142,7 +143,7 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
                     format!("{found}; GPU memory goes by Data Direct"),
                 );
             }
-            // With memory of the processor's own there is no switch to turn round in.
+            // A GPU whose memory is the processor's has no switch to turn round in.
             let mut gpus = scan
                 .pairs()
                 .filter(|pair| pair.hca == hca.name)
@@ -165,7 +166,8 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
     }
 }
 
-/// Whether on each of the pairs that count translated requests go straight through the switch.
+/// Returns `true` if translated requests go straight through the switch on each judged pair of the
+/// RDMA device.
 fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
     let mut pairs = scan.pairs().filter(|pair| pair.hca == hca.name).peekable();
     pairs.peek().is_some()
@@ -179,7 +181,7 @@ fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
         })
 }
 
-/// By whose IOMMU it is.
+/// Returns the fix for this kind of IOMMU.
 fn fix(scan: &Scan<'_>, group: u32) -> String {
     let units = scan.host.names("/sys/class/iommu").unwrap_or_default();
     let has = |prefix: &str| units.iter().any(|unit| unit.starts_with(prefix));
@@ -207,12 +209,13 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
     )
 }
 
-/// What overrides nvidia.ko's check of groups.
+/// File with the parameters of nvidia.ko, one of which overrides the check of groups.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 
-/// Whether Data Direct and the GPU are in one group. None: it is told of ACS already, which groups follow from.
+/// Judges if Data Direct and a coherent GPU are in one group. Returns `None` if ACS is wrong,
+/// because groups follow from ACS and the check of ACS reports it.
 fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
-    // Of other GPUs nvidia.ko gives addresses for PCI to whoever asks.
+    // For other GPUs, nvidia.ko gives PCI addresses to any caller.
     scan.gpu(pair.gpu).filter(|gpu| gpu.is_coherent)?;
     let route = Route::of(scan, pair)?;
     if let Some(Ok(ports)) = for_data_direct(pair, &route) {
@@ -266,7 +269,7 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
     })
 }
 
-/// How both get into one group, where ACS is right or nobody knows what is.
+/// Returns how to get both functions into one group, if ACS is right or unknown.
 fn group_fix(scan: &Scan<'_>) -> String {
     let at_boot = at_boot(scan);
     if at_boot.is_empty() {
@@ -334,7 +337,7 @@ mod tests {
         },
     ];
 
-    /// What `doctor` says of the IOMMU.
+    /// Returns `doctor`'s output about the IOMMU.
     fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
         let line = [&["doctor", "--only", "iommu"], more].concat();
         testing::says_in_one_line(&fixture.recording, &line)
@@ -351,7 +354,7 @@ mod tests {
         assert_eq!(status, Status::Ok, "{text}");
         let words = "Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30";
         assert!(text.contains(words), "{text}");
-        // Translation before the NIC's own function takes nothing from GPU memory.
+        // Translation for the NIC's own function does not affect GPU memory.
         assert!(!text.contains("note iommu mlx5"), "{text}");
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
         let (text, status) = says(&fixture, &[]);
@@ -364,7 +367,7 @@ mod tests {
         let (text, status) = says(&fixture, &["--all"]);
         assert_eq!(status, Status::Ok, "{text}");
         assert!(text.contains("GrdmaPciTopoCheckOverride=1"), "{text}");
-        // Where ACS is wrong, it is told there alone.
+        // If ACS is wrong, only the check of ACS reports it.
         let (text, status) = says(&fixture::data_direct_acs(), &[]);
         assert_eq!(status, Status::Ok, "{text}");
     }

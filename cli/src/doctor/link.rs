@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Links of the path: as fast and as wide as both ends can.
+//! Speed and width of the path's links, compared with the best of both ends.
 
 use super::route::{Joined, Route};
 use super::scan::{Check, Scan};
@@ -31,7 +31,7 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         };
         let ends = [(route.gpu, true), (route.nic, false)];
-        // Data Direct is in one chip with the switch above it.
+        // Data Direct is on one chip with the switch above it.
         for (end, is_gpu_side) in ends.into_iter().filter(|(end, _)| !end.is_data_direct()) {
             for joined in route.links(end) {
                 let is_end = joined.lower.at == end.at;
@@ -58,22 +58,22 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Of a GPU whose link has no reason to be slow, in percent.
+/// Load of a GPU whose link should not be slow, in percent.
 const BUSY: u32 = 10;
 
-/// How it shows that a GPU is at work, as NVML has it. None: it is idle, or nobody knows.
+/// Returns NVML's evidence that a GPU is working, or `None` if the GPU is idle or its load unknown.
 fn work(scan: &Scan<'_>, gpu: Address) -> Option<String> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let gpu = nvml.gpu(gpu)?;
     if let Some(percent) = gpu.utilization_percent.filter(|percent| *percent >= BUSY) {
         return Some(format!("{percent} % busy"));
     }
-    // Without persistence mode to ask is to wake it.
+    // Without persistence mode, the query itself wakes the GPU.
     let is_awake = gpu.performance_state == Some(0) && gpu.persistence_mode == Some(true);
     is_awake.then(|| "in performance state P0".to_owned())
 }
 
-/// `gpu` is at the lower end, if it is.
+/// Judges a link. `gpu` is set if the lower end is a GPU.
 fn of_link(
     scan: &Scan<'_>,
     joined: &Joined<'_>,
@@ -95,7 +95,7 @@ fn of_link(
             subject,
             format!("{link}, all that both ends can"),
         ),
-        // Its own power management, which gives the lanes back their speed in a moment.
+        // The GPU's power management, which restores the speed within moments.
         (false, true) if gpu.is_some() && work.is_none() => Finding::new(Level::Note, subject, less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
             .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How large packets are along a path.
+//! Maximum payload along a path.
 
 use super::packets::{counted, express};
 use super::route::Route;
@@ -24,14 +24,14 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
-/// One function of a path, and its payload in bytes: as it is set, and at most.
+/// A function of a path with its payloads in bytes: the configured and the largest supported one.
 struct Payload<'a> {
     function: &'a Function,
     set: u32,
     most: u32,
 }
 
-/// From the top down.
+/// Returns the payloads of a chain, from the top down.
 fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>>> {
     let mut all = Vec::new();
     for function in chain {
@@ -39,7 +39,7 @@ fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>
             continue;
         };
         if let Some(express) = express(function)? {
-            // A code that the specification keeps for later.
+            // Reserved codes are skipped.
             if express.payload > 0 && express.payload_most > 0 {
                 all.push(Payload {
                     function,
@@ -79,7 +79,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
                 .map(|it| format!("{} {} B", it.function.at, it.set));
             each.collect::<Vec<_>>().join(", ")
         };
-        // Down from the one end, and up to the other, as a packet goes.
+        // From the GPU up, and then down to the NIC, like a packet.
         let all: Vec<&Payload<'_>> = gpu_side.iter().rev().chain(&nic_side).collect();
         let sets = || all.iter().map(|it| it.set);
         let (Some(least), Some(largest)) = (sets().min(), sets().max()) else {
@@ -107,7 +107,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         }
         if gpu_odd || nic_odd {
-            // pci=pcie_bus_perf sets it so on purpose, and keeps reads so short that answers fit.
+            // `pci=pcie_bus_perf` does this on purpose, and limits reads to the size that fits.
             let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
             let level = match cmdline.contains("pcie_bus_perf") {
                 true => Level::Note,

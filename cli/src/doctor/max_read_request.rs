@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How long the NIC's reads are.
+//! Maximum read request of the NIC.
 
 use super::packets::nics;
 use super::scan::{Check, Scan};
@@ -25,7 +25,7 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
     for (hca, function, express) in nics(scan, "MaxReadReq", &mut findings) {
         let (at, bytes) = (function.at, express.read_request);
         let level = match bytes {
-            // A code that the specification keeps for later.
+            // A reserved code.
             0 => continue,
             1..512 => Level::Warning,
             512..4096 => Level::Note,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `doctor`: what makes GPUDirect RDMA slow or impossible on a machine, and how to fix it.
+//! `doctor`: finds causes of slow or impossible GPUDirect RDMA on a machine, and how to fix them.
 //!
-//! A check is a function from what was seen to findings, in a file of its own, with its documentation and the faults
-//! that the tests inject ([`Check`]). It says nothing where nothing is wrong, or `Level::Ok` with what it saw; it does not guess at what it could not see ([`Scan::unseen`]). Of the
-//! pairs of GPU and RDMA device it judges those that [`Scan::pairs`] gives, and no others: the best of each GPU, as
-//! no machine is built so that all are good.
+//! A check is a function from a scan to findings. Each check has its own file, with its
+//! documentation and the faults that the tests inject ([`Check`]). If nothing is wrong, a check
+//! returns nothing, or `Level::Ok` with the state it found. A check does not guess at values that
+//! it could not read ([`Scan::unseen`]). Only the pairs in [`Scan::pairs`] are judged: the best of
+//! each GPU. No machine is built to make all pairs good.
 
 mod acs;
 mod ats;
@@ -55,21 +56,21 @@ use scan::{Baseline, Check};
 
 pub(crate) use scan::Scan;
 
-/// The check of counters.
+/// Name of the check of counters.
 pub(crate) const COUNTERS: &str = counters::CHECK.name;
 
-/// All checks, in the order in which they matter where their findings are as bad: whether it works at all, then the
-/// path, then speed.
+/// Returns all checks. The order decides between findings of the same level: function first, then
+/// the path, then speed.
 pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
     software::OF_SOFTWARE.iter().chain(OF_HARDWARE)
 }
 
-/// Those that have something to look at.
+/// Returns the checks that apply to this machine.
 pub(crate) fn checks_of<'a>(scan: &'a Scan<'a>) -> impl Iterator<Item = &'static Check> + 'a {
     checks().filter(|check| (check.applies)(scan))
 }
 
-/// Paths and devices.
+/// Checks of paths and devices.
 const OF_HARDWARE: &[Check] = &[
     baseline::CHECK,
     expect::CHECK,
@@ -93,18 +94,19 @@ const OF_HARDWARE: &[Check] = &[
     device_kind::CHECK,
 ];
 
-/// Which checks to run.
+/// Checks to run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Selection<'a> {
-    /// These alone; empty: all.
+    /// Checks to run. Empty: all.
     pub(crate) only: &'a [String],
     pub(crate) skip: &'a [String],
 }
 
-/// What the selected checks say, the worst first.
+/// Runs the selected checks and returns their findings, worst first.
 ///
 /// # Errors
-/// A name that no check has.
+///
+/// Returns an error for a name that no check has.
 pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Result<Vec<Finding>> {
     let Selection { only, skip } = selection;
     if let Some(unknown) = only
@@ -120,23 +122,23 @@ pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Resu
     Ok(run_all(scan, wanted))
 }
 
-/// What these say, the worst first.
+/// Runs `checks` and returns their findings, worst first.
 fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for check in checks.filter(|check| (check.applies)(scan)) {
         let of_check = check.findings(scan);
-        // Two paths may share a bridge that both tell of.
+        // Two paths may report the same bridge.
         let mut seen = HashSet::new();
         let is_first: Vec<bool> = of_check.iter().map(|it| seen.insert(it)).collect();
         let with = of_check.iter().cloned().zip(is_first);
         findings.extend(with.filter_map(|(finding, is_first)| is_first.then_some(finding)));
     }
-    // Stable: checks stay in their order.
+    // The sort is stable: checks stay in their order.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     findings
 }
 
-/// What the machine is compared with.
+/// The state that the machine is compared with.
 #[derive(Default)]
 pub(crate) struct Expectation {
     baseline: Option<Baseline>,
@@ -144,10 +146,11 @@ pub(crate) struct Expectation {
 }
 
 impl Expectation {
-    /// By the files of the command line.
+    /// Loads the files of the command line.
     ///
     /// # Errors
-    /// One cannot be read, or is not what it should be.
+    ///
+    /// Returns an error if a file cannot be read or is invalid.
     pub(crate) fn load(args: &args::Expectation) -> anyhow::Result<Self> {
         Ok(Self {
             baseline: args.baseline.as_deref().map(Baseline::load).transpose()?,
@@ -155,17 +158,19 @@ impl Expectation {
         })
     }
 
-    /// For the checks of a scan.
+    /// Makes the state available to the checks of a scan.
     pub(crate) fn of<'a>(&'a self, scan: &mut Scan<'a>) {
         scan.baseline = self.baseline.as_ref();
         scan.expected = self.expected.as_ref();
     }
 }
 
-/// The command.
+/// Runs the command.
 ///
 /// # Errors
-/// Names that nothing has: of a check, of a pair. With `--nagios` none: it says so in its line.
+///
+/// Returns an error if a check or a pair does not exist. If `--nagios` is set, prints the error as
+/// its line instead.
 pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
     if args.list_checks {
         return print::list(checks(), out);
@@ -208,13 +213,13 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
     }
 }
 
-/// Says to a monitoring system why nothing could be looked at.
+/// Tells a monitoring system why the machine could not be examined.
 pub(crate) fn unknown(why: &anyhow::Error, out: &mut Out) -> Status {
     out.line(format!("GPUDIRECT UNKNOWN - {why:#}"));
     Status::Plugin(Plugin::Unknown)
 }
 
-/// A GPU by index or PCI address.
+/// Returns a GPU by index or PCI address.
 fn gpu_named<'a>(machine: &'a Machine, name: &str) -> Option<&'a Gpu> {
     let index: Option<usize> = name.parse().ok();
     let at: Option<Address> = name.parse().ok();
@@ -222,7 +227,7 @@ fn gpu_named<'a>(machine: &'a Machine, name: &str) -> Option<&'a Gpu> {
     gpus.find(|gpu| Some(gpu.index) == index || Some(gpu.at) == at)
 }
 
-/// A pair as `--pair` names it: a GPU by index or PCI address, a comma, an RDMA device.
+/// Parses the argument of `--pair`: a GPU by index or PCI address, a comma, an RDMA device.
 fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> {
     let (gpu, hca) = name
         .split_once(',')

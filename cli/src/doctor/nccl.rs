@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How far NCCL uses GPUDirect RDMA: its limit on the distance between GPU and NIC, and the settings that change it, as
-//! far as they can be seen.
+//! NCCL's use of GPUDirect RDMA: its limit on the distance between GPU and NIC, and the settings
+//! that change the limit, as far as visible.
 //!
-//! By NCCL's `ncclTopoCheckGdr` and `ncclTopoGetSystem` (`src/graph`): the limit is PXB, and NCCL_NET_GDR_LEVEL changes it.
-//! NCCL knows no NODE: a path through processors of one NUMA node is PHB. The paths are those of sysfs, or of a topology
-//! file. A job may have other settings than those that are seen here.
+//! NCCL's default limit is PXB, and `NCCL_NET_GDR_LEVEL` changes it (`ncclTopoCheckGdr` and
+//! `ncclTopoGetSystem` in `src/graph`). NCCL has no class NODE: a path through processors of one
+//! NUMA node is PHB. Paths come from sysfs or from a topology file. A job may have settings that
+//! are not visible here.
 
 use crate::host::Host;
 use crate::machine::Class;
 
-/// NCCL's classes of paths, nearest first: `topoPathTypeStr`.
+/// NCCL's classes of paths, nearest first (`topoPathTypeStr`).
 const LEVELS: [&str; 10] = [
     "LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS",
 ];
-/// Classes that NCCL_NET_GDR_LEVEL gives by number, from 0.
+/// Classes that `NCCL_NET_GDR_LEVEL` selects by number, from 0.
 const OLD_LEVELS: [&str; 5] = ["LOC", "PIX", "PXB", "PHB", "SYS"];
 const DEFAULT: &str = "PXB";
 
 const ENVIRONMENT: &str = "/proc/self/environ";
 const FILE: &str = "/etc/nccl.conf";
-/// The topology file that NCCL reads where none is named.
+/// Topology file that NCCL reads by default.
 const VIRTUAL: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
-/// A variable of NCCL's.
+/// A variable of NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
     pub(super) value: String,
-    /// `in /etc/nccl.conf`.
+    /// Origin of the value: `in /etc/nccl.conf`.
     pub(super) place: String,
 }
 
 impl Setting {
-    /// Reads one as NCCL does: the environment comes before the user's file, and that before the machine's. A line is taken
-    /// as it stands.
+    /// Reads a variable in NCCL's order: environment, the user's file, the machine's file. The
+    /// value is not interpreted.
     fn scan(host: &dyn Host, name: &str) -> Option<Self> {
         let read = |file: &str, name: &str| {
             let lines = host.matching(file, name).ok()?;
@@ -57,24 +58,24 @@ impl Setting {
     }
 }
 
-/// The topology file that NCCL goes by.
+/// Topology file that NCCL uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Topology {
     /// No file: NCCL looks at sysfs.
     None,
-    /// A file, in words.
+    /// A file, with a description.
     File(String),
-    /// A file that is named and not there.
+    /// A configured file that does not exist.
     Missing(Setting),
 }
 
-/// NCCL's settings, as far as they are seen.
+/// NCCL's settings, as far as visible.
 #[derive(Debug, Clone)]
 pub(super) struct Nccl {
-    /// NCCL_NET_GDR_LEVEL, with the name of a class.
+    /// `NCCL_NET_GDR_LEVEL`, as the name of a class.
     pub(super) level: Option<Setting>,
     pub(super) topology: Topology,
-    /// NCCL goes through another GPU with a nearer NIC, where NVLink leads there.
+    /// `true` if NCCL may go through another GPU on NVLink that has a nearer NIC (PXN).
     pub(super) has_pxn: bool,
 }
 
@@ -101,14 +102,14 @@ impl Nccl {
         }
     }
 
-    /// Returns the name of the farthest class that NCCL uses.
+    /// Returns the farthest class for which NCCL uses GPUDirect RDMA.
     pub(super) fn limit(&self) -> &str {
         self.level
             .as_ref()
             .map_or(DEFAULT, |setting| &setting.value)
     }
 
-    /// Returns `true` if a path of this class is near enough.
+    /// Returns `true` if NCCL uses GPUDirect RDMA on a path of this class.
     pub(super) fn takes(&self, class: Class) -> bool {
         rank(name_of(class)) <= rank(self.limit())
     }
@@ -128,7 +129,8 @@ fn rank(level: &str) -> Option<usize> {
     LEVELS.iter().position(|name| *name == level)
 }
 
-/// Returns the class that a value of NCCL_NET_GDR_LEVEL names. None: NCCL does not know the value and uses its default.
+/// Returns the class that a value of `NCCL_NET_GDR_LEVEL` selects. Returns `None` for an unknown
+/// value, for which NCCL uses its default.
 fn level_of(value: &str) -> Option<&'static str> {
     if let Ok(number) = value.parse::<usize>() {
         return OLD_LEVELS.get(number).or(OLD_LEVELS.last()).copied();
@@ -174,7 +176,7 @@ mod tests {
                 "NCCL_NET_GDR_LEVEL=PHB\n",
                 "PHB",
             ),
-            // It takes the place of the one in the home directory.
+            // The variable replaces the file in the home directory.
             (
                 "HOME=/home/user\0NCCL_CONF_FILE=/opt/none.conf\0",
                 "",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! NICs that no driver makes an RDMA device of, and Data Direct functions.
+//! NICs without an RDMA device, and Data Direct functions.
 
 use super::bar1::ROOM;
 use super::controls::UNUSED;
@@ -12,7 +12,7 @@ use crate::machine::pci::{Function, MELLANOX};
 pub(super) const CHECK: Check = Check {
     name: "nic-driver",
     about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
-    // One pair has its RDMA device.
+    // One pair has an RDMA device.
     #[cfg(test)]
     row: [
         "InfiniBand and NVIDIA NICs that are not RDMA devices; Data Direct functions",
@@ -26,9 +26,9 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
-/// The class code of an InfiniBand controller.
+/// Class code of an InfiniBand controller.
 const INFINIBAND: u32 = 0x0207;
-/// And of an Ethernet one.
+/// Class code of an Ethernet controller.
 const ETHERNET: u32 = 0x0200;
 
 fn is_nic(function: &Function) -> bool {
@@ -58,14 +58,14 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
             findings.push(silent(subject, function.at));
             continue;
         }
-        // Virtual functions wait without a driver for whom they will be given to.
+        // A virtual function without a driver may be meant for a virtual machine.
         if is_known(function) || function.physical.is_some() {
             continue;
         }
         let at = function.at;
         let new = |level, found: String| Finding::new(level, Subject::Machine, found);
         if netns::is_elsewhere(scan, at) {
-            // Without any RDMA device the check of presence tells it.
+            // If there is no RDMA device at all, the check of presence reports it.
             if !scan.machine.hcas.is_empty() {
                 let found =
                     format!("the RDMA device of the NIC {at} is in another network namespace");
@@ -97,7 +97,7 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
                 format!("{driver} has the NIC {at}, and makes no RDMA device of it"),
             )
             .fix(match netns::loaded(scan).next() {
-                // To load what is loaded changes nothing.
+                // Loading a loaded module changes nothing.
                 Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
                 None => format!(
                     "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
@@ -108,7 +108,7 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Of a Data Direct function: whether it can be used, and for which RDMA device.
+/// Reports a Data Direct function that cannot be used, or whose RDMA device is unknown.
 fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
     let at = function.at;
     let new = |level, found| Finding::new(level, Subject::Machine, found);

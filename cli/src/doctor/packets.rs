@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! PCI Express registers of the functions that send: whose count, and those of each NIC.
+//! PCI Express registers of the functions that send packets.
 
 use super::scan::Scan;
 use crate::finding::{Finding, Subject};
@@ -8,7 +8,7 @@ use crate::machine::config::Express;
 use crate::machine::pci::{Function, MELLANOX};
 use crate::machine::Hca;
 
-/// None: conventional PCI, which has nothing of this.
+/// Returns the PCI Express capability, or `None` for conventional PCI, which lacks these settings.
 pub(super) fn express(function: &Function) -> Seen<Option<Express>> {
     match function.express() {
         Ok(express) => Ok(Some(express)),
@@ -17,13 +17,15 @@ pub(super) fn express(function: &Function) -> Seen<Option<Express>> {
     }
 }
 
-/// Virtual functions of ConnectX NICs, by the list of PCI ids.
+/// Virtual functions of ConnectX NICs, from the list of PCI IDs.
 const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x101c, 0x101e];
 
-/// Whose registers count for a function: its own, or of a virtual function, where these bits are reserved (Linux's
-/// `pci_configure_relaxed_ordering`), the physical one's. None: that one is not visible.
+/// Returns the function whose registers count for `function`. For a virtual function, this is the
+/// physical function, because the bits are reserved in the virtual one (Linux's
+/// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
-    // In a virtual machine nothing but its number calls it a virtual function. Its link is never up on most.
+    // In a virtual machine, a virtual function is known only by its device ID, or by a link that is
+    // never up on most of them.
     let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {
@@ -33,16 +35,17 @@ pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a
     }
 }
 
-/// Each RDMA device that a NIC's own registers count for: with the function and its PCI Express capability.
+/// Returns each RDMA device whose NIC's registers count, with the function and its PCI Express
+/// capability.
 pub(super) fn nics<'a>(
     scan: &Scan<'a>,
     what: &str,
     findings: &mut Vec<Finding>,
 ) -> Vec<(&'a Hca, &'a Function, Express)> {
     let mut nics = Vec::new();
-    // What soft RoCE sends from GPU memory the processor has copied.
+    // Soft RoCE sends from GPU memory that the processor has copied.
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
-    // Data Direct sends by its own registers.
+    // Data Direct uses its own registers.
     let all = hcas.flat_map(|hca| {
         hca.at
             .into_iter()

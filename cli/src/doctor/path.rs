@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How near each GPU has a NIC, and whether that is near enough for NCCL.
+//! Distance from each GPU to the nearest NIC, compared with NCCL's limit.
 //!
-//! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three: switches alone are best; through one processor
-//! works and is slower, reads above all; between processors it is severely limited, or not reliable. NCCL uses
-//! GPUDirect RDMA on the first alone, if nobody tells it otherwise ([`super::nccl`]).
+//! NVIDIA's GPUDirect RDMA guide ("Supported Systems") has three ranks. A path through switches
+//! only is best. A path through one processor works but is slower, above all for reads. A path
+//! between processors is severely limited or unreliable. By default, NCCL uses GPUDirect RDMA only
+//! on the first kind ([`super::nccl`]).
 
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ pub(super) const CHECK: Check = Check {
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let nccl = Nccl::scan(scan.host);
     let mut findings = Vec::new();
-    // Pairs that NCCL does not use, by their GPU.
+    // Pairs that NCCL does not use, by GPU.
     let mut refused: BTreeMap<Address, Vec<(&Pair, Class)>> = BTreeMap::new();
     for pair in scan.pairs() {
         let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
@@ -57,15 +58,15 @@ impl Nccl {
     }
 }
 
-/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never does with rxe, siw, or a GPU for games. EFA's
-/// plugin brings NCCL a topology file.
+/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never does for rxe, siw,
+/// or a GPU without GPUDirect RDMA. EFA's plugin brings a topology file for NCCL.
 fn is_for_nccl(scan: &Scan<'_>, pair: &Pair) -> bool {
     let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && gpu.why_no_gpudirect().is_none();
     let is_hca = |hca: &Hca| !hca.is_software && hca.driver.as_deref() != Some("efa");
     scan.gpu(pair.gpu).is_some_and(is_gpu) && scan.hca(&pair.hca).is_some_and(is_hca)
 }
 
-/// Returns the class of a path, in words.
+/// Returns a description of a path's class.
 fn words(scan: &Scan<'_>, pair: &Pair, class: Class) -> &'static str {
     match class {
         Class::Pix => "PIX: one switch",
@@ -89,7 +90,7 @@ const BETWEEN_PROCESSORS: &str =
 const OTHER_SLOT: &str = "Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the job \
      a GPU near the NIC.";
 
-/// Reports one path that NCCL uses, or that is not judged.
+/// Reports a path that NCCL uses, or that is not judged.
 fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     let is_virtual = scan.machine.is_virtual == Some(true);
     let is_known = scan.machine.knows_nodes(pair);
@@ -128,7 +129,7 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     }
 }
 
-/// Reports the nearest paths of one GPU, all of one class, which are too far for NCCL.
+/// Reports the nearest paths of a GPU, all of one class and too far for NCCL.
 fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Finding> {
     let (first, class) = *pairs.first()?;
     let gpu = scan.gpu(first.gpu)?;
@@ -205,7 +206,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }))
 }
 
-/// Finds a GPU that NVLink joins with this one and that has a NIC near enough for NCCL, and that NIC.
+/// Returns a GPU on NVLink with a NIC that is near enough for NCCL, and that NIC.
 fn by_nvlink<'a>(scan: &Scan<'a>, nccl: &Nccl, gpu: &Gpu) -> Option<(&'a Gpu, &'a str)> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let is_joined = |at: Address| {

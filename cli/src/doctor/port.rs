@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Ports of the RDMA devices that are near: whether each is up, whether its cable has all lanes, and whether it is as
-//! fast as others of its kind.
+//! Ports of the near RDMA devices: up or down, number of lanes, and rate compared with similar
+//! ports.
 
 use super::scan::{Check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
@@ -44,7 +44,7 @@ fn port(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// The ports that a GPU would use, where none of them is up.
+/// Returns the ports that a GPU would use, if none of them is up.
 fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> {
     let nearest = |pair: &&Pair| match scan.only {
         Some(only) => pair.hca == only.hca,
@@ -59,7 +59,7 @@ fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> 
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
     let is_up = ports.iter().any(|(_, port)| port.is_active());
-    // Nobody recorded any state.
+    // The recording has no state of any port.
     let is_known = ports.iter().any(|(_, port)| port.state.is_some());
     (is_known && !is_up).then_some(ports)
 }
@@ -84,7 +84,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
     Some(finding.fix(fixes.join("\n")))
 }
 
-/// `mlx5_0 port 1 is DOWN`.
+/// Returns `mlx5_0 port 1 is DOWN`.
 fn named(hca: &Hca, port: &Port) -> String {
     format!(
         "{} port {} is {}",
@@ -110,7 +110,7 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
     }
 }
 
-/// How to look at what the port hangs on.
+/// Returns how to examine the cable of a port.
 pub(super) fn cable(hca: &Hca) -> String {
     format!(
         "`mlxlink -d {} -m -c`\nIt shows the cable and the transceivers; check the switch's port, too.",
@@ -118,10 +118,10 @@ pub(super) fn cable(hca: &Hca) -> String {
     )
 }
 
-/// Whether an earlier port of the same NIC is up: second ports often have no cable, and virtual functions wait to be
-/// given away.
+/// Returns `true` if an earlier port of the same NIC is up. A second port often has no cable, and a
+/// virtual function may be meant for a virtual machine.
 fn is_spare(scan: &Scan<'_>, hca: &Hca, port: &Port) -> bool {
-    // By the physical function: what tells the NIC, and where on it the port is.
+    // The physical function identifies the NIC, and orders its ports.
     let place = |hca: &Hca, port: &Port| {
         let at = hca.at?;
         let physical = scan.machine.functions.get(&at)?.physical.unwrap_or(at);
@@ -144,7 +144,7 @@ fn is_spare(scan: &Scan<'_>, hca: &Hca, port: &Port) -> bool {
     })
 }
 
-/// Whether the findings on GPUs say already that no port of this device is up.
+/// Returns `true` if findings on GPUs already report that no port of this device is up.
 fn is_told(scan: &Scan<'_>, hca: &Hca) -> bool {
     let mut gpus = scan
         .pairs()
@@ -175,7 +175,8 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     }
     let rate = port.rate.as_deref().unwrap_or("unknown rate");
     let found = format!("port {} is ACTIVE, {rate}", port.number);
-    // Ethernet's lanes are whatever the speed has; of InfiniBand two are HDR100 and NDR200, one is a cable gone bad.
+    // The number of Ethernet lanes depends on the speed. On InfiniBand, two lanes are HDR100 or
+    // NDR200, and one lane is a bad cable.
     let is_narrow = port.layer.as_deref() == Some("InfiniBand") && rate.contains("(1X ");
     if !is_narrow {
         return Some(match faster(scan, hca, port) {
@@ -194,17 +195,18 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     )
 }
 
-/// Ports of the same kind that are faster.
+/// Faster ports of the same kind.
 struct Faster {
-    /// In millions of bits a second.
+    /// Rate in Mb/s.
     most: u64,
-    /// As sysfs says it.
+    /// Rate in the format of sysfs.
     rate: String,
     count: usize,
 }
 
-/// What the RDMA devices have in common that should be equally fast: the model, the function of the NIC, and how near
-/// they are to the GPUs that they are best for. A NIC of the same model for storage is farther away.
+/// Returns the properties that RDMA devices of equal speed share: model, function number of the
+/// NIC, and distance to the GPUs for which they are best. A storage NIC of the same model is
+/// farther away.
 pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = scan.machine.functions.get(&hca.at?)?;
     let class = scan.nearest(hca)?;

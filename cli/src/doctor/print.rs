@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What `doctor` found, told: to people, to programs, to a monitoring system.
+//! Output of `doctor`'s findings: text, JSON, and a line for monitoring.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use crate::finding::{Finding, Level, Plugin, Status, Subject};
 use crate::render::{counted, Paint, Table};
 use crate::report::Out;
 
-/// `--list-checks`.
+/// Prints `--list-checks`.
 pub(super) fn list(
     checks: impl Iterator<Item = &'static Check>,
     out: &mut Out,
@@ -41,14 +41,14 @@ pub(super) fn list(
     Ok(Status::Ok)
 }
 
-/// How many findings there are of each level.
+/// Number of findings of each level.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 struct Counts {
     fault: usize,
     warning: usize,
     note: usize,
     not_visible: usize,
-    /// Of those that are not visible.
+    /// Number of invisible findings that root would see.
     needs_root: usize,
 }
 
@@ -68,7 +68,7 @@ impl Counts {
     }
 }
 
-/// Findings of one check that differ in what was found and in how to fix it, and in nothing else.
+/// Findings of one check that differ only in the state found and in the fix.
 struct Group<'a> {
     first: &'a Finding,
     findings: Vec<&'a Finding>,
@@ -91,14 +91,14 @@ fn grouped(findings: &[Finding]) -> Vec<Group<'_>> {
     groups
 }
 
-/// In the order in which they first come.
+/// Returns each element once, in the order of first occurrence.
 fn unique<T: Copy + Eq + Hash>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut seen = HashSet::new();
     let first = all.into_iter().filter(|one| seen.insert(*one));
     first.collect()
 }
 
-/// Returns what `all` have under the same key, in the order in which keys first come.
+/// Groups elements by key, in the order of the keys' first occurrence.
 fn by_key<K: Copy + Eq + Hash, T>(all: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut groups: Vec<(K, Vec<T>)> = Vec::new();
     let mut places = HashMap::new();
@@ -112,7 +112,8 @@ fn by_key<K: Copy + Eq + Hash, T>(all: impl IntoIterator<Item = (K, T)>) -> Vec<
     groups
 }
 
-/// Subjects in as few words as tell them: a GPU by its index; pairs as GPUs with the RDMA devices that they share.
+/// Returns subjects as short as possible: a GPU by its index, pairs as GPUs with the RDMA devices
+/// that they share.
 fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject>) -> String {
     let name_of = |at: &str| {
         let gpu = at.parse().ok().and_then(|at| scan.gpu(at));
@@ -129,7 +130,7 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
             Subject::Pair { gpu, hca } => pairs.push((gpu, hca)),
         }
     }
-    // And then GPUs that have the same ones.
+    // GPUs with the same RDMA devices.
     let pairs = by_key(pairs);
     let shared = by_key(
         pairs
@@ -148,7 +149,7 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
     all.join("; ")
 }
 
-/// What is said of one thing, each line once, with whom it is said of.
+/// Prints a group of findings: each line once, with all its subjects.
 fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
     let first = group.first;
     let paint = Paint::of_level(first.level);
@@ -173,7 +174,7 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
             out.paragraph(&format!("  {word:<5}  "), text);
         }
     }
-    // Commands for one device each, then what holds for all.
+    // Commands for one device come first, then commands for all.
     let fixes: Vec<&str> = group
         .findings
         .iter()
@@ -196,14 +197,14 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
     out.gap();
 }
 
-/// `1 fault, 2 warnings`.
+/// Returns `1 fault, 2 warnings`.
 fn summary(counts: Counts) -> String {
     let of = |count: usize, word| (count > 0).then(|| counted(count, word));
     let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// The status of what was found, where findings of this level and worse count.
+/// Returns the exit status. Findings of level `fail_on` and worse count.
 pub(super) fn status(findings: &[Finding], fail_on: Level) -> Status {
     match findings.iter().any(|finding| finding.level >= fail_on) {
         true => Status::Findings,
@@ -211,7 +212,7 @@ pub(super) fn status(findings: &[Finding], fail_on: Level) -> Status {
     }
 }
 
-/// For people or as JSON.
+/// Prints findings as text or as JSON.
 pub(super) fn all(
     scan: &Scan<'_>,
     findings: &[Finding],
@@ -250,7 +251,7 @@ pub(super) fn all(
         out.json("peermemctl.doctor", 2, &body)?;
         return Ok(());
     }
-    // One pair in full is asked for by who wants to know all of it.
+    // A single pair is shown in full.
     let in_full = with_ok || scan.only.is_some();
     if let Some(pair) = scan.only {
         super::hops::tell(scan, pair, out);
@@ -287,13 +288,13 @@ pub(super) fn all(
     Ok(())
 }
 
-/// One line and a state, by the Monitoring Plugins Development Guidelines.
+/// Prints one line and returns a state, as in the Monitoring Plugins Development Guidelines.
 pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     let counts = Counts::of(findings);
     let (word, state) = match counts {
         Counts { fault: 1.., .. } => ("CRITICAL", Plugin::Critical),
         Counts { warning: 1.., .. } => ("WARNING", Plugin::Warning),
-        // Nobody may take for well what nobody could look at.
+        // A state that could not be read must not look healthy.
         Counts {
             needs_root: 1.., ..
         } => ("UNKNOWN", Plugin::Unknown),
@@ -303,7 +304,7 @@ pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     let checks = unique(bad.map(|finding| finding.check));
     let mut text = match summary(counts) {
         none if none.is_empty() => "nothing wrong was seen".to_owned(),
-        // The bar begins the figures.
+        // A bar starts the performance data.
         some => format!("{some}: {}", checks.join(", ")),
     };
     if counts.needs_root > 0 {

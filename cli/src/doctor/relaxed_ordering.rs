@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! In what order packets must stay.
+//! Relaxed ordering of packets.
 
 use super::packets::{counted, express, nics};
 use super::scan::{Check, Scan};
@@ -22,8 +22,9 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
-/// Root ports for which Linux turns relaxed ordering off below them: `quirk_relaxedordering_disable` of
-/// `drivers/pci/quirks.c`, for errata of Intel's Haswell and Broadwell Xeons and AMD's Seattle.
+/// Returns `true` for root ports below which Linux turns off relaxed ordering:
+/// `quirk_relaxedordering_disable` in `drivers/pci/quirks.c`, for errata of Intel's Haswell and
+/// Broadwell Xeons and AMD's Seattle.
 fn has_erratum(root_port: &Function) -> bool {
     match root_port.vendor {
         0x8086 => matches!(root_port.device, 0x6f01..=0x6f0e | 0x2f01..=0x2f0e),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! RoCE: whether a port's MTU and its GIDs are what RDMA between machines wants.
+//! RoCE: MTU and GIDs of the ports.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
@@ -25,7 +25,7 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OwnTest,
 };
 
-/// The ports that use RoCE, and are up.
+/// Returns the RoCE ports that are up.
 pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
     let ports = hcas.flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)));
@@ -34,7 +34,7 @@ pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'
 
 fn roce(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // Which ports have their first GID that can be routed at an index.
+    // Ports by the index of their first routable GID.
     let mut indices: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for (hca, port) in ports(scan) {
         findings.extend(mtu(scan, hca, port));
@@ -69,10 +69,11 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Of Linux's `iboe_get_mtu()`: the headers that it leaves room for, and what RDMA then has to choose from.
+/// Number of bytes that Linux's `iboe_get_mtu()` reserves for headers, then the possible RDMA MTUs.
 const HEADERS: u64 = 96;
 const MTUS: [u64; 5] = [4096, 2048, 1024, 512, 256];
-/// Bytes of a packet of RoCE v2 that are no payload: preamble and gap, Ethernet, IPv4, UDP, BTH, both checksums.
+/// Bytes of a RoCE v2 packet that are not payload: preamble and gap, Ethernet, IPv4, UDP, BTH, both
+/// checksums.
 const OVERHEAD: u64 = 20 + 14 + 20 + 8 + 12 + 4 + 4;
 
 fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
@@ -117,7 +118,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     }
 }
 
-/// What there is to say of the GIDs, and the index of the first of RoCE v2 that a router would pass.
+/// Returns a finding about the GIDs, and the index of the first routable GID of RoCE v2.
 fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32>) {
     let own = format!("/sys/class/infiniband/{}/ports/{}", hca.name, port.number);
     if scan.host.has(&format!("{own}/gid_attrs/types")) != Ok(true) {
@@ -131,7 +132,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
         let gid = scan.host.text(&format!("{own}/gids/{index}"));
         let (kind, gid) = match (kind, gid) {
             (Ok(kind), Ok(gid)) => (kind, gid),
-            // An index without a GID is EINVAL.
+            // Reading an index without a GID fails with `EINVAL`.
             (Err(Unseen::Failed(_) | Unseen::Absent), _) => {
                 is_full = false;
                 continue;
@@ -165,12 +166,12 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
             Some(index),
         );
     }
-    // None was readable: nothing is known of them.
+    // No GID was readable: nothing is known.
     if !any {
         return (None, None);
     }
     let number = port.number;
-    // There may be more GIDs than those that were seen.
+    // There may be more GIDs than those that were read.
     if let Err(why) = scan.host.names(&types) {
         unseen = unseen.or(Some(why).filter(|_| is_full));
     }
@@ -208,7 +209,7 @@ mod tests {
     use crate::machine::Machine;
     use crate::{fixture, testing};
 
-    /// Two machines in one: what RoCE wants of its ports.
+    /// Two machines in one: the MTU and the GIDs that RoCE needs.
     #[test]
     fn roce_has_its_mtu_and_gids() {
         use fixture::{ADDRESS, LINK_LOCAL};
@@ -253,14 +254,14 @@ mod tests {
             }),
             warning("port 1 has no GID of RoCE v2")
         );
-        // Another address came first on one of them.
+        // One of them got another address first.
         assert_eq!(
             found(|fixture| fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, LINK_LOCAL, ADDRESS])),
             warning(
                 "the first GID of RoCE v2 with an IP address is at index 3 on mlx5_0 port 1; 5 on mlx5_1 port 1"
             )
         );
-        // A recording of old has no GIDs: nothing is known of them.
+        // An old recording has no GIDs: nothing is known.
         assert_eq!(
             found(|fixture| {
                 for index in 0..4 {
@@ -271,7 +272,7 @@ mod tests {
         );
     }
 
-    /// Eight interfaces on a port have two GIDs each before the one with an IPv4 address.
+    /// Eight interfaces on a port, each with two GIDs before the one with an IPv4 address.
     #[test]
     fn gids_are_read_to_the_end() {
         let mut fixture = fixture::two_sockets();
@@ -291,7 +292,7 @@ mod tests {
             text.contains("GID 17 is of RoCE v2, with an IP address"),
             "{text}"
         );
-        // Without a directory the first ones are looked at: a recording of old.
+        // Without a directory, as in an old recording, the first GIDs are read.
         let own = fixture.place("0000:18:00.0");
         let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
         fixture.recording.directories.remove(&types);
@@ -300,7 +301,7 @@ mod tests {
             text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
             "{text}"
         );
-        // One GID cannot be read, and the others are link-local.
+        // One GID is unreadable, the others are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
         let (text, status) = testing::says_in_one_line(&fixture.recording, &line);

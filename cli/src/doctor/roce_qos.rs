@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What keeps RoCE's packets from being dropped under congestion: PFC, the priority that their DSCP gets, ECN. Whether
-//! these fit each other, and whether ports of one kind have the same.
+//! Settings that prevent packet loss under congestion with RoCE: PFC, the priority of the DSCP,
+//! ECN. The check compares them with each other, and between ports of one kind.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,24 +30,25 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OwnTest,
 };
 
-/// Where the driver of MLNX_OFED and DOCA-OFED says whether the NIC answers ECN marks, and whether it slows down when the
-/// other side does.
+/// Directories in which the driver of MLNX_OFED and DOCA-OFED has the ECN settings: answering ECN
+/// marks, and slowing down on request of the peer.
 const ECN: [&str; 2] = ["roce_np", "roce_rp"];
 const PRIORITIES: u8 = 8;
 
-/// A network interface of a port, and what is known of it.
+/// A network interface of a port, with its settings.
 struct Interface<'a> {
     hca: &'a Hca,
     port: &'a Port,
     name: String,
     dcb: Seen<Dcb>,
-    /// Of [`ECN`] each: priorities that have it, a bit for each.
+    /// Priorities that have ECN, one bit each, for both entries of [`ECN`].
     ecn: Seen<[u8; 2]>,
-    /// The traffic class that the driver of MLNX_OFED gives all queue pairs; none: what each asks for.
+    /// Traffic class that the driver of MLNX_OFED gives to all queue pairs. `None`: each queue pair
+    /// has its own.
     class: Seen<Option<u8>>,
-    /// That of RDMA CM, where somebody left its directory; 0: none.
+    /// RDMA CM's traffic class, if its directory exists. 0: not set.
     cm_class: Option<u8>,
-    /// There is another above it, such as a VLAN.
+    /// `true` if another interface, such as a VLAN, is on top.
     is_below: bool,
 }
 
@@ -60,7 +61,7 @@ fn qos(scan: &Scan<'_>) -> Vec<Finding> {
             .flat_map(|name| netdevs_of(scan.host, name, false))
             .collect();
         for name in names {
-            // A bond has none of its own.
+            // A bond has no settings of its own.
             if scan.host.has(&format!("/sys/class/net/{name}/device")) == Ok(true) {
                 all.push(Interface::scan(scan.host, &said, hca, port, name));
             }
@@ -74,12 +75,12 @@ fn qos(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Those whose bits are set.
+/// Returns the numbers of the bits that are set.
 fn bits(mask: u8) -> impl Iterator<Item = u8> {
     (0..PRIORITIES).filter(move |bit| mask >> bit & 1 == 1)
 }
 
-/// Numbers in their order: `0-2, 5`; `none`.
+/// Formats sorted numbers: `0-2, 5`, or `none`.
 fn ranges(numbers: impl Iterator<Item = u8>) -> String {
     let mut ranges: Vec<(u8, u8)> = Vec::new();
     for number in numbers {
@@ -142,7 +143,7 @@ impl<'a> Interface<'a> {
             },
             ecn: np.and_then(|np| Ok([np, rp?])),
             class: class.map(|text| {
-                // Lines of rules for single destinations follow.
+                // The following lines have rules for single destinations.
                 let global = text
                     .lines()
                     .find_map(|line| line.strip_prefix("Global tclass="));
@@ -167,7 +168,7 @@ impl<'a> Interface<'a> {
         self.dcb()?.pfc
     }
 
-    /// `mlx5_0 port 1 (ens1f0np0)`.
+    /// Returns `mlx5_0 port 1 (ens1f0np0)`.
     fn named(&self) -> String {
         format!(
             "{} port {} ({})",
@@ -175,7 +176,7 @@ impl<'a> Interface<'a> {
         )
     }
 
-    /// What it has, or that it cannot be seen.
+    /// Returns a finding with the settings, or one that they are not visible.
     fn finding(&self) -> Finding {
         let name = &self.name;
         let pfc = match (self.pfc(), &self.dcb) {
@@ -241,7 +242,7 @@ impl<'a> Interface<'a> {
         }
     }
 
-    /// A traffic class whose priority has no PFC, where another priority has it.
+    /// Reports a traffic class whose priority has no PFC while another priority has it.
     fn mismarked(&self, scan: &Scan<'_>) -> Vec<Finding> {
         let (Some(mask @ 1..), Some(dcb)) = (self.pfc(), self.dcb()) else {
             return Vec::new();
@@ -264,7 +265,7 @@ impl<'a> Interface<'a> {
                     Level::Warning,
                     format!("{name} gives that priority {priority}"),
                 ),
-                // mlx5 has an entry for each DSCP, or goes by the priority in the VLAN tag, if there is one.
+                // mlx5 has an entry for each DSCP, or uses the priority of the VLAN tag, if any.
                 None if dcb.dscp.is_empty() && self.hca.driver.as_deref() == Some("mlx5_core") => (
                     match self.is_below {
                         true => Level::Note,
@@ -303,12 +304,13 @@ impl<'a> Interface<'a> {
     }
 }
 
-/// One thing that ports of one kind should have alike.
+/// A setting that should be the same on ports of one kind.
 struct Aspect {
     what: &'static str,
-    /// What one has, `mask` being the priorities that have PFC on any of them. None: not visible.
+    /// Returns the setting of an interface. `mask` has the priorities with PFC on any port. `None`:
+    /// not visible.
     of: fn(one: &Interface<'_>, mask: u8) -> Option<String>,
-    /// How to give one what another has, as far as there is a command.
+    /// Returns how to copy a setting from one interface to another, if there is a command.
     fix: fn(like: &Interface<'_>, odd: &Interface<'_>, mask: u8) -> Option<String>,
 }
 
@@ -394,7 +396,8 @@ const ASPECTS: &[Aspect] = &[
     },
 ];
 
-/// What ports of one kind, which usually carry one collective, have each otherwise.
+/// Reports settings that differ between ports of one kind. Such ports usually carry the same
+/// collective.
 fn differing(scan: &Scan<'_>, all: &[Interface<'_>]) -> Vec<Finding> {
     let mut kinds: BTreeMap<_, Vec<&Interface<'_>>> = BTreeMap::new();
     for one in all {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What a check is, and what it looks at.
+//! Checks, and the data that they examine.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,17 +15,18 @@ use crate::machine::{Class, Gpu, Hca, Machine, Pair};
 use crate::software::files::Files;
 use crate::software::Software;
 
-/// The machine, or one like it, as it was when all was well.
+/// A recorded machine in its healthy state: this one or one like it.
 pub(crate) struct Baseline {
     pub(super) recording: Recording,
     pub(super) machine: Machine,
 }
 
 impl Baseline {
-    /// From a recording's file.
+    /// Loads a recording.
     ///
     /// # Errors
-    /// It is no recording, or none of PCI.
+    ///
+    /// Returns an error if the file is not a recording, or has no PCI functions.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let recording = Recording::load(file)?;
         let machine = Machine::scan(&recording)
@@ -34,22 +35,22 @@ impl Baseline {
     }
 }
 
-/// PCI addresses of the devices that are judged, and what findings call them.
+/// Names of the judged devices in findings, by PCI address.
 pub(super) type Devices = BTreeMap<Address, Subject>;
 
-/// What a check looks at.
+/// Data that a check examines.
 pub(crate) struct Scan<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) machine: &'a Machine,
-    /// The one pair that was asked for.
+    /// The pair that was asked for, if any.
     pub(super) only: Option<&'a Pair>,
-    /// Pairs that are not the best of their GPU, too.
+    /// `true` to judge pairs that are not the best of their GPU, too.
     pub(super) all: bool,
-    /// What the machine is compared with.
+    /// Recording that the machine is compared with.
     pub(crate) baseline: Option<&'a Baseline>,
-    /// What it should have.
+    /// Expected state of the machine.
     pub(crate) expected: Option<&'a Expected>,
-    /// What was counted a while ago.
+    /// Earlier values of the counters.
     pub(super) earlier: Option<Counters>,
     software: OnceCell<Software>,
     module_files: OnceCell<Seen<Option<Files>>>,
@@ -57,7 +58,7 @@ pub(crate) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// All of a machine, by the best pairs of each GPU.
+    /// Makes a scan of a machine that judges the best pairs of each GPU.
     pub(crate) fn new(host: &'a dyn Host, machine: &'a Machine) -> Self {
         Self {
             host,
@@ -73,7 +74,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The nearest class of the pairs in which an RDMA device is the best of a GPU. `None`: there is no such pair.
+    /// Returns the nearest class of the pairs in which an RDMA device is a GPU's best, or `None` if
+    /// there is no such pair.
     pub(super) fn nearest(&self, hca: &Hca) -> Option<Class> {
         let nearest = self.nearest.get_or_init(|| {
             let mut nearest: HashMap<String, Class> = HashMap::new();
@@ -89,19 +91,19 @@ impl<'a> Scan<'a> {
         nearest.get(hca.name.as_str()).copied()
     }
 
-    /// The machine's software, looked at once.
+    /// Returns the software of the machine. Reads it once.
     pub(super) fn software(&self) -> &Software {
         self.software.get_or_init(|| Software::scan(self.host))
     }
 
-    /// What the modules' files say, read at the first question: a compressed nvidia.ko takes half a second. None: modprobe
-    /// has no such module.
+    /// Returns the contents of the modules' files, or `None` if modprobe has no such module. Reads
+    /// them on first use, because decompressing nvidia.ko takes half a second.
     pub(super) fn module_files(&self) -> &Seen<Option<Files>> {
         self.module_files.get_or_init(|| Files::scan(self.host))
     }
 
-    /// Returns `true` if modprobe would load peermem-rs, and nvidia.ko is known to be of a kind that it does not load beside:
-    /// one before 535, or the proprietary one if the module was not built for that.
+    /// Returns `true` if modprobe would load peermem-rs, but peermem-rs does not load beside this
+    /// nvidia.ko: a version before 535, or the proprietary one without a build for it.
     pub(super) fn is_closed_to_ours(&self) -> bool {
         let software = self.software();
         let is_built_for_open = || {
@@ -116,7 +118,8 @@ impl<'a> Scan<'a> {
             })
     }
 
-    /// The pairs to judge: the best of each GPU, or the one that was asked for; with `--all` every one.
+    /// Returns the pairs to judge: the best of each GPU, the pair that was asked for, or all pairs
+    /// if `--all` is set.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
         let (only, all) = (self.only, self.all);
         self.machine.pairs.iter().filter(move |pair| match only {
@@ -125,30 +128,32 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// The GPUs to judge.
+    /// Returns the GPUs to judge.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
         let only = self.only;
         let asked = move |gpu: &&Gpu| only.is_none_or(|pair| pair.gpu == gpu.at);
         self.machine.gpus.iter().filter(asked)
     }
 
-    /// Whether there is anything between which RDMA could go: without, only the checks of that have something to say.
+    /// Returns `true` if there is an RDMA device, and a GPU with GPUDirect RDMA. Otherwise only the
+    /// checks of presence apply.
     pub(super) fn has_both(&self) -> bool {
         let mut gpus = self.machine.gpus.iter();
         gpus.any(|gpu| gpu.why_no_gpudirect().is_none()) && !self.machine.hcas.is_empty()
     }
 
-    /// Whether there is a GPU to judge.
+    /// Returns `true` if there is a GPU to judge.
     pub(super) fn has_gpu(&self) -> bool {
         self.gpus().next().is_some()
     }
 
-    /// Whether there is a GPU whose memory is reached through PCI.
+    /// Returns `true` if PCI leads to the memory of any judged GPU.
     pub(super) fn has_pci_gpu(&self) -> bool {
         self.pci_gpus().next().is_some()
     }
 
-    /// The GPUs whose memory is reached through PCI: those that have nothing else, and those with Data Direct.
+    /// Returns the GPUs with memory that is reached through PCI: all but coherent GPUs, and
+    /// coherent GPUs with Data Direct.
     pub(super) fn pci_gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
         let is_direct = |gpu: &Gpu| {
             let mut pairs = self.machine.pairs.iter();
@@ -158,24 +163,24 @@ impl<'a> Scan<'a> {
             .filter(move |gpu| !gpu.is_coherent || is_direct(gpu))
     }
 
-    /// Whether there is an RDMA device to judge.
+    /// Returns `true` if there is an RDMA device to judge.
     pub(super) fn has_hca(&self) -> bool {
         self.hcas().next().is_some()
     }
 
-    /// Whether there is one that does its DMA itself.
+    /// Returns `true` if there is an RDMA device that does its DMA in hardware.
     pub(super) fn has_hardware_hca(&self) -> bool {
         self.hcas().any(|hca| !hca.is_software)
     }
 
-    /// The RDMA devices to judge: those that are in one of [`Self::pairs`].
+    /// Returns the RDMA devices to judge: those in [`Self::pairs`].
     pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
         let near: HashSet<&str> = self.pairs().map(|pair| pair.hca.as_str()).collect();
         let hcas = self.machine.hcas.iter();
         hcas.filter(move |hca| near.contains(hca.name.as_str()))
     }
 
-    /// The devices that lines of the log are heeded of.
+    /// Returns the devices whose log lines count.
     pub(super) fn devices(&self) -> Devices {
         let mut devices = BTreeMap::new();
         for pair in self.pairs() {
@@ -194,13 +199,15 @@ impl<'a> Scan<'a> {
         devices
     }
 
-    /// Whether what is wrong with this pair counts: it is the best of its GPU, or somebody asked for it.
+    /// Returns `true` if faults of this pair count: the pair is the best of its GPU, or was asked
+    /// for.
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)
     }
 
-    /// Whether all pairs of an RDMA device that count, and there is one, go by its Data Direct function.
+    /// Returns `true` if the RDMA device has pairs that count, and all of them use its Data Direct
+    /// function.
     pub(super) fn is_by_data_direct(&self, hca: &Hca) -> bool {
         let mut pairs = self
             .pairs()
@@ -209,7 +216,7 @@ impl<'a> Scan<'a> {
         pairs.peek().is_some() && pairs.all(Pair::is_data_direct)
     }
 
-    /// A level, for this pair: at most a note where it does not count.
+    /// Limits a level to a note if the pair does not count.
     pub(crate) fn level(&self, pair: &Pair, level: Level) -> Level {
         match self.counts(pair) {
             true => level,
@@ -217,7 +224,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A level, for this RDMA device: at most a note where it is in no pair that counts.
+    /// Limits a level to a note if the RDMA device is in no pair that counts.
     pub(crate) fn level_of(&self, hca: &Hca, level: Level) -> Level {
         let mut pairs = self.pairs().filter(|pair| pair.hca == hca.name);
         match pairs.any(|pair| pair.is_best || self.only.is_some()) {
@@ -226,17 +233,17 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The GPU at an address.
+    /// Returns the GPU at an address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&'a Gpu> {
         self.machine.gpu(at)
     }
 
-    /// The RDMA device of a name.
+    /// Returns the RDMA device of this name.
     pub(crate) fn hca(&self, name: &str) -> Option<&'a Hca> {
         self.machine.hca(name)
     }
 
-    /// What could not be seen, and why. `what` begins a sentence: `ACS of 0000:18:01.0`.
+    /// Reports a value that could not be read. `what` begins a sentence: `ACS of 0000:18:01.0`.
     pub(crate) fn unseen(subject: Subject, what: impl AsRef<str>, why: &Unseen) -> Finding {
         let found = format!("{}: {why}", what.as_ref());
         let mut finding = Finding::new(Level::NotVisible, subject, found);
@@ -246,21 +253,21 @@ impl<'a> Scan<'a> {
 }
 
 impl Subject {
-    /// Of a GPU.
+    /// Returns the subject of a GPU.
     pub(crate) fn gpu(gpu: &Gpu) -> Self {
         Self::Gpu {
             gpu: gpu.at.to_string(),
         }
     }
 
-    /// Of an RDMA device.
+    /// Returns the subject of an RDMA device.
     pub(crate) fn hca(hca: &Hca) -> Self {
         Self::Hca {
             hca: hca.name.clone(),
         }
     }
 
-    /// Of a pair.
+    /// Returns the subject of a pair.
     pub(crate) fn pair(pair: &Pair) -> Self {
         Self::Pair {
             gpu: pair.gpu.to_string(),
@@ -269,16 +276,16 @@ impl Subject {
     }
 }
 
-/// One thing to look for.
+/// A check.
 pub(crate) struct Check {
-    /// Stable: `--skip` and the findings name it.
+    /// Stable name, used by `--skip` and the findings.
     pub(crate) name: &'static str,
-    /// What it looks at, in some words, for `--list-checks`.
+    /// Short description for `--list-checks`.
     pub(crate) about: &'static str,
-    /// The other columns of the check's row in `docs/doctor.md`.
+    /// Other columns of the check's row in `docs/doctor.md`.
     #[cfg(test)]
     pub(super) row: [&'static str; 3],
-    /// Whether this machine has anything that it looks at.
+    /// Returns `true` if the machine has anything that the check examines.
     pub(crate) applies: fn(&Scan<'_>) -> bool,
     pub(super) run: fn(&Scan<'_>) -> Vec<Finding>,
     /// Faults that the tests inject.
@@ -287,7 +294,7 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    /// Runs the check, and sets its name in the findings.
+    /// Runs the check and enters its name in the findings.
     pub(super) fn findings(&self, scan: &Scan<'_>) -> Vec<Finding> {
         let check = self.name;
         let findings = (self.run)(scan).into_iter();
@@ -303,7 +310,7 @@ mod tests {
     use crate::host::Fact;
     use crate::{fixture, testing};
 
-    /// A machine that counts how often it is asked what the modules' files say.
+    /// A machine that counts requests for the modules' files.
     struct Counting {
         machine: Recording,
         reads: Cell<usize>,
@@ -333,7 +340,7 @@ mod tests {
         }
     }
 
-    /// To unpack nvidia.ko takes half a second.
+    /// Decompressing nvidia.ko takes half a second.
     #[test]
     fn the_modules_files_are_read_once_and_only_for_who_asks() {
         let (one, without) = (fixture::small(), fixture::no_hca());
@@ -343,7 +350,7 @@ mod tests {
             (one.clone(), &["export", "--no-doctor"], 0),
             (one.clone(), &["doctor"], 1),
             (one, &["export"], 1),
-            // Without an RDMA device no module is missed.
+            // Without an RDMA device, no module is needed.
             (without.clone(), &["doctor"], 0),
             (without, &["export"], 0),
         ] {

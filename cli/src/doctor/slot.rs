@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The NIC's slot: fast enough for its ports.
+//! Bandwidth of the NIC's slot, compared with its ports.
 
 use super::route::Joined;
 use super::scan::{Check, Scan};
@@ -30,7 +30,7 @@ fn slot(scan: &Scan<'_>) -> Vec<Finding> {
 fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let functions = &scan.machine.functions;
     let function = functions.get(&hca.at?)?;
-    // What its own slot carries is no GPU memory.
+    // Data Direct does not carry GPU memory through the NIC's own slot.
     if scan.is_by_data_direct(hca) {
         return None;
     }
@@ -43,7 +43,7 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let link = joined.most.megabits();
     let active = hca.ports.iter().filter(|port| port.is_active());
     let port = active.filter_map(Port::megabits).max()?;
-    // Of a port's rate all is data; of a link's, headers take some, which no slot can help.
+    // A port's rate is all data. A link's rate includes headers, which no slot can avoid.
     if link == 0 || port <= link {
         return Some(Finding::new(
             Level::Ok,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! PFC and DSCP of network interfaces, as the kernel's dcbnl has them: the fact [`Dcb`](crate::host::Fact::Dcb) as JSON.
+//! PFC and DSCP of network interfaces, from the kernel's dcbnl: the fact
+//! [`Dcb`](crate::host::Fact::Dcb), as JSON.
 //!
-//! It is what `dcb pfc show` and `dcb app show` of iproute2 ask, and `mlnx_qos`: `RTM_GETDCB` with `DCB_CMD_IEEE_GET`, by
-//! Linux's `include/uapi/linux/dcbnl.h` and `net/dcb/dcbnl.c`. It takes no rights, and sets nothing.
+//! The request is that of `mlnx_qos` and of iproute2's `dcb pfc show` and `dcb app show`:
+//! `RTM_GETDCB` with `DCB_CMD_IEEE_GET` (Linux's `include/uapi/linux/dcbnl.h` and
+//! `net/dcb/dcbnl.c`). It needs no privileges and changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -28,23 +30,23 @@ const IEEE_8021QAZ_APP_SEL_DSCP: u8 = 5;
 /// `struct dcbmsg`: family, command, padding.
 const MESSAGE: [u8; 4] = [0, DCB_CMD_IEEE_GET, 0, 0];
 
-/// What an interface's driver says.
+/// Settings that the driver of an interface reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Dcb {
-    /// Priorities with PFC, a bit for each; none: the driver does not say.
+    /// Priorities with PFC, one bit each. `None`: the driver reports none.
     pub(crate) pfc: Option<u8>,
-    /// Which priority packets of a DSCP get, where DSCP decides.
+    /// Priority of each DSCP that the interface maps.
     pub(crate) dscp: BTreeMap<u8, u8>,
 }
 
-/// By the name of the interface; one whose driver has no DCB is not among them.
+/// Settings by interface name. Interfaces whose driver has no DCB are left out.
 pub(crate) type Interfaces = BTreeMap<String, Dcb>;
 
-/// What the host's kernel says.
+/// Returns the settings that the host's kernel reports.
 pub(crate) fn scan(host: &dyn Host) -> Seen<Interfaces> {
     let mut interfaces = Interfaces::of(host)?;
-    // A recording may have any.
+    // A recording may contain any numbers.
     for dcb in interfaces.values_mut() {
         dcb.dscp.retain(|dscp, priority| exists(*dscp, *priority));
     }
@@ -70,7 +72,7 @@ impl Recorded for Interfaces {
                     let of_it = answer.first().map(Vec::as_slice).unwrap_or_default();
                     interfaces.insert(name, parse(of_it).map_err(failed)?);
                 }
-                // Virtual functions have none; and interfaces come and go.
+                // Virtual functions have no DCB, and an interface may disappear at any time.
                 Err(Refused::Kernel(_)) => {}
                 Err(why) => return Err(failed(why)),
             }
@@ -79,7 +81,7 @@ impl Recorded for Interfaces {
     }
 }
 
-/// An answer, behind its header.
+/// Parses an answer without its netlink header.
 fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
     let cut = || Refused::Answer("it has no dcbmsg".to_owned());
     let mut dcb = Dcb::default();
@@ -89,7 +91,8 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
         };
         for inner in attributes(ieee) {
             match inner? {
-                // `struct ieee_pfc`: how many priorities can have it, which have it, and more.
+                // `struct ieee_pfc`: number of priorities that support PFC, then the mask of those
+                // that use it, and more.
                 (DCB_ATTR_IEEE_PFC, pfc) => dcb.pfc = pfc.get(1).copied(),
                 (DCB_ATTR_IEEE_APP_TABLE, table) => {
                     for entry in attributes(table) {
@@ -97,7 +100,8 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
                         if let Some((dscp, priority)) =
                             dscp(app).filter(|_| kind == DCB_ATTR_IEEE_APP)
                         {
-                            // Of several the highest, as mlxsw has it; mlx5 has one for each DSCP.
+                            // If a DSCP has several entries, the highest priority wins, as in
+                            // mlxsw. mlx5 has one entry for each DSCP.
                             let most = dcb.dscp.entry(dscp).or_default();
                             *most = priority.max(*most);
                         }
@@ -110,7 +114,8 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
     Ok(dcb)
 }
 
-/// Of a `struct dcb_app`, which has selector, priority, and here DSCP: the DSCP and its priority.
+/// Returns the DSCP and the priority of a `struct dcb_app`: selector, priority, protocol (here the
+/// DSCP).
 fn dscp(app: &[u8]) -> Option<(u8, u8)> {
     let [IEEE_8021QAZ_APP_SEL_DSCP, priority, dscp @ ..] = *app.first_chunk::<4>()? else {
         return None;
@@ -132,7 +137,7 @@ mod tests {
         attribute(DCB_ATTR_IEEE_APP, &[selector, priority, low, high])
     }
 
-    /// As `dcbnl_ieee_fill()` writes it: the name, ETS, PFC, the table, DCBX.
+    /// An answer as `dcbnl_ieee_fill()` writes it: name, ETS, PFC, table, DCBX.
     fn answer() -> Vec<u8> {
         let mut pfc = vec![8, 0b1000, 0, 0, 7, 0];
         pfc.resize(136, 0xff);
@@ -140,7 +145,7 @@ mod tests {
             app(IEEE_8021QAZ_APP_SEL_DSCP, 3, 26),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 26),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 6, 48),
-            // RoCE v2 by its UDP port; a DSCP and a priority that do not exist.
+            // RoCE v2 by UDP port, then a DSCP and a priority that do not exist.
             app(3, 5, 4791),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 64),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 256),
@@ -167,7 +172,7 @@ mod tests {
             dscp: [(26, 3), (48, 6)].into(),
         };
         assert_eq!(parse(&answer()), Ok(dcb.clone()));
-        // A driver that has neither, and with the flag that newer kernels set on what is nested.
+        // A driver without either attribute, with and without the nested flag of newer kernels.
         let bare = |kind| [MESSAGE.to_vec(), attribute(kind, &[])].concat();
         assert_eq!(parse(&bare(DCB_ATTR_IEEE)), Ok(Dcb::default()));
         assert_eq!(parse(&bare(0x8000 | DCB_ATTR_IEEE)), Ok(Dcb::default()));
@@ -176,7 +181,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Dcb>(&text).unwrap(), dcb);
     }
 
-    /// The kernel of whoever runs this: every interface is asked, and the loopback has no DCB.
+    /// The kernel of this machine, asked about every interface. The loopback has no DCB.
     #[test]
     fn this_kernel_is_asked() {
         let said = Interfaces::ask(&Live).unwrap();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Facts that are picked from files too large, or too personal, to be written down whole.
+//! Facts extracted from files that are too large, or too personal, to be recorded in full.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 
 use super::{Host, Seen, Unseen};
 
-/// The functions that tell who has peer memory and dma-buf.
+/// Functions that show where peer memory and dma-buf come from.
 const SYMBOLS: [&str; 6] = [
     "ib_register_peer_memory_client",
     "ib_umem_dmabuf_get",
@@ -15,10 +15,11 @@ const SYMBOLS: [&str; 6] = [
     "nvidia_p2p_get_pages_persistent",
     "nvidia_p2p_put_pages",
 ];
-/// What every RDMA driver calls the function by which it registers a dma-buf, after a name of its own.
+/// Suffix of the function that registers a dma-buf. Each RDMA driver puts its own name before it.
 const DMA_BUF: &str = "_reg_user_mr_dmabuf";
 
-/// What starts the processes that use RDMA, and hands them its limits. Not sshd: PAM sets those of a login.
+/// Services that start RDMA processes and pass on their limits. sshd is not among them, because PAM
+/// sets the limits of a login.
 const SERVICES: [&str; 9] = [
     "containerd",
     "crio",
@@ -31,7 +32,8 @@ const SERVICES: [&str; 9] = [
     "slurmstepd",
 ];
 
-/// Of one line of `/proc/kallsyms`: type, name and module, without the address, if it is one of those that matter.
+/// Returns type, name and module of a line of `/proc/kallsyms`, without the address, if the symbol
+/// matters.
 fn symbol(line: &str) -> Option<String> {
     let mut words = line.split_whitespace();
     let _address = words.next()?;
@@ -42,8 +44,8 @@ fn symbol(line: &str) -> Option<String> {
         .then(|| format!("{kind} {name} {module}").trim_end().to_owned())
 }
 
-/// [`Fact::KernelSymbols`](super::Fact::KernelSymbols). The file is read to its end, some 10 MB of it: modules come
-/// last.
+/// Returns [`Fact::KernelSymbols`](super::Fact::KernelSymbols). Reads the whole file, about 10 MB,
+/// because modules come last.
 pub(super) fn symbols() -> Seen<String> {
     let mut lines = Vec::new();
     for line in BufReader::new(fs::File::open("/proc/kallsyms")?).lines() {
@@ -52,14 +54,14 @@ pub(super) fn symbols() -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// [`Fact::Services`](super::Fact::Services), by the files of `/proc`.
+/// Returns [`Fact::Services`](super::Fact::Services), from the files of `/proc`.
 pub(super) fn services(host: &dyn Host) -> Seen<String> {
     let mut lines = Vec::new();
     for name in host.names("/proc")? {
         let Ok(pid) = name.parse::<u32>() else {
             continue;
         };
-        // Processes come and go.
+        // The process may have ended.
         let Ok(comm) = host.text(&format!("/proc/{pid}/comm")) else {
             continue;
         };
@@ -77,7 +79,8 @@ pub(super) fn services(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// Of a line of `/proc/PID/limits`: what is behind `Max locked memory`, soft and hard, as it stands there.
+/// Returns the soft and hard limit of the line `Max locked memory` in `/proc/PID/limits`,
+/// unchanged.
 pub(crate) fn memory_lock(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("Max locked memory")?.trim();
     Some(rest.strip_suffix("bytes").unwrap_or(rest).trim_end())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! This machine.
+//! This machine, read directly.
 
 use std::io::{BufRead as _, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -12,13 +12,14 @@ use crate::nvml::Nvml;
 use crate::software::files::Files;
 use crate::software::{fabric, verbs};
 
-/// Of one file, in bytes. The module's list of 100,000 registrations is one of about 25 MB.
+/// Upper bound on the size of a file, in bytes. The module's list of 100,000 registrations has
+/// about 25 MB.
 const LONGEST: u64 = 64 << 20;
 
-/// Of one line, in bytes.
+/// Upper bound on the length of a line, in bytes.
 const LONGEST_LINE: u64 = 64 << 10;
 
-/// Of all lines that match, and of the kernel's log, in bytes.
+/// Upper bound on all matching lines of a file, and on the kernel log, in bytes.
 const MOST: usize = 8 << 20;
 
 /// This machine.
@@ -28,7 +29,7 @@ pub(crate) struct Live;
 impl From<io::Error> for Unseen {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            // ENOTDIR: a part of the path is a file.
+            // `ENOTDIR`: a component of the path is a file.
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Absent,
             io::ErrorKind::PermissionDenied => Self::Denied,
             _ => Self::Failed(error.to_string()),
@@ -36,7 +37,7 @@ impl From<io::Error> for Unseen {
     }
 }
 
-/// Nothing here may wait: a pipe in a strange place would.
+/// Opens a file without blocking, even if it is a pipe.
 fn open(path: &str) -> io::Result<fs::File> {
     fs::OpenOptions::new()
         .read(true)
@@ -44,10 +45,11 @@ fn open(path: &str) -> io::Result<fs::File> {
         .open(path)
 }
 
-/// What `/dev/kmsg` still holds (`Documentation/ABI/testing/dev-kmsg`): each read gives one record.
+/// Returns the present contents of `/dev/kmsg` (`Documentation/ABI/testing/dev-kmsg`). Each read
+/// returns one record.
 fn kernel_log() -> Seen<String> {
     let mut file = open("/dev/kmsg")?;
-    // The longest record there is; a shorter buffer is refused.
+    // Room for the longest record. The kernel refuses a shorter buffer.
     let mut record = vec![0; 64 << 10];
     let mut log = String::new();
     while log.len() < MOST {
@@ -55,14 +57,14 @@ fn kernel_log() -> Seen<String> {
             Ok(0) => break,
             Ok(length) => {
                 let text = String::from_utf8_lossy(record.get(..length).unwrap_or_default());
-                // The lines after the first are the record's properties.
+                // The lines after the first are properties of the record.
                 log.push_str(text.lines().next().unwrap_or_default());
                 log.push('\n');
             }
-            // The end.
+            // End of the log.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Records were overwritten meanwhile; the next read goes on after them.
+            // Records were overwritten. The next read continues after them.
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
             Err(error) => return Err(error.into()),
         }
@@ -89,7 +91,7 @@ impl Host for Live {
 
     fn link(&self, path: &str) -> Seen<String> {
         match fs::read_link(path) {
-            // No link.
+            // Not a symbolic link.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(Unseen::Absent),
             other => Ok(other?.to_string_lossy().into_owned()),
         }
@@ -105,7 +107,7 @@ impl Host for Live {
         let end = super::line_end(path);
         loop {
             let mut line = Vec::new();
-            // A file without line ends is taken in pieces, rather than into memory.
+            // The limit keeps a file without line ends from filling memory.
             let read = (&mut file).take(LONGEST_LINE).read_until(end, &mut line)?;
             if read == 0 {
                 return Ok(String::from_utf8_lossy(&matching).into_owned());
@@ -128,7 +130,7 @@ impl Host for Live {
         match fact {
             Fact::User => {
                 let status = self.text("/proc/self/status")?;
-                // Real, effective, saved, of the file system.
+                // Real, effective, saved and file system user ID.
                 let user = status
                     .lines()
                     .find_map(|line| line.strip_prefix("Uid:"))

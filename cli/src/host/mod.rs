@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The one way in which anything is read from a machine: this one ([`live::Live`]), or one whose answers were written
-//! down ([`recording::Recording`]). What no answer was written down for is [`Unseen::NotRecorded`], never "not
-//! there".
+//! Access to a machine, either this one ([`live::Live`]) or a recorded one
+//! ([`recording::Recording`]). A missing answer of a recording is [`Unseen::NotRecorded`], never
+//! "not there".
 
 pub(crate) mod dcb;
 pub(crate) mod facts;
@@ -13,17 +13,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why something could not be seen.
+/// Reason why something could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unseen {
-    /// It is not there, which is an answer.
+    /// Nothing is there, which is an answer.
     Absent,
-    /// It takes rights that this process has not.
+    /// This process lacks the privileges.
     Denied,
     /// The recording has no answer.
     NotRecorded,
-    /// It is there and could not be read, or not be understood.
+    /// The value exists, but could not be read or parsed.
     Failed(String),
 }
 
@@ -42,72 +42,78 @@ impl std::error::Error for Unseen {}
 
 pub(crate) type Seen<T> = Result<T, Unseen>;
 
-/// What no file tells.
+/// A fact that is not the contents of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fact {
-    /// The effective user, a number.
+    /// Effective user ID.
     User,
-    /// Seconds since boot by the monotonic clock, with a fraction.
+    /// Seconds since boot on the monotonic clock, with a fraction.
     Monotonic,
-    /// The kernel's log since boot as `/dev/kmsg` has it: a record a line, `priority,sequence,microseconds,…;text`.
+    /// Kernel log since boot in the format of `/dev/kmsg`, one record a line:
+    /// `priority,sequence,microseconds,…;text`.
     KernelLog,
-    /// What NVML says, as the JSON of [`crate::nvml`].
+    /// NVML's answers, as the JSON of [`crate::nvml`].
     Nvml,
-    /// Those of `/proc/kallsyms` that tell who has peer memory and dma-buf, a line each without the address:
-    /// `T ib_register_peer_memory_client [ib_uverbs]`.
+    /// Symbols of `/proc/kallsyms` that show where peer memory and dma-buf come from, one a line
+    /// without the address: `T ib_register_peer_memory_client [ib_uverbs]`.
     KernelSymbols,
-    /// What the files of the peer-memory module and of those that it calls say, as the JSON of
-    /// [`crate::software::files`].
+    /// Contents of the files of the peer-memory module and of the modules that it calls, as the
+    /// JSON of [`crate::software::files`].
     ModuleFiles,
-    /// The running services that hand their limits to users of RDMA, a line each: name, process, and how much memory
-    /// it may lock, soft and hard, in bytes, `unlimited`, or `?`.
+    /// Running services that pass on their limits to RDMA processes, one a line: name, process ID,
+    /// and the soft and hard limit on locked memory in bytes, `unlimited`, or `?`.
     Services,
     /// PFC and DSCP of the network interfaces, as the JSON of [`crate::host::dcb`].
     Dcb,
-    /// The memory regions that the kernel tracks of each RDMA device, as the JSON of [`crate::host::nldev`].
+    /// Memory regions of each RDMA device that the kernel tracks, as the JSON of
+    /// [`crate::host::nldev`].
     MemoryRegions,
-    /// The device files of RDMA devices, a line each: RDMA device, file, and `ok`, `absent`, `denied` or `failed WHY`.
+    /// Device files of RDMA devices, one a line: RDMA device, file, and `ok`, `absent`, `denied` or
+    /// `failed WHY`.
     Verbs,
     /// State of NVIDIA's fabric manager: `running` or `not running`.
     FabricManager,
 }
 
-/// A machine to ask.
+/// A machine to read from.
 ///
-/// Paths are absolute. No answer is ever a panic: whatever stands in a file comes back as bytes.
+/// Paths are absolute. No content causes a panic: files are returned as bytes.
 pub(crate) trait Host {
-    /// A file's contents, 64 MiB of them at most.
+    /// Returns the contents of a file, 64 MiB at most.
     fn bytes(&self, path: &str) -> Seen<Vec<u8>>;
 
-    /// The names in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     fn names(&self, path: &str) -> Seen<Vec<String>>;
 
-    /// What a symbolic link says, as it stands there.
+    /// Returns the target of a symbolic link, unchanged.
     fn link(&self, path: &str) -> Seen<String>;
 
-    /// Where a path leads when all links are followed.
+    /// Returns a path with all symbolic links followed.
     fn resolved(&self, path: &str) -> Seen<String>;
 
-    /// What no file tells.
+    /// Returns a fact.
     fn fact(&self, fact: Fact) -> Seen<String>;
 
-    /// Returns `true` for the machine that this program runs on, if nobody records the answers.
+    /// Returns `true` for the machine that this program runs on, unless the answers are being
+    /// recorded.
     fn is_live(&self) -> bool {
         false
     }
 
-    /// The lines of a file that contain `word`, however long the file is: for `/proc/kallsyms` and its like.
+    /// Returns the lines of a file that contain `word`. The file may be long, like
+    /// `/proc/kallsyms`.
     fn matching(&self, path: &str, word: &str) -> Seen<String>;
 
-    /// A file's contents as text without the blanks around it; what is no UTF-8 is replaced.
+    /// Returns the contents of a file as text without surrounding blanks. Invalid UTF-8 is
+    /// replaced.
     fn text(&self, path: &str) -> Seen<String> {
         Ok(String::from_utf8_lossy(&self.bytes(path)?)
             .trim()
             .to_owned())
     }
 
-    /// Whether something is there. An error: it cannot be told.
+    /// Returns `true` if the path exists, or an error if that is unknown.
     fn has(&self, path: &str) -> Seen<bool> {
         match self.resolved(path) {
             Ok(_) => Ok(true),
@@ -116,14 +122,14 @@ pub(crate) trait Host {
         }
     }
 
-    /// A number in a file: decimal, or with `0x`.
+    /// Returns the number in a file: decimal, or hexadecimal with `0x`.
     fn number(&self, path: &str) -> Seen<u64> {
         let text = self.text(path)?;
         number(&text).ok_or_else(|| Unseen::Failed(format!("{path} has no number: {text:?}")))
     }
 }
 
-/// Returns the byte behind each line of a file. Variables of a process have a zero behind each.
+/// Returns the byte that ends each line of a file. It is a zero for the environment of a process.
 pub(crate) fn line_end(path: &str) -> u8 {
     match path.ends_with("/environ") {
         true => b'\0',
@@ -131,7 +137,7 @@ pub(crate) fn line_end(path: &str) -> u8 {
     }
 }
 
-/// A number: decimal, or hexadecimal with `0x`.
+/// Parses a number: decimal, or hexadecimal with `0x`.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),

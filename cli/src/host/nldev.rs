@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the kernel tracks of RDMA: each device's memory regions and protection domains, as `rdma resource show mr` of
-//! iproute2 asks for them. By `include/uapi/rdma/rdma_netlink.h` and `drivers/infiniband/core/nldev.c` of Linux 7.3.
+//! RDMA objects that the kernel tracks: memory regions and protection domains of each device. The
+//! request is that of iproute2's `rdma resource show mr` (`include/uapi/rdma/rdma_netlink.h` and
+//! `drivers/infiniband/core/nldev.c` of Linux 7.3).
 //!
-//! The kernel tells everybody; only keys take CAP_NET_ADMIN, and they are not read.
+//! The kernel answers every user. Only keys need `CAP_NET_ADMIN`, and this module does not read
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,28 +45,29 @@ const RES_PD_ENTRY: u16 = 47;
 const RES_PDN: u16 = 60;
 const SYS_NETNS_MODE: u16 = 66;
 
-/// Who made a region or a domain.
+/// Creator of a region or a domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Maker {
-    /// The thread, by the number that it has in this program's PID namespace. None: it has ended, or has none here.
+    /// Thread ID in this program's PID namespace. `None`: the thread has ended, or has no number
+    /// here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thread: Option<u32>,
-    /// The part of the kernel, where it was no process.
+    /// Name of the kernel's part that created it, if no process did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
-    /// The protection domain.
+    /// Number of the protection domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) domain: Option<u32>,
 }
 
-/// Regions that nothing tells apart.
+/// Regions that cannot be told apart.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Regions {
     #[serde(flatten)]
     pub(crate) maker: Maker,
-    /// Of each.
+    /// Size of each region.
     pub(crate) bytes: u64,
     pub(crate) count: u64,
 }
@@ -76,7 +79,7 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) regions: Vec<Regions>,
     pub(crate) domains: Vec<Maker>,
-    /// Why its regions are not known.
+    /// Why the regions are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
 }
@@ -86,7 +89,7 @@ pub(crate) struct Device {
 #[serde(default)]
 pub(crate) struct Tracked {
     pub(crate) devices: Vec<Device>,
-    /// Whether there may be devices of other network namespaces, which are not seen from this one.
+    /// `true` if devices may be in other network namespaces, which this one cannot see.
     pub(crate) is_exclusive: bool,
 }
 
@@ -95,7 +98,8 @@ impl Recorded for Tracked {
     const MISREAD: &'static str = "the list is not understood";
 
     fn ask(host: &dyn Host) -> Seen<Self> {
-        // Without a device there is nothing to ask for; and a socket of this protocol makes the kernel load ib_core.
+        // Without a device there is nothing to ask. A socket of this protocol would make the kernel
+        // load ib_core.
         match host.names(CLASS) {
             Ok(names) if names.is_empty() => Ok(Self::default()),
             Err(Unseen::Absent) if host.has("/sys/class") == Ok(false) => {
@@ -111,7 +115,7 @@ fn tracked() -> Result<Tracked, Refused> {
     let mut socket = Socket::open(Some(RDMA))?;
     let is_exclusive = match socket.ask((SYS_GET, 0), &[], &[]) {
         Ok(messages) => is_exclusive(&messages)?,
-        // Kernels before 5.2 do not know the question, and show all devices to all.
+        // Kernels before 5.2 do not know the request. They show all devices in all namespaces.
         Err(Refused::Kernel(Errno::INVAL)) => false,
         Err(why) => return Err(why),
     };
@@ -123,7 +127,7 @@ fn tracked() -> Result<Tracked, Refused> {
             socket.ask((command, NLM_F_DUMP), &[], &[index])
         };
         let regions = list(RES_MR_GET).and_then(|messages| regions(&messages));
-        // Without them less is known of whose the regions are.
+        // Without domains, less is known about the owners of regions.
         let domains = list(RES_PD_GET).and_then(|messages| domains(&messages));
         devices.push(Device {
             name,
@@ -138,7 +142,8 @@ fn tracked() -> Result<Tracked, Refused> {
     })
 }
 
-/// Whether each network namespace has RDMA devices of its own: 1 is that all share them.
+/// Returns `true` if each network namespace has its own RDMA devices. The kernel's value 1 means
+/// shared.
 fn is_exclusive(messages: &[Vec<u8>]) -> Result<bool, Refused> {
     for message in messages {
         for attribute in attributes(message) {
@@ -150,10 +155,10 @@ fn is_exclusive(messages: &[Vec<u8>]) -> Result<bool, Refused> {
     Ok(false)
 }
 
-/// Why a device's regions are not listed.
+/// Returns why the regions of a device are not listed.
 fn why(refused: &Refused) -> String {
     match refused {
-        // An index that nothing has, or a command that it does not know.
+        // The kernel does not know the index or the command.
         Refused::Kernel(Errno::INVAL) => {
             "the kernel lists none (Linux before 4.17 cannot), or the device has just gone"
                 .to_owned()
@@ -162,7 +167,7 @@ fn why(refused: &Refused) -> String {
     }
 }
 
-/// The number and the name of a device.
+/// Returns the number and the name of a device.
 fn device(message: &[u8]) -> Result<(u32, String), Refused> {
     let (mut index, mut name) = (None, None);
     for attribute in attributes(message) {
@@ -176,7 +181,7 @@ fn device(message: &[u8]) -> Result<(u32, String), Refused> {
     index.zip(name).ok_or_else(missing)
 }
 
-/// What is in the table of each message.
+/// Returns the table entries of all messages.
 fn entries(messages: &[Vec<u8>], table: u16, entry: u16) -> Result<Vec<&[u8]>, Refused> {
     let mut entries = Vec::new();
     for message in messages {
@@ -195,10 +200,10 @@ fn entries(messages: &[Vec<u8>], table: u16, entry: u16) -> Result<Vec<&[u8]>, R
 }
 
 impl Maker {
-    /// Takes one attribute, if it is one of these.
+    /// Records an attribute if it is one of those below.
     fn take(&mut self, kind: u16, value: &[u8]) -> Result<(), Refused> {
         match kind {
-            // Kernels before 5.5 write 0 where it has ended.
+            // Kernels before 5.5 write 0 for a thread that has ended.
             RES_PID => self.thread = Some(parse_u32(value)?).filter(|thread| *thread != 0),
             RES_KERN_NAME => self.kernel = Some(parse_string(value)?),
             RES_PDN => self.domain = Some(parse_u32(value)?),
@@ -257,13 +262,14 @@ mod tests {
         attribute(kind, &number.to_ne_bytes())
     }
 
-    /// A region as `fill_res_mr_entry` writes it for who has CAP_NET_ADMIN: keys, length, number, domain, thread.
+    /// A region as `fill_res_mr_entry` writes it for a user with `CAP_NET_ADMIN`: keys, length,
+    /// number, domain, thread.
     fn region(bytes: u64, domain: u32, thread: Option<u32>) -> Vec<u8> {
         let mut entry = [number(42, 0x1234), number(43, 0x1234)].concat();
         entry.extend(attribute(45, &bytes.to_ne_bytes()));
         entry.extend([number(62, 9), number(60, domain)].concat());
         entry.extend(thread.map(|thread| number(28, thread)).unwrap_or_default());
-        // The driver's own.
+        // Attributes of the driver.
         entry.extend(attribute(0x8000 | 54, &attribute(55, b"x")));
         attribute(41, &entry)
     }
@@ -336,7 +342,7 @@ mod tests {
             of(Some(4712), 1 << 40, 1),
         ];
         assert_eq!(read, expected);
-        // As JSON, which a recording keeps: no key of a region is in it.
+        // Recordings keep this JSON. It contains no key of a region.
         let json = serde_json::to_string(&read).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Regions>>(&json).unwrap(), read);
         assert!(!json.contains("4660"), "{json}");
@@ -369,7 +375,7 @@ mod tests {
         for entry in [no_length, short_length, long_pid] {
             assert!(regions(&[message(40, &[entry])]).is_err());
         }
-        // Cut anywhere within the table. Before it nothing is listed.
+        // Truncated inside the table. A message that ends before the table lists nothing.
         let whole = message(40, &[region(4096, 2, Some(1))]);
         for length in 0..whole.len() {
             let read = regions(&[whole[..length].to_vec()]);
@@ -378,13 +384,13 @@ mod tests {
                 "{length}: {read:?}"
             );
         }
-        // Longer inside than outside.
+        // The inner length exceeds the outer one.
         let mut odd = whole;
         let table = number(1, 0).len() + attribute(2, b"mlx5_0\0").len();
         let entry = table + 4;
         odd[entry..entry + 2].copy_from_slice(&u16::MAX.to_ne_bytes());
         assert!(regions(&[odd]).is_err());
-        // A table of another kind is none of ours.
+        // A table of another kind is ignored.
         assert_eq!(regions(&[message(46, &[])]), Ok(Vec::new()));
     }
 
@@ -396,7 +402,7 @@ mod tests {
             let _ = (regions(&messages), domains(&messages), is_exclusive(&messages));
         }
 
-        /// Lists with odd bytes in some places.
+        /// Lists with random bytes in some places.
         #[test]
         fn no_list_is_a_panic(
             lengths in prop::collection::vec(any::<u64>(), 0..5),

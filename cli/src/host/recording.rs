@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A machine's answers, written down: for tests, and for who looks at a machine that is not theirs.
+//! Recorded answers of a machine, for tests and for analysis on another machine.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,46 +18,48 @@ use super::{Fact, Host, Seen, Unseen};
 const SCHEMA: &str = "peermemctl.recording";
 const VERSION: u32 = 1;
 
-/// Of one file, in bytes: no more is ever read of a machine.
+/// Upper bound on the size of a file that a recording holds as `hex:…`, in bytes.
 const LONGEST: usize = 8 << 20;
 
-/// Of a recording, in bytes: one of a large machine has less than a hundredth.
+/// Upper bound on the size of a recording, in bytes. A large machine needs less than a hundredth.
 const LARGEST: u64 = 256 << 20;
 
-/// Links on the way of one path; the kernel follows no more, either.
+/// Upper bound on the symbolic links in one path, as in the kernel.
 const MOST_LINKS: usize = 40;
 
-/// All that was asked of a machine, and what it answered.
+/// A machine's answers.
 ///
-/// A path is first looked up as it was asked, then with its links followed. What has no answer of its own is
-/// [`Unseen::Absent`] where a directory above it is recorded without it, and [`Unseen::NotRecorded`] else.
+/// A path is first looked up as given, then with its links followed. A path without an answer is
+/// [`Unseen::Absent`] if a recorded directory above it does not list it, and
+/// [`Unseen::NotRecorded`] otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Recording {
-    /// `peermemctl.recording`.
+    /// Name of the format: `peermemctl.recording`.
     pub(crate) schema: String,
-    /// Of the format: 1.
+    /// Version of the format: 1.
     pub(crate) version: u32,
-    /// Where this comes from, in words.
+    /// Description of the recording's origin.
     pub(crate) about: String,
-    /// Files: text as it is; other bytes, and text that begins with `hex:`, as `hex:…`, with `+N` for N zeroes at the
-    /// end.
-    /// `PATH?WORD` has the lines of PATH with WORD in them.
+    /// Contents of files: text unchanged. Other bytes, and text that begins with `hex:`, are
+    /// written as `hex:…`, with `+N` for N zeroes at the end. The key `PATH?WORD` has the lines of
+    /// PATH that contain WORD.
     pub(crate) files: BTreeMap<String, String>,
-    /// Directories: the names in them.
+    /// Names in each directory.
     pub(crate) directories: BTreeMap<String, Vec<String>>,
-    /// Symbolic links: what they say.
+    /// Targets of symbolic links.
     pub(crate) links: BTreeMap<String, String>,
-    /// What is known to be there, and no more of it.
+    /// Paths that exist, with unknown contents.
     pub(crate) there: BTreeSet<String>,
-    /// What no file tells.
+    /// Answers that are not the contents of a file.
     pub(crate) facts: BTreeMap<Fact, String>,
-    /// What could not be seen, and why: a path, `link PATH` where the question was what a link says, `fact NAME`.
+    /// Reasons for missing answers. The key is a path, `link PATH` for the target of a link, or
+    /// `fact NAME`.
     pub(crate) unseen: BTreeMap<String, Unseen>,
 }
 
 impl Recording {
-    /// An empty one, with where it comes from.
+    /// Creates an empty recording with a description of its origin.
     pub(crate) fn new(about: impl Into<String>) -> Self {
         Self {
             schema: SCHEMA.to_owned(),
@@ -67,11 +69,11 @@ impl Recording {
         }
     }
 
-    /// From JSON.
+    /// Parses JSON.
     ///
     /// # Errors
     ///
-    /// It is no JSON, or no recording of this version.
+    /// Returns an error if `text` is not JSON, or not a recording of this version.
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         let recording: Self = match serde_json::from_str(text) {
             Ok(recording) => recording,
@@ -96,26 +98,26 @@ impl Recording {
         Ok(recording)
     }
 
-    /// From a file.
+    /// Reads a recording from a file.
     pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
         let name = path.display();
         let text = read(path).with_context(|| format!("{name}"))?;
         Self::parse(&text).with_context(|| format!("{name}"))
     }
 
-    /// As JSON, in the order of the paths.
+    /// Formats the recording as JSON, sorted by path.
     pub(crate) fn to_json(&self) -> anyhow::Result<String> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
         Ok(text)
     }
 
-    /// The path with all links followed that the recording knows. None: they go round in a circle.
+    /// Returns the path with all recorded links followed, or `None` if they are circular.
     fn follow(&self, path: &str) -> Option<String> {
         follow(path, |at| self.links.get(at).cloned())
     }
 
-    /// What is known of a path that has no answer.
+    /// Returns why a path has no answer.
     fn missing(&self, path: &str) -> Unseen {
         let mut below = path;
         if let Some(why) = self.unseen.get(path) {
@@ -143,7 +145,7 @@ impl Recording {
         Unseen::NotRecorded
     }
 
-    /// The answer under the path as it was asked, or under the path that its links lead to.
+    /// Returns the answer for the path as given, else for the path with its links followed.
     fn answer<T>(&self, path: &str, get: impl Fn(&str) -> Option<T>) -> Seen<T> {
         let plain = joined(&components(path).map(str::to_owned).collect::<Vec<_>>());
         if let Some(answer) = get(&plain) {
@@ -171,7 +173,8 @@ impl Recording {
     }
 }
 
-/// Whether this is what rdma-core's `rdma_topo dump` prints: a list of PCI functions with these keys, among others.
+/// Returns `true` for the output of rdma-core's `rdma_topo dump`: a list of PCI functions with at
+/// least these keys.
 fn is_rdma_topo_dump(text: &str) -> bool {
     #[derive(Deserialize)]
     #[expect(dead_code, reason = "that they are there tells it")]
@@ -183,7 +186,7 @@ fn is_rdma_topo_dump(text: &str) -> bool {
     serde_json::from_str::<Vec<Function>>(text).is_ok_and(|functions| !functions.is_empty())
 }
 
-/// The names in a path, without `.` and empty ones.
+/// Returns the names in a path, without `.` and empty names.
 fn components(path: &str) -> impl DoubleEndedIterator<Item = &str> {
     path.split('/')
         .filter(|name| !name.is_empty() && *name != ".")
@@ -193,9 +196,10 @@ fn joined(components: &[String]) -> String {
     format!("/{}", components.join("/"))
 }
 
-/// A file's text, or a pipe's that somebody writes to.
+/// Reads a file, or a pipe with a writer.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
-    // To open a FIFO waits for somebody who writes to it, and nobody may come. To read waits for those who have come.
+    // Opening a FIFO would wait for a writer, which may never come. Reading waits only for present
+    // writers.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -209,10 +213,11 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The path with all links followed, by what each says. None: they go round in a circle.
+/// Returns the path with all links followed, or `None` if they are circular. `link` returns the
+/// target of a link.
 fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let mut followed = 0_usize;
-    // Components still to walk, the next one last.
+    // Components still to walk, next one last.
     let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
     let mut walked: Vec<String> = Vec::new();
     while let Some(next) = todo.pop() {
@@ -237,7 +242,7 @@ fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<St
     Some(joined(&walked))
 }
 
-/// A file's contents as the recording keeps them.
+/// Encodes the contents of a file for the recording.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.starts_with("hex:") && !text.contains('\0') => text.to_owned(),
@@ -259,7 +264,7 @@ pub(crate) fn encode(bytes: &[u8]) -> String {
     }
 }
 
-/// What [`encode`] kept.
+/// Decodes the result of [`encode`].
 pub(crate) fn decode(text: &str) -> Seen<Vec<u8>> {
     let Some(hex) = text.strip_prefix("hex:") else {
         return Ok(text.as_bytes().to_vec());
@@ -286,7 +291,7 @@ impl Host for Recording {
 
     fn names(&self, path: &str) -> Seen<Vec<String>> {
         let mut names = self.answer(path, |path| self.directories.get(path).cloned())?;
-        // As a directory has them, whatever the recording says.
+        // A recording may list anything. Only names that a directory can have are kept.
         names.retain(|name| !name.is_empty() && name != "." && name != ".." && !name.contains('/'));
         names.sort();
         names.dedup();
@@ -294,7 +299,7 @@ impl Host for Recording {
     }
 
     fn link(&self, path: &str) -> Seen<String> {
-        // The last component is not followed; the way to it is.
+        // Links are followed except in the last component.
         let own = |path: &str| self.links.get(path).cloned();
         if let Some(says) = own(path) {
             return Ok(says);
@@ -319,7 +324,7 @@ impl Host for Recording {
         if self.is_there(&real) {
             return Ok(real);
         }
-        // A directory is there if anything in it is.
+        // A directory exists if anything in it does.
         let inside = format!("{}/", real.trim_end_matches('/'));
         let first = |key: Option<&String>| key.is_some_and(|key| key.starts_with(&inside));
         let from = || inside.clone()..;
@@ -332,7 +337,7 @@ impl Host for Recording {
         }
         let why = self.unseen.get(path).cloned();
         match why.unwrap_or_else(|| self.missing(&real)) {
-            // Its contents could not be read; it was there.
+            // The contents could not be read, but the path exists.
             Unseen::Denied | Unseen::Failed(_) if self.is_named(path) || self.is_named(&real) => {
                 Ok(real)
             }
@@ -365,7 +370,7 @@ impl Host for Recording {
     }
 }
 
-/// A fact's key in `unseen`.
+/// Returns the key of a fact in `unseen`.
 fn key_of(fact: Fact) -> String {
     let name = match fact {
         Fact::User => "user",
@@ -383,16 +388,16 @@ fn key_of(fact: Fact) -> String {
     format!("fact {name}")
 }
 
-/// A fact with a type of its own, which recordings hold as JSON.
+/// A fact with its own type, which recordings hold as JSON.
 pub(crate) trait Recorded: Serialize + DeserializeOwned {
     const FACT: Fact;
-    /// Start of the message about a recording that holds something else.
+    /// Start of the error message for a recording with an invalid value.
     const MISREAD: &'static str;
 
     /// Asks this machine.
     fn ask(host: &dyn Host) -> Seen<Self>;
 
-    /// Asks this machine, or reads what a recording holds.
+    /// Asks this machine, or reads the value from a recording.
     fn of(host: &dyn Host) -> Seen<Self> {
         if host.is_live() {
             return Self::ask(host);
@@ -401,13 +406,13 @@ pub(crate) trait Recorded: Serialize + DeserializeOwned {
             .map_err(|error| Unseen::Failed(format!("{}: {error}", Self::MISREAD)))
     }
 
-    /// Asks this machine for what a recording is to hold.
+    /// Asks this machine and returns the JSON for a recording.
     fn json(host: &dyn Host) -> Seen<String> {
         serde_json::to_string(&Self::ask(host)?).map_err(|error| Unseen::Failed(error.to_string()))
     }
 }
 
-/// Asks another host and writes down each answer.
+/// Asks another host and records each answer.
 pub(crate) struct Recorder<'a> {
     host: &'a dyn Host,
     recording: RefCell<Recording>,
@@ -421,13 +426,14 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// What was written down.
+    /// Returns the recording.
     pub(crate) fn into_recording(self) -> Recording {
         self.recording.into_inner()
     }
 
     fn note<T>(&self, key: &str, answer: &Seen<T>, keep: impl FnOnce(&mut Recording, &T)) {
-        // The trait's methods do not call one another on this host, so it is not borrowed.
+        // The trait's methods do not call one another on this host, and so the cell is not
+        // borrowed.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
             match answer {
                 Ok(value) => keep(&mut recording, value),
@@ -438,7 +444,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Writes down the links on a path's way.
+    /// Records the links along a path.
     fn note_way(&self, path: &str) {
         follow(path, |at| {
             let says = self.host.link(at).ok()?;
@@ -616,7 +622,8 @@ mod tests {
         assert_eq!(decode("hex:ff+2"), Ok(vec![0xff, 0, 0]));
     }
 
-    /// It lacks drivers, ports, BARs and all software, and would be taken for a machine without.
+    /// A dump lacks drivers, ports, BARs and all software, and would look like a machine without
+    /// them.
     #[test]
     fn a_dump_of_rdma_topo_is_told_as_what_it_is() {
         let device = r#"{"realpath": "/sys/devices/pci0009:00/0009:00:00.0", "config": "eJw=", "modalias": "pci:v",

@@ -1,38 +1,41 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Config space of a PCI function: the capabilities that matter here, by the PCI and PCI Express specifications.
+//! Config space of a PCI function: the capabilities that matter here, as the PCI and PCI Express
+//! specifications define them.
 
 use crate::host::{Seen, Unseen};
 
-/// Config space, as much as this process may read: 64 bytes without root, 256 without extended config space, or 4096.
+/// The part of config space that this process may read: 64 bytes without root, 256 bytes without
+/// extended config space, or 4096 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Config(pub(crate) Vec<u8>);
 
-/// What kind of PCI Express port or device a function is: the Device/Port Type of its capabilities register.
+/// Kind of a PCI Express port or device: the Device/Port Type field of its capabilities register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortType {
     Endpoint,
     RootPort,
     Upstream,
     Downstream,
-    /// Of the root complex itself, or a bridge to another bus.
+    /// Function in the root complex itself, or bridge to another bus.
     Other,
 }
 
-/// The PCI Express capability: what the function can, and how it is set.
+/// The PCI Express capability: the function's abilities and settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Express {
     pub(crate) port: PortType,
-    /// The largest payload that it can, in bytes.
+    /// Largest payload that the function supports, in bytes.
     pub(crate) payload_most: u32,
-    /// The largest payload that it is set to, in bytes.
+    /// Largest payload that is set, in bytes.
     pub(crate) payload: u32,
-    /// The longest read that it may ask for, in bytes.
+    /// Longest read request that is set, in bytes.
     pub(crate) read_request: u32,
-    /// Whether it may mark its transfers as relaxed in their order.
+    /// `true` if the function may mark its transfers as relaxed ordered.
     pub(crate) relaxed_ordering: bool,
 }
 
-/// Access Control Services: what a port keeps from going straight from one device to another, as bits.
+/// Bits of Access Control Services (ACS), which can keep a port from forwarding packets directly
+/// from one device to another.
 pub(crate) enum Acs {}
 
 impl Acs {
@@ -48,10 +51,10 @@ impl Acs {
     pub(crate) const UF: u16 = 1 << 4;
     /// P2P Egress Control.
     pub(crate) const EC: u16 = 1 << 5;
-    /// Direct Translated P2P: what ATS has translated goes straight.
+    /// Direct Translated P2P: requests with an address that ATS has translated go straight.
     pub(crate) const DT: u16 = 1 << 6;
 
-    /// The names of bits, as lspci has them.
+    /// Returns the names of `bits`, as in lspci.
     pub(crate) fn names(bits: u16) -> Vec<&'static str> {
         let all = [
             (Self::SV, "SrcValid"),
@@ -69,14 +72,14 @@ impl Acs {
     }
 }
 
-/// A BAR whose size can be chosen.
+/// A BAR with a configurable size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resizable {
-    /// 0 to 5.
+    /// Number of the BAR, 0 to 5.
     pub(crate) bar: usize,
-    /// In bytes, as it is set.
+    /// Size that is set, in bytes.
     pub(crate) size: u64,
-    /// In bytes, all that it can be, smallest first.
+    /// Supported sizes in bytes, smallest first.
     pub(crate) sizes: Vec<u64>,
 }
 
@@ -87,9 +90,9 @@ const EXT_ATS: u16 = 0x0f;
 const EXT_SRIOV: u16 = 0x10;
 const EXT_RESIZABLE: u16 = 0x15;
 
-/// What the kernel gives who is not root.
+/// Length of the config space that the kernel shows to a user other than root.
 const HEADER: usize = 64;
-/// Where the capabilities of PCI Express begin.
+/// Offset where extended config space begins.
 const CONVENTIONAL: usize = 256;
 
 impl Config {
@@ -107,7 +110,7 @@ impl Config {
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }
 
-    /// Why there is nothing at a place where something should be.
+    /// Returns why a read past the end of the visible config space failed.
     fn short(&self) -> Unseen {
         match self.0.len() {
             0..=HEADER => Unseen::Denied,
@@ -115,14 +118,15 @@ impl Config {
         }
     }
 
-    /// All of the header is ones, as of a device that does not answer. A virtual function's vendor and device are, too.
+    /// Returns `true` if the header is all ones, as for a device that does not answer. The vendor
+    /// and device of a virtual function also read as ones.
     pub(crate) fn is_silent(&self) -> bool {
         let header = self.0.get(..HEADER);
         header.is_some_and(|header| header.iter().all(|byte| *byte == 0xff))
     }
 
-    /// The same without what nothing here reads: of each capability that is not known, the header alone is kept. A
-    /// NIC's serial number capability has its hardware address.
+    /// Returns a copy without the contents of unknown capabilities, which keep only their header.
+    /// For example, the serial number capability of a NIC contains its hardware address.
     pub(crate) fn known(&self) -> Vec<u8> {
         let mut known = vec![0; self.0.len()];
         let mut keep = |at: usize, length: usize| {
@@ -158,7 +162,7 @@ impl Config {
         known
     }
 
-    /// Where a capability stands.
+    /// Returns the offset of a capability.
     fn capability(&self, wanted: u8) -> Seen<usize> {
         if self.is_silent() {
             return Err(Unseen::Failed("the device does not answer".to_owned()));
@@ -168,7 +172,7 @@ impl Config {
             return Err(Unseen::Absent);
         }
         let mut at = usize::from(self.byte(0x34).ok_or_else(|| self.short())? & 0xfc);
-        // There is room for no more; a list may bite its tail.
+        // The loop is bounded, because a broken list may be circular.
         for _ in 0..(CONVENTIONAL - HEADER) / 4 {
             if at < HEADER {
                 return Err(Unseen::Absent);
@@ -187,9 +191,9 @@ impl Config {
         ))
     }
 
-    /// Where a capability of extended config space stands.
+    /// Returns the offset of a capability in extended config space.
     fn extended(&self, wanted: u16) -> Seen<usize> {
-        // Conventional PCI has none, and root alone sees which it is.
+        // Conventional PCI has no extended config space. Only root can tell the two apart.
         self.capability(EXPRESS)?;
         if self.0.len() <= CONVENTIONAL {
             return Err(Unseen::Failed(
@@ -215,7 +219,7 @@ impl Config {
         ))
     }
 
-    /// The PCI Express capability. [`Unseen::Absent`]: conventional PCI.
+    /// Returns the PCI Express capability, or [`Unseen::Absent`] for conventional PCI.
     pub(crate) fn express(&self) -> Seen<Express> {
         let at = self.capability(EXPRESS)?;
         let word = |offset: usize| {
@@ -223,7 +227,7 @@ impl Config {
                 .ok_or_else(|| self.short())
         };
         let (flags, can, control) = (word(2)?, word(4)?, word(8)?);
-        // 6 and 7 are reserved.
+        // Codes 6 and 7 are reserved.
         let bytes = |code: u16| match code {
             0..=5 => 128_u32 << code,
             _ => 0,
@@ -243,13 +247,14 @@ impl Config {
         })
     }
 
-    /// The bits of [`Acs`] that are on. [`Unseen::Absent`]: the port has none of it.
+    /// Returns the bits of [`Acs`] that are on, or [`Unseen::Absent`] if the port has no ACS.
     pub(crate) fn acs(&self) -> Seen<u16> {
         let at = self.extended(EXT_ACS)?;
         self.word(at.saturating_add(6)).ok_or_else(|| self.short())
     }
 
-    /// Whether Address Translation Services are on. [`Unseen::Absent`]: the function has none.
+    /// Returns `true` if Address Translation Services are on, or [`Unseen::Absent`] if the function
+    /// has none.
     pub(crate) fn ats(&self) -> Seen<bool> {
         let at = self.extended(EXT_ATS)?;
         let control = self
@@ -258,7 +263,7 @@ impl Config {
         Ok(control & 0x8000 != 0)
     }
 
-    /// The BARs whose size can be chosen. [`Unseen::Absent`]: none.
+    /// Returns the BARs with a configurable size, or [`Unseen::Absent`] if there are none.
     pub(crate) fn resizable(&self) -> Seen<Vec<Resizable>> {
         let at = self.extended(EXT_RESIZABLE)?;
         let first = self
@@ -274,7 +279,8 @@ impl Config {
             let control = self
                 .long(entry.saturating_add(8))
                 .ok_or_else(|| self.short())?;
-            // Bit 4 of the first register is 1 MiB; the second's upper half goes on from 256 TiB.
+            // Bit 4 of the first register stands for 1 MiB. The upper half of the second register
+            // continues at 256 TiB.
             let powers = (u64::from(can) >> 4) | (u64::from(control >> 16) << 28);
             let size = |power: u32| 1_u64.checked_shl(power.saturating_add(20));
             bars.push(Resizable {
@@ -301,7 +307,7 @@ mod tests {
         listed[6] = 0x10;
         listed[0x34] = 0x40;
         assert_eq!(Config(listed.clone()).express(), Err(Unseen::Denied));
-        // A list that goes round.
+        // A circular list.
         listed.resize(256, 0);
         listed[0x41] = 0x40;
         assert!(matches!(Config(listed).express(), Err(Unseen::Failed(_))));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What NICs and PCI functions count: `counters` and `hw_counters` of RDMA ports, and AER's errors, by
-//! `Documentation/ABI/stable/sysfs-class-infiniband` and `testing/sysfs-bus-pci-devices-aer`.
+//! Counters of NICs and PCI functions: `counters` and `hw_counters` of RDMA ports, and AER's error
+//! counts. Formats: `Documentation/ABI/stable/sysfs-class-infiniband` and
+//! `testing/sysfs-bus-pci-devices-aer`.
 
 use std::collections::BTreeMap;
 
@@ -8,37 +9,37 @@ use super::pci::{Address, DEVICES};
 use super::Machine;
 use crate::host::{Fact, Host};
 
-/// What a counter counts, which is what it means when it grows.
+/// Kind of event that a counter counts. The kind says how bad growth is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// The cable and what it is plugged into.
+    /// Errors of the cable or of its connectors.
     Link,
-    /// Packets that were lost on the way, and sent again.
+    /// Packets that were lost and sent again.
     Loss,
-    /// Packets that a full queue had no room for.
+    /// Packets that were dropped because a queue was full.
     Discard,
-    /// Senders were told to slow down.
+    /// Requests to senders to slow down.
     Congestion,
-    /// The receiver had not posted a buffer.
+    /// Packets for which the receiver had posted no buffer.
     Receiver,
-    /// Bytes, in words of four.
+    /// Data, in words of four bytes.
     Data,
     Packets,
-    /// Time, in a unit of the NIC's.
+    /// Time, in a unit that depends on the NIC.
     Wait,
 }
 
-/// A counter of a port.
+/// A counter of an RDMA port.
 #[derive(Debug)]
 pub(crate) struct Counter {
-    /// The name of its file.
+    /// Name of its file.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     is_hardware: bool,
 }
 
 impl Counter {
-    /// The directory that its file is in, below the port's.
+    /// Returns the directory of the counter's file, below the port's directory.
     pub(crate) fn directory(&self) -> &'static str {
         match self.is_hardware {
             true => "hw_counters",
@@ -63,8 +64,8 @@ const fn hardware(name: &'static str, kind: Kind) -> Counter {
     }
 }
 
-/// Those that matter, in the order of what they tell. The first ones every RDMA device may have; those of `hw_counters`
-/// are called so by mlx5, and by others where they have the same.
+/// The counters that matter, most telling first. Any RDMA device may have the first ones. The names
+/// in `hw_counters` are those of mlx5, and of other drivers with the same counters.
 pub(crate) const COUNTERS: &[Counter] = &[
     port("link_downed", Kind::Link),
     port("link_error_recovery", Kind::Link),
@@ -97,22 +98,23 @@ pub(crate) const COUNTERS: &[Counter] = &[
     port("port_xmit_wait", Kind::Wait),
 ];
 
-/// AER's files, by how bad what they count is.
+/// AER's files, by severity, mildest first.
 pub(crate) const SEVERITIES: [&str; 3] = ["correctable", "nonfatal", "fatal"];
 
-/// All of it, at one time.
+/// All counters, at one time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counters {
-    /// Seconds since boot. None: it cannot be told.
+    /// Time of the reading, in seconds since boot. `None`: unknown.
     pub(crate) when: Option<f64>,
-    /// Of ports, by RDMA device and number: values in the order of [`COUNTERS`].
+    /// Values of each port, in the order of [`COUNTERS`]. The key is the RDMA device and the port
+    /// number.
     pub(crate) ports: BTreeMap<(String, u32), Vec<Option<u64>>>,
-    /// AER's, of GPUs and NICs: severity, what happened, how often.
+    /// AER's counts for GPUs and NICs: severity, kind of error, count.
     pub(crate) errors: BTreeMap<Address, Vec<(&'static str, String, u64)>>,
 }
 
 impl Counters {
-    /// Reads them.
+    /// Reads all counters of `machine`.
     pub(crate) fn scan(host: &dyn Host, machine: &Machine) -> Self {
         let mut counters = Self {
             when: host
@@ -154,7 +156,7 @@ impl Counters {
                 let file = format!("{DEVICES}/{at}/aer_dev_{severity}");
                 for line in host.text(&file).unwrap_or_default().lines() {
                     if let Some((name, count)) = line.split_once(' ') {
-                        // The sum of the others.
+                        // AER's totals are the sum of the other lines.
                         if let (false, Ok(count)) = (name.starts_with("TOTAL_"), count.parse()) {
                             errors.push((severity, name.to_owned(), count));
                         }

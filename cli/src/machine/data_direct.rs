@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ConnectX-8's Data Direct function: a second PCI function through which the NIC reads and writes memory that is
-//! registered so. It may be below the switch of a GPU while the NIC's own function is in another PCI domain.
+//! Data Direct function of ConnectX-8: a second PCI function through which the NIC accesses memory
+//! that is registered for it. The function may be below a GPU's switch while the NIC's own function
+//! is in another PCI domain.
 //!
-//! mlx5_ib matches the two by VUID, which it asks of the NIC's firmware and reads in the VPD of the function (Linux's
-//! `drivers/infiniband/hw/mlx5/data_direct.c`). No file has the firmware's answer. Here they are matched by field V3 of
-//! both VPDs, which is the same for all functions of a chip: so do rdma-core's `rdma_topo` and mstflint.
+//! mlx5_ib matches the two functions by VUID: one comes from the NIC's firmware, the other from the
+//! function's VPD (Linux's `drivers/infiniband/hw/mlx5/data_direct.c`). No file has the firmware's
+//! answer. This module therefore compares field V3 of both VPDs, which is the same for all
+//! functions of a chip. rdma-core's `rdma_topo` and mstflint do the same.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +14,15 @@ use super::pci::{Address, Function, DEVICES, MELLANOX};
 use super::{Hca, Machine, Pair};
 use crate::host::{Host, Unseen};
 
-/// Item tags of VPD (PCI Local Bus 3.0, appendix I): a large item has bit 7, and two bytes of length behind it.
+/// Item tags of VPD (PCI Local Bus 3.0, appendix I). A large item has bit 7 set, and two bytes of
+/// length after the tag.
 const LARGE: u8 = 0x80;
 const READ_ONLY: u8 = 0x90;
 const END: u8 = 0x78;
-/// What all functions of a chip have in common.
+/// Name of the field that is the same for all functions of a chip.
 const V3: &[u8] = b"V3";
 
-/// Field V3 of VPD. None: there is none, or this is no VPD.
+/// Returns field V3 of VPD, or `None` if there is no such field or `vpd` is not VPD.
 pub(crate) fn v3(vpd: &[u8]) -> Option<String> {
     let mut rest = vpd;
     loop {
@@ -40,7 +43,8 @@ pub(crate) fn v3(vpd: &[u8]) -> Option<String> {
     }
 }
 
-/// Of a list of fields, each with a name of two bytes and a length of one.
+/// Returns the value of field `wanted` in a list of fields. Each field starts with a name of two
+/// bytes and a length of one byte.
 fn field(mut item: &[u8], wanted: &[u8]) -> Option<String> {
     loop {
         let (name, after) = item.split_at_checked(2)?;
@@ -57,7 +61,7 @@ fn field(mut item: &[u8], wanted: &[u8]) -> Option<String> {
     }
 }
 
-/// VPD with no other field. None: it has no room for that.
+/// Returns VPD with this field only, or `None` if the value is too long.
 pub(crate) fn vpd_of(v3: &str) -> Option<Vec<u8>> {
     let length = u8::try_from(v3.len()).ok()?;
     let [low, high] = u16::from(length).checked_add(3)?.to_le_bytes();
@@ -69,17 +73,18 @@ pub(crate) fn vpd_of(v3: &str) -> Option<Vec<u8>> {
     Some(vpd)
 }
 
-/// Gives each RDMA device its Data Direct function, if there is any on this machine.
+/// Gives each RDMA device its Data Direct function, if the machine has one.
 ///
 /// # Errors
-/// Why the VPD of one of them could not be seen.
+///
+/// Returns an error if the VPD of a function cannot be read.
 pub(super) fn assign(
     host: &dyn Host,
     functions: &BTreeMap<Address, Function>,
     hcas: &mut [Hca],
 ) -> Result<(), Unseen> {
     let mut unseen = None;
-    // Reading VPD takes a device long, so only where it matters.
+    // A device takes long to read its VPD. VPD is therefore read only where it matters.
     let mut chip = |at: Address| match host.bytes(&format!("{DEVICES}/{at}/vpd")) {
         Ok(vpd) => v3(&vpd),
         Err(why) => {
@@ -93,7 +98,7 @@ pub(super) fn assign(
         .filter_map(|function| Some((function.at, chip(function.at)?)))
         .collect();
     for hca in hcas {
-        // Of a virtual function there is no VPD.
+        // A virtual function has no VPD.
         let own = hca.at.and_then(|at| functions.get(&at));
         let own =
             own.filter(|own| own.vendor == MELLANOX && own.physical.is_none() && !hca.is_software);
@@ -102,7 +107,8 @@ pub(super) fn assign(
         };
         let Some(v3) = chip(own.at) else { continue };
         let its = direct.iter().filter(|(_, chip)| *chip == v3);
-        // Of several the one of the same number, as the VUIDs of functions end in theirs.
+        // If several match, the one with the same function number wins, because VUIDs end in the
+        // function number.
         hca.data_direct = its
             .map(|(at, _)| *at)
             .min_by_key(|at| (at.function != own.at.function, *at));
@@ -111,7 +117,7 @@ pub(super) fn assign(
 }
 
 impl Machine {
-    /// Data Direct functions of which it is not known whose they are.
+    /// Returns the Data Direct functions whose RDMA device is unknown.
     pub(crate) fn unassigned_data_direct(&self) -> impl Iterator<Item = &Function> {
         let all = self.functions.values();
         let is_assigned = |at: Address| self.hcas.iter().any(|hca| hca.data_direct == Some(at));
@@ -120,12 +126,12 @@ impl Machine {
 }
 
 impl Pair {
-    /// Whether this is the path by the NIC's Data Direct function.
+    /// Returns `true` if this path uses the NIC's Data Direct function.
     pub(crate) fn is_data_direct(&self) -> bool {
         self.own.is_some()
     }
 
-    /// By the RDMA device's own function.
+    /// Returns the path through the RDMA device's own function.
     pub(crate) fn by_own_function(&self) -> &Self {
         self.own.as_deref().unwrap_or(self)
     }
@@ -138,7 +144,7 @@ mod tests {
     use crate::fixture::{Fixture, Pci};
     use crate::machine::Class;
 
-    /// A ConnectX-7's, as lspci shows it, with another serial number.
+    /// VPD of a ConnectX-7 as lspci shows it, with a changed serial number.
     fn real() -> Vec<u8> {
         let fields: &[(&str, &str)] = &[
             ("PN", "MCX713106AEHEA_QP1"),
@@ -172,12 +178,12 @@ mod tests {
         let vpd = real();
         let chip = "0a5efb8958deed118000946dae000000";
         assert_eq!(v3(&vpd).as_deref(), Some(chip));
-        // Behind the end there may be anything.
+        // Anything may follow the end tag.
         assert_eq!(
             v3(&[&vpd[..], &[0xff; 100]].concat()).as_deref(),
             Some(chip)
         );
-        // Of what is cut off nothing is believed; the end itself may be missing.
+        // Truncated VPD is rejected. Only the end tag may be missing.
         assert_eq!(v3(&vpd[..vpd.len() - 1]).as_deref(), Some(chip));
         for length in 0..vpd.len() - 1 {
             let cut = v3(&vpd[..length]);
@@ -196,7 +202,8 @@ mod tests {
         assert_eq!(vpd_of(&"x".repeat(256)), None);
     }
 
-    /// Which Data Direct function each RDMA device has, which has none, and whether all could be seen.
+    /// Returns the Data Direct function of each RDMA device, the unassigned functions, and `true`
+    /// if all VPD could be read.
     fn assigned(fixture: &Fixture) -> (Vec<Option<String>>, Vec<String>, bool) {
         let machine = Machine::scan(&fixture.recording).unwrap();
         let name = |at: Address| at.to_string();
@@ -219,19 +226,20 @@ mod tests {
             assigned(&well),
             (vec![some(first), some(second)], vec![], true)
         );
-        // Of whatever class it is.
+        // The class does not matter.
         let mut odd = well.clone();
         let own = odd.place(first);
         odd.file(&format!("{own}/class"), "0x020700\n");
         assert_eq!(assigned(&odd), assigned(&well));
-        // Of another chip.
+        // Another chip.
         let mut other = well.clone();
         other.vpd(first, "another");
         assert_eq!(
             assigned(&other),
             (vec![None, some(second)], vec![first.to_owned()], true)
         );
-        // Two ports of a chip have it both; of two functions each has that of its number.
+        // Two ports of a chip share a Data Direct function. If there are two functions, each device
+        // gets the one with its number.
         let mut ports = well.clone();
         let chip = "0a5efb8958deed118000946dae000000";
         ports.pci("0000:02:00.0", "0000:03:00.1", &Pci::connectx8(0));
@@ -244,12 +252,12 @@ mod tests {
         let (own, none, _) = assigned(&ports);
         assert_eq!(own, [some(first), some(second), some("0009:03:00.1")]);
         assert!(none.is_empty(), "{none:?}");
-        // Without root nothing is guessed.
+        // Without root, nothing is guessed.
         let mut unprivileged = well;
         unprivileged.unprivileged();
         let all = vec![second.to_owned(), first.to_owned()];
         assert_eq!(assigned(&unprivileged), (vec![None, None], all, false));
-        // No VPD is read of machines that have no such function.
+        // VPD is not read on machines without a Data Direct function.
         assert!(assigned(&fixture::hgx()).2);
     }
 
@@ -275,7 +283,7 @@ mod tests {
             (Some(Class::Pxb), true, Some(Class::Node), nic, true)
         );
         assert_eq!(classes(&fixture, 0, "mlx5_0"), by_own);
-        // It is told by the chip alone.
+        // Only the chip decides.
         fixture.vpd("0000:03:00.0", "another");
         assert_eq!(
             classes(&fixture, 1, "mlx5_0"),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! RDMA devices, and which PCI functions do their DMA: `Documentation/ABI/stable/sysfs-class-infiniband`.
+//! RDMA devices, and the PCI functions that do their DMA
+//! (`Documentation/ABI/stable/sysfs-class-infiniband`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,23 +10,24 @@ use crate::host::dcb::NET;
 use crate::host::nldev::CLASS;
 use crate::host::Host;
 
-/// Network interfaces that are followed below one: bonds of VLANs of bridges are no deeper.
+/// Upper bound on the network interfaces below one interface. Bonds, VLANs and bridges do not nest
+/// as deep.
 const MOST_NETDEVS: usize = 64;
 
-/// Number of GIDs of a port that are looked at if no directory lists them, as in an old recording.
+/// Number of GIDs to read for each port if no directory lists them, as in an old recording.
 const FIRST_GIDS: u32 = 16;
 
 /// A port of an RDMA device.
 #[derive(Debug, Clone)]
 pub(crate) struct Port {
     pub(crate) number: u32,
-    /// `InfiniBand` or `Ethernet`.
+    /// Link layer: `InfiniBand` or `Ethernet`.
     pub(crate) layer: Option<String>,
-    /// `ACTIVE`, `DOWN`, …
+    /// State: `ACTIVE`, `DOWN`, …
     pub(crate) state: Option<String>,
-    /// As sysfs says it: `400 Gb/sec (4X NDR)`.
+    /// Rate as in sysfs: `400 Gb/sec (4X NDR)`.
     pub(crate) rate: Option<String>,
-    /// Its network interfaces.
+    /// Network interfaces of the port.
     pub(crate) netdevs: Vec<String>,
 }
 
@@ -35,13 +37,13 @@ impl Port {
         self.state.as_deref() == Some("ACTIVE")
     }
 
-    /// The rate, in millions of bits a second.
+    /// Returns the rate in Mb/s.
     pub(crate) fn megabits(&self) -> Option<u64> {
         rate_of(self.rate.as_deref()?)
     }
 }
 
-/// Formats a rate in billions of bits a second, to a tenth.
+/// Formats a rate in Gb/s, to one decimal.
 pub(crate) fn gigabits(megabits: u64) -> String {
     match megabits / 100 {
         tenths if tenths % 10 == 0 => format!("{}", tenths / 10),
@@ -49,13 +51,13 @@ pub(crate) fn gigabits(megabits: u64) -> String {
     }
 }
 
-/// Returns the rate of `400 Gb/sec (4X NDR)`, in millions of bits a second.
+/// Returns the rate of `400 Gb/sec (4X NDR)`, in Mb/s.
 pub(crate) fn rate_of(text: &str) -> Option<u64> {
     let (number, unit) = text.split_once(' ')?;
     if !unit.starts_with("Gb/sec") {
         return None;
     }
-    // `2.5`: there are no finer ones.
+    // `2.5`. No rate has more decimals.
     let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().ok()?;
     let tenth: u64 = tenth.parse().ok().filter(|tenth| *tenth < 10)?;
@@ -65,31 +67,32 @@ pub(crate) fn rate_of(text: &str) -> Option<u64> {
 /// An RDMA device: an entry of `/sys/class/infiniband`.
 #[derive(Debug, Clone)]
 pub(crate) struct Hca {
-    /// `mlx5_0`, `rxe0`.
+    /// Name: `mlx5_0`, `rxe0`.
     pub(crate) name: String,
-    /// The PCI function that does its DMA: its own, or its NIC's.
+    /// PCI function that does the device's DMA: the device's own, or that of the NIC below a
+    /// software device.
     pub(crate) at: Option<Address>,
-    /// Not a NIC's own: rxe, siw, which do by software what a NIC does.
+    /// `true` for rxe and siw, which do in software the work of a NIC.
     pub(crate) is_software: bool,
     pub(crate) driver: Option<String>,
     pub(crate) firmware: Option<String>,
-    /// Of a bond: all functions that its traffic may go through, `at` among them.
+    /// All functions that a bond's traffic may use, including `at`.
     pub(crate) members: Vec<Address>,
-    /// The NIC's Data Direct function.
+    /// Data Direct function of the NIC.
     pub(crate) data_direct: Option<Address>,
     pub(crate) ports: Vec<Port>,
 }
 
 impl Hca {
-    /// All that its traffic may go through.
+    /// Returns all functions that the device's traffic may use.
     pub(crate) fn functions(&self) -> BTreeSet<Address> {
         let own = self.at.iter().chain(&self.members);
         own.chain(&self.data_direct).copied().collect()
     }
 }
 
-/// All of them, in the order of their names, with numbers as numbers: `mlx5_2` before `mlx5_10`. Adds to `unread` those
-/// that are listed and lead nowhere.
+/// Returns all RDMA devices in natural order: `mlx5_2` before `mlx5_10`. Adds entries that lead
+/// nowhere to `unread`.
 pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
     let mut names = host.names(CLASS).unwrap_or_default();
     names.sort_by_key(|name| natural(name));
@@ -102,7 +105,7 @@ pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
         }
     });
     let mut hcas: Vec<Hca> = names.into_iter().map(|name| look_at(host, name)).collect();
-    // A NIC that is an RDMA device itself is no other's.
+    // A NIC with an RDMA device of its own does not belong to another device.
     let own: BTreeMap<String, Address> = hcas
         .iter()
         .filter(|hca| !hca.is_software)
@@ -120,7 +123,7 @@ pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
     hcas
 }
 
-/// Letters and numbers in turn.
+/// Splits a name into pairs of letters and a number.
 fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = name;
@@ -141,7 +144,7 @@ fn natural(name: &str) -> Vec<(String, u64)> {
 
 fn look_at(host: &dyn Host, name: String) -> Hca {
     let own = format!("{CLASS}/{name}");
-    // Below its PCI function, or below an auxiliary device of that.
+    // The device is below its PCI function, or below an auxiliary device of that function.
     let real = host.resolved(&own).ok();
     let mut at = real.as_deref().and_then(last_address);
     if at.is_none() {
@@ -160,7 +163,7 @@ fn look_at(host: &dyn Host, name: String) -> Hca {
         .collect();
     ports.sort_by_key(|port| port.number);
     share_out(host, &mut ports, &netdevs);
-    // rxe and siw say whose network interface they took.
+    // rxe and siw name their network interface.
     let parent = host.text(&format!("{own}/parent")).ok();
     if let (Some(parent), Some(first)) = (parent, ports.first_mut()) {
         if is_software && !parent.is_empty() && first.netdevs.is_empty() {
@@ -187,7 +190,7 @@ fn look_at(host: &dyn Host, name: String) -> Hca {
     Hca {
         at,
         is_software,
-        // Of an auxiliary device (`mlx5_ib.rdma`) the PCI function's is meant.
+        // For an auxiliary device (`mlx5_ib.rdma`), this is the driver of the PCI function.
         driver: match at {
             Some(at) if !is_software => driver(format!("{}/{at}/driver", pci::DEVICES)),
             _ => None,
@@ -212,7 +215,7 @@ fn port(host: &dyn Host, own: &str, number: u32) -> Port {
     Port {
         number,
         layer: text("link_layer"),
-        // `4: ACTIVE`.
+        // The file contains `4: ACTIVE`.
         state: text("state").map(|state| match state.split_once(": ") {
             Some((_, word)) => word.to_owned(),
             None => state,
@@ -222,17 +225,17 @@ fn port(host: &dyn Host, own: &str, number: u32) -> Port {
     }
 }
 
-/// Gives each port its network interfaces, by `dev_port` where a function has several ports.
+/// Assigns each network interface to a port, by `dev_port` if the function has several ports.
 fn share_out(host: &dyn Host, ports: &mut [Port], netdevs: &[String]) {
     let several = ports.len() > 1;
     for netdev in netdevs {
-        // A representor of a virtual function carries nothing of this device's own.
+        // A representor of a virtual function carries no traffic of this device.
         let representor = host.text(&format!("{NET}/{netdev}/phys_port_name"));
         if representor.is_ok_and(|name| name.contains("vf") || name.contains("sf")) {
             continue;
         }
         let index = match several {
-            // From 0; ports are counted from 1.
+            // `dev_port` counts from 0, ports count from 1.
             true => host
                 .number(&format!("{NET}/{netdev}/dev_port"))
                 .unwrap_or(0),
@@ -247,7 +250,7 @@ fn share_out(host: &dyn Host, ports: &mut [Port], netdevs: &[String]) {
     }
 }
 
-/// Returns the indices of a port's GIDs, in their order, by a directory that has a file for each.
+/// Returns the indices of a port's GIDs in ascending order. `directory` has one file for each GID.
 pub(crate) fn gid_indices(host: &dyn Host, directory: &str) -> Vec<u32> {
     let Ok(names) = host.names(directory) else {
         return (0..FIRST_GIDS).collect();
@@ -258,7 +261,7 @@ pub(crate) fn gid_indices(host: &dyn Host, directory: &str) -> Vec<u32> {
     indices
 }
 
-/// The network interfaces that the GIDs of a port belong to.
+/// Returns the network interfaces of a port's GIDs.
 fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
     let mut netdevs = Vec::new();
     let directory = format!("{own}/ports/{port}/gid_attrs/ndevs");
@@ -271,7 +274,7 @@ fn of_gids(host: &dyn Host, own: &str, port: u32) -> Vec<String> {
     netdevs
 }
 
-/// The PCI functions that a network interface's traffic may go through.
+/// Returns the PCI functions that a network interface's traffic may use.
 fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Address> {
     let netdevs = netdevs_of(host, netdev, with_lower).into_iter();
     let device = |name: String| host.resolved(&format!("{NET}/{name}/device")).ok();
@@ -281,13 +284,14 @@ fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Add
         .collect()
 }
 
-/// Those that a network interface's traffic may go through: itself, those of the bond that it is in, and `with_lower`,
-/// for an interface that is no NIC's, all that lie below it.
+/// Returns the network interfaces that the traffic of `netdev` may use: itself, and the other
+/// members of its bond. If `with_lower`, for an interface that belongs to no NIC, also returns all
+/// interfaces below it.
 pub(crate) fn netdevs_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut todo = vec![netdev.to_owned()];
     while let Some(name) = todo.pop() {
-        // What a file says goes into a path.
+        // The name comes from a file and becomes part of a path.
         if seen.len() >= MOST_NETDEVS
             || name.contains('/')
             || name.is_empty()

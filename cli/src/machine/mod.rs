@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What of a machine matters to GPUDirect RDMA: its GPUs, its RDMA devices, and the paths between them.
+//! The parts of a machine that matter to GPUDirect RDMA: GPUs, RDMA devices, and the paths between
+//! them.
 
 pub(crate) mod config;
 pub(crate) mod counters;
@@ -15,20 +16,21 @@ use pci::{Address, Function, Link, Rate};
 
 pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
 
-/// How two functions are joined, nearest first, by the names and the legend of `nvidia-smi topo -m`, which NVML has as
-/// `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and `_SYSTEM` (`nvml.h`).
+/// Class of the path between two functions, nearest first. The names are those of `nvidia-smi topo
+/// -m`. NVML calls the classes `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and
+/// `_SYSTEM` (`nvml.h`).
 ///
-/// From sysfs: functions that meet below a root port are PIX where one switch, or no more than a bus, lies between,
-/// else PXB; those that meet in the same host bridge (`pci0000:00` in the path) are PHB; others NODE within a NUMA
-/// node, else SYS.
+/// Derived from sysfs. Functions that meet below a root port are PIX if only one switch or one bus
+/// lies between them, and PXB otherwise. Functions that meet in the same host bridge (`pci0000:00`
+/// in the path) are PHB. All others are NODE within a NUMA node, and SYS between NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
-    /// At most one bridge between: one switch.
+    /// At most one bridge on the way: one switch.
     Pix,
-    /// Several bridges, and not the host's.
+    /// Several bridges, but no host bridge.
     Pxb,
-    /// Through a host bridge: the processor.
+    /// Through one host bridge: the processor.
     Phb,
     /// Through several host bridges of one NUMA node.
     Node,
@@ -37,10 +39,10 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// Nearest first.
+    /// All classes, nearest first.
     pub(crate) const ALL: [Self; 5] = [Self::Pix, Self::Pxb, Self::Phb, Self::Node, Self::Sys];
 
-    /// As `nvidia-smi topo -m` has it.
+    /// Returns the name in `nvidia-smi topo -m`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Pix => "PIX",
@@ -51,7 +53,7 @@ impl Class {
         }
     }
 
-    /// In words.
+    /// Returns the meaning in words.
     pub(crate) fn meaning(self) -> &'static str {
         match self {
             Self::Pix => "behind one PCIe switch, or on one bus",
@@ -63,25 +65,25 @@ impl Class {
     }
 }
 
-/// A GPU of NVIDIA's, or the test VM's stand-in.
+/// An NVIDIA GPU, or the stand-in GPU of the test VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
-    /// By PCI address, from 0, as nvidia-smi counts where it sees all of them.
+    /// Index by PCI address, from 0. nvidia-smi counts the same way if it sees all GPUs.
     pub(crate) index: usize,
-    /// Of its device file: 3 is `/dev/nvidia3`.
+    /// Minor number of the device file: 3 for `/dev/nvidia3`.
     pub(crate) minor: Option<u32>,
     pub(crate) at: Address,
-    /// The product, as far as the PCI ids or the driver name it.
+    /// Product name, as far as the PCI IDs or the driver give one.
     pub(crate) name: String,
-    /// The BAR through which RDMA goes. None: it is not there, or has no address.
+    /// BAR that RDMA uses. `None`: the GPU has no such BAR, or the BAR has no address.
     pub(crate) bar1: Option<pci::Bar>,
     pub(crate) is_stand_in: bool,
-    /// Part of another processor (Grace), so that its memory is not behind a BAR alone.
+    /// `true` if the GPU's memory is part of the processor's (Grace), and so not only behind a BAR.
     pub(crate) is_coherent: bool,
 }
 
 impl Gpu {
-    /// Returns why GPUs of this kind have no GPUDirect RDMA. None: they have it.
+    /// Returns why this kind of GPU has no GPUDirect RDMA, or `None` if it has.
     pub(crate) fn why_no_gpudirect(&self) -> Option<&'static str> {
         let name = &self.name;
         if name.contains("GeForce") {
@@ -101,84 +103,88 @@ impl Gpu {
 #[derive(Debug, Clone)]
 pub(crate) struct Pair {
     pub(crate) gpu: Address,
-    /// The RDMA device's name.
+    /// Name of the RDMA device.
     pub(crate) hca: String,
-    /// The PCI function at this end: the RDMA device's own, or its Data Direct function. None: it is not on PCI.
+    /// PCI function at the NIC's end: the RDMA device's own, or its Data Direct function. `None`:
+    /// the device is not on PCI.
     pub(crate) nic: Option<Address>,
-    /// None: the RDMA device is not on PCI.
+    /// `None`: the RDMA device is not on PCI.
     pub(crate) class: Option<Class>,
-    /// The bridges that a transfer goes through, from the GPU's side to the NIC's: ports of switches and root ports.
-    /// Neither host bridges are among them, nor `meet`.
+    /// Bridges on the path, from the GPU's side to the NIC's: switch ports and root ports. Host
+    /// bridges and `meet` are not included.
     pub(crate) bridges: Vec<Address>,
-    /// The lowest bridge that is above both, inside or below which a transfer turns round: a switch's upstream port,
-    /// mostly. None: that happens in a host bridge.
+    /// Lowest bridge above both ends, usually a switch's upstream port. A transfer turns round
+    /// inside or below it. `None`: the transfer turns round in a host bridge.
     pub(crate) meet: Option<Address>,
-    /// Millions of bits a second that the narrowest link of the two ends could carry; 0: unknown.
+    /// Bandwidth of the slower end's link at its best, in Mb/s. 0: unknown.
     pub(crate) megabits: u64,
-    /// The nearest of this GPU's by class, then by what the links of both ends could carry; of several as good, each.
+    /// `true` if no other pair of this GPU has a nearer class, or the same class and faster links.
+    /// Several pairs may be equally good.
     pub(crate) is_best: bool,
-    /// Where this is the path by the NIC's Data Direct function: that by the RDMA device's own. Memory registered
-    /// through nvidia_peermem goes there, and so does a dma-buf that is registered without asking for Data Direct.
+    /// If this path uses the NIC's Data Direct function: the path through the RDMA device's own
+    /// function. Memory registered through nvidia_peermem uses that path. A dma-buf does too if its
+    /// registration does not ask for Data Direct.
     pub(crate) own: Option<Box<Self>>,
 }
 
-/// A link between two functions.
+/// A PCI Express link between two functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// The root port or downstream port above it.
+    /// Root port or downstream port at the upper end.
     pub(crate) upper: Address,
     pub(crate) lower: Address,
     pub(crate) now: Rate,
-    /// What both ends can.
+    /// Best speed and width that both ends support.
     pub(crate) most: Rate,
 }
 
-/// A device that sysfs lists, and that could not be looked at.
+/// A device that sysfs lists but that could not be read.
 #[derive(Debug, Clone)]
 pub(crate) struct Unread {
     pub(crate) device: Listed,
     pub(crate) why: Unseen,
 }
 
-/// How sysfs lists a device.
+/// The place where sysfs lists a device.
 #[derive(Debug, Clone)]
 pub(crate) enum Listed {
-    /// In `/sys/bus/pci/devices`.
+    /// Entry of `/sys/bus/pci/devices`.
     Pci(Address),
-    /// In `/sys/class/infiniband`.
+    /// Entry of `/sys/class/infiniband`.
     Hca(String),
 }
 
-/// What was seen.
+/// A machine, as far as it could be read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     /// GPUs, NICs, RDMA devices, Data Direct functions, and the bridges above them.
     pub(crate) functions: BTreeMap<Address, Function>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) hcas: Vec<Hca>,
-    /// Each GPU with each RDMA device, in that order.
+    /// Each GPU with each RDMA device, sorted by GPU, then by RDMA device.
     pub(crate) pairs: Vec<Pair>,
-    /// NUMA nodes.
+    /// Number of NUMA nodes.
     pub(crate) nodes: Option<usize>,
-    /// Whether this is a virtual machine, whose PCI tree may not be the metal's. None: it cannot be told.
+    /// `true` for a virtual machine, whose PCI tree may differ from the hardware's. `None`:
+    /// unknown.
     pub(crate) is_virtual: Option<bool>,
-    /// Why it could not be seen which RDMA device a Data Direct function belongs to.
+    /// Why the RDMA device of a Data Direct function could not be found.
     pub(crate) data_direct_unseen: Option<Unseen>,
-    /// Devices that sysfs lists and that could not be looked at.
+    /// Devices that sysfs lists but that could not be read.
     pub(crate) unread: Vec<Unread>,
 }
 
 const NVIDIA: u16 = 0x10de;
 
-/// QEMU's `ivshmem`: where the test VM's stand-in GPU is (`tests/gpu/pci.c`).
+/// QEMU's `ivshmem`, the test VM's stand-in GPU (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
 
-/// GPUs whose memory is part of the processor's: those of Linux's `drivers/vfio/pci/nvgrace-gpu/main.c` (GH200, GB200,
-/// GB300).
+/// GPUs whose memory is part of the processor's (GH200, GB200, GB300), as in Linux's
+/// `drivers/vfio/pci/nvgrace-gpu/main.c`.
 const COHERENT: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 impl Machine {
-    /// Looks at all of it. Fails where PCI itself cannot be seen.
+    /// Reads the whole machine. Fails if PCI cannot be read.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         let mut machine = Self {
             nodes: nodes(host),
@@ -203,7 +209,7 @@ impl Machine {
             more.extend(function.physical);
         }
         for at in more {
-            // A check that needs the function reports that it is not visible.
+            // A check that needs the function reports it as not visible.
             let _ = machine.look_at(host, at);
         }
         let assigned = data_direct::assign(host, &machine.functions, &mut machine.hcas);
@@ -217,7 +223,7 @@ impl Machine {
             let _ = machine.look_at(host, at);
         }
         if machine.nodes.is_none_or(|nodes| nodes > 1) {
-            // The kernel then lists all processors there are.
+            // For an unknown node, the kernel lists all processors.
             for function in machine.functions.values_mut() {
                 function.cpus = function.cpus.take().filter(|_| function.numa.is_some());
             }
@@ -233,17 +239,18 @@ impl Machine {
         Ok(())
     }
 
-    /// Looks at what may be one end of a path: reading all of config space of every function takes long on large
-    /// machines. Fails where that cannot be told, or the end cannot be read.
+    /// Reads the function at `at` if it may be one end of a path. Reading the config space of every
+    /// function takes long on large machines. Fails if the class cannot be read, or if the end
+    /// itself cannot.
     fn look_if_wanted(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
         let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES));
         let is = |file: &str, wanted: u16| number(file) == Ok(u64::from(wanted));
         let wanted = match number("class")? >> 16 {
-            // Networks, displays.
+            // Network and display controllers.
             0x02 | 0x03 => true,
-            // Memory.
+            // Memory controllers.
             0x05 => is("vendor", STAND_IN.0),
-            // Data Direct, of whatever class it is.
+            // Data Direct may have any class.
             _ => {
                 let (vendor, device) = pci::DATA_DIRECT;
                 is("vendor", vendor) && is("device", device)
@@ -287,18 +294,18 @@ impl Machine {
         matches!(self.nodes, Some(0 | 1))
     }
 
-    /// The GPU at an address.
+    /// Returns the GPU at an address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.at == at)
     }
 
-    /// The RDMA device of a name.
+    /// Returns the RDMA device of this name.
     pub(crate) fn hca(&self, name: &str) -> Option<&Hca> {
         self.hcas.iter().find(|hca| hca.name == name)
     }
 
-    /// The same RDMA device as another machine's, or as this one's at another time: names may come in another order
-    /// after a boot, and addresses do not.
+    /// Returns this machine's counterpart of an RDMA device from another machine or another time.
+    /// Names may change at a boot, addresses do not.
     pub(crate) fn same_hca(&self, hca: &Hca) -> Option<&Hca> {
         let mut hcas = self.hcas.iter();
         let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
@@ -308,14 +315,14 @@ impl Machine {
         })
     }
 
-    /// A GPU with an RDMA device.
+    /// Returns the pair of a GPU and an RDMA device.
     pub(crate) fn pair_of(&self, gpu: Address, hca: &str) -> Option<&Pair> {
         self.pairs
             .iter()
             .find(|pair| pair.gpu == gpu && pair.hca == hca)
     }
 
-    /// The pairs of a GPU, which stand together.
+    /// Returns the pairs of a GPU, which are adjacent.
     pub(crate) fn pairs_of(&self, gpu: Address) -> &[Pair] {
         let first = self.pairs.partition_point(|pair| pair.gpu < gpu);
         let rest = self.pairs.get(first..).unwrap_or_default();
@@ -323,7 +330,8 @@ impl Machine {
         rest.get(..count).unwrap_or_default()
     }
 
-    /// GPUs and RDMA devices that are virtual functions, by what people call them, and the physical functions.
+    /// Returns the GPUs and RDMA devices that are virtual functions, by name, each with its
+    /// physical function.
     pub(crate) fn virtual_functions(&self) -> Vec<(String, Address)> {
         let physical = |at: Address| self.functions.get(&at)?.physical;
         let gpus = self
@@ -336,8 +344,8 @@ impl Machine {
             .collect()
     }
 
-    /// NICs (an address without its function) that have several RDMA devices of their own, or several ports. Virtual
-    /// functions do not count.
+    /// Returns the NICs (addresses without the function) with several RDMA devices of their own, or
+    /// several ports. Virtual functions do not count.
     pub(crate) fn nics_of_several(&self) -> Vec<String> {
         let mut nics: BTreeMap<String, usize> = BTreeMap::new();
         for hca in &self.hcas {
@@ -353,7 +361,7 @@ impl Machine {
         nics.into_keys().collect()
     }
 
-    /// The function at an address, or the physical one of a virtual function's.
+    /// Returns the function at an address. For a virtual function, returns the physical one.
     pub(crate) fn physical(&self, at: Address) -> Option<&Function> {
         let function = self.functions.get(&at)?;
         match function.physical {
@@ -362,8 +370,8 @@ impl Machine {
         }
     }
 
-    /// What the link of a function could carry, in millions of bits a second; 0: unknown. A virtual function has the
-    /// physical one's.
+    /// Returns the best bandwidth of a function's link, in Mb/s, or 0 if unknown. A virtual
+    /// function has the link of the physical one.
     fn megabits(&self, at: Address) -> u64 {
         let link = self
             .physical(at)
@@ -371,14 +379,15 @@ impl Machine {
         link.map_or(0, |link| link.most.megabits())
     }
 
-    /// The links on the way from a function up to its root port, the function's own first.
+    /// Returns the links from a function up to its root port, starting with the function's own.
     pub(crate) fn links(&self, at: Address) -> Vec<Segment> {
         let Some(function) = self.physical(at) else {
             return Vec::new();
         };
         let mut way = function.above.clone();
         way.push(function.at);
-        // A root port and what hangs on it, a downstream port and what hangs on it, …: inside a switch is no link.
+        // Links join a root port or downstream port with the function below it. Ports inside a
+        // switch have no link.
         let mut segments: Vec<Segment> = way
             .chunks_exact(2)
             .filter_map(|ends| match ends {
@@ -390,8 +399,8 @@ impl Machine {
         segments
     }
 
-    /// The link of a device to the port above it, as it is and as both ends can be. In a virtual machine no port may be
-    /// above it: then what the device says of itself.
+    /// Returns the link between a device and the port above it. A virtual machine may show no port
+    /// above the device. The link is then what the device itself reports.
     pub(crate) fn link(&self, at: Address) -> Option<Link> {
         match self.links(at).first() {
             Some(segment) => Some(Link {
@@ -442,7 +451,7 @@ impl Machine {
         pairs
     }
 
-    /// The class of the path between two functions.
+    /// Returns the class of the path between two functions.
     pub(crate) fn class(&self, one: &Function, other: &Function) -> Class {
         let alike = one.shared(other);
         let below = |function: &Function| function.above.len().saturating_sub(alike);
@@ -450,7 +459,7 @@ impl Machine {
             0 if one.root == other.root => Class::Phb,
             0 => match (one.numa, other.numa) {
                 (Some(a), Some(b)) if a == b => Class::Node,
-                // The firmware says nothing where there is one node.
+                // On a machine with one node, the firmware reports none.
                 _ if self.has_one_node() => Class::Node,
                 _ => Class::Sys,
             },
@@ -459,12 +468,13 @@ impl Machine {
         }
     }
 
-    /// The class of the path between two RDMA devices. None: one of them is not on PCI.
+    /// Returns the class of the path between two RDMA devices, or `None` if one of them is not on
+    /// PCI.
     pub(crate) fn class_of_hcas(&self, one: &Hca, other: &Hca) -> Option<Class> {
         self.class_of(one.at?, other.at?)
     }
 
-    /// The class of the path between two functions. None: one of them was not looked at.
+    /// Returns the class of the path between two functions, or `None` if one of them was not read.
     pub(crate) fn class_of(&self, one: Address, other: Address) -> Option<Class> {
         let function = |at: Address| self.functions.get(&at);
         Some(self.class(function(one)?, function(other)?))
@@ -472,7 +482,8 @@ impl Machine {
 
     fn pair(&self, gpu: &Gpu, hca: &Hca) -> Pair {
         let own = self.pair_by(gpu, hca, hca.at);
-        // Only below a common switch: of memory elsewhere nvidia.ko gives no address for PCI (nv-dmabuf.c).
+        // Data Direct needs a common switch: for memory elsewhere, nvidia.ko gives no PCI address
+        // (nv-dmabuf.c).
         let direct = hca.data_direct.map(|at| Pair {
             own: Some(Box::new(own.clone())),
             ..self.pair_by(gpu, hca, Some(at))
@@ -480,7 +491,7 @@ impl Machine {
         direct.filter(|pair| pair.meet.is_some()).unwrap_or(own)
     }
 
-    /// By one of the RDMA device's functions.
+    /// Returns the pair with `nic`, one of the RDMA device's functions.
     fn pair_by(&self, gpu: &Gpu, hca: &Hca, nic: Option<Address>) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,
@@ -509,7 +520,7 @@ impl Machine {
         pair.class = Some(self.class(one, other));
         pair.bridges = up.into_iter().rev().chain(down).collect();
         pair.megabits = match other.is_data_direct() {
-            // It is in one chip with the switch: there is no link.
+            // Data Direct is on one chip with the switch, without a link.
             true => self.megabits(gpu.at),
             false => self.megabits(gpu.at).min(self.megabits(other.at)),
         };
@@ -517,25 +528,25 @@ impl Machine {
     }
 }
 
-/// Finds the BAR that NVIDIA calls BAR1, assigned or not. BAR 0 has the registers and takes two numbers where it is 64-bit,
-/// so that BAR1 is number 1 or 2. What comes after that is no memory of the GPU's.
+/// Returns the BAR that NVIDIA calls BAR1, assigned or not. BAR 0 has the registers. A 64-bit BAR 0
+/// takes two numbers, which makes BAR1 number 2 instead of 1. Later BARs are not GPU memory.
 fn bar1(function: &Function) -> Option<pci::Bar> {
     let bars = function.bars.iter().flatten();
     let mut large = bars.filter(|bar| bar.is_64_bit && bar.is_prefetchable);
     large.find(|bar| is_bar1(bar)).copied()
 }
 
-/// Returns `true` for the numbers that BAR1 may have.
+/// Returns `true` if BAR1 may have this number.
 pub(crate) fn is_bar1(bar: &pci::Bar) -> bool {
     matches!(bar.index, 1 | 2)
 }
 
 fn is_stand_in(function: &Function) -> bool {
-    // Shared memory for other purposes has other drivers, or none.
+    // Other uses of shared memory have another driver, or none.
     (function.vendor, function.device) == STAND_IN && function.driver.as_deref() == Some("nvidia")
 }
 
-/// What nvidia.ko says of a GPU.
+/// nvidia.ko's information about a GPU.
 #[derive(Default)]
 struct Information {
     model: Option<String>,
@@ -559,7 +570,7 @@ impl Information {
     }
 }
 
-/// As nvidia.ko names it, or the list of PCI ids, or by its numbers.
+/// Returns the name from nvidia.ko, else from the list of PCI IDs, else the numeric IDs.
 fn name_of_gpu(function: &Function, model: Option<String>) -> String {
     let (vendor, device) = (function.vendor, function.device);
     if is_stand_in(function) {
@@ -572,7 +583,7 @@ fn name_of_gpu(function: &Function, model: Option<String>) -> String {
         .unwrap_or_else(|| format!("{vendor:04x}:{device:04x}"))
 }
 
-/// How many NUMA nodes there are.
+/// Returns the number of NUMA nodes.
 fn nodes(host: &dyn Host) -> Option<usize> {
     let is_node = |name: &&String| {
         let number = name.strip_prefix("node");
@@ -580,14 +591,14 @@ fn nodes(host: &dyn Host) -> Option<usize> {
     };
     match host.names("/sys/devices/system/node") {
         Ok(names) => Some(names.iter().filter(is_node).count()),
-        // A kernel without NUMA has no such directory.
+        // A kernel without NUMA does not have this directory.
         Err(Unseen::Absent) => Some(1),
         Err(_) => None,
     }
 }
 
-/// Whether a hypervisor says that it is there: on x86 the processor has a flag for it, elsewhere the firmware's name
-/// tells.
+/// Returns `true` if a hypervisor announces itself: by a processor flag on x86, by the firmware's
+/// name elsewhere.
 fn is_virtual(host: &dyn Host) -> Option<bool> {
     const HYPERVISORS: [&str; 9] = [
         "QEMU",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! PCI functions as sysfs shows them: `Documentation/ABI/testing/sysfs-bus-pci`.
+//! PCI functions in sysfs (`Documentation/ABI/testing/sysfs-bus-pci`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use super::config::{Config, Express, PortType};
 use crate::host;
 use crate::host::{Host, Seen, Unseen};
 
-/// Domain, bus, device and function.
+/// PCI address: domain, bus, device and function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Address {
     pub(crate) domain: u32,
@@ -29,7 +29,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// It is no address of a PCI function.
+/// A string that is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no PCI address such as 0000:3b:00.0")]
 pub(crate) struct NoAddress(String);
@@ -37,7 +37,8 @@ pub(crate) struct NoAddress(String);
 impl FromStr for Address {
     type Err = NoAddress;
 
-    /// As sysfs writes it; without a domain it is 0000, as in lspci. NVML's eight digits of domain are taken, too.
+    /// Parses the format of sysfs. The default domain is 0000, as in lspci. Domains of eight
+    /// digits, as in NVML, are valid too.
     fn from_str(text: &str) -> Result<Self, NoAddress> {
         let wrong = || NoAddress(text.to_owned());
         let hex = |digits: &str, most: u32| {
@@ -63,54 +64,54 @@ impl FromStr for Address {
 /// Speed and width of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rate {
-    /// In tenths of GT/s: 160 is 16.0 GT/s. 0: unknown to the kernel.
+    /// Speed in tenths of GT/s: 160 is 16.0 GT/s. 0: unknown to the kernel.
     pub(crate) speed: u32,
-    /// Lanes. 0: no link.
+    /// Number of lanes. 0: no link.
     pub(crate) width: u32,
 }
 
-/// A link as it is, and as this end of it can be.
+/// A link: its current state, and the best that this end supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) now: Rate,
     pub(crate) most: Rate,
 }
 
-/// A base address register with something behind it.
+/// A base address register that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bar {
-    /// 0 to 5.
+    /// Number of the BAR, 0 to 5.
     pub(crate) index: usize,
-    /// In bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     pub(crate) is_64_bit: bool,
     pub(crate) is_prefetchable: bool,
-    /// `false`: the kernel found no address for it.
+    /// `false` if the kernel found no address for the BAR.
     pub(crate) is_assigned: bool,
 }
 
-/// One PCI function.
+/// A PCI function.
 #[derive(Debug, Clone)]
 pub(crate) struct Function {
     pub(crate) at: Address,
     pub(crate) vendor: u16,
     pub(crate) device: u16,
-    /// Base class, subclass, programming interface: 0x020700 is InfiniBand.
+    /// Base class, subclass and programming interface: 0x020700 is InfiniBand.
     pub(crate) class: u32,
-    /// The host bridge's directory: `pci0000:00`.
+    /// Directory of the host bridge: `pci0000:00`.
     pub(crate) root: String,
-    /// The bridges above it, from the root port down to the one that it hangs on.
+    /// Bridges above the function, from the root port downwards.
     pub(crate) above: Vec<Address>,
-    /// Of the memory that is near; none: the machine has one node, or the firmware does not say.
+    /// NUMA node of the function. `None`: the machine has one node, or the firmware reports none.
     pub(crate) numa: Option<u32>,
-    /// Processors that are near, as the kernel lists them: `0-55,112-167`.
+    /// Near processors, in the kernel's format: `0-55,112-167`.
     pub(crate) cpus: Option<String>,
     pub(crate) driver: Option<String>,
     pub(crate) link: Seen<Link>,
     pub(crate) bars: Seen<Vec<Bar>>,
     pub(crate) config: Seen<Config>,
     pub(crate) iommu_group: Seen<u32>,
-    /// Of a virtual function: the physical one.
+    /// Physical function, for a virtual function.
     pub(crate) physical: Option<Address>,
 }
 
@@ -121,9 +122,10 @@ impl serde::Serialize for Address {
 }
 
 impl Rate {
-    /// In millions of bits a second, one way, without the line's coding; 0: not known.
+    /// Returns the bandwidth in one direction without line coding, in Mb/s. 0: unknown.
     pub(crate) fn megabits(self) -> u64 {
-        // 8b/10b up to 5 GT/s, 128b/130b from 8 GT/s on; 64 GT/s has flits of 242 bytes of 256.
+        // 8b/10b up to 5 GT/s, 128b/130b from 8 GT/s. 64 GT/s uses flits with 242 bytes of payload
+        // in 256.
         let lane = match self.speed {
             0..=50 => u64::from(self.speed) * 100 * 8 / 10,
             51..=320 => u64::from(self.speed) * 100 * 128 / 130,
@@ -146,7 +148,7 @@ impl fmt::Display for Rate {
 impl FromStr for Rate {
     type Err = String;
 
-    /// As it is written: `32.0 GT/s x16`.
+    /// Parses `32.0 GT/s x16`.
     fn from_str(text: &str) -> Result<Self, String> {
         let rate = text.split_once(" x").and_then(|(before, lanes)| {
             Some(Self {
@@ -161,20 +163,20 @@ impl FromStr for Rate {
 /// Mellanox, now NVIDIA Networking.
 pub(crate) const MELLANOX: u16 = 0x15b3;
 
-/// Vendor and device of ConnectX-8's Data Direct function.
+/// Vendor and device ID of ConnectX-8's Data Direct function.
 pub(crate) const DATA_DIRECT: (u16, u16) = (MELLANOX, 0x2100);
 
-/// Where sysfs lists all functions.
+/// Directory of all functions in sysfs.
 pub(crate) const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// Flags of the kernel's `struct resource`, as its `ioport.h` has them.
+/// Flags of the kernel's `struct resource`, from `ioport.h`.
 const MEMORY: u64 = 0x200;
 const PREFETCHABLE: u64 = 0x2000;
 const IS_64_BIT: u64 = 0x10_0000;
-/// `IORESOURCE_UNSET`: the size is known, and no address was found.
+/// `IORESOURCE_UNSET`: a BAR of known size without an address.
 const UNSET: u64 = 0x2000_0000;
 
-/// The addresses in a path under `/sys/devices`, after the last host bridge, which comes first.
+/// Returns the last host bridge in a path below `/sys/devices`, and the addresses after it.
 pub(crate) fn way(path: &str) -> Option<(String, Vec<Address>)> {
     let mut root = None;
     let mut addresses = Vec::new();
@@ -183,7 +185,7 @@ pub(crate) fn way(path: &str) -> Option<(String, Vec<Address>)> {
             root = Some(name.to_owned());
             addresses.clear();
         } else if root.is_some() {
-            // `0000:3b:00.0` alone: other names have no such form.
+            // Only full addresses such as `0000:3b:00.0` count.
             if let (12.., Ok(address)) = (name.len(), name.parse()) {
                 addresses.push(address);
             }
@@ -192,7 +194,7 @@ pub(crate) fn way(path: &str) -> Option<(String, Vec<Address>)> {
     root.map(|root| (root, addresses))
 }
 
-/// `16.0 GT/s PCIe`, in tenths of GT/s; 0 for what is unknown.
+/// Parses `16.0 GT/s PCIe` into tenths of GT/s. Returns 0 for an unknown speed.
 fn speed(text: &str) -> u32 {
     let figure = text.split_whitespace().next().unwrap_or_default();
     let (whole, tenths) = figure.split_once('.').unwrap_or((figure, "0"));
@@ -201,16 +203,18 @@ fn speed(text: &str) -> u32 {
     whole.saturating_mul(10).saturating_add(tenths.unwrap_or(0))
 }
 
-/// 0 for what is unknown, which the kernel writes as 255, or 63 or 0 where there is no link.
+/// Parses the width. Returns 0 for an unknown width. The kernel writes that as 255, or as 63 or 0
+/// if there is no link.
 fn width(text: &str) -> u32 {
     let lanes = text.parse().ok();
     lanes.filter(|lanes| (1..=32).contains(lanes)).unwrap_or(0)
 }
 
-/// Number of BARs of a function, each a line of `resource`.
+/// Number of BARs of a function. Each has a line in `resource`.
 const BARS: usize = 6;
 
-/// Reads the first six lines of `resource`: first and last address, flags. Fails where lines are missing.
+/// Parses the first six lines of `resource`: first address, last address, flags. Fails if lines are
+/// missing.
 fn bars_of(text: &str) -> Seen<Vec<Bar>> {
     match text.lines().count() {
         BARS.. => Ok(bars(text)),
@@ -236,7 +240,7 @@ fn bars(text: &str) -> Vec<Bar> {
                 size,
                 is_64_bit: flags & IS_64_BIT != 0,
                 is_prefetchable: flags & PREFETCHABLE != 0,
-                // No BAR has the address 0, which is memory of the processor.
+                // Address 0 belongs to the processor's memory. No BAR has it.
                 is_assigned: flags & UNSET == 0 && start != 0,
             });
         }
@@ -245,7 +249,7 @@ fn bars(text: &str) -> Vec<Bar> {
 }
 
 impl Function {
-    /// Looks at one. Fails where it is not there, or says not even what it is.
+    /// Reads a function. Fails if the function does not exist, or if its identity cannot be read.
     pub(crate) fn scan(host: &dyn Host, at: Address) -> Seen<Self> {
         let own = |file: &str| format!("{DEVICES}/{at}/{file}");
         let identity = |file: &str| {
@@ -257,7 +261,7 @@ impl Function {
         let real = host.resolved(&format!("{DEVICES}/{at}"))?;
         let (root, mut above) = way(&real)
             .ok_or_else(|| Unseen::Failed(format!("{real} is below no PCI host bridge")))?;
-        // The last is the function itself.
+        // The last address is that of the function itself.
         above.pop();
         let rate = |speed_file: &str, width_file: &str| -> Seen<Rate> {
             Ok(Rate {
@@ -300,7 +304,7 @@ impl Function {
         })
     }
 
-    /// How many bridges are above both this one and another, the highest first.
+    /// Returns the number of bridges above both functions.
     pub(crate) fn shared(&self, other: &Self) -> usize {
         let both = self.above.iter().zip(&other.above);
         match self.root == other.root {
@@ -309,28 +313,28 @@ impl Function {
         }
     }
 
-    /// Returns the BARs that the kernel found no address for.
+    /// Returns the BARs without an address.
     pub(crate) fn unassigned(&self) -> impl Iterator<Item = &Bar> {
         let bars = self.bars.iter().flatten();
         bars.filter(|bar| !bar.is_assigned)
     }
 
-    /// Returns `true` if the function does not answer: its config space reads as ones.
+    /// Returns `true` if the function does not answer: its config space reads as all ones.
     pub(crate) fn is_silent(&self) -> bool {
         self.config.as_ref().is_ok_and(Config::is_silent)
     }
 
-    /// Its config space, or why there is none.
+    /// Returns the config space, or why it could not be read.
     pub(crate) fn config(&self) -> Seen<&Config> {
         self.config.as_ref().map_err(Clone::clone)
     }
 
-    /// Whether it is ConnectX-8's Data Direct function.
+    /// Returns `true` for ConnectX-8's Data Direct function.
     pub(crate) fn is_data_direct(&self) -> bool {
         (self.vendor, self.device) == DATA_DIRECT
     }
 
-    /// What kind of bridge it is, as far as that can be seen.
+    /// Returns the kind of bridge, as far as known.
     pub(crate) fn kind_of_bridge(&self) -> &'static str {
         match self.express().map(|express| express.port) {
             Ok(PortType::RootPort) => "root port",
@@ -340,13 +344,13 @@ impl Function {
         }
     }
 
-    /// The PCI Express capability. [`Unseen::Absent`]: conventional PCI.
+    /// Returns the PCI Express capability, or [`Unseen::Absent`] for conventional PCI.
     pub(crate) fn express(&self) -> Seen<Express> {
         self.config()?.express()
     }
 }
 
-/// The last name in a path.
+/// Returns the last component of a path.
 fn last(path: &str) -> Option<&str> {
     path.rsplit('/').find(|name| !name.is_empty())
 }

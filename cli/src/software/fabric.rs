@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! NVIDIA's fabric manager, which sets up NVSwitches: the fact [`FabricManager`](crate::host::Fact::FabricManager).
+//! NVIDIA's fabric manager, which configures NVSwitches: the fact
+//! [`FabricManager`](crate::host::Fact::FabricManager).
 
 use crate::host::{Fact, Host, Seen, Unseen};
 use crate::machine::pci;
 
-/// Name of the process, which the kernel cuts off after 15 bytes.
+/// Name of the process. The kernel truncates it to 15 bytes.
 const PROCESS: &str = "nv-fabricmanage";
 
-/// PCI class of an NVSwitch: a bridge of no other kind.
+/// PCI class of an NVSwitch: "other bridge".
 const BRIDGE: u64 = 0x0680;
 const NVIDIA: u64 = 0x10de;
 
@@ -27,9 +28,9 @@ pub(crate) fn switches(host: &dyn Host) -> usize {
     names.iter().filter(is_switch).count()
 }
 
-/// The fact, of this machine: `running` or `not running`.
+/// Returns the fact for this machine: `running` or `not running`.
 pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
-    // In a PID namespace of its own a container does not see the host's services.
+    // A container with its own PID namespace does not see the host's services.
     if host.text("/proc/2/comm").as_deref() != Ok("kthreadd") {
         return Err(Unseen::Failed(
             "the machine's processes are not visible from this PID namespace".to_owned(),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the ELF files of the peer-memory module, and of the modules that it calls, say before anything is loaded: the
-//! fact [`ModuleFiles`](crate::host::Fact::ModuleFiles) as JSON.
+//! ELF files of the peer-memory module and of the modules that it calls, read before anything is
+//! loaded: the fact [`ModuleFiles`](crate::host::Fact::ModuleFiles), as JSON.
 //!
-//! Sections and symbols by kbuild's `modpost` and the kernel's `kernel/module/version.c`, as libkmod reads them.
+//! Sections and symbols are those of kbuild's `modpost` and the kernel's `kernel/module/version.c`.
+//! libkmod reads the same ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,21 +23,22 @@ use super::REGISTER;
 use crate::host::recording::Recorded;
 use crate::host::{Fact, Host, Seen, Unseen};
 
-/// Of one file, decompressed, in bytes. The proprietary nvidia.ko has about 100 MB.
+/// Upper bound on the decompressed size of a file, in bytes. The proprietary nvidia.ko has about
+/// 100 MB.
 const LONGEST: u64 = 256 << 20;
-/// How much of it is decompressed at once, in bytes.
+/// Number of bytes to decompress at a time.
 const PIECE: usize = 1 << 16;
-/// The dictionary that the kernel's build has `xz` take, and that of `xz -9`, in bytes.
+/// Dictionary sizes of `xz` in bytes: in the kernel's build, and with `xz -9`.
 const DICTIONARY: usize = 1 << 20;
 const LARGEST_DICTIONARY: usize = 64 << 20;
 
-/// Behind a module that is signed (`scripts/sign-file.c`).
+/// End of a signed module (`scripts/sign-file.c`).
 const SIGNATURE: &[u8] = b"~Module signature appended~\n";
 
-/// Of one entry of `__versions`: a CRC as `unsigned long`, and the name in the rest.
+/// Size of an entry of `__versions`, in bytes: a CRC as `unsigned long`, then the name.
 const VERSION: usize = 64;
 
-/// The file that modprobe would load, and those of ib_core, ib_uverbs and nvidia.ko.
+/// The file that modprobe would load, and the files of ib_core, ib_uverbs and nvidia.ko.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Files {
@@ -47,27 +49,27 @@ pub(crate) struct Files {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct File {
-    /// Below the modules' directory.
+    /// Path below the modules' directory.
     pub(crate) path: String,
-    /// Why nothing else is known.
+    /// Why the rest is unknown.
     pub(crate) unread: Option<String>,
-    /// What the kernel calls it: Debian's `nvidia-current-open.ko` is `nvidia`.
+    /// Name in the kernel: `nvidia` for Debian's `nvidia-current-open.ko`.
     pub(crate) name: Option<String>,
     pub(crate) vermagic: Option<String>,
-    /// A checksum of its sources, which a loaded module has in sysfs.
+    /// Checksum of the sources. A loaded module has it in sysfs.
     pub(crate) srcversion: Option<String>,
     pub(crate) is_signed: bool,
-    /// Beside which nvidia.ko a peermem-rs was built: nothing for the open one.
+    /// Flavour of nvidia.ko that peermem-rs was built for. `None`: the open one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) driver_flavour: Option<String>,
-    /// Undefined symbols, each with the CRC that it was built with, if the kernel compares CRCs.
+    /// Undefined symbols, each with its CRC at build time if the kernel compares CRCs.
     pub(crate) needs: BTreeMap<String, Option<u32>>,
-    /// Of what the module needs.
+    /// Exported symbols that the module needs, each with its CRC.
     pub(crate) exports: BTreeMap<String, Option<u32>>,
 }
 
 impl Files {
-    /// None: modprobe has no such module.
+    /// Returns `None` if modprobe has no such module.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Option<Self>> {
         match Self::of(host) {
             Ok(files) => Ok(Some(files)),
@@ -81,7 +83,7 @@ impl Recorded for Files {
     const FACT: Fact = Fact::ModuleFiles;
     const MISREAD: &'static str = "the modules' files";
 
-    /// The exporter asks each time, and files seldom change.
+    /// Caches the last result, because the exporter asks each time and files seldom change.
     fn ask(host: &dyn Host) -> Seen<Self> {
         static LAST: Mutex<Option<(Vec<Stamp>, Files)>> = Mutex::new(None);
         let kernel = host.text("/proc/sys/kernel/osrelease")?;
@@ -111,12 +113,12 @@ impl Recorded for Files {
     }
 }
 
-/// Paths in `modules.dep` are below the modules' directory, or absolute.
+/// Returns the full path. Paths in `modules.dep` are absolute, or below the modules' directory.
 fn place(directory: &str, path: &str) -> PathBuf {
     Path::new(directory).join(path)
 }
 
-/// A file's path, length and time of change.
+/// Path, length and modification time of a file.
 type Stamp = (String, u64, Option<SystemTime>);
 
 fn stamp(directory: &str, path: &str) -> Option<Stamp> {
@@ -124,13 +126,14 @@ fn stamp(directory: &str, path: &str) -> Option<Stamp> {
     Some((path.to_owned(), about.len(), about.modified().ok()))
 }
 
-/// Of `modules.dep`: the peer-memory module first, then what it calls. None where it has no such module.
+/// Returns paths from `modules.dep`: the peer-memory module first, then the modules that it calls.
+/// Returns an empty list if there is no such module.
 fn paths(dependencies: &str) -> Vec<String> {
     let all = || dependencies.lines().filter_map(|line| line.split_once(':'));
     let Some((module, needs)) = all().find(|(path, _)| super::is_peermem(path)) else {
         return Vec::new();
     };
-    // Vendors of other NICs bring peer memory as a module beside the kernel's own ib_core: ib_peer_mem.
+    // Some NIC vendors ship peer memory as a module beside the kernel's ib_core: ib_peer_mem.
     let is_core = |path: &&str| {
         matches!(
             stem(path),
@@ -146,20 +149,20 @@ fn paths(dependencies: &str) -> Vec<String> {
     paths.map(str::to_owned).collect()
 }
 
-/// A module's name by its file's.
+/// Returns the name of a module's file without `.ko` and later suffixes.
 pub(crate) fn stem(path: &str) -> Option<&str> {
     let (stem, _) = path.rsplit('/').next()?.split_once(".ko")?;
     Some(stem)
 }
 
-/// A module's file, decompressed.
+/// Returns the decompressed contents of a module's file.
 fn contents(directory: &str, path: &str) -> Result<Vec<u8>, String> {
     let file = fs::File::open(place(directory, path)).map_err(|error| error.to_string())?;
     decompressed(plain(file, LONGEST)?, LONGEST)
 }
 
-/// By the first bytes, as the kernel goes by them (`kernel/module/decompress.c`); an error where it has more than `most`
-/// bytes.
+/// Decompresses `bytes`. The first bytes decide the format, as in the kernel
+/// (`kernel/module/decompress.c`). Fails if the result has more than `most` bytes.
 fn decompressed(bytes: Vec<u8>, most: u64) -> Result<Vec<u8>, String> {
     if bytes.starts_with(b"\x28\xb5\x2f\xfd") {
         let decoder = ruzstd::decoding::StreamingDecoder::new(bytes.as_slice());
@@ -184,14 +187,14 @@ fn decompressed(bytes: Vec<u8>, most: u64) -> Result<Vec<u8>, String> {
 fn plain(decoder: impl Read, most: u64) -> Result<Vec<u8>, String> {
     let mut decoder = decoder.take(most.saturating_add(1));
     let mut plain = Vec::new();
-    // By pieces: a decoder would have all that `read_to_end` has room for in its own buffer, too.
+    // The piece is small, because a decoder's own buffer grows to the size of the target buffer.
     let mut piece = [0; PIECE];
     loop {
         match decoder
             .read(&mut piece)
             .map_err(|error| error.to_string())?
         {
-            // What was cut off would look as if it had fewer symbols.
+            // A truncated file would seem to have fewer symbols.
             0 if decoder.limit() == 0 => return Err(format!("it has more than {most} bytes")),
             0 => return Ok(plain),
             count => plain.extend(piece.iter().take(count)),
@@ -208,7 +211,7 @@ impl File {
         }
     }
 
-    /// What a file says; `caller`: only what that one calls counts of its exports.
+    /// Parses a file. If there is a `caller`, keeps only the exports that `caller` needs.
     fn parse(path: &str, bytes: &[u8], caller: Option<&Self>) -> Self {
         let Ok(elf) = ElfFile64::<Endianness>::parse(bytes) else {
             return Self::unread(path, "it is no ELF file");
@@ -241,7 +244,7 @@ impl File {
         let Some(caller) = caller else {
             let versions = match section("__version_ext_names") {
                 [] => versions(section("__versions"), endian),
-                // The kernel looks at no others where there are these.
+                // If these exist, the kernel ignores `__versions`.
                 names => {
                     let crcs = section("__version_ext_crcs").chunks_exact(4);
                     let crcs = crcs.filter_map(|bytes| word(bytes, endian));
@@ -262,7 +265,8 @@ impl File {
             {
                 file.exports.entry(name.to_owned()).or_default();
             } else if let Some(name) = name.strip_prefix("__crc_").filter(|name| is_wanted(name)) {
-                // Up to Linux 5.18 the symbol's value is the CRC; since then it says where the CRC is.
+                // Up to Linux 5.18, the symbol's value is the CRC. Later, it is the offset of the
+                // CRC.
                 let crc = match symbol.section() {
                     SymbolSection::Absolute => u32::try_from(symbol.address()).ok(),
                     SymbolSection::Section(index) => elf
@@ -279,7 +283,8 @@ impl File {
         file
     }
 
-    /// Returns whether this is a peermem-rs that was built for the proprietary nvidia.ko, or `None` if it was not read.
+    /// Returns `true` if peermem-rs was built for the proprietary nvidia.ko, or `None` if the file
+    /// was not read.
     pub(crate) fn is_for_proprietary(&self) -> Option<bool> {
         let flavour = self.driver_flavour.as_deref();
         self.unread
@@ -287,20 +292,20 @@ impl File {
             .then(|| flavour == Some("proprietary"))
     }
 
-    /// Whether it carries CRCs, so that the kernel goes by them and not by its release.
+    /// Returns `true` if the file has CRCs. The kernel then compares CRCs instead of its release.
     pub(crate) fn has_crcs(&self) -> bool {
         self.needs.values().any(Option::is_some)
     }
 }
 
-/// Texts that end with a zero each.
+/// Splits texts that end with a zero.
 fn strings(bytes: &[u8]) -> Vec<&str> {
     let texts = bytes.split(|byte| *byte == 0);
     let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
     texts.filter(|text| !text.is_empty()).collect()
 }
 
-/// The first four bytes.
+/// Returns the first four bytes as a number.
 fn word(bytes: &[u8], endian: Endianness) -> Option<u32> {
     let bytes = *bytes.first_chunk()?;
     Some(match endian {
@@ -309,14 +314,14 @@ fn word(bytes: &[u8], endian: Endianness) -> Option<u32> {
     })
 }
 
-/// Those of `__versions`.
+/// Parses `__versions`.
 fn versions(bytes: &[u8], endian: Endianness) -> BTreeMap<&str, u32> {
     let entry = |bytes: &[u8]| Some((word(bytes, endian)?, word(bytes.get(4..)?, endian)?));
     let mut found = BTreeMap::new();
     let mut rest = bytes;
     while let Some((first, second)) = entry(rest) {
-        // A CRC as `unsigned long`, so that half of it is zero; or, as some kernels of Ubuntu have it, the length of the
-        // entry and a CRC.
+        // Half of a CRC as `unsigned long` is zero. Some Ubuntu kernels write the length of the
+        // entry and a CRC of 32 bits instead.
         let (length, crc) = match (endian, first, second) {
             (Endianness::Little, crc, 0) | (Endianness::Big, 0, crc) => (VERSION, crc),
             (_, length, crc) => (usize::try_from(length).unwrap_or(usize::MAX), crc),
@@ -339,17 +344,17 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// Where a symbol is.
+    /// Place of a symbol.
     #[derive(Clone, Copy)]
     enum Place {
         Undefined,
         Absolute,
-        /// The index into the sections that are given.
+        /// Index of one of the given sections.
         In(u16),
     }
 
-    /// A file of ELF, 64 bits, little-endian, relocatable: the header, the sections' contents, symbols and names, and
-    /// the table of sections.
+    /// Returns a relocatable 64-bit little-endian ELF file: header, contents of the sections,
+    /// symbols and names, section table.
     fn elf(sections: &[(&str, &[u8])], symbols: &[(&str, Place, u64)]) -> Vec<u8> {
         let mut names = vec![0];
         let mut name = |text: &str| {
@@ -357,7 +362,8 @@ mod tests {
             names.extend(text.bytes().chain([0]));
             at
         };
-        // st_name, st_info, st_other, st_shndx, st_value, st_size; the first is empty.
+        // `st_name`, `st_info`, `st_other`, `st_shndx`, `st_value`, `st_size`. The first symbol is
+        // empty.
         let mut table = vec![0; 24];
         for (text, place, value) in symbols {
             let index = match place {
@@ -372,7 +378,7 @@ mod tests {
             table.extend([0; 8]);
         }
         let count = u16::try_from(sections.len()).unwrap();
-        // Name, type, contents, link, size of an entry.
+        // Name, type, contents, link, entry size.
         let mut headers: Vec<(u32, u32, &[u8], u32, u64)> = vec![(0, 0, &[], 0, 0)];
         headers.extend(
             sections
@@ -384,7 +390,7 @@ mod tests {
         headers.push((names_at, 3, &names, 0, 0));
         let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
         file.resize(16, 0);
-        // ET_REL, EM_X86_64, EV_CURRENT; no entry, no program headers.
+        // `ET_REL`, `EM_X86_64`, `EV_CURRENT`, no entry point, no program headers.
         file.extend([1, 0, 62, 0, 1, 0, 0, 0]);
         file.resize(64, 0);
         let mut section_headers = Vec::new();
@@ -447,7 +453,7 @@ mod tests {
         assert!(file.has_crcs() && !file.is_signed);
         bytes.extend(SIGNATURE);
         assert!(File::parse("a.ko", &bytes, None).is_signed);
-        // Rust's names are longer than __versions takes.
+        // Rust's names are too long for `__versions`.
         let names = [REGISTER, "\0nvidia_p2p_get_pages\0"].concat();
         let extended: [(&str, &[u8]); 3] = [
             ("__versions", &versions),
@@ -459,7 +465,7 @@ mod tests {
         assert_eq!(crcs, [Some(1), Some(0x200)]);
     }
 
-    /// As some kernels of Ubuntu have them.
+    /// Entries as in some Ubuntu kernels.
     #[test]
     fn versions_of_any_length() {
         let entry = |crc: u32, name: &str| {
@@ -482,7 +488,7 @@ mod tests {
             file.needs[REGISTER]
         };
         assert_eq!(needs(&table.concat()), Some(0x00ab_cdef));
-        // Cut off, and an entry that ends before its name, beyond the table, or nowhere.
+        // A truncated entry, and entries that end before their name, after the table, or nowhere.
         let mut table = table.concat();
         assert_eq!(needs(&table[..table.len() - 40]), None);
         for length in [0, 7, 8, 1000, u32::MAX] {
@@ -520,7 +526,7 @@ mod tests {
         ];
         let exports = exports.map(|(name, crc)| (name.to_owned(), crc));
         assert_eq!(file.exports, exports.into());
-        // A kernel without CRCs; and one that lies beyond its section.
+        // A kernel without CRCs, and a CRC beyond the end of its section.
         for (symbols, crc) in [
             (&symbols[..1], None),
             (
@@ -551,7 +557,8 @@ mod tests {
         assert_eq!(paths("updates/dkms/nvidia.ko:\n"), [""; 0]);
     }
 
-    /// `printf peermem | zstd --no-check`, `xz --check=crc32 --lzma2=dict=1MiB`, `gzip -n`.
+    /// Output of `printf peermem | zstd --no-check`, `xz --check=crc32 --lzma2=dict=1MiB` and `gzip
+    /// -n`.
     const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd\x00\x58\x39\x00\x00peermem";
     const XZ: &[u8] = b"\xfd7zXZ\0\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x10\x00\x00\x00\xa8\x70\x8e\x86\x01\x00\x06\
         peermem\x00\x00\xe2\xdb\x5f\xd2\x00\x01\x1b\x07\x12\xeb\xd4\x17\x90\x42\x99\x0d\x01\x00\x00\x00\x00\x01YZ";
@@ -572,13 +579,13 @@ mod tests {
                 why,
                 format!("it is compressed ({format}): it has more than 6 bytes")
             );
-            // Cut off anywhere behind the bytes by which the format is known.
+            // Truncated at each byte after the magic number.
             for end in 6..bytes.len() {
                 let cut = decompressed(bytes[..end].to_vec(), LONGEST);
                 assert!(cut.is_err(), "{format} of {end} bytes: {cut:?}");
             }
         }
-        // Another checksum.
+        // A wrong checksum.
         let mut wrong = GZIP.to_vec();
         wrong[20] ^= 1;
         assert!(decompressed(wrong, LONGEST).is_err());

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs that PCI lists and NVML does not: nvidia.ko has such a GPU, and could not start it. In a container NVML lists what
-//! the container may open, and no more.
+//! GPUs that PCI lists and NVML does not: nvidia.ko is bound to the GPU but could not start it. In
+//! a container, NVML lists only the GPUs that the container may open.
 
 use crate::host::{Host, Seen};
 use crate::machine::{Gpu, Machine};
 use crate::nvml::Nvml;
 use crate::process::FIRST_NAMESPACE;
 
-/// The cgroup namespace that a machine boots with: `PROC_CGROUP_INIT_INO`.
+/// Initial cgroup namespace: `PROC_CGROUP_INIT_INO`.
 const FIRST_CGROUPS: &str = "cgroup:[4026531835]";
-/// Files and directories that container runtimes put there.
+/// Files and directories that container runtimes create.
 const MARKS: [&str; 4] = [
     "/.dockerenv",
     "/run/.containerenv",
     "/run/systemd/container",
     "/var/run/secrets/kubernetes.io",
 ];
-/// Parts of a cgroup's path: containers, and jobs of Slurm's, which has the kernel deny them other GPUs.
+/// Parts of the cgroup path of containers, and of Slurm's jobs. Slurm has the kernel deny a job the
+/// other GPUs.
 const CGROUPS: [&str; 8] = [
     "/docker/",
     "docker-",
@@ -28,14 +29,15 @@ const CGROUPS: [&str; 8] = [
     "/job_",
 ];
 
-/// Returns `true` if this process is seen to be in a container, or in a job whose devices are limited.
+/// Returns `true` if this process is known to run in a container, or in a job with a limited set of
+/// devices.
 fn is_confined(host: &dyn Host) -> bool {
     let is_other = |link: &str, first: &str| host.link(link).is_ok_and(|says| says != first);
     let is_in_cgroup = |process: &str| {
         let path = host.text(&format!("/proc/{process}/cgroup"));
         path.is_ok_and(|path| CGROUPS.iter().any(|part| path.contains(part)))
     };
-    // Container runtimes tell the first process.
+    // Container runtimes set this variable for the first process.
     let of_first = host.matching("/proc/1/environ", "container=");
     let is_told = |variables: String| {
         let mut variables = variables.split(['\0', '\n']);
@@ -48,15 +50,16 @@ fn is_confined(host: &dyn Host) -> bool {
         || of_first.is_ok_and(is_told)
 }
 
-/// Returns `true` if NVML may not list the GPU because this process may not open it.
+/// Returns `true` if NVML may omit the GPU because this process may not open it.
 pub(crate) fn is_withheld(host: &dyn Host, gpu: &Gpu) -> bool {
     let has = |name: &str| host.has(&format!("/dev/nvidia{name}"));
-    // A container has the device files of its GPUs, and that of the driver.
+    // A container has the device files of its GPUs, and the one of the driver.
     let lacks_file = |minor: u32| has(&minor.to_string()) == Ok(false) && has("ctl") == Ok(true);
     is_confined(host) || gpu.minor.is_some_and(lacks_file)
 }
 
-/// Returns `true` if NVML answers and does not list the GPU. GPUs that are given to virtual machines are not NVML's.
+/// Returns `true` if NVML answers and does not list the GPU. NVML never lists GPUs that are passed
+/// to virtual machines.
 pub(crate) fn is_unlisted(machine: &Machine, nvml: &Seen<Nvml>, gpu: &Gpu) -> bool {
     let function = machine.functions.get(&gpu.at);
     let driver = function.and_then(|function| function.driver.as_deref());

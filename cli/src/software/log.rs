@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernel's log: its records, and why the module was not loaded.
+//! The kernel log: its records, and why the module was not loaded.
 
 use crate::machine::pci::Address;
 
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Since boot, in seconds.
+    /// Time in seconds since boot.
     pub(crate) seconds: u64,
     pub(crate) text: String,
 }
 
 impl Record {
-    /// Returns how often such a line is in the log, when it was there last, and this last one.
+    /// Returns a text with the number of such lines, and the time and text of this last one.
     pub(crate) fn counted(&self, count: u64) -> String {
         let times = match count {
             1 => "once".to_owned(),
@@ -22,7 +22,7 @@ impl Record {
     }
 }
 
-/// The records of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`.
+/// Parses records of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`.
 pub(crate) fn parse(text: &str) -> Vec<Record> {
     let record = |line: &str| {
         let (front, text) = line.split_once(';')?;
@@ -35,9 +35,9 @@ pub(crate) fn parse(text: &str) -> Vec<Record> {
     text.lines().filter_map(record).collect()
 }
 
-/// The PCI addresses that a line names.
+/// Returns the PCI addresses in a line.
 pub(crate) fn addresses(line: &str) -> Vec<Address> {
-    // NVIDIA writes `PCI:0000:3b:00`, without a function, and old drivers leave out `PCI:`.
+    // NVIDIA writes `PCI:0000:3b:00`, without a function. Old drivers leave out `PCI:`.
     let nvidias = line.split_once("Xid (").and_then(|(_, rest)| {
         let (at, _) = rest.split_once(')')?;
         format!("{}.0", at.trim_start_matches("PCI:")).parse().ok()
@@ -47,31 +47,33 @@ pub(crate) fn addresses(line: &str) -> Vec<Address> {
     });
     words
         .map(|word| word.trim_matches([':', '.']))
-        // A time of day, say, has no full stop behind two colons, and a version no colon.
+        // A time of day has no full stop after two colons, and a version has no colon.
         .filter(|word| word.contains(':') && word.contains('.'))
         .filter_map(|word| word.parse().ok())
         .chain(nvidias)
         .collect()
 }
 
-/// Whether a line is about the peer-memory module, its own or the kernel's about it.
+/// Returns `true` if a line is about the peer-memory module. The line may come from the module or
+/// the kernel.
 pub(crate) fn is_of_module(line: &str) -> bool {
     line.starts_with("nvidia_peermem:") || line.starts_with("nvidia-peermem:")
 }
 
-/// Why the module was not loaded at the last try.
+/// Why the last attempt to load the module failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotLoaded<'a> {
     pub(crate) line: &'a str,
     pub(crate) advice: &'static str,
-    /// It was the file, which may be another since.
+    /// `true` if the file was to blame. It may have been replaced since.
     pub(crate) is_of_file: bool,
 }
 
-/// In seconds: what belongs to one try.
+/// Maximum age difference of lines from one attempt, in seconds.
 const ONE_TRY: u64 = 2;
 
-/// The line that tells it best: the kernel ends each of its own with "Unknown symbol".
+/// Returns the most telling line about the last attempt. The kernel ends its own lines with
+/// "Unknown symbol".
 pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
     let reported =
         |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));
@@ -94,15 +96,17 @@ pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
         .map(|(_, reported)| reported)
 }
 
-/// If the line is about what keeps the module from being loaded: how little it says, and how to fix it.
+/// If a line says why the module is not loaded, returns its rank (lower is more telling) and the
+/// fix.
 fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
-    // These name no module.
+    // These lines name no module.
     let unsigned = (line.contains("Loading of") && line.contains("is rejected"))
         || (line.contains("Lockdown:") && line.contains("unsigned module loading is restricted"));
     if unsigned {
         return Some((OF_LOADING.len(), UNSIGNED));
     }
-    // These are logged of a module that loads: by Linux beside the proprietary nvidia.ko, and by the module's revocable mode.
+    // These lines are about a module that loads. Linux logs the first beside the proprietary
+    // nvidia.ko, the module logs the second in revocable mode.
     let is_loaded = ["inheriting taint", "revocable mode needs"].map(|words| line.contains(words));
     if !is_of_module(line) || is_loaded.contains(&true) {
         return None;
@@ -119,12 +123,12 @@ const PROPRIETARY: &str =
     "build peermem-rs again beside this driver (x86-64), install NVIDIA's open kernel modules \
     (nvidia-open), or use NVIDIA's own nvidia-peermem";
 
-/// Words of a line that blames the file.
+/// Parts of lines that blame the file.
 const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
 
-/// Words of such a line, and how to fix it.
+/// Parts of lines about a failed load, each with the fix.
 const OF_LOADING: [(&str, &str); 12] = [
-    // Peer memory is in the one or in the other, and the second brings the first.
+    // Peer memory is in one of the two modules, and ib_uverbs loads ib_core.
     ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     (
@@ -256,7 +260,7 @@ mod tests {
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {
             let (rank, _) = why_not_loaded(line).expect(line);
-            // No more than what it is about is said of such a line by the last.
+            // Only the last entry means no more than "about this module".
             assert_ne!(rank, OF_LOADING.len() - 1, "{line}");
         }
         for line in [

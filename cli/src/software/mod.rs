@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What of a machine's software matters to GPUDirect RDMA: the modules, the driver, and what the kernel's log says of
-//! them.
+//! The software that matters to GPUDirect RDMA: modules, driver, and their lines in the kernel log.
 
 pub(crate) mod fabric;
 pub(crate) mod files;
@@ -11,36 +10,36 @@ pub(crate) mod verbs;
 use crate::host::{Fact, Host, Seen, Unseen};
 use crate::nvml::Nvml;
 
-/// Where the module shows itself.
+/// Directory of the module in sysfs.
 pub(crate) const MODULE: &str = "/sys/module/nvidia_peermem";
-/// By which a peer-memory module makes itself known.
+/// Function that registers a peer-memory module with ib_core.
 pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
 
-/// What of the software was seen.
+/// The software of a machine, as far as it could be read.
 #[derive(Debug)]
 pub(crate) struct Software {
-    /// The kernel's release: `6.8.0-45-generic`.
+    /// Release of the kernel: `6.8.0-45-generic`.
     pub(crate) kernel: Seen<String>,
-    /// `nvidia_peermem`; none: not loaded.
+    /// `nvidia_peermem`. `None`: not loaded.
     pub(crate) module: Seen<Option<Module>>,
-    /// The file that modprobe would load it from, below the modules' directory; none: there is no such file.
+    /// File that modprobe would load, below the modules' directory. `None`: there is no such file.
     pub(crate) installed: Seen<Option<String>>,
-    /// The module before NVIDIA's, nv_peer_mem, is loaded.
+    /// `true` if nv_peer_mem, the predecessor of NVIDIA's module, is loaded.
     pub(crate) has_forerunner: bool,
-    /// nvidia.ko; none: not loaded.
+    /// nvidia.ko. `None`: not loaded.
     pub(crate) driver: Seen<Option<Driver>>,
     pub(crate) symbols: Seen<Vec<Symbol>>,
     pub(crate) nvml: Seen<Nvml>,
     pub(crate) log: Seen<Vec<log::Record>>,
-    /// This process is root's. None: not known.
+    /// `true` if this process runs as root. `None`: unknown.
     pub(crate) is_root: Option<bool>,
 }
 
-/// The peer-memory module that is loaded.
+/// The loaded peer-memory module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Module {
     pub(crate) version: Option<String>,
-    /// peermem-rs; otherwise NVIDIA's.
+    /// `true` for peermem-rs, `false` for NVIDIA's module.
     pub(crate) is_ours: bool,
 }
 
@@ -48,20 +47,21 @@ pub(crate) struct Module {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Driver {
     pub(crate) version: Option<String>,
-    /// None: it could not be told.
+    /// `None`: unknown.
     pub(crate) is_open: Option<bool>,
 }
 
-/// A function of the kernel's.
+/// A function of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Symbol {
     pub(crate) name: String,
-    /// None: it is built in.
+    /// `None`: built into the kernel.
     pub(crate) module: Option<String>,
 }
 
 impl Software {
-    /// Looks at all of it, but for what takes long and few ask for: what the modules' files say ([`files::Files`]).
+    /// Reads all software except the modules' files ([`files::Files`]), which take long and few
+    /// callers need.
     pub(crate) fn scan(host: &dyn Host) -> Self {
         let kernel = host.text("/proc/sys/kernel/osrelease");
         Self {
@@ -77,36 +77,38 @@ impl Software {
         }
     }
 
-    /// The module that is loaded, where that is known.
+    /// Returns the loaded module, if known.
     pub(crate) fn loaded(&self) -> Option<&Module> {
         self.module.as_ref().ok().and_then(Option::as_ref)
     }
 
-    /// nvidia.ko, where that is known.
+    /// Returns nvidia.ko, if known.
     pub(crate) fn nvidia(&self) -> Option<&Driver> {
         self.driver.as_ref().ok().and_then(Option::as_ref)
     }
 
-    /// Whether modprobe would load peermem-rs: its file is called with an underscore, NVIDIA's with dashes.
+    /// Returns `true` if modprobe would load peermem-rs. Its file name has an underscore, NVIDIA's
+    /// has dashes.
     pub(crate) fn would_load_ours(&self) -> bool {
         let file = self.installed.as_ref().ok().and_then(Option::as_ref);
         file.is_some_and(|file| is_ours(file))
     }
 
-    /// Whether somebody wants the module here: peermem-rs is installed (NVIDIA's comes with every driver), or loading
-    /// one was tried.
+    /// Returns `true` if somebody wants the module here: peermem-rs is installed, or an attempt to
+    /// load a module was made. NVIDIA's module proves nothing, because it comes with every driver.
     pub(crate) fn is_wanted(&self) -> bool {
         let log = self.log.as_deref().unwrap_or_default();
         self.would_load_ours() || log::not_loaded(log).is_some()
     }
 
-    /// The function by which modules become clients. None: ib_core has none. An error: it cannot be told.
+    /// Returns the function that registers clients, or `None` if ib_core has none. Fails if that is
+    /// unknown.
     pub(crate) fn register(&self) -> Seen<Option<&Symbol>> {
         let symbols = self.symbols.as_ref().map_err(Unseen::clone)?;
         Ok(symbols.iter().find(|symbol| symbol.name == REGISTER))
     }
 
-    /// Whether it is known that ib_core has no peer memory.
+    /// Returns `true` if ib_core is known to have no peer memory.
     pub(crate) fn lacks_peer_memory(&self) -> bool {
         self.register() == Ok(None)
     }
@@ -118,7 +120,7 @@ impl Module {
             return Ok(None);
         }
         let version = host.text(&format!("{MODULE}/version")).ok();
-        // Its version says so, and so does a parameter that NVIDIA's has not.
+        // The version shows it, and so does a parameter that NVIDIA's module lacks.
         let says = version
             .as_ref()
             .is_some_and(|version| version.contains("-rs"));
@@ -129,7 +131,7 @@ impl Module {
         }))
     }
 
-    /// `nvidia_peermem 595.45.04-rs1 (peermem-rs)`.
+    /// Returns `nvidia_peermem 595.45.04-rs1 (peermem-rs)`.
     pub(crate) fn named(&self) -> String {
         let version = self.version.as_deref().unwrap_or("of unknown version");
         let whose = match self.is_ours {
@@ -139,7 +141,7 @@ impl Module {
         format!("nvidia_peermem {version} ({whose})")
     }
 
-    /// A parameter's value.
+    /// Returns the value of a parameter.
     pub(crate) fn parameter(host: &dyn Host, name: &str) -> Seen<String> {
         host.text(&format!("{MODULE}/parameters/{name}"))
     }
@@ -150,10 +152,10 @@ impl Driver {
         match host.text("/proc/driver/nvidia/version") {
             Ok(text) => Ok(Some(Self::parse(&text))),
             Err(Unseen::Absent) if !host.has("/sys/module/nvidia")? => Ok(None),
-            // Without its files in /proc, as in some containers.
+            // Some containers lack the driver's files in /proc.
             Err(Unseen::Absent) => Ok(Some(Self {
                 version: host.text("/sys/module/nvidia/version").ok(),
-                // TAINT_PROPRIETARY_MODULE.
+                // `TAINT_PROPRIETARY_MODULE`.
                 is_open: host
                     .text("/sys/module/nvidia/taint")
                     .ok()
@@ -163,7 +165,8 @@ impl Driver {
         }
     }
 
-    /// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build …`.
+    /// Parses `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
+    /// …`.
     fn parse(text: &str) -> Self {
         let line = text
             .lines()
@@ -183,18 +186,19 @@ impl Driver {
         }
     }
 
-    /// The first number of the version: 570.
+    /// Returns the first number of the version: 570.
     pub(crate) fn major(&self) -> Option<u32> {
         let version = self.version.as_deref()?;
         version.split('.').next()?.parse().ok()
     }
 
-    /// Before 535, when `nvidia_p2p_get_pages_persistent()` came, which peermem-rs calls (docs/compatibility.md).
+    /// Returns `true` before 535, which introduced `nvidia_p2p_get_pages_persistent()`. peermem-rs
+    /// calls that function (docs/compatibility.md).
     pub(crate) fn is_old(&self) -> bool {
         self.major().is_some_and(|major| major < 535)
     }
 
-    /// `nvidia.ko 570.86.15, open`.
+    /// Returns `nvidia.ko 570.86.15, open`.
     pub(crate) fn named(&self) -> String {
         let version = self.version.as_deref().unwrap_or("of unknown version");
         let flavour = match self.is_open {
@@ -206,14 +210,14 @@ impl Driver {
     }
 }
 
-/// Numbers and dots: `570.86.15`.
+/// Returns `true` for numbers and dots: `570.86.15`.
 fn is_version(word: &str) -> bool {
     let mut parts = word.split('.');
     let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     parts.clone().count() > 1 && parts.all(number)
 }
 
-/// The lines of [`Fact::KernelSymbols`].
+/// Parses the lines of [`Fact::KernelSymbols`].
 fn symbols(text: &str) -> Vec<Symbol> {
     let parse = |line: &str| {
         let mut words = line.split_whitespace();
@@ -228,7 +232,8 @@ fn symbols(text: &str) -> Vec<Symbol> {
     text.lines().filter_map(parse).collect()
 }
 
-/// What modprobe would load, by `modules.dep`. Debian's driver packages put their flavour into the name.
+/// Returns the file that modprobe would load, from `modules.dep`. Debian's driver packages add
+/// their flavour to the name.
 fn installed(host: &dyn Host, kernel: &Seen<String>) -> Seen<Option<String>> {
     let kernel = kernel.as_ref().map_err(Unseen::clone)?;
     let lines = host.matching(&format!("/lib/modules/{kernel}/modules.dep"), "peermem")?;
@@ -239,12 +244,12 @@ fn installed(host: &dyn Host, kernel: &Seen<String>) -> Seen<Option<String>> {
     Ok(file)
 }
 
-/// Whether a file is a peer-memory module of NVIDIA's or ours.
+/// Returns `true` if a file is a peer-memory module, NVIDIA's or ours.
 fn is_peermem(path: &str) -> bool {
     files::stem(path).is_some_and(|stem| stem.starts_with("nvidia") && stem.ends_with("peermem"))
 }
 
-/// By its name: NVIDIA's has dashes.
+/// Returns `true` if the file name is that of peermem-rs. NVIDIA's has dashes.
 pub(crate) fn is_ours(file: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.starts_with("nvidia_peermem.ko")

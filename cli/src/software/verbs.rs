@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The device files of RDMA devices, and whether this process can open them: the fact
+//! The device files of RDMA devices, and if this process can open them: the fact
 //! [`Verbs`](crate::host::Fact::Verbs).
 //!
-//! To open such a file makes nothing at the device: that takes a further call.
+//! Opening such a file creates nothing on the device. Creation takes another call.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::{fs, io};
@@ -54,10 +54,11 @@ fn parse(line: &str) -> Option<File> {
     })
 }
 
-/// The fact, of this machine.
+/// Returns the fact for this machine.
 pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
     let names = host.names(CLASS)?;
-    // A container that sees the host's processes observes the host, and its own lack of the files says nothing.
+    // A container that sees the host's processes is an observer of the host. Its own lack of the
+    // files means nothing.
     let is_observer = || host.text("/proc/2/comm").as_deref() == Ok("kthreadd");
     if host.has(DIRECTORY) == Ok(false) && is_observer() {
         return Err(Unseen::Failed(
@@ -74,7 +75,7 @@ pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// Opens a device file as libibverbs does, and says how that went.
+/// Opens a device file as libibverbs does, and returns the result in words.
 fn open(name: &str) -> String {
     let opened = fs::OpenOptions::new()
         .read(true)

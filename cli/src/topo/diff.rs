@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `topo --diff`: what of a machine is other than in a recording of it, or of one like it. Nothing is judged; `doctor
-//! --baseline` does that.
+//! `topo --diff`: differences between a machine and a recording of it, or of one like it. Nothing
+//! is judged, unlike with `doctor --baseline`.
 
 use serde::Serialize;
 
@@ -12,27 +12,27 @@ use crate::render;
 use crate::render::{counted, known, Table};
 use crate::report::Out;
 
-/// Changes when a key goes or changes its meaning.
+/// Incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
 
-/// One thing that is other than it was.
+/// A difference.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Change {
     device: String,
     what: String,
-    /// None: it was not there, or not known.
+    /// `None`: absent or unknown.
     then: Option<String>,
-    /// None: it is gone, or not known.
+    /// `None`: gone or unknown.
     now: Option<String>,
 }
 
-/// What there is to know of a device, by name.
+/// Facts about a device, by name.
 type Facts = Vec<(String, Option<String>)>;
 
-/// NVML's answers then and now, if it told of GPUs both times.
+/// NVML's answers then and now, if it listed GPUs both times.
 pub(super) type Listings<'a> = Option<(&'a Nvml, &'a Nvml)>;
 
-/// Says what changed; status 1 if anything did, as `diff` has it.
+/// Prints the differences. Returns status 1 if there are any, like `diff`.
 pub(super) fn run(
     then: &Machine,
     now: &Machine,
@@ -84,7 +84,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let named = |gpu: &Gpu| format!("GPU {}", gpu.at);
     let of_gpu = |machine: &Machine, gpu: &Gpu, nvml: Option<&Nvml>| {
         let mut facts = of_gpu(machine, gpu);
-        // A GPU that nvidia.ko could not start is on PCI all the same.
+        // PCI also lists a GPU that nvidia.ko could not start.
         let listed = nvml.map(|nvml| if nvml.lacks(gpu.at) { "no" } else { "yes" });
         facts.push(("listed by NVML".to_owned(), listed.map(str::to_owned)));
         facts
@@ -114,7 +114,8 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let new = now.hcas.iter().filter(|hca| then.same_hca(hca).is_none());
     changes.extend(new.map(|hca| come(hca.name.clone(), "RDMA device", &at(hca))));
 
-    // Between switches and root ports: those of GPUs and NICs are told of with them.
+    // Links between switches and root ports. The links of GPUs and NICs are compared with their
+    // devices.
     let ends = |at: Address| now.gpu(at).is_some() || now.hcas.iter().any(|hca| hca.at == Some(at));
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
@@ -170,7 +171,7 @@ fn come(device: String, what: &str, now: &str) -> Change {
     }
 }
 
-/// Facts of the same name, then those that are on one side only.
+/// Compares facts of the same name, then reports those that exist on one side only.
 fn compare(device: &str, then: Facts, now: Facts, changes: &mut Vec<Change>) {
     let mut then: std::collections::BTreeMap<String, Option<String>> = then.into_iter().collect();
     let mut add = |what: String, then: Option<String>, now: Option<String>| {
@@ -192,7 +193,7 @@ fn compare(device: &str, then: Facts, now: Facts, changes: &mut Vec<Change>) {
     }
 }
 
-/// The links above a machine's devices, each once.
+/// Returns the links above a machine's devices, each once.
 fn inner(machine: &Machine) -> Vec<Segment> {
     let gpus = machine.gpus.iter().map(|gpu| gpu.at);
     let ends = gpus.chain(machine.hcas.iter().filter_map(|hca| hca.at));
@@ -234,7 +235,7 @@ fn of_gpu(machine: &Machine, gpu: &Gpu) -> Facts {
     ];
     facts.extend(of_function(machine, Some(gpu.at)));
     if let Some(link) = machine.link(gpu.at) {
-        // Its speed goes up and down with the work that it has.
+        // The speed varies with the GPU's load.
         facts.extend([
             ("lanes".to_owned(), Some(format!("x{}", link.now.width))),
             ("link at most".to_owned(), Some(link.most.to_string())),
@@ -277,7 +278,7 @@ mod tests {
     use super::*;
     use crate::{fixture, testing};
 
-    /// Two machines, one of which was recorded before.
+    /// Compares two machines. `then` is the recorded one.
     fn diff(then: &fixture::Fixture, now: &fixture::Fixture, more: &[&str]) -> (String, Status) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("then.json");
@@ -310,7 +311,7 @@ mod tests {
         for at in ["0000:15:01.0", "0000:16:00.0"] {
             now.set_link(at, ("32.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 16));
         }
-        // Idle, which is no change, and with half of its lanes, which is one.
+        // Speed of an idle GPU, which is no difference, and half of the lanes, which is one.
         now.set_link("0000:19:00.0", ("2.5 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
         let place = now.place("0000:c4:00.0");
         now.file(&format!("{place}/numa_node"), "0\n");
@@ -332,7 +333,7 @@ mod tests {
         );
     }
 
-    /// The names of RDMA devices come in another order after a boot.
+    /// Names of RDMA devices may be in another order after a boot.
     #[test]
     fn a_device_of_another_name_is_the_same() {
         let then = fixture::two_sockets();

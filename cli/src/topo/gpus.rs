@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs against each other: NVLinks, or the class of the path over PCI, as `nvidia-smi topo -m` has it; and the numbers
-//! that others give them.
+//! GPUs against each other: NVLinks, or the class of the PCI path, as in `nvidia-smi topo -m`. Also
+//! the GPU numbers of other programs.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
     }
     let said = nvml.as_ref().ok();
     let (mut classes, mut is_any, mut is_all) = (BTreeSet::new(), false, true);
-    // The first three columns.
+    // Width of the first three columns.
     let front = "GPU  NVML  /dev/nvidia00".len();
     for columns in machine.gpus.chunks(fitting(out, front, 0)) {
         out.gap();
@@ -97,7 +97,7 @@ mod tests {
         fixture
     }
 
-    /// The matrix, and what follows up to the first path.
+    /// Returns the matrix, and the text after it up to the first path.
     fn matrix(fixture: &Fixture) -> String {
         let (text, _) = testing::says(&fixture.recording, &["topo", "--verbose"]);
         let (_, behind) = text.split_once("\nGPU  NVML").unwrap();
@@ -117,7 +117,7 @@ mod tests {
         assert!(!text.contains("not all visible"), "{text}");
     }
 
-    /// Two bridges of four links, and a GPU that NVML numbers otherwise.
+    /// Two bridges of four links, and a GPU with another number in NVML.
     #[test]
     fn bridges_join_two() {
         let fixture = said(|nvml| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The JSON of `peermemctl.topo`; docs/peermemctl.md says what each key is.
+//! The JSON of `peermemctl.topo`. docs/peermemctl.md documents each key.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use crate::machine::pci::{Address, Rate};
 use crate::machine::{Class, Gpu, Hca, Machine, Pair, Segment};
 use crate::nvml::Nvml;
 
-/// The body.
+/// The JSON body.
 #[derive(Serialize)]
 pub(super) struct Topology<'a> {
     virtual_machine: Option<bool>,
@@ -15,7 +15,7 @@ pub(super) struct Topology<'a> {
     gpus: Vec<GpuJson<'a>>,
     hcas: Vec<HcaJson<'a>>,
     pairs: Vec<PairJson<'a>>,
-    /// Of no RDMA device that is known.
+    /// Data Direct functions of unknown RDMA devices.
     data_direct_unassigned: Vec<Address>,
     hca_pairs: Vec<HcaPairJson<'a>>,
     gpu_pairs: Vec<GpuPairJson>,
@@ -72,14 +72,14 @@ struct PairJson<'a> {
     best: bool,
     #[serde(flatten)]
     path: PathJson<'a>,
-    /// By the RDMA device's own function, where `path` is by its Data Direct function.
+    /// Path through the RDMA device's own function, if `path` uses its Data Direct function.
     without_data_direct: Option<PathJson<'a>>,
 }
 
 #[derive(Serialize)]
 struct PathJson<'a> {
     class: Option<Class>,
-    /// Of the ends' links, the lesser, at most.
+    /// Best bandwidth of the slower end's link.
     megabits_per_second: Option<u64>,
     meet: Option<Address>,
     bridges: &'a [Address],
@@ -98,7 +98,7 @@ struct HcaPairJson<'a> {
 struct GpuPairJson {
     gpus: [usize; 2],
     class: Option<Class>,
-    /// None: NVML does not tell.
+    /// `None`: NVML reports none.
     nvlinks: Option<u32>,
     nvswitch: Option<bool>,
 }
@@ -109,17 +109,17 @@ struct BridgeJson {
     vendor: String,
     device: String,
     numa_node: Option<u32>,
-    /// `root_port`, `upstream_port`, `downstream_port`, `bridge`.
+    /// Kind: `root_port`, `upstream_port`, `downstream_port`, `bridge`.
     kind: String,
     payload_bytes: Option<u32>,
     payload_most_bytes: Option<u32>,
-    /// Why there is no payload.
+    /// Why the payload is missing.
     unseen: Option<String>,
 }
 
 #[derive(Serialize)]
 struct LinkJson {
-    /// None: no port is above it, as in a virtual machine.
+    /// `None`: no port above it, as in a virtual machine.
     upper: Option<Address>,
     lower: Address,
     now: RateJson,
@@ -128,7 +128,7 @@ struct LinkJson {
 
 #[derive(Serialize)]
 struct RateJson {
-    /// In GT/s.
+    /// Speed in GT/s.
     speed: Option<f64>,
     lanes: Option<u32>,
 }
@@ -279,7 +279,7 @@ impl<'a> PathJson<'a> {
             pair.bridges.contains(&link.lower) || ends.contains(&Some(link.lower))
         };
         let mut links = machine.links(pair.gpu);
-        // Data Direct is in one chip with the switch above it.
+        // Data Direct is on one chip with the switch above it.
         let nic = pair.nic.filter(|_| !pair.is_data_direct());
         links.extend(
             nic.map(|at| machine.links(at))

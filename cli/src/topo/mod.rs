@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `topo`: every GPU against every RDMA device.
+//! `topo`: each GPU against each RDMA device.
 
 mod diff;
 mod gpus;
@@ -20,10 +20,10 @@ use crate::report::Out;
 use crate::{args, render};
 use json::Topology;
 
-/// Changes when a key goes or changes its meaning.
+/// Incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
 
-/// Shows the paths of a machine. Nothing is judged here: it is well where PCI can be seen.
+/// Shows the paths of a machine and judges nothing. Succeeds if PCI can be read.
 pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
     let machine = Machine::scan(host).context("the machine's PCI devices")?;
     if let Some(file) = &args.diff {
@@ -37,7 +37,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
         let nvml = both_tell.then_some((nvml_then, nvml_now));
         return diff::run(&then, &machine, nvml, out);
     }
-    // To start it may take seconds, and wakes GPUs that nobody uses.
+    // Starting NVML may take seconds and wakes idle GPUs.
     let nvml = (args.verbose || out.is_json()).then(|| Nvml::scan(host));
     if out.is_json() {
         let nvml = nvml.as_ref().and_then(|nvml| nvml.as_ref().ok());
@@ -61,7 +61,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
     Ok(Status::Ok)
 }
 
-/// GPUs as rows, RDMA devices as columns; in parts where the screen is too narrow for all.
+/// Prints GPUs as rows and RDMA devices as columns, in parts if the screen is too narrow.
 fn matrix(machine: &Machine, out: &mut Out) {
     if machine.gpus.is_empty() || machine.hcas.is_empty() {
         return;
@@ -103,7 +103,7 @@ fn matrix(machine: &Machine, out: &mut Out) {
     }
 }
 
-/// The matrix itself, with a blank line behind it.
+/// Prints the matrix and a blank line.
 fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
     for hcas in machine.hcas.chunks(fitting(out, 3, widest(machine))) {
         let mut headings = vec!["GPU"];
@@ -122,7 +122,8 @@ fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
     }
 }
 
-/// How many columns fit behind a first one of this width: the widest of them, or a class, and two blanks each.
+/// Returns the number of columns that fit after a first column of width `first`. A column is as
+/// wide as `widest` or a class name, and two blanks.
 fn fitting(out: &Out, first: usize, widest: usize) -> usize {
     let column = widest.max(4).saturating_add(2);
     let left = out.columns().saturating_sub(first.saturating_add(3));
@@ -134,7 +135,7 @@ fn widest(machine: &Machine) -> usize {
     names.max().unwrap_or(0)
 }
 
-/// RDMA devices against each other: rails that meet below one switch share its way up.
+/// Prints RDMA devices against each other. Rails that meet below one switch share its uplink.
 fn between_hcas(machine: &Machine, out: &mut Out) {
     if machine.hcas.len() < 2 {
         return;
@@ -156,7 +157,7 @@ fn between_hcas(machine: &Machine, out: &mut Out) {
     }
 }
 
-/// Which processors are near to which devices, for who binds processes.
+/// Prints the near processors of each device, for binding processes.
 fn processors(machine: &Machine, out: &mut Out) {
     let gpus = machine.gpus.iter();
     let gpus = gpus.map(|gpu| (Some(gpu.at), format!("GPU {}", gpu.index)));
@@ -202,7 +203,7 @@ fn star(pair: &Pair) -> &'static str {
     }
 }
 
-/// Each device in a line.
+/// Prints one line for each device.
 fn devices(machine: &Machine, out: &mut Out) {
     if !machine.gpus.is_empty() {
         out.gap();
@@ -224,7 +225,7 @@ fn devices(machine: &Machine, out: &mut Out) {
         out.gap();
         let mut table = Table::new(&["HCA", "ADDRESS", "NODE", "LINK", "PORTS", "NETDEV"]);
         for hca in &machine.hcas {
-            // A port a row.
+            // One row for each port.
             let mut first = [
                 hca.name.clone(),
                 known(hca.at),
@@ -244,7 +245,7 @@ fn devices(machine: &Machine, out: &mut Out) {
                 first = Default::default();
             }
             if let Some(at) = hca.data_direct {
-                // It is in the chip of the switch above it: there is no link.
+                // The function is on one chip with the switch above it, without a link.
                 let direct = "  Data Direct".to_owned();
                 table.row([
                     direct,
@@ -264,7 +265,8 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
     known(numa)
 }
 
-/// The link of a device to the port above it, with what both ends can where it is not that.
+/// Returns the link between a device and the port above it, and the best of both ends if that
+/// differs.
 fn link(machine: &Machine, at: Option<Address>) -> String {
     let text = at
         .and_then(|at| machine.link(at))
@@ -277,7 +279,7 @@ fn segment(segment: &Segment) -> String {
 }
 
 fn rates(now: Rate, most: Rate) -> String {
-    // A virtual function says nothing of its link.
+    // A virtual function reports no link.
     if now.speed == 0 && now.width == 0 {
         return "-".to_owned();
     }
@@ -287,7 +289,7 @@ fn rates(now: Rate, most: Rate) -> String {
     let text = format!("{now} of {most}");
     match now.width < most.width {
         true => Paint::Warning.on(text),
-        // An idle GPU saves power so.
+        // An idle GPU lowers its speed to save power.
         false => text,
     }
 }
@@ -303,7 +305,7 @@ fn port(port: &Port) -> String {
     )
 }
 
-/// A path hop by hop.
+/// Prints a path hop by hop.
 fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
     let Some(hca) = machine.hca(&pair.hca) else {
         return;
@@ -340,7 +342,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
         .chain(pair.bridges.iter().copied())
         .chain(pair.nic);
     for at in ends {
-        // A virtual function has the physical one's.
+        // A virtual function has the link of the physical one.
         let own = machine.physical(at).map(|function| function.at);
         let up = links.iter().find(|link| Some(link.lower) == own);
         table.row([
@@ -358,7 +360,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
     out.table(&table);
 }
 
-/// Where a transfer turns round.
+/// Returns the place where a transfer turns round.
 fn meeting(machine: &Machine, pair: &Pair) -> String {
     match pair.meet {
         Some(at) => format!("meet below {at}, {}", kind(machine, at)),
@@ -381,7 +383,7 @@ fn kind(machine: &Machine, at: Address) -> &'static str {
     function.map_or("bridge", Function::kind_of_bridge)
 }
 
-/// The largest payload in bytes: as it is set, and what could be where that is more.
+/// Returns the maximum payload that is set, in bytes, and the supported one if larger.
 fn payload(machine: &Machine, at: Address) -> String {
     let function = machine.functions.get(&at);
     match function.map(|function| function.express()) {
@@ -394,7 +396,7 @@ fn payload(machine: &Machine, at: Address) -> String {
     }
 }
 
-/// What a reader should know of all this.
+/// Prints notes that help to read the tables.
 fn notes(machine: &Machine, out: &mut Out) {
     let mut notes = Vec::new();
     if machine.gpus.is_empty() {
@@ -504,9 +506,9 @@ mod tests {
         let json = |name| says(name, &["topo", "--json"]);
         for name in machines.keys().copied() {
             let text = match name {
-                // All paths of eight GPUs are nothing to read again.
+                // The paths of eight GPUs are too long to print.
                 "hgx" => says(name, &["topo"]),
-                // What is wrong with these is no matter of topo's.
+                // topo does not show the faults of these machines.
                 "acs" | "iommu" | "data_direct_acs" => {
                     let well = if name == "data_direct_acs" {
                         "data_direct"
@@ -533,7 +535,7 @@ mod tests {
         }
     }
 
-    /// A line for each value that is other than it was.
+    /// Adds a line for each value that differs.
     fn changed(from: &Value, to: &Value, at: &str, text: &mut String) {
         match (from, to) {
             (Value::Object(from), Value::Object(to)) if from.len() == to.len() => {
@@ -592,7 +594,7 @@ mod tests {
         }
     }
 
-    /// What stands between, and which is best, on a machine of each kind.
+    /// The class of each path and the best paths, on a machine of each kind.
     #[test]
     fn classes_are_those_of_nvidia_smi() {
         let class = |fixture: &fixture::Fixture, gpu: usize, hca: &str| {
@@ -643,7 +645,7 @@ mod tests {
             hcas(&fixture::sriov(), "mlx5_0", "mlx5_1"),
             Some(Class::Pix)
         );
-        // The virtual function is as good as the physical one: it has its link.
+        // The virtual function is as good as the physical one, because it has the same link.
         assert_eq!(
             class(&fixture::sriov(), 0, "mlx5_0"),
             (Some(Class::Pix), true)
@@ -654,7 +656,7 @@ mod tests {
         );
     }
 
-    /// The kernel lists all processors of the machine as near to a device whose node it does not know.
+    /// For a device on an unknown node, the kernel lists all processors as near.
     #[test]
     fn near_processors_take_a_node() {
         let mut fixture = fixture::two_sockets();
@@ -682,7 +684,7 @@ mod tests {
     fn two_switches_between_are_pxb() {
         let mut fixture = fixture::small();
         let port = |port| fixture::Pci::switch_port(port, 0);
-        // A second switch below the first one's second port, and a NIC there.
+        // A second switch below the second port of the first one, with a NIC.
         fixture.pci("0000:17:00.0", "0000:30:00.0", &port(5));
         fixture.pci("0000:30:00.0", "0000:31:00.0", &port(6));
         fixture.pci("0000:31:00.0", "0000:32:00.0", &fixture::Pci::connectx7(0));

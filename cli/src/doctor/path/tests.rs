@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Paths that are too far for NCCL: which of them are told, and what is said of them.
+//! Paths that are too far for NCCL: which ones are reported, and in which words.
 
 use super::*;
 use crate::doctor::tests::paths::{socket, PathFault, FIRST};
@@ -24,7 +24,7 @@ pub(in crate::doctor) const FAULTS: &[PathFault] = &[PathFault {
 
 const CONF: &str = "/etc/nccl.conf";
 
-/// Findings of the check, without those of level ok and without paths that are not the nearest.
+/// Returns the findings of the check, without level ok and without paths that are not the nearest.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
     let scan = Scan::new(&fixture.recording, &machine);
@@ -43,7 +43,7 @@ fn warnings(fixture: &Fixture) -> Vec<Finding> {
     findings.filter(|it| it.level == Level::Warning).collect()
 }
 
-/// Output of `doctor`, in one line.
+/// Returns `doctor`'s output in one line.
 fn printed(fixture: &Fixture) -> (String, Status) {
     testing::says_in_one_line(&fixture.recording, &["doctor"])
 }
@@ -71,7 +71,7 @@ fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
     }
 }
 
-/// The node -1 of each device is no node.
+/// Node -1 means an unknown node.
 #[test]
 fn unknown_nodes_are_not_told_as_two() {
     let fixture = fixture::domains(-1);
@@ -85,7 +85,7 @@ fn unknown_nodes_are_not_told_as_two() {
     for misleads in ["slot", "link between the processors", "between NUMA nodes"] {
         assert!(!text.contains(misleads), "{misleads}: {text}");
     }
-    // NCCL goes by the topology file.
+    // NCCL uses the topology file.
     let mut fixture = fixture;
     fixture.file(CONF, "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml\n");
     fixture.file("/opt/microsoft/ndv5-topo.xml", "<system/>\n");
@@ -147,7 +147,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
         assert!(fix.contains("NCCL_NET_GDR_LEVEL=PHB"), "{fix}");
         assert!(!fix.contains("NCCL_TOPO_FILE"), "{fix}");
     }
-    // Whoever set it knows; that it is slower is a note.
+    // The setting is intended. The lower speed is only a note.
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=PHB\n");
     assert_eq!(levels(&fixture), [Level::Note, Level::Note]);
     assert_eq!(printed(&fixture).1, Status::Ok);
@@ -190,7 +190,7 @@ fn a_level_that_forbids_near_paths_is_told() {
     assert!(fix.starts_with("Unset NCCL_NET_GDR_LEVEL"), "{fix}");
 }
 
-/// A GPU without a near NIC shares that of another by NVLink.
+/// A GPU without a near NIC shares that of another GPU by NVLink.
 #[test]
 fn nvlink_is_told_where_nccl_uses_it() {
     let mut fixture = fixture::all().remove("hgx").unwrap();
@@ -215,7 +215,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
         !said[0].why.as_deref().unwrap().contains("PXN"),
         "{said:#?}"
     );
-    // Where all GPUs are far, none helps another.
+    // If all GPUs are far, none can help another.
     let said = warnings(&fixture::domains(0));
     assert!(
         !said[0].why.as_deref().unwrap().contains("PXN"),
@@ -232,16 +232,16 @@ fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
         games.gpu(at, "NVIDIA GeForce RTX 4090");
     }
     assert_eq!(levels(&games), [Level::Note, Level::Note]);
-    // EFA's plugin has a topology file for NCCL.
+    // EFA's plugin brings a topology file for NCCL.
     let mut efa = with_software(fixture::virtual_machine());
     let own = efa.place("0000:00:06.0");
     efa.link(&format!("{own}/driver"), "../../../bus/pci/drivers/efa");
     assert_eq!(levels(&efa), [Level::Note]);
-    // Grace's GPUs are reached by NVLink-C2C.
+    // NVLink-C2C leads to Grace's GPUs.
     assert_eq!(levels(&fixture::all().remove("grace").unwrap()), []);
 }
 
-/// Bits of a virtual function that are reserved are no settings.
+/// Reserved bits of a virtual function are not settings.
 #[test]
 fn registers_of_virtual_functions_are_not_judged() {
     let mut fixture = fixture::domains(0);
@@ -260,7 +260,7 @@ fn registers_of_virtual_functions_are_not_judged() {
     assert!(!text.contains("relaxed-ordering"), "{text}");
 }
 
-/// The NCCL variables that a shell exports are recorded, and no other variables.
+/// NCCL variables that a shell exports are recorded, and no others.
 #[test]
 fn a_recording_has_no_other_variable() {
     let mut fixture = with_software(fixture::two_sockets());

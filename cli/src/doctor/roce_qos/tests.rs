@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Eight rails that are well, and one fault at a time.
+//! Eight healthy rails, and one fault at a time.
 
 use super::*;
 use crate::fixture::{Fixture, ADDRESS, LINK_LOCAL};
@@ -7,7 +7,7 @@ use crate::host::Fact;
 use crate::machine::Machine;
 use crate::{fixture, testing};
 
-/// Eight rails of RoCE, each GPU with two that are near.
+/// Eight RoCE rails, with two near each GPU.
 fn rails() -> Fixture {
     let mut fixture = fixture::hgx();
     for (index, bus) in RAILS.into_iter().enumerate() {
@@ -29,7 +29,7 @@ fn findings(fixture: &Fixture) -> Vec<Finding> {
     findings
 }
 
-/// What is not well.
+/// Returns findings worse than ok.
 fn bad(change: fn(&mut Fixture)) -> Vec<Finding> {
     let mut fixture = rails();
     change(&mut fixture);
@@ -94,7 +94,7 @@ fn a_rail_unlike_its_peers_is_a_warning() {
         let others = bad.iter().skip(1);
         assert_eq!(others.filter(|one| one.subject == Subject::Machine).count(), 0, "{bad:#?}");
     }
-    // No majority says which of them is right.
+    // Without a majority, neither half is right.
     let halves = bad(|fixture| {
         for bus in RAILS.into_iter().skip(4) {
             fixture.dcb(&format!("ibp{bus}s0"), Some(16), |dscp| {
@@ -121,7 +121,7 @@ fn a_rail_unlike_its_peers_is_a_warning() {
     );
 }
 
-/// Another model, farther away, may be another network.
+/// Another model, farther away, may belong to another network.
 #[test]
 fn ports_of_another_kind_are_not_compared() {
     let found = bad(|fixture| {
@@ -157,7 +157,7 @@ fn a_traffic_class_without_pfc_is_a_warning() {
         let finding = of_port.expect("there is a finding");
         assert_eq!((finding.level, finding.found.as_str()), (Level::Warning, says));
     }
-    // Over a VLAN its tag may have the priority.
+    // The tag of a VLAN may carry the priority.
     let vlan = bad(|fixture| {
         fixture.dcb(FIFTH, Some(8), |_| None);
         let says = fixture.recording.links[&format!("/sys/class/net/{FIFTH}")].clone();
@@ -169,7 +169,8 @@ fn a_traffic_class_without_pfc_is_a_warning() {
     });
     let of_port = vlan.iter().find(|one| one.subject != Subject::Machine);
     assert_eq!(of_port.map(|one| one.level), Some(Level::Note), "{vlan:#?}");
-    // One for all destinations that is not set, or nothing without PFC, is none.
+    // An unset traffic class, rules for single destinations, and a fabric without PFC are not
+    // reported.
     for change in [
         (|fixture: &mut Fixture| {
             let file = "/sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos";
@@ -213,7 +214,7 @@ fn neither_pfc_nor_ecn_is_a_note() {
             .contains("PFC on no priority, ECN on no priority"),
         "{found:#?}"
     );
-    // A fabric of ECN alone, or of PFC alone, is one that somebody wants so.
+    // A fabric with only ECN, or only PFC, is intended.
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
         all(&mut fixture, pfc, ecn, ecn);
@@ -232,7 +233,7 @@ fn neither_pfc_nor_ecn_is_a_note() {
     assert!(found[0].found.contains(says), "{found:#?}");
 }
 
-/// Never good, never bad, and no port is compared with one that cannot be seen.
+/// Unreadable settings are neither good nor bad, and are not compared.
 #[test]
 fn what_cannot_be_read_is_not_visible() {
     for (change, says) in [
@@ -277,7 +278,7 @@ fn what_cannot_be_read_is_not_visible() {
     assert_eq!(one[0].level, Level::NotVisible);
 }
 
-/// From a recording that somebody wrote.
+/// A recording that somebody wrote by hand.
 #[test]
 fn numbers_that_do_not_exist_are_no_panic() {
     let mut fixture = rails();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How much of each GPU's BAR1 is free, by NVML.
+//! Free BAR1 of each GPU, from NVML.
 
 use super::gpu_mode::known;
 use crate::doctor::scan::{Check, Scan};
@@ -20,10 +20,11 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Of BAR1 nvidia.ko pins nothing in (`_isSpaceAvailableForBar1P2PMapping` of 595.45.04), in bytes.
+/// Part of BAR1 in which nvidia.ko pins nothing (`_isSpaceAvailableForBar1P2PMapping` of
+/// 595.45.04), in bytes.
 const RESERVE: u64 = 36 << 20;
 
-/// A share of BAR1, below which little is left.
+/// Divisor: free BAR1 below a tenth is low.
 const TENTH: u64 = 10;
 
 fn mib(bytes: u64) -> String {

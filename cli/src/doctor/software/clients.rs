@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is the module a client of ib_core's, of which kind, and by its own name?
+//! Is the module a client of ib_core, of the right kind and under its own name?
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -30,7 +30,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_revocable = match Module::parameter(scan.host, "persistent_api_support") {
         Ok(value) => value == "0",
-        // Before 560 NVIDIA's has no such parameter, and both clients.
+        // NVIDIA's module before 560 lacks this parameter and has both clients.
         Err(Unseen::Absent) => !module.is_ours,
         Err(why) => {
             let what = "the parameter persistent_api_support";
@@ -55,14 +55,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let wanted: Vec<&str> = std::iter::once("nv_mem").chain(second).collect();
     match scan.host.names(MEMORY_PEERS) {
         Ok(names) => findings.extend(shown(scan, module, &wanted, &names)),
-        // Who looks there is told of by the check of consumers.
+        // The check of consumers reports the software that looks there.
         Err(Unseen::Absent) => {}
         Err(why) => findings.push(Scan::unseen(Subject::Machine, MEMORY_PEERS, &why)),
     }
     findings
 }
 
-/// By the directory of clients.
+/// Judges the directory of clients.
 fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
     let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let there = |name: &&&str| names.iter().any(|known| known == **name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Do NCCL, UCX and others find the module? Each has a question of its own, which is asked here as it asks it;
-//! docs/identity.md has the table, tests/verbs/src/cases/consumers.rs the places in their sources.
+//! Do NCCL, UCX and others find the module? Each consumer has its own test, repeated here.
+//! docs/identity.md has the table, tests/verbs/src/cases/consumers.rs the places in the sources.
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
@@ -26,30 +26,30 @@ pub(super) const CHECK: Check = Check {
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
-/// A name that no client ever had.
+/// Name that no client ever had.
 const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
 const VERSION: &str = "/sys/module/nvidia_peermem/version";
 const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
 const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
 
-/// A consumer's question.
+/// Test by which a consumer looks for the module.
 enum Probe {
-    /// One path after the other, until one is there.
+    /// The first of these paths that exists.
     AnyOf(&'static [&'static str]),
-    /// ib_core's function, and a NIC of these names.
+    /// The function in ib_core, and a NIC with one of these name prefixes.
     SymbolAndNic(&'static [&'static str]),
-    /// A line of lsmod that begins so.
+    /// The module's line in lsmod.
     Lsmod,
     /// The module among the users of ib_core in lsmod.
     UserOfIbCore,
-    /// Nothing: it registers and sees.
+    /// No test: the consumer registers and handles the error.
     Registers,
 }
 
 struct Consumer {
     name: &'static str,
     probe: Probe,
-    /// Where it looks in the wrong place: how to fix that on its side.
+    /// Fix on the consumer's side, if it looks in the wrong place.
     fix: Option<&'static str>,
 }
 
@@ -123,7 +123,7 @@ const CONSUMERS: &[Consumer] = &[
 ];
 
 impl Probe {
-    /// What convinces the consumer, if anything does.
+    /// Returns the evidence that convinces the consumer, if any.
     fn ask(&self, scan: &Scan<'_>) -> Seen<Option<String>> {
         let host = scan.host;
         Ok(match self {
@@ -157,13 +157,13 @@ impl Probe {
         })
     }
 
-    /// Whether it looks at memory_peers and nowhere else.
+    /// Returns `true` if the consumer looks only at `memory_peers`.
     fn looks_there_alone(&self) -> bool {
         matches!(self, Self::AnyOf(paths) if paths.iter().all(|path| path.starts_with(MEMORY_PEERS)))
     }
 }
 
-/// What lsmod shows of a module: a line of `/proc/modules`.
+/// Returns the line of a module in `/proc/modules`, like lsmod.
 fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
     let modules = host.matching("/proc/modules", "nvidia_peermem")?;
     let line = modules
@@ -173,7 +173,7 @@ fn line_of(host: &dyn Host, module: &str) -> Seen<Option<String>> {
 }
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
-    // That none finds a module that is not there is no news.
+    // Without a module, no consumer can find it.
     let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
@@ -196,14 +196,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             )),
         }
     }
-    // One that is there and shows other clients is told by the check of clients.
+    // If the directory exists without the module's clients, the check of clients reports it.
     if !blind.is_empty() && scan.host.has(MEMORY_PEERS) == Ok(false) {
         findings.push(reported(scan, module, &blind));
     }
     findings
 }
 
-/// Of those who look elsewhere than at memory_peers.
+/// Returns why a consumer that looks elsewhere finds nothing.
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
         Probe::UserOfIbCore => {
@@ -215,13 +215,13 @@ fn why_not(probe: &Probe) -> &'static str {
     }
 }
 
-/// Those that look at memory_peers alone, in vain.
+/// Reports consumers that look only at `memory_peers`, in vain.
 fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
     let names: Vec<&str> = blind.iter().map(|consumer| consumer.name).collect();
     let newer: Vec<&str> = blind.iter().filter_map(|consumer| consumer.fix).collect();
     let alternative = DmaBuf::judge(scan);
     let level = match alternative.works() {
-        // Those that matter most, NCCL and UCX, take that before they look for a module.
+        // NCCL and UCX, which matter most, try dma-buf before they look for a module.
         Some(true) => Level::Note,
         _ => Level::Warning,
     };
@@ -229,7 +229,7 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
         (true, Ok(value)) if value == "N" => {
             "load the module with memory_peers=1 (\"options nvidia-peermem memory_peers=1\" in modprobe.d)"
         }
-        // The parameter is not in the build for the proprietary nvidia.ko.
+        // The build for the proprietary nvidia.ko lacks the parameter.
         (true, Err(Unseen::Absent)) => "NVIDIA's open kernel modules (nvidia-open) and peermem-rs built beside them: beside \
             the proprietary driver it cannot make the directory",
         (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! dma-buf: the way to register GPU memory that takes no peer-memory module. What it needs is in docs/dma-buf.md.
+//! dma-buf, which registers GPU memory without a peer-memory module. docs/dma-buf.md has its
+//! requirements.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -20,13 +21,13 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Linux has it since (perftest's README).
+/// First kernel with dma-buf in RDMA (perftest's README).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
-/// The open kernel modules have it since (perftest's README).
+/// First release of the open kernel modules with dma-buf (perftest's README).
 const OLDEST_DRIVER: u32 = 515;
 
-/// A NIC's PCI driver, and its RDMA driver if that registers dma-buf: those of Linux 7.3 that implement
-/// `reg_user_mr_dmabuf`.
+/// PCI driver and RDMA driver of NICs that register dma-buf: those that implement
+/// `reg_user_mr_dmabuf` in Linux 7.3.
 const DRIVERS: [(&str, &str); 10] = [
     ("bnxt_en", "bnxt_re"),
     ("bnxt_re", "bnxt_re"),
@@ -40,19 +41,19 @@ const DRIVERS: [(&str, &str); 10] = [
     ("mlx5_core", "mlx5_ib"),
 ];
 
-/// Whether GPU memory can be registered by dma-buf.
+/// Evidence for and against registering GPU memory by dma-buf.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct DmaBuf {
-    /// What speaks for it: `kernel 6.8`.
+    /// Evidence for dma-buf: `kernel 6.8`.
     has: Vec<String>,
-    /// Why it cannot be.
+    /// Evidence against dma-buf.
     lacks: Vec<String>,
-    /// What could not be told.
+    /// Requirements that could not be checked.
     unknown: Vec<String>,
 }
 
 impl DmaBuf {
-    /// Of this machine.
+    /// Judges this machine.
     pub(super) fn judge(scan: &Scan<'_>) -> Self {
         let mut it = Self::default();
         it.kernel(scan);
@@ -64,7 +65,7 @@ impl DmaBuf {
     fn kernel(&mut self, scan: &Scan<'_>) {
         let software = scan.software();
         let symbols = software.symbols.as_deref().unwrap_or_default();
-        // Distributions have brought it to older kernels.
+        // Distributions have backported dma-buf to older kernels.
         if symbols.iter().any(|it| it.name == "ib_umem_dmabuf_get") {
             self.has.push("an ib_core with dma-buf".to_owned());
             return;
@@ -82,7 +83,7 @@ impl DmaBuf {
     }
 
     fn driver(&mut self, scan: &Scan<'_>) {
-        // It exports none, whatever its version says.
+        // The stand-in exports no dma-buf, whatever its version.
         if scan.gpus().all(|gpu| gpu.is_stand_in) {
             self.lacks
                 .push("the stand-in GPU has no dma-buf".to_owned());
@@ -129,7 +130,7 @@ impl DmaBuf {
         }
     }
 
-    /// Whether it works. None: it cannot be told.
+    /// Returns `true` if dma-buf works, or `None` if unknown.
     pub(super) fn works(&self) -> Option<bool> {
         if !self.lacks.is_empty() {
             Some(false)
@@ -140,7 +141,8 @@ impl DmaBuf {
         }
     }
 
-    /// How bad it is that there is no peer-memory module, which somebody may have wanted there.
+    /// Returns the level of a missing peer-memory module. `is_wanted`: somebody may have wanted the
+    /// module.
     pub(super) fn level_without_module(&self, is_wanted: bool) -> Level {
         match self.works() {
             Some(true) if !is_wanted => Level::Note,
@@ -149,7 +151,7 @@ impl DmaBuf {
         }
     }
 
-    /// What it costs that there is none.
+    /// Returns the cost of a missing peer-memory module.
     pub(super) fn costs_without_module(&self) -> &'static str {
         match self.works() {
             Some(true) => {
@@ -163,7 +165,7 @@ impl DmaBuf {
         }
     }
 
-    /// In a half sentence.
+    /// Returns the result as a clause.
     pub(super) fn said(&self) -> String {
         match self.works() {
             Some(true) => format!("dma-buf should work here ({})", self.has.join("; ")),
@@ -176,13 +178,13 @@ impl DmaBuf {
     }
 }
 
-/// The first two numbers of a kernel's release.
+/// Returns the first two numbers of a kernel's release.
 fn release(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|character: char| !character.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The RDMA driver of a NIC, if it registers dma-buf.
+/// Returns the RDMA driver of a NIC, if it registers dma-buf.
 fn rdma_driver<'a>(scan: &Scan<'_>, hca: &'a Hca) -> Option<&'a str> {
     if hca.is_software {
         return None;
@@ -191,7 +193,7 @@ fn rdma_driver<'a>(scan: &Scan<'_>, hca: &'a Hca) -> Option<&'a str> {
     let known = DRIVERS.iter().find(|(pci, _)| *pci == driver);
     let rdma = known.map_or(driver, |(_, rdma)| rdma);
     match &scan.software().symbols {
-        // As loaded, which is what counts: OFED's are of other ages than the kernel's.
+        // The loaded symbols decide, because OFED's drivers differ from the kernel's in age.
         Ok(symbols) => {
             let function = format!("{rdma}_reg_user_mr_dmabuf");
             symbols
@@ -208,7 +210,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let at = |level| Finding::new(level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
         Some(true) => at(Level::Ok).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
-        // Without a module that is told there, and worse.
+        // Without a module, the check of the module reports it, at a worse level.
         Some(false) if scan.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
             "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf \
@@ -238,7 +240,7 @@ mod tests {
                 fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
                 proprietary(fixture);
             },
-            // It works; only dma-buf does not.
+            // The module works, only dma-buf does not.
             says: &[("dma-buf", Level::Note, "dma-buf takes the open one")],
         },
     ];

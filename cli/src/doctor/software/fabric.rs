@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is the NVLink fabric set up, without which CUDA does not start on machines with NVSwitches?
+//! Is the NVLink fabric configured? Without it, CUDA does not start on machines with NVSwitches.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -26,7 +26,7 @@ pub(super) const CHECK: Check = Check {
 const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
 then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";
 
-/// Each GPU that has a fabric, with what NVML says of it.
+/// Returns each GPU with a fabric, and NVML's report about the fabric.
 fn known(scan: &Scan<'_>) -> Vec<(Subject, Fabric)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| Some((Subject::gpu(gpu), nvml?.gpu(gpu.at)?.fabric?));
@@ -38,7 +38,7 @@ fn applies(scan: &Scan<'_>) -> bool {
     scan.has_gpu() && (!known(scan).is_empty() || scan.host.fact(Fact::FabricManager).is_ok())
 }
 
-/// Returns how to fix it.
+/// Returns the fix.
 fn fix(scan: &Scan<'_>) -> String {
     let version = scan
         .software()
@@ -83,7 +83,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 )),
         });
     }
-    // GPUs before Hopper do not tell.
+    // GPUs before Hopper do not report the fabric.
     let switches = || fabric::switches(scan.host);
     if known.is_empty() {
         match runs {
@@ -158,7 +158,7 @@ mod tests {
                         status: 0,
                     });
                 });
-                // The switches are another machine's.
+                // The switches belong to another machine.
                 fixture.fact(Fact::FabricManager, "not running");
             },
             says: &[],

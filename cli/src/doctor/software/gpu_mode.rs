@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! MIG, virtual GPUs and persistence mode, by NVML.
+//! MIG, virtual GPUs and persistence mode, from NVML.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -22,8 +22,8 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Each GPU that NVML knows, with what it says, and whether its memory is reached through BAR1. Processors share that of a
-/// coherent one, and the check of BAR1 tells of one without.
+/// Returns each GPU that NVML knows, with NVML's report, and `true` if BAR1 leads to its memory.
+/// Processors share the memory of a coherent GPU. The check of BAR1 reports a GPU without BAR1.
 pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport, bool)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
@@ -35,7 +35,8 @@ pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport
     scan.gpus().filter_map(of).collect()
 }
 
-/// That NVML cannot be asked is told by the check of the driver.
+/// Returns `true` if NVML knows a GPU. The check of the driver reports an NVML that does not
+/// answer.
 pub(super) fn applies(scan: &Scan<'_>) -> bool {
     !known(scan).is_empty()
 }

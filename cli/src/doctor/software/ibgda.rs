@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPU-initiated communication (IBGDA): whether CUDA may map a NIC's doorbells into a GPU.
+//! GPU-initiated communication (IBGDA): may CUDA map a NIC's doorbells into a GPU?
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -20,14 +20,15 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Parameters of nvidia.ko as they are in force.
+/// Current parameters of nvidia.ko.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 
 fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.host.text(PARAMETERS).is_ok()
 }
 
-/// Returns `true` if the driver's settings allow the mapping: `RegistryDwords: "PeerMappingOverride=1;"`.
+/// Returns `true` if the driver's settings allow the mapping: `RegistryDwords:
+/// "PeerMappingOverride=1;"`.
 fn is_allowed(parameters: &str) -> bool {
     let mut settings = parameters
         .lines()

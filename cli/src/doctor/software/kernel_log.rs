@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the kernel's log says of the module, the driver, the GPUs and the NICs.
+//! Lines of the kernel log about the module, the driver, the GPUs and the NICs.
 //!
-//! The log is a ring: what is told is what it still holds. Lines about loading count only while the module is not
-//! loaded ([`super::module`] tells those), lines about devices only for devices that were found, or that are gone.
+//! The log is a ring, and only its present contents are examined. Lines about loading count only
+//! while the module is not loaded ([`super::module`] reports them). Lines about devices count only
+//! for devices that were found, or that are gone.
 //!
-//! What takes more than one line to tell is in files of its own: [`super::xid`], [`super::oops`], [`super::pci_log`].
+//! Reports of several lines have their own files: [`super::xid`], [`super::oops`],
+//! [`super::pci_log`].
 
 use std::collections::BTreeMap;
 
@@ -34,11 +36,11 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// A kind of line that is told.
+/// A kind of line that is reported.
 struct Pattern {
     level: Level,
     matches: fn(&str) -> bool,
-    /// Counts only for devices that the line names.
+    /// `true` if the line counts only for devices that it names.
     of_device: bool,
     why: &'static str,
     fix: Option<&'static str>,
@@ -65,7 +67,7 @@ const PATTERNS: &[Pattern] = &[
     },
     Pattern {
         level: Level::Fault,
-        // Not those that the driver calls Non-fatal.
+        // Lines that the driver calls Non-fatal are excluded.
         matches: |line| line.contains("SXid (PCI:") && line.contains(", Fatal,"),
         of_device: false,
         why: "a fatal error of an NVSwitch (SXid): GPUs lose their NVLinks to one another, and CUDA does not start on \
@@ -124,7 +126,8 @@ const PATTERNS: &[Pattern] = &[
         matches: |line| {
             line.contains("mlx5_core")
                 && line.contains(" failed, status ")
-                // Queries, and registers that this function may not read: tools and exporters ask for both.
+                // Tools and exporters cause failed queries, and failed reads of registers that this
+                // function may not read.
                 && ![" ACCESS_REG(", " QUERY_"].iter().any(|words| line.contains(words))
         },
         of_device: true,
@@ -161,7 +164,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     };
     let devices = scan.devices();
     let mut seen: BTreeMap<(usize, Subject), Seen<'_>> = BTreeMap::new();
-    // What the module counts it tells better there, and since it was loaded.
+    // The module's counters are more exact, and cover the time since loading.
     let has_counters = scan
         .host
         .text(&debugfs::path(scan.host, super::refusals::COUNTERS))
@@ -177,7 +180,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let subject = match pattern.of_device {
                 true => addresses(&record.text)
                     .iter()
-                    // Who reports an error comes first, whose it is last.
+                    // The device that reports an error comes first, the device with the error last.
                     .rev()
                     .find_map(|at| devices.get(at).cloned())
                     .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),
@@ -230,7 +233,7 @@ mod tests {
         says: &[("kernel-log", Level::NotVisible, "not visible without root")],
     }];
 
-    /// A name, lines of the log, and the one finding that comes of them.
+    /// A name, lines of the log, and the one finding that they cause.
     type Lines = (
         &'static str,
         &'static [&'static str],

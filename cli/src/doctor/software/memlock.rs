@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How much memory may be locked.
+//! Limits on locked memory.
 //!
-//! ib_core charges what is registered to RLIMIT_MEMLOCK, GPU memory by nvidia_peermem as memory of the host, before it
-//! asks any module; who has CAP_IPC_LOCK is not held to it. dma-buf is not charged (Linux 7.3,
-//! `drivers/infiniband/core/umem.c`).
+//! ib_core charges registered memory to `RLIMIT_MEMLOCK` before it asks any module. GPU memory by
+//! way of nvidia_peermem counts like host memory. A process with `CAP_IPC_LOCK` is exempt. dma-buf
+//! is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -25,13 +25,14 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// CAP_IPC_LOCK, in the masks of `/proc/self/status`.
+/// `CAP_IPC_LOCK` in the masks of `/proc/self/status`.
 const IPC_LOCK: u64 = 1 << 14;
 
-/// Those whose jobs cannot have more than they. Containers can, by their own configuration: `--ulimit memlock=-1`.
+/// Batch services. Their jobs cannot exceed the service's own limit. A container can have its own
+/// limit: `--ulimit memlock=-1`.
 const BATCH: [&str; 4] = ["pbs_mom", "sge_execd", "slurmd", "slurmstepd"];
 
-/// A limit in bytes; the greatest number is none.
+/// Parses a limit in bytes. The greatest number means unlimited.
 fn bytes(word: &str) -> Option<u64> {
     match word {
         "unlimited" => Some(u64::MAX),
@@ -39,7 +40,7 @@ fn bytes(word: &str) -> Option<u64> {
     }
 }
 
-/// Soft and hard, in bytes.
+/// Parses the soft and hard limit, in bytes.
 fn limits(words: &str) -> Option<(u64, u64)> {
     let mut words = words.split_whitespace().map(bytes);
     Some((words.next()??, words.next()??))
@@ -53,7 +54,7 @@ fn said(limit: u64) -> String {
     }
 }
 
-/// The memory of the largest GPU, in bytes, as far as it can be known.
+/// Returns the memory of the largest GPU in bytes, if known.
 fn largest(scan: &Scan<'_>) -> Option<u64> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
@@ -63,15 +64,15 @@ fn largest(scan: &Scan<'_>) -> Option<u64> {
     scan.gpus().filter_map(of).max()
 }
 
-/// Returns what a process locks that registers a GPU's memory with all RDMA devices, in bytes, and the number of
-/// devices: each of them charges the memory once more.
+/// Returns the charge for registering a GPU's memory with all RDMA devices, in bytes, and the
+/// number of devices. Each device charges the memory once more.
 fn with_all(scan: &Scan<'_>, memory: u64) -> (u64, u64) {
     let hcas = scan.machine.hcas.iter().filter(|hca| !hca.is_software);
     let count = u64::try_from(hcas.count()).unwrap_or(u64::MAX).max(1);
     (memory.saturating_mul(count), count)
 }
 
-/// Returns what a process needs, for a limit that is below it.
+/// Returns the need of a process in words, for a limit below it.
 fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
     match limit < memory {
         true => format!("a GPU has {}", said(memory)),
@@ -96,7 +97,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Of this process, and so of the shell that it was started from.
+/// Judges the limits of this process, and so of its shell.
 fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
     let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let limit = match scan.host.text("/proc/self/limits") {
@@ -144,7 +145,7 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
     Some(at(Level::Warning, found).why(WHY).fix(fix))
 }
 
-/// Of the services that start others.
+/// Judges the limits of services that start other processes.
 fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
     let text = match scan.host.fact(Fact::Services) {
         Ok(text) => text,
@@ -188,7 +189,7 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
                     unit (systemctl edit), and restart it"
                 }
             });
-        // A process of it for each job.
+        // The service has a process for each job.
         if !findings.contains(&finding) {
             findings.push(finding);
         }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Checks of the software that GPUDirect RDMA takes ([`crate::software`]).
+//! Checks of the software that GPUDirect RDMA needs ([`crate::software`]).
 //!
-//! Whoever lacks several things is told the first, not what follows from it: without a GPU or an RDMA device nothing
-//! here says anything but that; a module is not missed where ib_core could not take it.
+//! If several things are missing, only the first is reported, not its consequences. Without a GPU
+//! or an RDMA device, these checks report nothing else. A missing module is not reported if ib_core
+//! could not use it.
 
 mod bar1_free;
 mod clients;
@@ -32,12 +33,12 @@ mod xid;
 
 use super::scan::{Check, Scan};
 
-/// Whether a module is loaded, on a machine where something could use it.
+/// Returns `true` if a module is loaded on a machine that could use it.
 fn has_module(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.software().loaded().is_some()
 }
 
-/// In the order in which one takes the other.
+/// Checks of software, in the order of their dependencies.
 pub(super) const OF_SOFTWARE: &[Check] = &[
     presence::CHECK,
     verbs::CHECK,

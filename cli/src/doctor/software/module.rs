@@ -35,7 +35,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             findings.extend(replaced(scan));
             findings
         }
-        // Each of these has a finding of its own, from which this follows.
+        // Each of these causes has its own finding.
         Ok(None) if software.lacks_peer_memory() || scan.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
         Ok(None) => std::iter::once(missing(scan))
@@ -44,7 +44,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     }
 }
 
-/// What is loaded is not its file's concern; a reboot makes it so.
+/// Reports a fault of the file as one of the next boot. It does not affect the loaded module.
 fn next_time(mut cause: Cause) -> Finding {
     cause.found = format!("nvidia_peermem would not load again: {}", cause.found);
     cause.at(Level::Warning)
@@ -67,7 +67,7 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
     }
     let driver = software.nvidia().and_then(|it| it.version.as_ref());
     match (&module.version, driver) {
-        // NVIDIA's is built with the driver and has its version; ours names the driver that it follows.
+        // NVIDIA's module has the version of its driver. Ours names the driver that it follows.
         (Some(version), Some(driver)) if !module.is_ours && version != driver => {
             vec![at(
                 Level::Warning,
@@ -106,7 +106,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         .as_ref()
         .map_or(String::new(), |cause| format!("{}; ", cause.why));
     let (found, fix) = match (cause, &software.installed, &refused) {
-        // The log tells of the past, the file of now.
+        // The log is about the past, the file about the present.
         (Some(cause), ..) => (
             format!("nvidia_peermem is not loaded, and modprobe would fail: {}", cause.found),
             format!("{}; then `sudo modprobe nvidia-peermem`", cause.fix),
@@ -156,7 +156,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         .fix(fix)
 }
 
-/// What modprobe may stumble over.
+/// Returns advice about a signature that modprobe may reject.
 fn signature(scan: &Scan<'_>) -> &'static str {
     match module_file::is_enforced(scan) {
         true => {
@@ -210,7 +210,7 @@ mod tests {
             inject: |fixture| {
                 unload(fixture);
                 fixture.deny("/proc/driver/nvidia/version");
-                // All that is known of the driver is that it is there.
+                // Only the driver's presence is known.
                 fixture.file("/proc/driver/nvidia/version", "NVRM version: x\n");
             },
             says: &[
@@ -394,7 +394,7 @@ mod tests {
                 files.module.driver_flavour = Some("proprietary".to_owned());
                 fixture.module_files(&files);
             },
-            // It would load.
+            // The file would load.
             says: &[("module", Level::Fault, "sudo modprobe nvidia-peermem")],
         },
         SoftwareFault {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Does the module come back: at the next boot, and after openibd's restart?
+//! Is the module loaded again at the next boot, and after openibd restarts?
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -20,7 +20,7 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Where systemd and its modules-load look, in `/etc` and in the distribution's own.
+/// Directories of systemd and its modules-load, in `/etc` and of the distribution.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
@@ -33,7 +33,8 @@ const MODULES_LOAD: [&str; 4] = [
     "/lib/modules-load.d",
 ];
 
-/// Without systemd's folder this is a container, or something that boots in another way.
+/// Returns `true` if a module is loaded and systemd's directory exists. Otherwise this is a
+/// container, or boots another way.
 fn applies(scan: &Scan<'_>) -> bool {
     super::has_module(scan) && scan.host.names("/etc/systemd/system").is_ok()
 }
@@ -73,7 +74,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// A name in the folder that speaks of the module.
+/// Returns `true` if a file in the directory is named after the module.
 fn speaks(scan: &Scan<'_>, folder: &str) -> bool {
     let names = scan.host.names(folder).unwrap_or_default();
     names.iter().any(|name| name.contains("peermem"))

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Would the kernel load the module's file, and would it serve? By what the file says, before modprobe.
+//! Would the kernel load the module's file, and would the module work? The file itself answers
+//! before modprobe.
 //!
-//! The kernel looks at the signature, at the version magic, and then at each symbol (`kernel/module/main.c`,
-//! `version.c`); the first that does not fit is why the module does not load.
+//! The kernel checks the signature, the version magic, and then each symbol
+//! (`kernel/module/main.c`, `version.c`). The first mismatch is the reason.
 
 use crate::doctor::scan::Scan;
 use crate::finding::{Finding, Level, Subject};
 use crate::software::files::{File, Files};
 use crate::software::{files, is_ours, REGISTER};
 
-/// Why a file would not load, or not serve.
+/// Why a file would not load, or not work.
 pub(super) struct Cause {
     pub(super) found: String,
     pub(super) why: &'static str,
@@ -24,14 +25,14 @@ impl Cause {
     }
 }
 
-/// What is known of the file that modprobe would load.
+/// Returns the contents of the file that modprobe would load, if known.
 fn files<'a>(scan: &'a Scan<'_>) -> Option<&'a Files> {
     let files = scan.module_files().as_ref().ok()?.as_ref()?;
     let installed = scan.software().installed.as_ref().ok()?.as_ref()?;
     (*installed == files.module.path).then_some(files)
 }
 
-/// Why modprobe would fail, if the file says so.
+/// Returns why modprobe would fail, if the file shows it.
 pub(super) fn cause(scan: &Scan<'_>) -> Option<Cause> {
     let files = files(scan)?;
     if files.module.unread.is_some() {
@@ -45,7 +46,7 @@ pub(super) fn cause(scan: &Scan<'_>) -> Option<Cause> {
         .or_else(|| before_ofed(scan, files))
 }
 
-/// Whether the file was read, as those that it was compared with, and nothing speaks against it.
+/// Returns `true` if the file and its dependencies were read, and nothing prevents loading.
 pub(super) fn would_load(scan: &Scan<'_>) -> bool {
     let is_read = |files: &Files| {
         let mut all = files.others.iter().chain([&files.module]);
@@ -54,12 +55,13 @@ pub(super) fn would_load(scan: &Scan<'_>) -> bool {
     files(scan).is_some_and(is_read) && cause(scan).is_none()
 }
 
-/// Why the file's content is not known.
+/// Returns why the file's contents are unknown.
 pub(super) fn unread<'a>(scan: &'a Scan<'_>) -> Option<&'a str> {
     files(scan)?.module.unread.as_deref()
 }
 
-/// Of ib_core, ib_uverbs and nvidia.ko, what is loaded and not what the files are that the module was compared with.
+/// Reports one of ib_core, ib_uverbs and nvidia.ko whose loaded version differs from its file. The
+/// module was compared with the file.
 pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
     let mut others = files(scan)?.others.iter();
     let (name, path) = others.find_map(|file| {
@@ -80,7 +82,7 @@ pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
     })
 }
 
-/// How to build it again.
+/// Returns how to rebuild the module.
 fn rebuild(module: &File) -> String {
     match is_ours(&module.path) {
         true => "build it again: `sudo dkms unbuild peermem-rs/VERSION`, `sudo dkms install peermem-rs/VERSION` (`sudo \
@@ -93,7 +95,7 @@ fn rebuild(module: &File) -> String {
     }
 }
 
-/// Whether the kernel takes signed modules alone.
+/// Returns `true` if the kernel accepts only signed modules.
 pub(super) fn is_enforced(scan: &Scan<'_>) -> bool {
     let said = |path: &str, words: &[&str]| {
         let text = scan.host.text(path);
@@ -115,7 +117,7 @@ fn unsigned(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     })
 }
 
-/// With CRCs the kernel goes by them, and passes over its own release.
+/// Reports a file for another kernel. If the file has CRCs, the kernel ignores its own release.
 fn other_kernel(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     let running = scan.software().kernel.as_ref().ok()?;
     let built = module.vermagic.as_ref()?.split_whitespace().next()?;
@@ -159,7 +161,7 @@ fn other_versions(files: &Files) -> Option<Cause> {
     })
 }
 
-/// What nobody exports.
+/// Reports a symbol that no module exports.
 fn unknown_symbol(files: &Files) -> Option<Cause> {
     let (module, others) = (&files.module, &files.others);
     if others.iter().any(|file| file.unread.is_some()) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! RDMA devices of another network namespace, and RDMA drivers that are loaded and show no device.
+//! RDMA devices in another network namespace, and loaded RDMA drivers without a device.
 //!
-//! In RDMA's exclusive mode (`rdma system`) sysfs shows a device in its own network namespace alone. Elsewhere its NIC
-//! has a directory `infiniband` with nothing in it.
+//! In RDMA's exclusive mode (`rdma system`), sysfs shows a device only in its own network
+//! namespace. Elsewhere, its NIC has an empty directory `infiniband`.
 
 use crate::doctor::scan::Scan;
 use crate::machine::pci::{Address, DEVICES};
 
-/// Drivers of NICs that make RDMA devices.
+/// Drivers of NICs that create RDMA devices.
 pub(crate) const DRIVERS: [&str; 8] = [
     "mlx5_ib",
     "mlx4_ib",
@@ -19,7 +19,8 @@ pub(crate) const DRIVERS: [&str; 8] = [
     "hns_roce_hw_v2",
 ];
 
-/// How to get at devices of another namespace. The mode of the kernel changes only where there is one namespace.
+/// Advice on access to devices of another namespace. The kernel's mode changes only while there is
+/// a single namespace.
 pub(crate) const FIX: &str = "run it in the network namespace of the host (docker run --network host, hostNetwork: true in \
 Kubernetes), or give it the devices from there: `sudo rdma dev set mlx5_0 netns NAME`; 'options ib_core netns_mode=1' in \
 /etc/modprobe.d and a reboot share them between all namespaces (`rdma system show`)";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! nvidia.ko: its flavour and version, and whether the driver's library goes with it.
+//! nvidia.ko: its flavour and version, and the match with the driver's library.
 //!
-//! That none is loaded is said of each GPU by the check of devices.
+//! If nvidia.ko is not loaded, the check of devices reports it for each GPU.
 
 use super::users;
 use crate::doctor::scan::{Check, Scan};
@@ -83,7 +83,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns how to load nvidia.ko anew, behind the modules that use it here.
+/// Returns how to reload nvidia.ko, including the modules that use it here.
 fn reload(scan: &Scan<'_>) -> String {
     let services = "reboot; or end all that uses the GPUs (nvidia-persistenced, nvidia-fabricmanager and monitoring, too)";
     let Some(order) = users::removal_order(scan.host, "nvidia") else {
@@ -100,7 +100,7 @@ fn reload(scan: &Scan<'_>) -> String {
     )
 }
 
-/// Of the driver's library.
+/// Judges the driver's library.
 fn library(scan: &Scan<'_>) -> Option<Finding> {
     let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let nvml = match &scan.software().nvml {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Crashes of the kernel in the code of the GPU's or the NIC's drivers, by the kernel's log.
+//! Crashes of the kernel in the code of GPU or NIC drivers, from the kernel log.
 //!
-//! A report begins with a headline and names the instruction in a line of its own: `RIP: 0010:` on x86, `pc :` on
-//! Arm. If that instruction is in the kernel itself, the first function of a module in the call trace counts.
+//! A report begins with a headline and has a line with the instruction: `RIP: 0010:` on x86, `pc :`
+//! on Arm. If the instruction is in the kernel itself, the first module function in the call trace
+//! counts.
 
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
 
-/// Words of the headline of a report after which the kernel does not go on with the code.
+/// Words in the headline of a report after which the code does not continue.
 const CRASHES: [&str; 10] = [
     "Oops: ",
     "Oops - ",
@@ -20,7 +21,7 @@ const CRASHES: [&str; 10] = [
     "invalid opcode: ",
     "Kernel panic",
 ];
-/// Words of the headline of a report that a processor makes no progress.
+/// Words in the headline of a report about a processor without progress.
 const LOCKUPS: [&str; 3] = [
     "BUG: soft lockup",
     "hard LOCKUP",
@@ -29,7 +30,7 @@ const LOCKUPS: [&str; 3] = [
 /// Words that begin or end another report.
 const OTHERS: [&str; 3] = ["WARNING: ", "---[ end trace", "cut here ]"];
 
-/// Beginnings of the names of modules and functions that GPUDirect RDMA goes through.
+/// Prefixes of modules and functions on the path of GPUDirect RDMA.
 const OURS: [&str; 10] = [
     "nvidia",
     "nv_peer_mem",
@@ -51,8 +52,8 @@ fn has(text: &str, words: &[&str]) -> bool {
     words.iter().any(|words| text.contains(words))
 }
 
-/// Returns the instruction of a line: what follows `RIP: 0010:` or `pc :`. The process's own addresses have another
-/// segment.
+/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. User-space addresses have
+/// another segment.
 fn instruction(text: &str) -> Option<&str> {
     let (_, rest) = text
         .split_once("RIP: 0010:")
@@ -60,7 +61,7 @@ fn instruction(text: &str) -> Option<&str> {
     Some(rest.trim())
 }
 
-/// Returns the module of `function+0x51/0x3a0 [nvidia_uvm]`. `None`: the kernel itself.
+/// Returns the module of `function+0x51/0x3a0 [nvidia_uvm]`, or `None` for the kernel itself.
 fn module(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("+0x")?;
     let (_, rest) = rest.split_once('[')?;
@@ -70,15 +71,15 @@ fn module(text: &str) -> Option<&str> {
         .filter(|name| !name.is_empty())
 }
 
-/// A report whose code is not known yet.
+/// A report whose code is not yet known.
 struct Open<'a> {
     headline: &'a Record,
     is_crash: bool,
-    /// Line with the instruction, which is in the kernel itself.
+    /// Line of an instruction in the kernel itself.
     instruction: Option<&'a str>,
 }
 
-/// A report that is about one of the drivers.
+/// A report about one of the drivers.
 struct Report<'a> {
     record: &'a Record,
     headline: &'a str,
@@ -117,7 +118,7 @@ fn reports(records: &[Record]) -> Vec<Report<'_>> {
                 module(at).or(Some(function).filter(|name| is_ours(name)))
             }
             Some(_) => None,
-            // A question mark is what the kernel found on the stack and does not believe.
+            // A question mark stands for an unreliable entry of the stack.
             None if begun.instruction.is_some() && !text.trim_start().starts_with('?') => {
                 module(text)
             }
@@ -138,8 +139,8 @@ fn reports(records: &[Record]) -> Vec<Report<'_>> {
     reports
 }
 
-/// Returns a finding for the first crash and one for the first lockup of each driver. Later ones mostly follow from the
-/// first.
+/// Returns a finding for the first crash and one for the first lockup of each driver. Later ones
+/// usually follow from the first.
 pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
     let mut told: Vec<(&str, bool)> = Vec::new();
     let mut findings = Vec::new();
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn what_is_no_crash_of_theirs() {
         for lines in [
-            // A warning goes on.
+            // The code continues after a warning.
             &[
                 "WARNING: CPU: 3 PID: 1 at drivers/x.c:7 uvm_x+0x1/0x2 [nvidia_uvm]",
                 "RIP: 0010:uvm_x+0x51/0x3a0 [nvidia_uvm]",
@@ -294,7 +295,7 @@ mod tests {
         }
     }
 
-    /// The second crash of a driver mostly follows from the first.
+    /// The second crash of a driver usually follows from the first.
     #[test]
     fn one_driver_is_told_once() {
         let one = ["Oops: 0000 [#1] SMP", "RIP: 0010:a+0x1/0x2 [nvidia]"];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the kernel's log says of PCI: BARs without a place, and links that went down.
+//! PCI in the kernel log: BARs without a place, and links that went down.
 //!
-//! Both may be of the past: the kernel tries again, and says that in the log, too.
+//! Both may be over: the kernel tries again, and logs success, too.
 
 use std::collections::BTreeMap;
 
@@ -24,15 +24,15 @@ enum Place {
     Given,
 }
 
-/// Returns the BAR of a line, and whether the BAR has a place. Option ROMs, I/O ports and the BARs of virtual functions
-/// are left out, since no transfer goes through them.
+/// Returns the BAR of a line, and its place. Skips option ROMs, I/O ports and BARs of virtual
+/// functions, because no transfer uses them.
 fn bar(text: &str) -> Option<(u32, Place)> {
     let (front, rest) = text.split_once("BAR ")?;
     if front.ends_with("VF ") || text.contains("[io ") {
         return None;
     }
     let number = rest.get(..1)?.parse().ok().filter(|bar| *bar <= 5)?;
-    // 10 is the BAR of a virtual function.
+    // BAR 10, for example, belongs to a virtual function.
     if rest.get(1..2)?.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
@@ -52,7 +52,8 @@ fn bar(text: &str) -> Option<(u32, Place)> {
     }
 }
 
-/// Returns `true` for NVRM's line about a BAR that it cannot use: `NVRM: BAR1 is 0M @ 0x0 (PCI:0000:19:00.0)`.
+/// Returns `true` for NVRM's line about an unusable BAR: `NVRM: BAR1 is 0M @ 0x0
+/// (PCI:0000:19:00.0)`.
 fn is_nvrms(text: &str) -> bool {
     text.split_once("NVRM: BAR").is_some_and(|(_, rest)| {
         let rest = rest.trim_start_matches(|digit: char| digit.is_ascii_digit());
@@ -90,7 +91,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
             }
         }
     }
-    // The check of BAR1 tells of GPUs that have none.
+    // The check of BAR1 reports GPUs without BAR1.
     let is_told = |at: &Option<Address>| {
         at.and_then(|at| scan.gpu(at))
             .is_some_and(|gpu| gpu.bar1.is_none())
@@ -111,7 +112,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
 enum Link {
     Down,
     Up,
-    /// Somebody asked for it.
+    /// Removed on request.
     Removed,
 }
 
@@ -137,8 +138,9 @@ fn link(text: &str) -> Option<Link> {
     }
 }
 
-/// Returns the subject of a port: the pair whose path goes through the port, or the machine where the port is below a
-/// bridge of such a path and leads to no device that is there. `None`: the port of another device.
+/// Returns the subject of a port: the pair with a path through the port. Returns the machine if the
+/// port is below a bridge of such a path and leads to no present device. Returns `None` for the
+/// port of another device.
 fn subject_of_port(scan: &Scan<'_>, devices: &Devices, port: Address) -> Option<Subject> {
     if let Some(subject) = devices.get(&port) {
         return Some(subject.clone());
@@ -153,7 +155,7 @@ fn subject_of_port(scan: &Scan<'_>, devices: &Devices, port: Address) -> Option<
         .functions
         .values()
         .any(|function| function.above.contains(&port));
-    // A bridge that is known is above a GPU or a NIC.
+    // All known bridges are above a GPU or a NIC.
     let is_near = way
         .iter()
         .any(|above| *above != port && scan.machine.functions.contains_key(above));
@@ -250,7 +252,7 @@ mod tests {
             ("pci 0000:19:00.0: BAR 2 [mem size 0x2000000000 64bit pref]: failed to assign", Some((2, Place::None))),
             ("pci 0000:19:00.0: BAR 2: assigned [mem 0x380000000000-0x381fffffffff 64bit pref]", Some((2, Place::Given))),
             ("pci 0000:19:00.0: BAR 2 [mem 0x380000000000-0x381fffffffff 64bit pref]: assigned", Some((2, Place::Given))),
-            // Nothing is moved through these.
+            // No transfer uses these.
             ("pci 0000:19:00.0: BAR 5: no space for [io  size 0x0080]", None),
             ("pci 0000:19:00.0: BAR 6: no space for [mem size 0x00080000 pref]", None),
             ("pci 0000:19:00.0: BAR 10: no space for [mem size 0x00080000 pref]", None),

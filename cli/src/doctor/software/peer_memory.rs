@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Has ib_core peer memory, and whose is it?
+//! Does ib_core have peer memory, and whose is it?
 
 use super::dma_buf::DmaBuf;
 use super::presence;
@@ -25,7 +25,7 @@ pub(super) const CHECK: Check = Check {
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();
     let finding = match software.register() {
-        // A module that is loaded could not be without.
+        // A loaded module proves that peer memory exists.
         Err(_) if software.loaded().is_some() => return Vec::new(),
         Err(why) => Scan::unseen(Subject::Machine, "/proc/kallsyms", &why),
         Ok(Some(symbol)) => {
@@ -33,14 +33,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let found = format!("{REGISTER} is in {module}{}", version(scan, module));
             Finding::new(Level::Ok, Subject::Machine, found)
         }
-        // It may come with ib_uverbs.
+        // Peer memory may come with ib_uverbs.
         Ok(None) if presence::lacks_uverbs(scan) => return Vec::new(),
         Ok(None) => lacking(scan),
     };
     vec![finding]
 }
 
-/// `, version 24.10-0.7.0`: OFED's modules have one, the kernel's own have none.
+/// Returns `, version 24.10-0.7.0`. OFED's modules have a version, the kernel's do not.
 fn version(scan: &Scan<'_>, module: &str) -> String {
     [module, "ib_core", "mlx_compat"]
         .iter()

@@ -27,7 +27,7 @@ pub(super) const CHECK: Check = Check {
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Reports a device that is listed and leads nowhere. The other checks do not know such a device.
+/// Reports a device whose entry leads nowhere. Other checks do not know such a device.
 fn unread(unread: &Unread) -> Finding {
     let (what, fix) = match &unread.device {
         Listed::Pci(at) => (
@@ -51,11 +51,11 @@ fn unread(unread: &Unread) -> Finding {
     }
 }
 
-/// Whether ib_core is there, and not its part that programs talk to.
+/// Returns `true` if ib_core is present without ib_uverbs, its interface to programs.
 pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
     let there = |paths: [&str; 2]| paths.map(|path| scan.host.has(path));
     there(["/sys/module/ib_core", DEVICES]).contains(&Ok(true))
-        // Built into the kernel it is no module, and has its class all the same.
+        // A built-in ib_core is not a module, but has its class.
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 
@@ -135,7 +135,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 .fix("`sudo modprobe ib_uverbs`"),
         );
     } else if scan.machine.hcas.iter().all(|hca| hca.is_software) {
-        // The test VM's rxe takes the memory of its stand-in GPU.
+        // The test VM's rxe uses the memory of the stand-in GPU.
         let is_test = scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in);
         let level = match is_test {
             true => Level::Note,

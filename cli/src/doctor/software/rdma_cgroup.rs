@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How many RDMA objects a cgroup may have.
+//! Limits of a cgroup on RDMA objects.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{argument, path_argument, Finding, Level, Subject};
@@ -19,7 +19,8 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Of a line of `rdma.max` or `rdma.current`: the device, its handles, its objects. `max` is the greatest number.
+/// Parses a line of `rdma.max` or `rdma.current`: device, handles, objects. `max` becomes the
+/// greatest number.
 fn rdma(line: &str) -> Option<(&str, u64, u64)> {
     let mut words = line.split_whitespace();
     let device = words.next()?;
@@ -39,7 +40,7 @@ fn rdma(line: &str) -> Option<(&str, u64, u64)> {
     Some((device, handles?, objects?))
 }
 
-/// The folders of this process' cgroup with an RDMA controller, and of those above it.
+/// Returns the directories of this process's cgroup with an RDMA controller, and those above.
 fn cgroups(scan: &Scan<'_>) -> Vec<String> {
     let text = scan.host.text("/proc/self/cgroup").unwrap_or_default();
     let mut folders = Vec::new();
@@ -54,7 +55,7 @@ fn cgroups(scan: &Scan<'_>) -> Vec<String> {
             _ if controllers.split(',').any(|name| name == "rdma") => "/sys/fs/cgroup/rdma",
             _ => continue,
         };
-        // `/../..` is seen from inside a namespace of cgroups: what lies above is not visible.
+        // `/../..` comes from inside a cgroup namespace. Directories above it are not visible.
         if path.split('/').any(|part| part == "..") {
             continue;
         }
@@ -89,7 +90,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 ("handles", handles, most_handles),
                 ("objects", objects, most_objects),
             ] {
-                // Less than a tenth is left.
+                // More than a tenth is left.
                 if most == u64::MAX || now < most.saturating_sub(most / 10) {
                     continue;
                 }

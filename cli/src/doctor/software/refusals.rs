@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What the module refused of late, and what it lost: its files, whose form docs/observe.md promises.
+//! Recent refusals of the module, and memory that it lost, from its files. docs/observe.md defines
+//! their format.
 
 use std::collections::BTreeMap;
 
@@ -29,30 +30,30 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// The module's file with its counters.
+/// File with the module's counters.
 pub(super) const COUNTERS: &str = "counters";
 const REFUSALS: &str = "refusals";
 
-/// Of late, in seconds.
+/// Age limit of a "recent" refusal, in seconds.
 const LATE: u64 = 3600;
 
-/// Whole seconds of a time with a fraction.
+/// Returns the whole seconds of a time with a fraction.
 fn seconds(time: &str) -> Option<u64> {
     time.split('.').next()?.parse().ok()
 }
 
-/// Refusals of one reason.
+/// Refusals for one reason.
 #[derive(Debug, Default)]
 struct Refused {
     times: u64,
-    /// Seconds by the monotonic clock.
+    /// Time of the last refusal on the monotonic clock, in seconds.
     last: u64,
-    /// Who was refused last.
+    /// Process that was refused last.
     comm: String,
     text: String,
 }
 
-/// The file's records by reason.
+/// Groups the records of the file by reason.
 fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
     let mut all: BTreeMap<&str, Refused> = BTreeMap::new();
     for mut line in text.lines().filter_map(Line::parse) {
@@ -72,7 +73,7 @@ fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
     all
 }
 
-/// `5 min`.
+/// Formats a time span: `5 min`.
 fn span(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -82,7 +83,7 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// NVIDIA's module says nothing of this kind.
+/// Returns `true` for peermem-rs. NVIDIA's module has no such files.
 fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.software().loaded().is_some_and(|it| it.is_ours)
 }
@@ -160,7 +161,7 @@ fn reported(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding
     })
 }
 
-/// What must not happen at all.
+/// Reports counters that should be 0.
 fn counted(text: &str) -> Vec<Finding> {
     let event = |name: &str| -> u64 {
         let lines = text.lines().filter_map(Line::parse);
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(refused.text, "no room, reason=x last=9");
     }
 
-    /// The module escapes what a thread may call itself.
+    /// The module escapes the name that a thread may give itself.
     #[test]
     fn the_name_is_the_threads_own() {
         let line = LINE.replace("comm=python3", "comm=a\\x20b");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The modules that use another one, by `/proc/modules`: what has to go before nvidia.ko can.
+//! Users of a module, from `/proc/modules`. They must be unloaded before nvidia.ko.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::host::Host;
 
-/// Modules that use each module: the fourth word of a line, `nvidia_uvm,gdrdrv,` or `-`.
+/// Returns the users of each module, from the fourth word of a line: `nvidia_uvm,gdrdrv,` or `-`.
 fn users(text: &str) -> BTreeMap<&str, Vec<&str>> {
     text.lines()
         .filter_map(|line| {
@@ -17,25 +17,25 @@ fn users(text: &str) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
-/// Returns `true` for the name of a module: the names end up in a command.
+/// Returns `true` for a valid module name. Names become part of a command.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(is_plain)
 }
 
-/// Returns a module behind all that use it, in the order in which rmmod takes them. `None`: the module is not in the
-/// list, or the list cannot be read.
+/// Returns all users of a module and then the module, in the order for rmmod. Returns `None` if the
+/// module is not in the list, or the list cannot be read.
 pub(super) fn removal_order(host: &dyn Host, module: &str) -> Option<Vec<String>> {
     let text = host.text("/proc/modules").ok()?;
     let users = users(&text);
     users.contains_key(module).then(|| ordered(&users, module))
 }
 
-/// Returns a module behind all that use it, directly or not.
+/// Returns all direct and indirect users of a module, and then the module.
 fn ordered(users: &BTreeMap<&str, Vec<&str>>, module: &str) -> Vec<String> {
     let mut order = Vec::new();
     let mut seen: BTreeSet<&str> = BTreeSet::new();
-    // A module comes up twice: to look at its users first, and then itself.
+    // A module is visited twice: once for its users, and once for itself.
     let mut todo = vec![(module, false)];
     while let Some((name, is_done)) = todo.pop() {
         if is_done {

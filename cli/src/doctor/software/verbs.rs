@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The device files by which programs open RDMA devices: `/dev/infiniband/uverbs*`.
+//! The device files through which programs open RDMA devices: `/dev/infiniband/uverbs*`.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -68,7 +68,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                         "in a container: --device=/dev/infiniband, or the RDMA device plugin of Kubernetes, or \
                         privileged; on the machine itself: `sudo udevadm trigger -c add -s infiniband_verbs`",
                     ),
-                // A group of devices holds for root, too; for others it may be the file's mode.
+                // A device cgroup binds root, too. For other users, it may be the file's mode.
                 State::Denied if is_root => at(Level::Fault, format!("root may not open {path}"))
                     .why(WHY)
                     .fix(

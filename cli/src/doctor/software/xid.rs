@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! NVIDIA's Xids in the kernel's log: the driver's numbered reports of errors on a GPU.
+//! NVIDIA's Xids in the kernel log: numbered reports of GPU errors by the driver.
 //!
 //! The level follows the column "Immediate Action" of NVIDIA's Xid catalog
-//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>): a reset, a reboot or a lost GPU is a
-//! fault, a restart of the application or nothing is silent, and anything else is a warning. Xid 154 has an action of
-//! its own, one of NVML's `nvmlDeviceGpuRecoveryAction_t`.
+//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). A reset, a reboot or a
+//! lost GPU is a fault. A restart of the application, or no action, is silent. Anything else is a
+//! warning. Xid 154 carries its own action, one of NVML's `nvmlDeviceGpuRecoveryAction_t`.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::doctor::scan::Scan;
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::{addresses, Record};
 
-/// Action that an Xid asks for, the mildest first.
+/// Action that an Xid asks for, mildest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Action {
-    /// None, or a restart of the application.
+    /// No action, or a restart of the application.
     Nothing,
     /// An inspection by a person.
     Check,
@@ -35,12 +35,13 @@ impl Action {
     }
 }
 
-/// Number by which the driver reports a change of the action that the GPU needs.
+/// Xid of a change of the action that the GPU needs.
 const RECOVERY: u32 = 154;
-/// Number by which the driver reports a GPU that is off the bus.
+/// Xid of a GPU that has fallen off the bus.
 const OFF_THE_BUS: u32 = 79;
 
-/// Numbers with an action other than a person's inspection: the first, the last, the action, and what the Xid says.
+/// Xids with an action other than an inspection by a person: first number, last number, action, and
+/// meaning.
 const CODES: &[(u32, u32, Action, &str)] = &[
     (8, 8, Action::Nothing, ""),
     (11, 11, Action::Nothing, ""),
@@ -48,7 +49,7 @@ const CODES: &[(u32, u32, Action, &str)] = &[
     (25, 25, Action::Nothing, ""),
     (31, 32, Action::Nothing, ""),
     (37, 41, Action::Nothing, ""),
-    // 45 follows a process that ends early, Ctrl-C included, or another Xid.
+    // Xid 45 follows another Xid, or a process that ends early, as by Ctrl-C.
     (43, 45, Action::Nothing, ""),
     (46, 46, Action::Reset, "the GPU stopped processing"),
     (48, 48, Action::Reset, "an uncorrectable ECC error in the GPU's memory"),
@@ -106,12 +107,12 @@ const CODES: &[(u32, u32, Action, &str)] = &[
     (160, 162, Action::Nothing, ""),
     (167, 167, Action::Check, "the GPU waited in vain for PCIe"),
     (169, 169, Action::Check, "a microcontroller of the GPU halted"),
-    // Beside 48.
+    // These appear beside Xid 48.
     (171, 171, Action::Reset, "an uncorrectable ECC error in the GPU's DRAM"),
     (172, 172, Action::Reset, "an uncorrectable ECC error in the GPU's SRAM"),
 ];
 
-/// Returns the action of an Xid and what the Xid says.
+/// Returns the action and the meaning of an Xid.
 fn meaning(number: u32, text: &str) -> (Action, &'static str) {
     let known = CODES
         .iter()
@@ -122,13 +123,14 @@ fn meaning(number: u32, text: &str) -> (Action, &'static str) {
     );
     match number {
         RECOVERY => recovery(text),
-        // NVIDIA's table for these asks for a reset where the error is fatal.
+        // NVIDIA's table asks for a reset if these are fatal.
         144..=150 if text.contains(" Fatal ") => (Action::Reset, "a fatal error on NVLink"),
         _ => (action, what),
     }
 }
 
-/// Returns the action of an Xid 154: `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`.
+/// Returns the action of Xid 154: `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot
+/// Required)`.
 fn recovery(text: &str) -> (Action, &'static str) {
     let to = text.rsplit_once(" to 0x").map(|(_, to)| to);
     let digits = to.map(|to| {
@@ -161,7 +163,7 @@ fn number(text: &str) -> Option<u32> {
     rest.get(..end.unwrap_or(rest.len()))?.parse().ok()
 }
 
-/// Returns `true` if the driver reports a lost GPU without the number of an Xid.
+/// Returns `true` if the driver reports a lost GPU without an Xid.
 fn is_lost(text: &str) -> bool {
     text.contains("NVRM: GPU") && text.contains("has fallen off the bus")
 }
@@ -175,7 +177,8 @@ struct Reports<'a> {
     last: &'a Record,
 }
 
-/// Returns the GPU of a line. A GPU that is gone from PCI belongs to the machine. `None`: a GPU that is not judged.
+/// Returns the GPU of a line, the machine for a GPU that is gone from PCI, or `None` for a GPU that
+/// is not judged.
 fn subject(scan: &Scan<'_>, text: &str) -> Option<Subject> {
     let at = addresses(text).into_iter().next();
     let Some(gpu) = at.and_then(|at| scan.gpu(at)) else {
@@ -200,14 +203,14 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
         let of_gpu = gpus.entry(subject).or_default();
         let (action, what) = meaning(number, &record.text);
         if action == Action::Nothing {
-            // A GPU that needs nothing any more has recovered.
+            // A GPU that needs no action any more has recovered.
             if number == RECOVERY {
                 of_gpu.clear();
             }
             continue;
         }
         match of_gpu.iter_mut().find(|seen| seen.number == number) {
-            // The line beside the Xid's own.
+            // This line repeats the Xid's own line.
             Some(_) if is_lost(&record.text) && self::number(&record.text).is_none() => {}
             Some(seen) => {
                 seen.count = seen.count.saturating_add(1);
@@ -233,7 +236,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
     findings
 }
 
-/// Returns the finding for one GPU: the first Xid of the worst level, and those beside it.
+/// Returns the finding for one GPU: the first Xid of the worst level, and the others.
 fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
     let worst = reports.iter().map(|seen| seen.action).max()?;
     let level = worst.level();
@@ -258,7 +261,7 @@ fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
     )
 }
 
-/// Returns how to fix it, by NVIDIA's action.
+/// Returns the fix for NVIDIA's action.
 fn fix(action: Action, number: u32, subject: &Subject) -> String {
     let gpu = match subject {
         Subject::Gpu { gpu } => format!(" -i {gpu}"),

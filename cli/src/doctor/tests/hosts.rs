@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Situations that people reported of real machines, in synthetic ones: the cause is named first, and nothing else is.
+//! Reported cases from real machines, on synthetic ones: the cause is the first and only finding.
 
 use crate::finding::Status;
 use crate::fixture::Fixture;
@@ -14,7 +14,7 @@ fn hgx() -> Fixture {
     fixture::all().remove("hgx").unwrap()
 }
 
-/// Output of a command, in one line.
+/// Returns the output of a command in one line.
 fn says(fixture: &Fixture, line: &[&str]) -> (String, Status) {
     testing::says_in_one_line(&fixture.recording, line)
 }
@@ -35,14 +35,14 @@ fn change_nvml(fixture: &mut Fixture, change: impl Fn(&mut Nvml)) {
     fixture.fact(Fact::Nvml, &serde_json::to_string(&nvml).unwrap());
 }
 
-/// nvidia.ko has the GPU and could not start it.
+/// Makes a machine on which nvidia.ko has a GPU and could not start it.
 fn not_started() -> Fixture {
     let mut fixture = hgx();
     change_nvml(&mut fixture, |nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
     fixture
 }
 
-/// Files to compare with, made when all was well.
+/// Files for comparison, made from the healthy machine.
 struct Before {
     folder: tempfile::TempDir,
 }
@@ -121,14 +121,14 @@ fn no_gpu_at_all_starts() {
     assert_eq!(status.code(), 3, "{text}");
 }
 
-/// A container, or a job with some of the GPUs, is known by any of these marks.
+/// Any of these marks identifies a container, or a job with some of the GPUs.
 #[test]
 fn a_container_has_the_gpus_that_it_was_given() {
     let before = Before::new(&hgx());
     let marks: [fn(&mut Fixture); 9] = [
         |fixture| fixture.directory("/var/run/secrets/kubernetes.io"),
         |fixture| fixture.file("/proc/1/environ", "PATH=/bin\0container=podman\0"),
-        // The device files of other GPUs are there.
+        // The device files of other GPUs exist.
         |fixture| {
             for name in ["ctl", "0", "1", "3", "4", "5", "6", "7"] {
                 fixture.file(&format!("/dev/nvidia{name}"), "");
@@ -166,7 +166,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
             "{text}"
         );
     }
-    // A recording keeps the marks, and not the names.
+    // A recording keeps the marks without names.
     for cgroup in [
         "0::/kubepods.slice/kubepods-pod1.slice",
         "0::/docker/abc",
@@ -180,7 +180,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
         let (text, status) = testing::says(&recording, &["doctor"]);
         assert_eq!(status, Status::Ok, "{text}");
     }
-    // The namespaces that a machine boots with are none, nor is a device file that is there.
+    // The machine's initial namespaces are not marks, and neither is an existing device file.
     let mut fixture = not_started();
     for name in ["ctl", "0", "1", "2", "3", "4", "5", "6", "7"] {
         fixture.file(&format!("/dev/nvidia{name}"), "");
@@ -211,7 +211,7 @@ fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
     }
 }
 
-/// It is on PCI until the next boot.
+/// PCI lists the device until the next boot.
 #[test]
 fn a_device_that_does_not_answer_is_found() {
     for (at, first) in [
@@ -228,7 +228,7 @@ fn a_device_that_does_not_answer_is_found() {
     }
 }
 
-/// `resource` of a GPU of hgx, with another second BAR.
+/// Sets `resource` of a GPU of `hgx`, with another second BAR.
 fn resource(fixture: &mut Fixture, at: &str, lines: [&str; 3]) {
     let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000";
     let [first, second, third] = lines;
@@ -246,7 +246,7 @@ const UNSET: &str = "0x0000000000000000 0x0000001fffffffff 0x000000002014220c";
 fn a_bar_without_an_address_is_no_bar() {
     let mut fixture = not_started();
     resource(&mut fixture, GPU, [BAR0, UNSET, BAR4]);
-    // nvidia.ko did not take it.
+    // nvidia.ko did not take the GPU.
     let own = fixture.place(GPU);
     fixture.remove(&format!("{own}/driver"));
     fixture.remove(&format!("/proc/driver/nvidia/gpus/{GPU}"));
@@ -288,10 +288,10 @@ fn no_other_bar_is_taken_for_bar1() {
         "fault bar1 GPU 0: 0000:19:00.0 has no BAR1",
         "1 fault",
     );
-    // Nor is what NVML says of one.
+    // NVML's report about such a GPU is not judged either.
     let (text, _) = says(&fixture, &["doctor", "--only", "bar1-free", "--all"]);
     assert!(text.contains("bar1-free GPU 1, GPU 2"), "{text}");
-    // Where nothing is visible, nothing is said.
+    // If nothing is visible, nothing is reported.
     let mut fixture = hgx();
     let own = fixture.place("0000:19:00.0");
     fixture.deny(&format!("{own}/resource"));
@@ -302,7 +302,7 @@ fn no_other_bar_is_taken_for_bar1() {
     assert_eq!(says(&fixture, &["doctor", "--only", "bar1"]).1, Status::Ok);
 }
 
-/// The memory of such a GPU is in no BAR alone, and BARs are not judged.
+/// No BAR alone leads to the memory of such a GPU, and BARs are not judged.
 #[test]
 fn a_coherent_gpu_without_a_driver_is_told() {
     let mut fixture = fixture::all().remove("grace").unwrap();
@@ -316,7 +316,7 @@ fn a_coherent_gpu_without_a_driver_is_told() {
     );
 }
 
-/// A NIC whose driver did not take it.
+/// A NIC that its driver did not take.
 #[test]
 fn a_nic_without_an_address_lacks_room() {
     let mut fixture = hgx();
@@ -349,7 +349,7 @@ fn unknown_values_are_not_compared() {
     }
 }
 
-/// Names that no shell takes as they are, or that say more than a name.
+/// Names that a shell would interpret, or that contain more than a name.
 const ODD: [&str; 7] = [
     "a|b\"c\\d\u{1b}[31m\ne{f}=1,\u{202e};#",
     "x\r\n# TYPE evil counter\nevil 1",
@@ -371,7 +371,8 @@ fn commands(fixture: &Fixture) -> Vec<String> {
         .collect()
 }
 
-/// A machine with faults that ask for commands: ports that are down, one with a small MTU and without PFC.
+/// Makes a machine with faults whose fixes are commands: ports that are down, one with a small MTU
+/// and without PFC.
 fn named(hca: &str, netdev: &str) -> Fixture {
     let mut fixture = fixture::hgx();
     for (name, at) in [("mlx5_0", "0000:18:00.0"), ("mlx5_1", "0000:1a:00.0")] {
@@ -408,7 +409,7 @@ fn no_command_has_an_odd_name() {
     for name in ODD {
         let fixture = named(name, name);
         let commands = commands(&fixture);
-        // Those without the name are there as before.
+        // Commands without the name are unchanged.
         assert!(commands.len() < plain.len(), "{name:?}: {commands:?}");
         for command in &commands {
             assert!(plain.contains(command), "{name:?}: {command:?}");
@@ -437,7 +438,7 @@ fn a_device_that_leads_nowhere_is_told() {
     ] {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
-    // Where they are is not known, nor that what is left is too far.
+    // The position of the unread devices is unknown. The remaining ones may not be the nearest.
     let (text, status) = says(&fixture, &["doctor", "--only", "path"]);
     assert_eq!(status, Status::Ok, "{text}");
     let (text, _) = says(&fixture, &["topo"]);
@@ -449,7 +450,7 @@ fn a_device_that_leads_nowhere_is_told() {
         text.contains("The RDMA device mlx5_0 cannot be read"),
         "{text}"
     );
-    // Where none is left it is not that there is none.
+    // If no device could be read, the check does not claim that there is none.
     let mut fixture = fixture::all().remove("small").unwrap();
     circle(&mut fixture, "/sys/class/infiniband/mlx5_0", "mlx5_0");
     let (text, _) = says(&fixture, &["doctor"]);

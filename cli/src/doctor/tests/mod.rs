@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! What is told of findings: to people, to programs, to monitoring.
+//! Output of findings: for people, programs and monitoring.
 
 mod hosts;
 pub(in crate::doctor) mod paths;
@@ -34,7 +34,7 @@ fn what_root_alone_sees_is_said_and_is_not_well() {
             assert!(finding.needs_root, "{finding:#?}");
         }
     }
-    // What stands in sysfs is seen all the same.
+    // Values in sysfs are still visible.
     assert!(bad(&findings)
         .iter()
         .all(|it| it.level == Level::NotVisible));
@@ -95,13 +95,13 @@ fn findings_of_one_kind_are_told_under_one_head() {
     let text = out.into_text();
     println!("{text}");
     let count = |what: &str| text.matches(what).count();
-    // One head for each kind.
+    // One heading for each kind.
     assert_eq!((count("warning acs"), count("warning bar1")), (1, 1));
     assert_eq!(
         (count("  why"), count("  costs"), count("  fix")),
         (2, 2, 2)
     );
-    // What is the same of both is said once of both, what is not once of each.
+    // Common lines appear once. Differing lines appear once for each.
     assert_eq!(count("GPU 0, GPU 1: BAR1 is 256 MiB"), 1);
     assert_eq!(count("setpci -s 0000:12:01.0 "), 1);
     assert_eq!(count("setpci -s 0000:82:01.0 "), 1);
@@ -196,7 +196,7 @@ fn one_pair_is_told_hop_by_hop() {
     assert_eq!(json["findings"].as_array().unwrap().len(), 0);
 }
 
-/// `--fail-on` changes the exit status, and nothing that is said.
+/// `--fail-on` changes the exit status and no output.
 #[test]
 fn what_counts_as_failing_can_be_chosen() {
     let mut healthy = fixture::small();
@@ -227,7 +227,8 @@ fn what_counts_as_failing_can_be_chosen() {
     }
 }
 
-/// What the checks of paths and devices say of a synthetic machine, as `doctor` tells it.
+/// Returns the findings of the checks of paths and devices on a synthetic machine, in `doctor`'s
+/// words.
 fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Finding>) {
     let host = &fixture.recording;
     let machine = Machine::scan(host).unwrap();
@@ -245,7 +246,7 @@ fn every_machine_is_told_of_as_before() {
     for (name, fixture) in fixture::all() {
         let (brief, ..) = reported(&fixture, false);
         let mut text = format!("$ peermemctl doctor\n{brief}\n");
-        // All pairs of eight GPUs are nothing to read again.
+        // The pairs of eight GPUs are too long to print.
         if name != "hgx" {
             text.push_str(&format!(
                 "$ peermemctl doctor --all\n{}",
@@ -256,7 +257,7 @@ fn every_machine_is_told_of_as_before() {
     }
 }
 
-/// The JSON of a machine with one fault, and of its one pair in full.
+/// JSON of a machine with one fault, and of its one pair in full.
 #[test]
 fn json_is_as_before() {
     let fixture = fixture::acs();
@@ -280,7 +281,7 @@ fn json_is_as_before() {
     );
 }
 
-/// The machines that have a fault have that fault, and the others have none.
+/// Machines with a fault have that fault. The others have none.
 #[test]
 fn made_up_machines_have_what_was_made_in_them() {
     for (name, fixture) in fixture::all() {
@@ -350,7 +351,7 @@ fn a_large_machine_is_told_of_in_little() {
     }
 }
 
-/// Each figure says whose it is, or is arithmetic on what was seen.
+/// Each number names its source, or is computed from values that were read.
 #[test]
 fn costs_name_their_source() {
     for (name, fixture) in fixture::all() {
@@ -368,7 +369,7 @@ fn costs_name_their_source() {
     }
 }
 
-/// A machine with some ports of the fabric down: each GPU has a port left, and yet half of the bandwidth is gone.
+/// Some ports of the fabric are down. Each GPU has a port left, but half of the bandwidth is gone.
 #[test]
 fn dead_rails_are_found() {
     let fixture = &fixture::degraded()["dead_rails"];
@@ -396,7 +397,8 @@ fn dead_rails_are_found() {
     );
 }
 
-/// One rail is slower than the seven others, by lanes or by speed; the NIC for all else is of another model.
+/// One rail is slower than the seven others, by lanes or by speed. The NIC for other traffic is
+/// another model.
 #[test]
 fn a_slow_rail_is_found() {
     for rate in ["200 Gb/sec (2X NDR)", "100 Gb/sec (4X EDR)"] {
@@ -414,7 +416,7 @@ fn a_slow_rail_is_found() {
     }
 }
 
-/// A GPU's slow link: worth a note while the GPU is idle, and a warning when NVML says that it works.
+/// A slow link of an idle GPU is a note. It is a warning if NVML reports that the GPU works.
 #[test]
 fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     let level = |state: u32, percent: u32, persistence: bool| {
@@ -439,11 +441,11 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     assert_eq!(level(8, 0, true), Level::Note);
     assert_eq!(level(8, 97, true), Level::Warning);
     assert_eq!(level(0, 0, true), Level::Warning);
-    // Woken by the question.
+    // The query itself woke the GPU.
     assert_eq!(level(0, 0, false), Level::Note);
 }
 
-/// A program need not take the commands out of prose.
+/// A program need not parse commands out of text.
 #[test]
 fn json_has_the_commands_apart() {
     let mut fixture = fixture::acs();
@@ -465,7 +467,7 @@ fn json_has_the_commands_apart() {
     );
 }
 
-/// GPUs that have the same RDMA devices are named once with them.
+/// GPUs with the same RDMA devices are named together.
 #[test]
 fn pairs_are_not_listed_one_by_one() {
     let mut fixture = fixture::hgx();
@@ -483,14 +485,15 @@ fn pairs_are_not_listed_one_by_one() {
     assert!(payload.lines().count() <= 4, "{payload}");
 }
 
-/// What is done to a machine, and what must be found then: the beginning of each group of findings.
+/// A change to a machine, and the beginning of each group of findings that it must cause.
 pub(super) type Change = (
     &'static str,
     fn(&mut fixture::Fixture),
     &'static [(Level, &'static str)],
 );
 
-/// Makes each change in a machine that is compared with a file; `check` is its option, too.
+/// Applies each change to a machine that is compared with a file. `check` is also the name of the
+/// option.
 pub(super) fn are_found(before: &fixture::Fixture, check: &str, file: &str, changes: &[Change]) {
     for (name, change, wanted) in changes {
         let mut now = before.clone();
@@ -498,7 +501,7 @@ pub(super) fn are_found(before: &fixture::Fixture, check: &str, file: &str, chan
         let option = format!("--{check}");
         let line = ["doctor", "--all", "--only", check, &option, file];
         let (text, status) = testing::says(&now.recording, &line);
-        // A group each, wrapped; those of the level "ok" aside.
+        // One group each, without line breaks and without level "ok".
         let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
         let groups: Vec<String> = text
             .split("\n\n")
@@ -515,7 +518,7 @@ pub(super) fn are_found(before: &fixture::Fixture, check: &str, file: &str, chan
     }
 }
 
-/// What machines like the large one have lost, by themselves and compared with it.
+/// Losses of machines like the large one, found with and without a comparison.
 #[test]
 fn what_was_lost_is_found_by_comparison() {
     let folder = tempfile::tempdir().unwrap();
@@ -554,7 +557,7 @@ fn what_was_lost_is_found_by_comparison() {
     }
 }
 
-/// No finding comes twice, however many pairs there are.
+/// No finding appears twice, however many pairs there are.
 #[test]
 fn a_large_machine_is_examined_once() {
     let fixture = fixture::flat(24, 12);
@@ -573,17 +576,17 @@ fn a_large_machine_is_examined_once() {
     assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
 }
 
-/// The tables of checks in `docs/doctor.md` are those of the checks; `UPDATE_GOLDEN=1` writes them.
+/// The tables in `docs/doctor.md` match the checks. `UPDATE_GOLDEN=1` writes them.
 #[test]
 fn the_documentation_has_each_check() {
     let document = include_str!("../../../../docs/doctor.md");
     let mut parts: Vec<String> = document.split_inclusive('\n').map(str::to_owned).collect();
-    // A heading and a line of dashes stand above the rows of each table.
+    // A heading and a line of dashes come before the rows of each table.
     let heads = parts.iter().enumerate();
     let heads = heads.filter(|(_, line)| line.starts_with("| check |"));
     let tables: Vec<usize> = heads.map(|(head, _)| head + 2).collect();
     assert_eq!(tables.len(), 2);
-    // From the last to the first, so that places stay where they are.
+    // From last to first, to keep the positions valid.
     let of_tables = [OF_HARDWARE, software::OF_SOFTWARE].into_iter().zip(tables);
     for (checks, first) in of_tables.rev() {
         let rows = parts.iter().skip(first);
@@ -599,12 +602,13 @@ fn the_documentation_has_each_check() {
     testing::same_as_file("../../docs/doctor.md", &parts.concat());
 }
 
-/// Faults of one check. A check without any has a test of its own, or never says worse than a note.
+/// Faults of one check. A check without faults has its own test, or reports nothing worse than a
+/// note.
 #[derive(Clone, Copy)]
 pub(super) enum Faults {
-    /// Injected in what was seen of two GPUs, two NICs and the switches between.
+    /// Injected in the scan of two GPUs, two NICs and the switches between.
     OnPaths(&'static [paths::PathFault]),
-    /// Injected in what the machine says.
+    /// Injected in the machine's answers.
     OfSoftware(&'static [software::tests::SoftwareFault]),
     OwnTest,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Each check of paths and devices: a machine of two sockets with a switch each, a GPU and a NIC below either, and one
-//! fault at a time injected in what was seen of it.
+//! Each check of paths and devices. The machine has two sockets, each with a switch, a GPU and a
+//! NIC. One fault at a time is injected in the scan.
 
 use super::*;
 use crate::finding::Level;
@@ -11,12 +11,12 @@ use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::{fixture, testing};
 
-/// Where capabilities stand in the config space of the functions that have them ([`Pci::config`]).
+/// Offsets of capabilities in the config space of functions that have them ([`Pci::config`]).
 pub(in crate::doctor) const EXPRESS: usize = 0x60;
 pub(in crate::doctor) const ACS: usize = 0x148;
 pub(in crate::doctor) const ATS: usize = 0x148;
 
-/// The functions of the socket at a bus: the root port, the switch's ports, GPU and NIC.
+/// Functions of the socket at a bus: root port, switch ports, GPU and NIC.
 pub(in crate::doctor) struct Socket {
     pub(in crate::doctor) root_port: Address,
     pub(in crate::doctor) upstream: Address,
@@ -46,7 +46,7 @@ pub(in crate::doctor) fn socket(bus: u8) -> Socket {
 pub(in crate::doctor) const FIRST: u8 = 0x10;
 pub(in crate::doctor) const SECOND: u8 = 0x80;
 
-/// What is injected, and where.
+/// A machine with two sockets, as a scan and as a recording. Faults are injected in either.
 pub(in crate::doctor) struct TwoSockets {
     pub(in crate::doctor) machine: Machine,
     pub(in crate::doctor) host: Recording,
@@ -93,7 +93,7 @@ impl TwoSockets {
         }
     }
 
-    /// Without the second socket's devices.
+    /// Removes the devices of the second socket, and renames the GPU.
     pub(in crate::doctor) fn only_gpu_is(&mut self, name: &str) {
         self.machine.gpus.truncate(1);
         self.machine.hcas.truncate(1);
@@ -109,7 +109,7 @@ impl TwoSockets {
         self.machine.functions.get_mut(&at).unwrap()
     }
 
-    /// The first socket's NIC once more at another address, as `mlx5_2`, with its port down.
+    /// Adds a copy of the first socket's NIC at another address, as `mlx5_2`, with its port down.
     pub(in crate::doctor) fn nic_that_is_down(&mut self, at: Address) {
         let mut function = self.function(socket(FIRST).nic).clone();
         function.at = at;
@@ -130,21 +130,21 @@ impl TwoSockets {
 
     pub(in crate::doctor) fn findings(&self) -> Vec<Finding> {
         let scan = Scan::new(&self.host, &self.machine);
-        // Those of software look at what this machine has not.
+        // Checks of software need data that this machine lacks.
         run_all(&scan, OF_HARDWARE.iter())
     }
 }
 
 type Inject = fn(&mut TwoSockets);
 
-/// A fault, and the one finding of its check that must come of it.
+/// A fault, and the one finding of its check that it must cause.
 pub(in crate::doctor) struct PathFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: Inject,
     pub(in crate::doctor) level: Level,
-    /// In what it says.
+    /// Words of the finding.
     pub(in crate::doctor) says: &'static str,
-    /// In how to fix it.
+    /// Words of the fix.
     pub(in crate::doctor) fix: &'static str,
 }
 
@@ -154,7 +154,7 @@ pub(in crate::doctor) fn group(fixture: &mut TwoSockets, at: Address, kind: &str
     fixture.host.files.insert(file, format!("{kind}\n"));
 }
 
-/// What is worse than a note.
+/// Returns the findings worse than a note.
 pub(in crate::doctor) fn bad(findings: &[Finding]) -> Vec<&Finding> {
     let bad = findings
         .iter()
@@ -170,7 +170,7 @@ fn nothing_is_said_of_a_machine_that_is_well() {
         .filter(|finding| finding.level != Level::Ok)
         .collect();
     assert!(said.is_empty(), "{said:#?}");
-    // And it looked: both pairs, by each check that tells what is well.
+    // The checks have run: each reports both pairs as ok.
     for check in [
         "gpu-driver",
         "port",
@@ -216,12 +216,12 @@ fn each_injected_fault_makes_its_finding_and_no_other() {
     }
 }
 
-/// Settings that look like faults, and are none here.
+/// Settings that look like faults but are not.
 #[test]
 fn what_is_no_fault_is_none() {
     let healthy: &[(&str, Inject)] = &[
         ("redirection at root ports, without a switch", |fixture| {
-            // Where NCCL is told to go that way.
+            // NCCL is configured to go that way.
             let conf = "NCCL_NET_GDR_LEVEL=PHB\n".to_owned();
             fixture.host.files.insert("/etc/nccl.conf".to_owned(), conf);
             fixture.machine.hcas.remove(0);

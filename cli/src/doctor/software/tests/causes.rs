@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Situations from public bug reports: the true cause comes first, and nothing else is a warning or a fault.
+//! Cases from public bug reports: the true cause comes first, and nothing else is a warning or a
+//! fault.
 
 use crate::doctor::scan::Scan;
 use crate::doctor::{examine, Selection};
@@ -45,7 +46,7 @@ fn log(fixture: &mut Fixture, lines: &[&str]) {
     fixture.fact(Fact::KernelLog, &lines.join("\n"));
 }
 
-/// Makes the user one without rights, with a limit on locked memory.
+/// Removes the user's privileges and sets a limit on locked memory.
 fn limited(fixture: &mut Fixture, bytes: u64) {
     fixture.file("/proc/self/limits", &limits(&bytes.to_string()));
     fixture.file(
@@ -54,7 +55,8 @@ fn limited(fixture: &mut Fixture, bytes: u64) {
     );
 }
 
-/// RDMA's exclusive mode, seen from another network namespace. The drivers' directories stay, with nothing in them.
+/// Moves RDMA devices to another network namespace (exclusive mode). Their drivers' directories
+/// stay, but empty.
 fn other_namespace(fixture: &mut Fixture, hcas: &[&str]) {
     for hca in hcas {
         let link = format!("/sys/class/infiniband/{hca}");
@@ -69,13 +71,13 @@ const ALL: [&str; 9] = [
     "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8",
 ];
 
-/// A library that is newer than nvidia.ko, and these modules.
+/// Adds a library that is newer than nvidia.ko, and these modules.
 fn upgraded(fixture: &mut Fixture, modules: &str) {
     newer_library(fixture);
     fixture.file("/proc/modules", modules);
 }
 
-/// A situation, and what comes first. `Level::Ok`: nothing is a warning or a fault.
+/// A case, and its first finding. `Level::Ok`: no warning and no fault.
 struct Reported {
     name: &'static str,
     inject: fn(&mut Fixture),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Each check of software: silent where all is well, and one fault at a time injected.
+//! Each check of software: silent on a healthy machine, then with one fault at a time.
 
 mod causes;
 
@@ -25,7 +25,7 @@ pub(in crate::doctor) fn healthy() -> Fixture {
     fixture
 }
 
-/// What the checks of software say, but for what is well.
+/// Returns the findings of software checks that are worse than ok.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
     let scan = Scan::new(&fixture.recording, &machine);
@@ -34,7 +34,7 @@ fn findings(fixture: &Fixture) -> Vec<Finding> {
     all.filter(|finding| finding.level != Level::Ok).collect()
 }
 
-/// As if the module had never been loaded.
+/// Makes the module one that was never loaded.
 pub(in crate::doctor) fn unload(fixture: &mut Fixture) {
     fixture.remove(MODULE);
     fixture.remove(PEERS);
@@ -45,7 +45,7 @@ pub(in crate::doctor) fn unload(fixture: &mut Fixture) {
     );
 }
 
-/// NVIDIA's module in the place of ours, on a kernel where ib_core has no memory_peers.
+/// Replaces our module by NVIDIA's, on a kernel where ib_core has no `memory_peers`.
 pub(in crate::doctor) fn nvidias(fixture: &mut Fixture, version: &str) {
     unload(fixture);
     fixture.file(&format!("{MODULE}/version"), &format!("{version}\n"));
@@ -64,7 +64,7 @@ pub(in crate::doctor) fn nvidias(fixture: &mut Fixture, version: &str) {
     );
 }
 
-/// The file that modprobe would load, and what it says, changed; none is loaded.
+/// Unloads the module, and changes the contents of the file that modprobe would load.
 pub(in crate::doctor) fn with_files(fixture: &mut Fixture, module: &str, change: fn(&mut Files)) {
     unload(fixture);
     fixture.file(
@@ -76,7 +76,7 @@ pub(in crate::doctor) fn with_files(fixture: &mut Fixture, module: &str, change:
     fixture.module_files(&files);
 }
 
-/// An NVSwitch on PCI.
+/// Adds an NVSwitch on PCI.
 pub(in crate::doctor) fn nvswitch(fixture: &mut Fixture) {
     let place = "/sys/devices/pci0000:00/0000:07:00.0";
     fixture.link(
@@ -107,7 +107,7 @@ pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
     fixture.fact(Fact::KernelSymbols, &kept.join("\n"));
 }
 
-/// A change of what NVML says of the first GPU.
+/// Changes NVML's report about the first GPU.
 pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: fn(&mut crate::nvml::GpuReport)) {
     let mut said = nvml(&fixture.recording);
     change(said.gpus.first_mut().unwrap());
@@ -133,7 +133,8 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
     );
 }
 
-/// A fault, and all that must be said of it: checks, levels, and words of what was found or of how to fix it.
+/// A fault, and all findings that it must cause: checks, levels, and words of the finding or the
+/// fix.
 pub(in crate::doctor) struct SoftwareFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: fn(&mut Fixture),
@@ -156,13 +157,13 @@ fn faults() -> impl Iterator<Item = &'static SoftwareFault> {
     OF_SOFTWARE.iter().flat_map(of_check)
 }
 
-/// Finding of a check: its level, and words of what was found or of how to fix it.
+/// A finding of a check: its level, and words of the finding or the fix.
 pub(in crate::doctor) type Says = (&'static str, Level, &'static str);
 
-/// Returns what is said of a machine, if it is anything else than `says`.
+/// Returns the findings on a machine if they differ from `says`.
 pub(in crate::doctor) fn differs(fixture: &Fixture, says: &[Says]) -> Option<Vec<Finding>> {
     let found = findings(fixture);
-    // The module's table has its own words for logs, too.
+    // The table of the check of refusals has its own words for logs.
     let own = found
         .iter()
         .filter(|finding| finding.check != refusals::CHECK.name);
@@ -187,7 +188,7 @@ fn each_fault_is_told_and_nothing_else() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
-/// Without a GPU, or a NIC, that is said once, and nothing that follows from it.
+/// A missing GPU or NIC is reported once, without its consequences.
 #[test]
 fn without_a_device_that_alone_is_told() {
     for (mut fixture, words) in [
@@ -206,7 +207,7 @@ fn without_a_device_that_alone_is_told() {
     }
 }
 
-/// Neither OFED nor the module would help there, and dma-buf does not work either.
+/// Neither OFED nor the module would help, and dma-buf does not work either.
 #[test]
 fn gpus_without_gpudirect_rdma_lack_no_software() {
     for name in ["NVIDIA GB10", "NVIDIA GeForce RTX 5090"] {
@@ -219,7 +220,7 @@ fn gpus_without_gpudirect_rdma_lack_no_software() {
     }
 }
 
-/// As it is after `rmmod ib_uverbs`, which takes the drivers of RDMA devices with it.
+/// The state after `rmmod ib_uverbs`, which removes the drivers of RDMA devices, too.
 #[test]
 fn without_ib_uverbs_its_modprobe_is_the_advice() {
     let mut fixture = fixture::no_hca();
@@ -244,7 +245,7 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
         .filter(|finding| finding.found.contains("does not find it"))
         .map(|finding| finding.found.as_str())
         .collect();
-    // Where OFED has peer memory in ib_uverbs it never does.
+    // Where OFED has peer memory in ib_uverbs, gpud never finds the module.
     assert!(
         matches!(not[..], [gpud] if gpud.starts_with("gpud:")),
         "{not:#?}"
@@ -252,7 +253,7 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
     assert_eq!(reported.len(), 22);
 }
 
-/// Soft RoCE beside a real GPU moves no byte of its memory.
+/// Soft RoCE beside a real GPU transfers none of its memory.
 #[test]
 fn soft_roce_alone_is_a_fault() {
     let mut fixture = fixture::soft_roce();
@@ -269,7 +270,7 @@ fn soft_roce_alone_is_a_fault() {
 
 #[test]
 fn the_test_vms_machine_has_notes_alone() {
-    // What the test VM has not: NVML, a NIC, dma-buf.
+    // The test VM lacks NVML, a NIC and dma-buf.
     let mut fixture = fixture::soft_roce();
     let gpu = fixture.place("0000:01:00.0");
     for (file, text) in [
