@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints a symbol with a sum over all that the object and the C files of a module must have alike. The object has it, and Kbuild
-# links the object with C files of the same symbol alone.
+# Prints a symbol name that contains a checksum of the sources that the object
+# and the module's C files must share. The object defines the symbol. Kbuild
+# links the object only with C files of the same symbol.
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Looks for what no kernel would bear in the object that object.sh has made: `inspect.sh OBJECT [PREFIX]`. Prints a sentence
-# for each fault; the status is 1 if there is any. The prefix is that of the names of objdump and nm.
+# Checks the object that object.sh has made for faults that no kernel tolerates:
+# `inspect.sh OBJECT [PREFIX]`. Prints a sentence for each fault. The status is
+# 1 if there is any. PREFIX is that of the names of objdump and nm.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,12 +25,12 @@ case $code in
 	;;
 esac
 
-# A panic of Rust's would stop the thread that registers memory.
+# A Rust panic would stop the thread that registers memory.
 ! printf '%s\n' "$code" | grep -qwE "$stop" || fault "a panic is left: $stop is in the code"
 panics=$("${tools}nm" "$object" | grep -o '[^ ]*panicking[^ ]*$') || :
 [ -z "$panics" ] || fault "a panic is left:" "$panics"
 
-# A function of awk: the value of hexadecimal digits.
+# An awk function that returns the value of hexadecimal digits.
 number='
 	function number(hex, value, at) {
 		value = 0
@@ -37,8 +38,8 @@ number='
 		return value
 	}'
 
-# A frame of more than 1 KiB, beside the registers that a function saves. The kernel's stack has 16 KiB, and ib_core and
-# nvidia.ko use it, too.
+# A frame must not exceed 1 KiB, apart from the registers that a function saves.
+# The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it too.
 frames=$(printf '%s\n' "$code" | awk "$number"'
 	function ends() { if (size > 1024) print name, size }
 	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = 0 }
@@ -48,7 +49,7 @@ frames=$(printf '%s\n' "$code" | awk "$number"'
 	END { ends() }')
 [ -z "$frames" ] || fault "frames of more than 1 KiB:" "$frames"
 
-# The kinds of relocation that a kernel of any age applies to a module.
+# The relocation types that every supported kernel applies to a module.
 case $arch in
 x86_64) kinds='R_X86_64_(64|32|32S|PC32|PLT32|PC64)' ;;
 aarch64) kinds='R_AARCH64_(ABS64|PREL32|ADR_PREL_PG_HI21|ADD_ABS_LO12_NC|LDST(8|16|32|64|128)_ABS_LO12_NC|JUMP26|CALL26)' ;;
@@ -57,13 +58,16 @@ others=$(printf '%s\n' "$relocations" | awk -v kinds="^$kinds\$" '$2 ~ /^R_/ && 
 [ -z "$others" ] || fault "relocations that kernels do not know:" "$others"
 
 if [ "$arch" = aarch64 ]; then
-	# x18 holds the shadow call stack. Other registers are those of FP and SIMD, which are the process's.
+	# x18 holds the shadow call stack. FP and SIMD registers belong to the
+	# process.
 	registers=$(printf '%s\n' "$code" | sed 's/^ *[0-9a-f]*:/ /; s/[0-9a-f]* <.*>//' | grep -owE '[xw]18|[vqdshb]([0-9]|[12][0-9]|3[01])(\.[0-9]*[bhsd])?' | sort -u) || :
 	[ -z "$registers" ] || fault "registers that are not the module's:" "$registers"
 
-	# Landing pads, for a kernel that enforces BTI: a function begins with one if others may call it, if anything but a direct
-	# call names it, or if the call crosses the border of .init.*, whose memory may be so far away that the kernel adds code,
-	# which branches by a register.
+	# A kernel that enforces BTI needs landing pads. A function begins with
+	# one in three cases: other objects may call it, something other than a
+	# direct call refers to it, or a call to it crosses the border of
+	# .init.*. The memory of .init.* may be so far away that the kernel adds
+	# code that branches through a register.
 	pads=$({
 		"${tools}nm" "$object" | sed 's/^/nm /'
 		printf '%s\n' "$code" | sed 's/^/code /'
@@ -88,7 +92,8 @@ if [ "$arch" = aarch64 ]; then
 	[ -z "$pads" ] || fault "functions without a landing pad:" "$pads"
 fi
 
-# Undefined symbols are in our C files, in ib_core, in nvidia.ko, or in every kernel under the same name.
+# Undefined symbols are in our C files, in ib_core, in nvidia.ko, or in every
+# kernel under the same name.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
 for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do

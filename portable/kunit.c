@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* The C side of portable/kernel/kunit.rs, with the functions of shim.c: the tests are a module of their own. */
+/*
+ * The C side of portable/kernel/kunit.rs. It includes shim.c, because the tests
+ * are a separate module.
+ */
 
-/* First: the definition of pr_fmt(). */
+/* shim.c must come first, because it defines pr_fmt(). */
 #include "shim.c"
 
 #include <kunit/test.h>

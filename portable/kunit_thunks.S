@@ -1,3 +1,3 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* The tests are a module of their own. */
+/* The tests are a separate module. */
 #include "thunks.S"

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* Asserts, for the kernel at hand, the sizes and offsets that portable/kernel assumes of every kernel. */
+/*
+ * Asserts, for the kernel of the build, the sizes and offsets that
+ * portable/kernel assumes for every kernel.
+ */
 
 #include <linux/mutex.h>
 #include <linux/rbtree.h>
@@ -11,7 +14,7 @@
 #include "../src/helpers.h"
 #include "../src/memory_peers.h"
 
-/* Room<20>, Room<12> and Room<8> of kernel/sync: what lockdep adds is included. */
+/* Room<20>, Room<12> and Room<8> of kernel/sync, with lockdep's additions. */
 static_assert(sizeof(struct mutex) <= 160, "mutexes are too large here");
 static_assert(sizeof(wait_queue_head_t) <= 96,
 	      "PREEMPT_RT with lock debugging is not served: wait queues are too large");
@@ -49,7 +52,7 @@ static_assert(sizeof(phys_addr_t) == 8);
 static_assert(sizeof(pid_t) == 4);
 static_assert(sizeof(umode_t) == 2);
 
-/* Those of generated.rs. */
+/* The structures of generated.rs. */
 AT(struct peermem_params, peerdirect_support, 0);
 AT(struct peermem_params, persistent_api_support, 4);
 AT(struct peermem_params, user_limit_mib, 8);

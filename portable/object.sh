@@ -1,14 +1,20 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Compiles core, portable/kernel and src/ into the object that kbuild links for any kernel: `object.sh ARCHITECTURE OUTPUT`.
-# Needs rustc with its source (rust-src), GNU's objdump, objcopy and nm, and no kernel. RUSTC names another rustc. The
-# architecture is x86_64 or aarch64, as `uname -m` prints it. Where that is not this machine's, the three programs are those of
-# the package binutils-x86-64-linux-gnu or binutils-aarch64-linux-gnu. Equal sources and equal rustc give equal bytes in any
-# directory.
-# ROOT=kunit/peermem_kunit.rs compiles the KUnit tests in place of src/nvidia_peermem.rs.
+# Compiles core, portable/kernel and src/ into the object that kbuild links for
+# any kernel: `object.sh ARCHITECTURE OUTPUT`.
+#
+# Needs rustc with its source (rust-src), and GNU's objdump, objcopy and nm, but
+# no kernel. RUSTC names another rustc. The architecture is x86_64 or aarch64,
+# as `uname -m` prints it. If it is not this machine's, the three programs are
+# those of the package binutils-x86-64-linux-gnu or binutils-aarch64-linux-gnu.
+# Equal sources and equal rustc give equal bytes in any folder.
+#
+# ROOT=kunit/peermem_kunit.rs compiles the KUnit tests instead of
+# src/nvidia_peermem.rs.
 set -eu
 
-# The rustc of releases. The object's hash vouches for it with this version alone.
+# The rustc of releases. The published hash of the object holds only for this
+# version.
 pinned=1.96.0
 oldest=1.85
 
@@ -44,10 +50,11 @@ mkdir -p "$(dirname "$2")"
 out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
 work=$(mktemp -d "$out.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-# core stays beside the object, for the next time.
+# core stays beside the object, for later runs.
 core=$out.core/$({ "$rustc" -vV && cat "$0"; } | cksum | cut -d ' ' -f 1)
 
-# The compiler is stable, and the kernel's ways are not: its own build says the same.
+# The compiler is stable, but the kernel needs unstable options. The kernel's
+# own build sets this too.
 export RUSTC_BOOTSTRAP=1
 has() { "$rustc" "$1" help | grep -qw -e "$2"; }
 edition=$(sed -n 's/^edition *= *"\([0-9]*\)".*/\1/p' "$library/core/Cargo.toml")
@@ -57,11 +64,12 @@ set -- --sysroot=/nonexistent -L "$work" -Cpanic=abort -Copt-level=2 -Ccodegen-u
 	-Csymbol-mangling-version=v0 -Zfunction-sections=n -Zdirect-access-external-data=yes \
 	--remap-path-prefix="$library"=core --remap-path-prefix="$here/.."=peermem-rs --remap-path-prefix="$work"=.
 if has -C jump-tables=val; then set -- "$@" -Cjump-tables=n; else set -- "$@" -Zno-jump-tables; fi
-# Whatever a kernel may want of its code.
+# The options below cover everything that a kernel may require of its code.
 case $arch in
 x86_64)
-	# Retpolines, return thunks, landing pads of IBT, room before each function. Where a kernel has no thunks, thunks.S has them,
-	# and the rest does nothing there.
+	# Retpolines, return thunks, landing pads of IBT, and room before each
+	# function. thunks.S provides the thunks for kernels that have none. The
+	# other features have no effect there.
 	set -- "$@" --target=x86_64-unknown-none -Zplt=yes -Ccode-model=kernel -Cno-redzone=y -Zfunction-return=thunk-extern \
 		-Zcf-protection=branch -Zpatchable-function-entry=16,16
 	if has -Z retpoline-external-thunk=val; then
@@ -72,10 +80,12 @@ x86_64)
 	if has -Z indirect-branch-cs-prefix=val; then set -- "$@" -Zindirect-branch-cs-prefix=yes; fi
 	;;
 aarch64)
-	# Landing pads of BTI, which are no-ops elsewhere; frame records, by which the kernel unwinds; x18 untouched, which holds the
-	# shadow call stack; no FP and no SIMD (the target's name). Return addresses are not signed: a kernel without
-	# CONFIG_ARM64_PTR_AUTH_KERNEL leaves the key of some process in each processor, and a thread that sleeps in a function would
-	# check with another key than it signed with.
+	# Landing pads of BTI are no-ops on kernels without BTI. The kernel
+	# unwinds by frame records. x18 holds the shadow call stack and is not
+	# used. The target excludes FP and SIMD. Return addresses are not
+	# signed: without CONFIG_ARM64_PTR_AUTH_KERNEL, a kernel leaves the key
+	# of some process in each processor, and a thread that sleeps in a
+	# function would check with another key than it signed with.
 	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18 -Cforce-frame-pointers=y
 	;;
 esac
@@ -101,10 +111,10 @@ esac
 PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$root" .rs)" --crate-type staticlib -Clto=fat \
 	-Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' --cfg=CONFIG_NEED_SG_DMA_LENGTH \
 	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../$root"
-# The archive has this one object, and that of compiler_builtins.rs, which is empty.
+# The archive has this one object, and the empty one of compiler_builtins.rs.
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
-# The room before each function stays without its list, which older linkers do not join with gcc's, and they do not know the
-# attributes.
+# The room before each function stays without its list, because older linkers do
+# not join that list with gcc's. Older linkers do not know the attributes either.
 "${tools}objcopy" -R .llvmbc -R .llvmcmd -R .comment -R .ARM.attributes -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
 "${tools}objcopy" --add-symbol "$(sh "$here/abi.sh")=0,local" "$work/object.o"
 # Tests may panic.

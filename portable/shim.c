@@ -11,7 +11,7 @@
 #include "../src/compat.h"
 #include "shim.h"
 
-/* Without @warn, a failed allocation is not logged. */
+/* Without @warn, the kernel does not log a failed allocation. */
 static gfp_t flags(bool warn)
 {
 	return warn ? GFP_KERNEL : GFP_KERNEL | __GFP_NOWARN;
@@ -39,7 +39,10 @@ void shim_vfree(void *memory)
 	kvfree(memory);
 }
 
-/* @level is the digit of KERN_EMERG to KERN_INFO. printk() takes levels in literals alone. */
+/*
+ * @level is the digit of KERN_EMERG to KERN_INFO. printk() only takes literal
+ * levels.
+ */
 void shim_print(int level, const char *text, int length)
 {
 	switch (level) {
@@ -115,7 +118,7 @@ void shim_wait_init(wait_queue_head_t *queue, const char *name,
 
 /*
  * Releases @lock, sleeps until the next wake-up, and takes @lock again. The
- * thread is in the queue first: no wake-up of a holder of @lock is lost.
+ * thread enters the queue first, so no wake-up by a holder of @lock is lost.
  */
 void shim_wait(wait_queue_head_t *queue, struct mutex *lock)
 {
@@ -143,7 +146,7 @@ void shim_seq_write(struct seq_file *seq, const void *text, size_t length)
 	seq_write(seq, text, length);
 }
 
-/* An inline function since Linux 7.x. */
+/* sg_next() is an inline function since Linux 7.x. */
 struct scatterlist *shim_sg_next(struct scatterlist *at)
 {
 	return sg_next(at);

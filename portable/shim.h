@@ -45,7 +45,7 @@ struct scatterlist *shim_sg_next(struct scatterlist *at);
 bool shim_module_get(struct module *module);
 void shim_module_put(struct module *module);
 
-/* kunit.c, which the tests alone have. */
+/* Functions of kunit.c, which only the tests have. */
 struct completion;
 struct kunit;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Types and functions of the kernel's C code. Nothing here differs between kernels: `layout.c` asserts, for the kernel at
-//! hand, the sizes and offsets below. `shim.c` has the functions named `shim_*`.
+//! Types and functions of the kernel's C code. They are the same for all kernels: `layout.c`
+//! asserts the sizes and offsets below when the module is built. `shim.c` has the functions named
+//! `shim_*`.
 
 #![allow(
     missing_docs,
@@ -25,7 +26,7 @@ pub type umode_t = u16;
 pub type dma_addr_t = u64;
 pub type spinlock_t = spinlock;
 
-/// Declares types that Rust code sees behind pointers alone, and whose size it does not know.
+/// Declares types that Rust code only uses behind pointers, and whose size it does not know.
 macro_rules! opaque {
     ($($type:ident)*) => {
         $(
@@ -89,7 +90,7 @@ pub struct rb_root {
 
 pub const PCI_ANY_ID: c_int = -1;
 
-/// Declares C functions. In tests on the host they are Rust functions, which may panic.
+/// Declares C functions. In host tests these are Rust functions, which may panic.
 macro_rules! c_functions {
     ($($all:tt)*) => {
         #[cfg(not(test))]

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Names that the KUnit tests (`kunit/`) use and `src/` does not. The object of the module has none of them.
+//! Items that the KUnit tests (`kunit/`) use and `src/` does not. The module's object contains none
+//! of them.
 //!
-//! C headers: `include/kunit/test.h`, `include/linux/completion.h`. The C side is `portable/kunit.c`.
+//! C headers: `include/kunit/test.h`, `include/linux/completion.h`. The C side is
+//! `portable/kunit.c`.
 
 use core::{
     cell::UnsafeCell,
@@ -53,7 +55,7 @@ use crate::{
     },
 };
 
-/// C's types and functions of the tests.
+/// C types and functions of the tests.
 pub mod c {
     #![allow(missing_docs, non_camel_case_types, reason = "names of C")]
 
@@ -110,7 +112,7 @@ pub mod c {
     }
 }
 
-/// Pages of the kernel.
+/// The kernel's pages.
 pub mod page {
     /// Size of a page, in bytes. `kunit.c` asserts the number.
     pub const PAGE_SIZE: usize = 4096;
@@ -120,16 +122,16 @@ pub mod page {
 pub mod task {
     use crate::bindings;
 
-    /// Number of a process: `pid_t`.
+    /// A process ID: `pid_t`.
     pub type Pid = bindings::pid_t;
 
     /// A task: `struct task_struct`.
     pub struct Task(());
 
     impl Task {
-        /// Returns the pointer to the calling task.
+        /// Returns a pointer to the calling task.
         pub fn current_raw() -> *mut bindings::task_struct {
-            // SAFETY: Has no requirements.
+            // SAFETY: The function has no requirements.
             unsafe { bindings::shim_current() }
         }
     }
@@ -145,7 +147,7 @@ pub fn to_result(returned: c_int) -> Result {
     }
 }
 
-/// A vector. The tests do not look at how its memory is allocated.
+/// A vector. The tests do not depend on the way in which its memory is allocated.
 pub type KVec<T> = KVVec<T>;
 
 impl<T> Default for KVVec<T> {
@@ -154,7 +156,7 @@ impl<T> Default for KVVec<T> {
     }
 }
 
-/// Error of [`KVVec::remove`]: no such element.
+/// The error of [`KVVec::remove`] for a missing element.
 #[derive(Debug)]
 pub struct RemoveError;
 
@@ -165,24 +167,26 @@ impl<T> KVVec<T> {
         self.push_within_capacity(value).map_err(|_| AllocError)
     }
 
-    /// Removes the value at `index`, and moves those after it.
+    /// Removes the value at `index` and moves the later values.
     pub fn remove(&mut self, index: usize) -> Result<T, RemoveError> {
         let rest = self.get_mut(index..).ok_or(RemoveError)?;
         let (first, after) = rest.split_first_mut().ok_or(RemoveError)?;
         let count = after.len();
         let first = ptr::from_mut(first);
-        // SAFETY: `first` is a value, followed by `count` others. The length shrinks before anybody looks again.
+        // SAFETY: `first` is a value, followed by `count` others. The length shrinks before any
+        // code reads the vector again.
         let value = unsafe {
             let value = first.read();
             ptr::copy(first.add(1), first, count);
             value
         };
-        // INVARIANT: The first `len` elements are values: one was moved out. There was one at least.
+        // INVARIANT: The first `len` elements are values. There was at least one, and one was moved
+        // out.
         self.len -= 1;
         Ok(value)
     }
 
-    /// Drops the values from `len` on.
+    /// Drops the values from index `len` on.
     pub fn truncate(&mut self, len: usize) {
         while self.len > len {
             let _ = self.remove(self.len - 1);
@@ -242,19 +246,20 @@ impl Deref for CString {
 ///
 /// # Invariants
 ///
-/// The memory has an initialized completion.
+/// The memory holds an initialized completion.
 pub struct Completion(Room<16>, PhantomPinned);
 
-// SAFETY: A completion belongs to no thread.
+// SAFETY: A completion is not tied to a thread.
 unsafe impl Send for Completion {}
-// SAFETY: A completion has a lock of its own.
+// SAFETY: A completion has its own lock.
 unsafe impl Sync for Completion {}
 
 impl Completion {
-    /// Makes an initializer of an event that has not happened.
+    /// Returns an initializer of an event that has not happened.
     pub fn new() -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Self| {
-            // SAFETY: `place` is valid for writes by the contract of `PinInit`, large enough (`kunit.c`), and stays.
+            // SAFETY: `place` is valid for writes by the contract of `PinInit`, is large enough
+            // (`kunit.c`), and does not move.
             // INVARIANT: `init_completion()` initializes the completion.
             unsafe {
                 (&raw mut (*place).0).write(Room::new());
@@ -266,27 +271,27 @@ impl Completion {
         unsafe { pin_init::from_closure(closure) }
     }
 
-    /// Notes the event, and wakes all threads that wait for it.
+    /// Records the event and wakes all waiting threads.
     pub fn complete_all(&self) {
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The completion is initialized by the type invariant.
         unsafe { bindings::shim_complete_all(self.0.get().cast()) };
     }
 
     /// Waits for the event, uninterruptibly.
     pub fn wait_for_completion(&self) {
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The completion is initialized by the type invariant.
         unsafe { bindings::shim_completion_wait(self.0.get().cast()) };
     }
 }
 
-/// A mutex for a static, which [`init`](Self::init) initializes.
+/// A mutex for a static variable. [`init`](Self::init) initializes it.
 pub struct GlobalLock<T> {
     first: UnsafeCell<Option<T>>,
     lock: UnsafeCell<MaybeUninit<Mutex<T>>>,
     class: LockClassKey,
 }
 
-// SAFETY: `init` comes before every use, and a mutex may be shared.
+// SAFETY: `init` is called before every use, and a mutex may be shared.
 unsafe impl<T: Send> Sync for GlobalLock<T> {}
 
 impl<T> GlobalLock<T> {
@@ -304,9 +309,10 @@ impl<T> GlobalLock<T> {
     ///
     /// # Safety
     ///
-    /// Called once, and before every use.
+    /// This must be called once, before every use.
     pub unsafe fn init(&'static self) {
-        // SAFETY: By the safety requirements nobody else uses the static. A static does not move.
+        // SAFETY: By the safety requirements, no other code uses the static yet. A static does not
+        // move.
         unsafe {
             if let Some(first) = (*self.first.get()).take() {
                 Mutex::new(first, c"peermem_kunit", &self.class)
@@ -317,12 +323,13 @@ impl<T> GlobalLock<T> {
 
     /// Takes the mutex.
     pub fn lock(&'static self) -> Guard<'static, T, MutexBackend> {
-        // SAFETY: Initialized: `global_lock!` is `unsafe(uninit)`, whose user calls `init` first.
+        // SAFETY: The mutex is initialized: `global_lock!` is `unsafe(uninit)`, so its user has called
+        // `init` before.
         unsafe { (*self.lock.get()).assume_init_ref() }.lock()
     }
 }
 
-/// Makes a static with a mutex around a value.
+/// Declares a static mutex around a value.
 #[macro_export]
 macro_rules! global_lock {
     (unsafe(uninit) static $name:ident: Mutex<$type:ty> = $value:expr;) => {
@@ -336,7 +343,7 @@ macro_rules! fmt {
     ($($all:tt)*) => { ::core::format_args!($($all)*) };
 }
 
-/// Makes a string for C of a literal.
+/// Makes a C string from a literal.
 #[macro_export]
 macro_rules! c_str {
     ($text:expr) => {
@@ -362,7 +369,7 @@ pub const fn case(
     }
 }
 
-/// Last entry of a table of cases.
+/// The last entry of a table of cases.
 #[doc(hidden)]
 pub const END: bindings::kunit_case = bindings::kunit_case {
     run_case: None,
@@ -370,7 +377,7 @@ pub const END: bindings::kunit_case = bindings::kunit_case {
     rest: [0; 7],
 };
 
-/// Makes a suite of a table of cases.
+/// Makes a suite from a table of cases.
 #[doc(hidden)]
 pub const fn suite(name: &str, test_cases: *mut bindings::kunit_case) -> bindings::kunit_suite {
     let mut text = [0; 256];
@@ -387,16 +394,16 @@ pub const fn suite(name: &str, test_cases: *mut bindings::kunit_case) -> binding
     }
 }
 
-/// Runs a case: an error fails the test.
+/// Runs a case. An error fails the test.
 #[doc(hidden)]
 pub fn run(test: *mut bindings::kunit, case: fn() -> Result) {
     if case().is_err() {
-        // SAFETY: KUnit passes the test that runs.
+        // SAFETY: KUnit passes the running test.
         unsafe { bindings::shim_kunit_fail(test) };
     }
 }
 
-/// Makes a suite: the macro behind `#[kunit_tests]`.
+/// Makes a suite. The macro implements `#[kunit_tests]`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! kunit_suite {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Substitute for the `kernel` crate of Rust-for-Linux, on kernels that have no such crate, or an older one.
+//! A substitute for the `kernel` crate of Rust-for-Linux, for kernels that lack the crate or have
+//! an older one.
 //!
-//! The crate has the names that `src/` uses, each with the contract of the kernel's own item as far as `src/` relies on that.
-//! `bindings` declares the C functions behind them, and `shim.c` has those that are inline functions or macros in C.
-//! Callers are in process context; what sleeps says so.
+//! The crate has the names that `src/` uses. Each item follows the contract of the kernel's item,
+//! as far as `src/` relies on it. `bindings` declares the C functions behind the items. `shim.c`
+//! wraps those that are inline functions or macros in C. Callers are in process context. A function
+//! that sleeps says so.
 //!
 //! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
 
@@ -34,7 +36,7 @@ pub mod types;
 #[path = "../../tests/host/kernel/mod.rs"]
 mod tests;
 
-/// Formatting: `print` and `seq_file` take what `core` formats.
+/// Formatting. `print` and `seq_file` accept the arguments of `core::fmt`.
 pub use core::fmt;
 
 #[cfg(peermem_kunit)]
@@ -43,24 +45,26 @@ pub use kunit::{
     task, //
 };
 
-/// This module: the argument of [`Module::init`].
+/// This module, as the argument of [`Module::init`].
 pub struct ThisModule(());
 
 impl ThisModule {
-    /// For `module!` alone.
+    /// Only `module!` uses this.
     #[doc(hidden)]
     pub const fn new() -> Self {
         ThisModule(())
     }
 }
 
-/// A kernel module. The value lives from the load of the module to its unload.
+/// A kernel module. The value lives from the load of the module until its unload.
 pub trait Module: Sized + Sync + Send {
-    /// Initializes the module at its load. On an error the module is not loaded. Process context; may sleep.
+    /// Initializes the module at its load. The module is not loaded on an error. Process context.
+    /// May sleep.
     fn init(module: &'static ThisModule) -> error::Result<Self>;
 }
 
-/// Makes a kernel module of a type: its entries in `.modinfo`, its init, and its exit, which drops the value.
+/// Makes a kernel module of a type: its `.modinfo` entries, its init, and its exit, which drops the
+/// value.
 #[macro_export]
 macro_rules! module {
     (
@@ -78,14 +82,16 @@ macro_rules! module {
             static THIS: $crate::ThisModule = $crate::ThisModule::new();
             static mut MODULE: ::core::option::Option<$type> = ::core::option::Option::None;
 
-            // On arm64 it stays with the rest: calls between two sections may be made through code that the kernel adds, whose
-            // branch only lands on functions that others may call.
+            // On arm64 the function stays in `.text`. The kernel may make calls between two
+            // sections through code that it adds, and that code's branch only lands on functions
+            // with a landing pad.
             #[no_mangle]
             #[cfg_attr(target_arch = "x86_64", link_section = ".init.text")]
             pub extern "C" fn init_module() -> $crate::ffi::c_int {
                 match <$type as $crate::Module>::init(&THIS) {
                     Ok(module) => {
-                        // SAFETY: The kernel calls this function once, and the other one after its return.
+                        // SAFETY: The kernel calls this function once, and `cleanup_module()` only
+                        // after its return.
                         unsafe { MODULE = Some(module) };
                         0
                     }
@@ -95,7 +101,8 @@ macro_rules! module {
 
             #[no_mangle]
             pub extern "C" fn cleanup_module() {
-                // SAFETY: The kernel calls this function once, after the other one has returned 0.
+                // SAFETY: The kernel calls this function once, after `init_module()` has returned
+                // 0.
                 unsafe { MODULE = None };
             }
 
@@ -125,7 +132,8 @@ macro_rules! modinfo {
     };
 }
 
-/// Logs the panic, and stops the thread as `BUG()` does. The build fails if a path to this function is left in the object.
+/// Logs the panic and stops the thread as `BUG()` does. The build fails if the object contains a
+/// path to this function.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
@@ -135,7 +143,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     unsafe {
         core::arch::asm!("ud2", options(noreturn, nomem, nostack))
     }
-    // SAFETY: As above; 0x800 is `BUG_BRK_IMM`.
+    // SAFETY: The kernel's handler of this breakpoint does not return here. 0x800 is `BUG_BRK_IMM`.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         core::arch::asm!("brk #0x800", options(noreturn, nomem, nostack))

@@ -2,8 +2,8 @@
 
 //! The kernel log.
 //!
-//! C header: `include/linux/printk.h`. Only kernels with Rust-for-Linux format Rust text (`%pA`), so this file formats a
-//! line on the stack.
+//! C header: `include/linux/printk.h`. Only kernels with Rust-for-Linux format Rust text (`%pA`),
+//! so this file formats each line on the stack.
 
 use core::{
     ffi::CStr,
@@ -18,15 +18,17 @@ use crate::{
     ffi::c_int, //
 };
 
-/// Level of a message about a defect that stops the thread: the digit of `KERN_EMERG`.
+/// Level of a message about a defect that stops the thread, as the digit of `KERN_EMERG`.
 pub(crate) const EMERG: c_int = 0;
 
-/// Buffer for one line. `printk()` of Linux 5.10 keeps 976 bytes of a record, with the module's prefix.
+/// A buffer for one line. `printk()` of Linux 5.10 keeps 976 bytes of a record, including the
+/// module's prefix.
 struct Line {
     text: [u8; Line::LEN],
-    /// Number of bytes of `text` that are written: whole characters, at most `Line::LEN` bytes.
+    /// Number of bytes of `text` that are written. They form whole characters, and are at most
+    /// `Line::LEN`.
     used: usize,
-    /// A part of the line did not fit.
+    /// `true` if a part of the line did not fit.
     is_cut: bool,
 }
 
@@ -35,10 +37,10 @@ impl Line {
 }
 
 impl Line {
-    /// Ends a line that is too long: without a newline the next message could continue it.
+    /// Ends a line that is too long. Without a newline, the next message could continue it.
     fn cut(&mut self) {
         self.is_cut = true;
-        // A full line gives up its last character: bytes of the form 10xxxxxx continue a character.
+        // A full line loses its last character. Bytes of the form 10xxxxxx continue a character.
         if self.used == Line::LEN {
             let is_start = |byte: &u8| byte & 0xc0 != 0x80;
             self.used = self.text.iter().rposition(is_start).unwrap_or(0);
@@ -51,7 +53,8 @@ impl Line {
 }
 
 impl Write for Line {
-    /// Appends `text`. If `text` does not fit, appends the characters that fit, ends the line, and returns an error.
+    /// Appends `text`. If `text` does not fit, appends the characters that fit, ends the line, and
+    /// returns an error.
     fn write_str(&mut self, text: &str) -> fmt::Result {
         if self.is_cut {
             return Err(fmt::Error);
@@ -65,7 +68,7 @@ impl Write for Line {
             };
             let end = self.used.saturating_add(bytes.len());
             match self.text.get_mut(self.used..end) {
-                // Not `copy_from_slice()`, which can panic.
+                // `copy_from_slice()` is avoided, because it can panic.
                 Some(room) => {
                     for (to, from) in room.iter_mut().zip(bytes.bytes()) {
                         *to = from;
@@ -82,9 +85,9 @@ impl Write for Line {
     }
 }
 
-/// Logs a line at a level: the function behind the macros below. Any context.
+/// Logs a line at a level, for the macros below. Any context.
 ///
-/// A line that is longer than 928 bytes is cut.
+/// A line longer than 928 bytes is cut.
 #[doc(hidden)]
 #[cold]
 #[inline(never)]
@@ -96,17 +99,17 @@ pub fn call_printk(level: c_int, arguments: fmt::Arguments<'_>) {
     };
     // An error means that the line was cut.
     let _ = line.write_fmt(arguments);
-    // CAST: At most `Line::LEN`.
+    // CAST: The length is at most `Line::LEN`.
     let length = line.used as c_int;
     // SAFETY: `text` has at least `length` bytes, which `printk()` copies before it returns.
     unsafe { bindings::shim_print(level, line.text.as_ptr().cast(), length) };
 }
 
-/// An argument of a log line. [`CStr`] has no `Display` of its own.
+/// An argument of a log line. [`CStr`] itself has no `Display`.
 #[doc(hidden)]
 pub struct Argument<'a, T: ?Sized>(pub &'a T);
 
-/// Displays a string of C's. Bytes that are not UTF-8 become `\x..`.
+/// A C string with a `Display`. Bytes that are not UTF-8 become `\x..`.
 #[doc(hidden)]
 pub struct Text<'a>(&'a CStr);
 
@@ -123,16 +126,17 @@ impl fmt::Display for Text<'_> {
 }
 
 impl<'a> Argument<'a, &'a CStr> {
-    /// Returns the string in a form that has a `Display`. The compiler prefers this method to the trait's.
+    /// Returns the string in a form that has a `Display`. The compiler prefers this method to that
+    /// of the trait.
     pub fn shown(&self) -> Text<'a> {
         Text(self.0)
     }
 }
 
-/// Arguments that are formatted as they are.
+/// Arguments that are formatted unchanged.
 #[doc(hidden)]
 pub trait AnyArgument<'a> {
-    /// Type of the formatted argument.
+    /// The type of the formatted argument.
     type Shown;
 
     /// Returns the argument.

@@ -23,15 +23,15 @@ use crate::{
 /// A key and its value, linked into a tree.
 #[repr(C)]
 struct Node<K, V> {
-    /// First field: a pointer to the links is a pointer to the node.
+    /// The first field. A pointer to the links is therefore a pointer to the node.
     links: bindings::rb_node,
     key: K,
     value: V,
 }
 
-// SAFETY: The links are used through the tree alone, so that a node owns its key and its value and nothing else.
+// SAFETY: Only the tree uses the links, so a node owns just its key and its value.
 unsafe impl<K: Send, V: Send> Send for Node<K, V> {}
-// SAFETY: A shared node gives out shared references to its key and its value, and nothing else.
+// SAFETY: A shared node only gives out shared references to its key and its value.
 unsafe impl<K: Sync, V: Sync> Sync for Node<K, V> {}
 
 /// Memory for one node of a tree.
@@ -43,7 +43,7 @@ impl<K, V> RBTreeNodeReservation<K, V> {
         Ok(RBTreeNodeReservation(KBox::new_uninit(flags)?))
     }
 
-    /// Makes a node in the memory. Allocates nothing.
+    /// Makes a node in the memory without allocating.
     pub fn into_node(self, key: K, value: V) -> RBTreeNode<K, V> {
         let links = bindings::rb_node {
             __rb_parent_color: 0,
@@ -54,29 +54,31 @@ impl<K, V> RBTreeNodeReservation<K, V> {
     }
 }
 
-/// A node that is in no tree. A drop frees the node, and drops its key and its value.
+/// A node that is in no tree. Its drop frees the node and drops its key and value.
 pub struct RBTreeNode<K, V>(KBox<Node<K, V>>);
 
 /// A map from keys to values, in the order of the keys.
 ///
 /// # Invariants
 ///
-/// - Each `rb_node` that `root` leads to is the first field of a [`Node`] that came from [`KBox::into_raw`]. The tree owns
-///   these nodes.
-/// - The links form a binary search tree: nodes on the left have smaller keys, nodes on the right larger ones.
+/// - Each `rb_node` that `root` leads to is the first field of a [`Node`] that came from
+///   [`KBox::into_raw`]. The tree owns these nodes.
+/// - The links form a binary search tree: nodes on the left have smaller keys, nodes on the right
+///   larger ones.
 /// - The links and colours are as `rb_insert_color()` and `rb_erase()` leave them.
 pub struct RBTree<K, V> {
     pub(crate) root: bindings::rb_root,
     _owns: PhantomData<Node<K, V>>,
 }
 
-// SAFETY: A tree owns its keys and values. No node points to the `rb_root`, so that the tree may move.
+// SAFETY: A tree owns its keys and values. No node points to the `rb_root`, so the tree may move.
 unsafe impl<K: Send, V: Send> Send for RBTree<K, V> {}
-// SAFETY: A shared tree gives out shared references to its values, and compares shared references to its keys.
+// SAFETY: A shared tree only gives out shared references to its values, and compares shared
+// references to its keys.
 unsafe impl<K: Sync, V: Sync> Sync for RBTree<K, V> {}
 
 impl<K, V> RBTree<K, V> {
-    /// Returns an empty tree. Allocates nothing.
+    /// Returns an empty tree without allocating.
     pub const fn new() -> Self {
         // INVARIANT: There are no nodes.
         RBTree {
@@ -95,10 +97,12 @@ impl<K: Ord, V> RBTree<K, V> {
         let new = KBox::into_raw(node.0);
         let mut parent = ptr::null_mut::<bindings::rb_node>();
         let mut place: *mut *mut bindings::rb_node = &raw mut self.root.rb_node;
-        // SAFETY: By the type invariant each node on the way is alive, and `&mut self` excludes other users. `new` is alive
-        // and in no tree. `place` is the empty link where the key belongs, and `parent` the node that has this link, or null
-        // for the root: `rb_insert_color()` finds `new` as `rb_link_node()` leaves a node.
-        // INVARIANT: `new` came from `KBox::into_raw`. It is in its place in the order: no node has its key any more.
+        // SAFETY: By the type invariant, each node on the way is alive, and `&mut self` excludes
+        // other users. `new` is alive and in no tree. `place` is the empty link where the key
+        // belongs. `parent` is the node that has this link, or null for the root.
+        // `rb_insert_color()` therefore finds `new` as `rb_link_node()` leaves a node.
+        // INVARIANT: `new` came from `KBox::into_raw`. It is in its place in the order, and no
+        // other node has its key any more.
         unsafe {
             while !(*place).is_null() {
                 parent = *place;
@@ -140,28 +144,31 @@ impl<K: Ord, V> RBTree<K, V> {
 
     /// Returns the value of `key`.
     pub fn get(&self, key: &K) -> Option<&V> {
-        // SAFETY: A node of this tree by the type invariant, borrowed as the tree is.
+        // SAFETY: The node belongs to this tree by the type invariant, and is borrowed like the
+        // tree.
         self.find(key).map(|node| unsafe { &(*node).value })
     }
 
-    /// Returns the value of `key`, for changes.
+    /// Returns a mutable reference to the value of `key`.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        // SAFETY: A node of this tree by the type invariant, borrowed as the tree is: `&mut self` excludes other borrows.
+        // SAFETY: The node belongs to this tree by the type invariant, and is borrowed like the
+        // tree. `&mut self` excludes other borrows.
         self.find(key).map(|node| unsafe { &mut (*node).value })
     }
 
-    /// Takes the node of `key` out of the tree.
+    /// Removes the node of `key` from the tree and returns it.
     fn remove_node(&mut self, key: &K) -> Option<RBTreeNode<K, V>> {
         let node = self.find(key)?;
-        // SAFETY: By the type invariant `node` is in this tree, and came from `KBox::into_raw`. `rb_erase()` removes the last
-        // pointer to it.
+        // SAFETY: By the type invariant, `node` is in this tree and came from `KBox::into_raw`.
+        // `rb_erase()` removes the last pointer to it.
         unsafe {
             bindings::rb_erase(&raw mut (*node).links, &raw mut self.root);
             Some(RBTreeNode(KBox::from_raw(node)))
         }
     }
 
-    /// Takes the node of `key` out of the tree, frees the node, drops the key, and returns the value.
+    /// Removes the node of `key` from the tree, frees the node, drops the key, and returns the
+    /// value.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let node = self.remove_node(key)?;
         Some(KBox::into_inner(node.0).value)
@@ -169,12 +176,13 @@ impl<K: Ord, V> RBTree<K, V> {
 }
 
 impl<K, V> Drop for RBTree<K, V> {
-    /// Drops and frees the nodes: children before their parents, without recursion.
+    /// Drops and frees the nodes, children before their parents, without recursion.
     fn drop(&mut self) {
         let mut at = self.root.rb_node;
-        // SAFETY: By the type invariant the links lead to nodes that this tree owns, and nobody uses the tree any more. The
-        // loop drops a node only when both of its links are empty, and then empties the link that leads to it: no node is
-        // dropped twice. The parent of a node is null or a node, which comes later. Its address was exposed: by `insert`,
+        // SAFETY: By the type invariant, the links lead to nodes that this tree owns. No code uses
+        // the tree any more. The loop drops a node only when both of its links are empty, and then
+        // empties the link that leads to it, so no node is dropped twice. The parent of a node is
+        // null, or a node that is dropped later. The address of the parent was exposed by `insert`,
         // or when its pointer went to C.
         unsafe {
             while !at.is_null() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Spans of time, and delays.
+//! Time spans and delays.
 //!
 //! C header: `include/linux/delay.h`.
 
@@ -9,7 +9,8 @@
 pub struct Delta(i64);
 
 impl Delta {
-    /// Returns a span of `millis` milliseconds. A span that does not fit becomes the longest one.
+    /// Returns a span of `millis` milliseconds. A span that does not fit is shortened to the
+    /// longest one.
     pub const fn from_millis(millis: i64) -> Delta {
         Delta(millis.saturating_mul(1_000_000))
     }
@@ -20,13 +21,13 @@ pub mod delay {
     use super::Delta;
     use crate::bindings;
 
-    /// Longest delay, in microseconds: `fsleep()` has no defined behaviour for a longer one.
+    /// The longest delay, in microseconds. `fsleep()` has no defined behaviour for a longer one.
     const MAX_MICROS: u64 = i32::MAX as u64;
 
     /// Sleeps for at least `delta`, with `fsleep()`. Process context, no spinlock held.
     ///
-    /// A negative span, or one of more than `i32::MAX` microseconds (35 minutes), is a defect of the caller: the function
-    /// sleeps for the longest delay.
+    /// A negative span, or one of more than `i32::MAX` microseconds (35 minutes), is a defect of
+    /// the caller. The function then sleeps for the longest delay.
     pub fn fsleep(delta: Delta) {
         let micros = u64::try_from(delta.0)
             .map_or(MAX_MICROS, |nanos| nanos.div_ceil(1_000))

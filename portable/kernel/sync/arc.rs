@@ -29,52 +29,56 @@ use crate::{
     types::ForeignOwnable,
 };
 
-/// Count of a value with too many references, halfway between the overflows in both directions: `REFCOUNT_SATURATED`.
+/// Count of a value with too many references, halfway between the overflows in both directions:
+/// `REFCOUNT_SATURATED`.
 const SATURATED: i32 = i32::MIN / 2;
 
-/// A value with the number of its references.
+/// A value and the number of its references.
 #[repr(C)]
 struct Counted<T: ?Sized> {
     count: Atomic<i32>,
     value: T,
 }
 
-/// A counted reference to a value in memory from `kmalloc()`. The value is pinned, and dropped with its last reference.
+/// A counted reference to a value in memory from `kmalloc()`. The value is pinned, and is dropped
+/// with its last reference.
 ///
-/// The count behaves like a `refcount_t`: a count that overflows is saturated, and its value is never freed. The kernel's
-/// own `Arc` also logs a warning then.
+/// The count behaves like a `refcount_t`: a count that overflows is saturated, and its value is
+/// never freed. The kernel's own `Arc` also logs a warning then.
 ///
 /// # Invariants
 ///
-/// The pointer is the result of [`alloc::place`], and leads to an initialized value. This reference is one of its count.
+/// The pointer is a result of [`alloc::place`], and leads to an initialized value. The count
+/// includes this reference.
 pub struct Arc<T: ?Sized>(NonNull<Counted<T>>, PhantomData<Counted<T>>);
 
-// SAFETY: The receiver shares the value, for which `T` is `Sync`, and may be the one that drops the value, for which `T` is
-// `Send`. The count is atomic.
+// SAFETY: The receiver shares the value, so `T` must be `Sync`. The receiver may drop the value, so
+// `T` must be `Send`. The count is atomic.
 unsafe impl<T: ?Sized + Send + Sync> Send for Arc<T> {}
-// SAFETY: A thread that shares a reference can clone one for itself: the case above.
+// SAFETY: A thread with a shared reference can clone it, which is the case above.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Arc<T> {}
 
-// A reference may move: its value stays where it is.
+// A reference may move, because its value stays where it is.
 impl<T: ?Sized> Unpin for Arc<T> {}
 
-// The compiler in use for tests on the host has no coercion of own pointer types.
+// The compiler of the host tests has no coercion for custom pointer types.
 #[cfg(not(test))]
 impl<T: ?Sized + core::marker::Unsize<U>, U: ?Sized> core::ops::CoerceUnsized<Arc<U>> for Arc<T> {}
 
 impl<T> Arc<T> {
     /// Allocates memory and initializes a value there, with a count of one. May sleep.
     ///
-    /// Returns `ENOMEM` if there is no memory; `init` does not run then.
+    /// Returns `ENOMEM` if there is no memory. `init` does not run in that case.
     pub fn pin_init(init: impl PinInit<T>, flags: Flags) -> error::Result<Self> {
         let place = alloc::place::<Counted<T>>(flags)?;
         let raw = place.as_ptr();
-        // SAFETY: `place` is new memory for a `Counted<T>`. The value does not move: a reference gives out no `&mut T`.
+        // SAFETY: `place` is new memory for a `Counted<T>`. The value does not move, because a
+        // reference gives out no `&mut T`.
         unsafe {
             (&raw mut (*raw).count).write(Atomic::new(1));
             init.__pinned_init(&raw mut (*raw).value);
         }
-        // INVARIANT: `init` has written the value; the new reference is the one of its count.
+        // INVARIANT: `init` has written the value. The count of one stands for the new reference.
         Ok(Arc(place, PhantomData))
     }
 }
@@ -110,7 +114,8 @@ impl<T: ?Sized> Clone for Arc<T> {
 
 impl<T: ?Sized> Drop for Arc<T> {
     fn drop(&mut self) {
-        // Release: what this thread did with the value comes before the drop of the value by another thread.
+        // Release: this thread's accesses to the value come before the drop of the value by another
+        // thread.
         let old = self.count().fetch_add(-1, Release);
         if old <= 0 {
             self.count().store(SATURATED, Relaxed);
@@ -138,13 +143,15 @@ unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
     }
 
     unsafe fn from_foreign(ptr: *mut c_void) -> Self {
-        // SAFETY: By the safety requirements `ptr` was the pointer of a reference, which is not null.
+        // SAFETY: By the safety requirements, `ptr` was the pointer of a reference, which is not
+        // null.
         // INVARIANT: The caller gives up the reference that `into_foreign` gave to C.
         Arc(unsafe { NonNull::new_unchecked(ptr.cast()) }, PhantomData)
     }
 
     unsafe fn borrow<'a>(ptr: *mut c_void) -> &'a T {
-        // SAFETY: By the safety requirements `ptr` was the pointer of a reference, which C has in `'a`: the value is alive.
+        // SAFETY: By the safety requirements, `ptr` was the pointer of a reference, which C holds
+        // during `'a`. The value is therefore alive.
         unsafe { &(*ptr.cast::<Counted<T>>()).value }
     }
 }

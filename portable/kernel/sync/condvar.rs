@@ -30,24 +30,25 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// `queue` has an initialized wait queue.
+/// `queue` holds an initialized wait queue.
 pub struct CondVar {
     queue: Room<12>,
     /// C code links waiters to the address of the queue.
     _pinned: PhantomPinned,
 }
 
-// SAFETY: A wait queue belongs to no thread.
+// SAFETY: A wait queue is not tied to a thread.
 unsafe impl Send for CondVar {}
-// SAFETY: A wait queue has a lock of its own.
+// SAFETY: A wait queue has its own lock.
 unsafe impl Sync for CondVar {}
 
 impl CondVar {
-    /// Makes an initializer of a condition variable. `name` and `class` are for lockdep.
+    /// Returns an initializer of a condition variable. `name` and `class` are for lockdep.
     pub fn new(name: &'static CStr, class: &'static LockClassKey) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Self| {
-            // SAFETY: `place` is valid for writes by the contract of `PinInit`. The memory for the wait queue is zero, is
-            // large enough (`layout.c`), and does not move. `name` and `class` are statics.
+            // SAFETY: `place` is valid for writes by the contract of `PinInit`. The memory for the
+            // wait queue is zero, is large enough (`layout.c`), and does not move. `name` and
+            // `class` are statics.
             // INVARIANT: `__init_waitqueue_head()` initializes the queue.
             unsafe {
                 (&raw mut (*place).queue).write(Room::new());
@@ -60,17 +61,20 @@ impl CondVar {
         unsafe { pin_init::from_closure(closure) }
     }
 
-    /// Releases the mutex of `guard`, sleeps until the next [`notify_all`](Self::notify_all), and takes the mutex again.
+    /// Releases the mutex of `guard`, sleeps until the next [`notify_all`](Self::notify_all), and
+    /// takes the mutex again.
     ///
-    /// The thread is in the queue before it releases the mutex: a notification by a thread that takes the mutex after that
-    /// is not lost. The sleep is uninterruptible, and may end without a notification: the caller checks its condition again.
+    /// The thread enters the queue before it releases the mutex. A notification by a thread that
+    /// takes the mutex after that is therefore not lost. The sleep is uninterruptible, and may end
+    /// without a notification, so the caller must check its condition again.
     pub fn wait<T>(&self, guard: &mut Guard<'_, T, MutexBackend>) {
-        // SAFETY: The queue is initialized by the type invariant, and this thread holds the mutex by that of `Guard`. It
-        // holds the mutex again when the function returns. `guard` is borrowed mutably: nobody has a reference to the value.
+        // SAFETY: The queue is initialized by the type invariant. This thread holds the mutex by
+        // the invariant of `Guard`, and holds it again when the function returns. `guard` is
+        // borrowed mutably, so no code has a reference to the value.
         unsafe { bindings::shim_wait(self.queue.get().cast(), guard.state()) };
     }
 
-    /// Wakes all threads that wait. Threads that come later wait for the next notification.
+    /// Wakes all waiting threads. Threads that come later wait for the next notification.
     pub fn notify_all(&self) {
         // SAFETY: The queue is initialized by the type invariant.
         unsafe { bindings::shim_wake_all(self.queue.get().cast()) };

@@ -31,28 +31,28 @@ use crate::{
     }, //
 };
 
-/// A kind of lock of C's.
+/// A kind of C lock.
 ///
 /// # Safety
 ///
-/// From the return of [`lock`](Self::lock) to the call of [`unlock`](Self::unlock) no other thread holds the lock. An `unlock`
-/// happens before the next `lock` returns.
+/// From the return of [`lock`](Self::lock) to the call of [`unlock`](Self::unlock), no other thread
+/// may hold the lock. An `unlock` must happen before the next `lock` returns.
 pub unsafe trait Backend {
     /// The C structure. Rust code does not know its size.
     type State;
 
-    /// Takes the lock; waits while another thread holds it. The lock is not recursive.
+    /// Takes the lock. Waits while another thread holds it. The lock is not recursive.
     ///
     /// # Safety
     ///
-    /// `state` points to an initialized lock, which the caller does not hold.
+    /// `state` must point to an initialized lock that the caller does not hold.
     unsafe fn lock(state: *mut Self::State);
 
     /// Releases the lock.
     ///
     /// # Safety
     ///
-    /// `state` points to a lock that the calling thread holds.
+    /// `state` must point to a lock that the calling thread holds.
     unsafe fn unlock(state: *mut Self::State);
 }
 
@@ -60,7 +60,8 @@ pub unsafe trait Backend {
 ///
 /// # Invariants
 ///
-/// `state` has an initialized lock of `B`, and `value` is accessed only while that lock is held, or by an owner of the whole.
+/// `state` holds an initialized lock of `B`. `value` is accessed only while that lock is held, or
+/// by an owner of the `Lock`.
 pub struct Lock<T, B: Backend> {
     state: Room<20>,
     /// C code links waiters to the address of the lock.
@@ -69,17 +70,20 @@ pub struct Lock<T, B: Backend> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: An owner of the lock owns the value. A lock of C's belongs to no thread while nobody holds it.
+// SAFETY: An owner of the lock owns the value. A C lock is not tied to a thread while no thread
+// holds it.
 unsafe impl<T: Send, B: Backend> Send for Lock<T, B> {}
-// SAFETY: The threads that share the lock access the value one after the other, each as if the value was sent to it.
+// SAFETY: The threads that share the lock access the value one after another, as if it was sent
+// from thread to thread.
 unsafe impl<T: Send, B: Backend> Sync for Lock<T, B> {}
 
 impl<T> Lock<T, mutex::MutexBackend> {
-    /// Makes an initializer of a mutex around `value`. `name` and `class` are for lockdep.
+    /// Returns an initializer of a mutex around `value`. `name` and `class` are for lockdep.
     pub fn new(value: T, name: &'static CStr, class: &'static LockClassKey) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Self| {
-            // SAFETY: `place` is valid for writes by the contract of `PinInit`. The memory for the `struct mutex` is
-            // zero, is large enough (`layout.c`), and does not move. `name` and `class` are statics.
+            // SAFETY: `place` is valid for writes by the contract of `PinInit`. The memory for the
+            // `struct mutex` is zero, is large enough (`layout.c`), and does not move. `name` and
+            // `class` are statics.
             // INVARIANT: `__mutex_init()` initializes the lock.
             unsafe {
                 (&raw mut (*place).state).write(Room::new());
@@ -95,10 +99,10 @@ impl<T> Lock<T, mutex::MutexBackend> {
 }
 
 impl<T, B: Backend> Lock<T, B> {
-    /// Takes the lock; waits while another thread holds it. A thread that holds the lock deadlocks here.
+    /// Takes the lock. Waits while another thread holds it. Deadlocks if this thread holds it.
     pub fn lock(&self) -> Guard<'_, T, B> {
         let state = self.state.get().cast();
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The lock is initialized by the type invariant.
         unsafe { B::lock(state) };
         // INVARIANT: The lock is held, and guards the value by the type invariant of `Lock`.
         Guard {
@@ -110,15 +114,16 @@ impl<T, B: Backend> Lock<T, B> {
 }
 
 impl<B: Backend> Lock<(), B> {
-    /// Borrows a lock that C code has made. What the lock guards is up to the caller.
+    /// Borrows a lock that C code has made. The caller decides what the lock guards.
     ///
-    /// The result is no `&Lock`: the memory of C's is as large as its kernel's lock, and not as large as a [`Lock`].
+    /// The result is not a `&Lock`, because the C structure is only as large as its kernel's lock,
+    /// and smaller than a [`Lock`].
     ///
     /// # Safety
     ///
-    /// `state` points to a lock that is initialized for the lifetime `'a`.
+    /// `state` must point to a lock that is initialized for the lifetime `'a`.
     pub unsafe fn from_raw<'a>(state: *mut B::State) -> Borrowed<'a, B> {
-        // INVARIANT: By the safety requirements.
+        // INVARIANT: The lock is initialized for `'a` by the safety requirements.
         Borrowed(state, PhantomData)
     }
 }
@@ -131,11 +136,11 @@ impl<B: Backend> Lock<(), B> {
 pub struct Borrowed<'a, B: Backend>(*mut B::State, PhantomData<&'a ()>);
 
 impl<'a, B: Backend> Borrowed<'a, B> {
-    /// Takes the lock; waits while another thread holds it. A thread that holds the lock deadlocks here.
+    /// Takes the lock. Waits while another thread holds it. Deadlocks if this thread holds it.
     pub fn lock(&self) -> Guard<'a, (), B> {
-        // SAFETY: Initialized by the type invariant.
+        // SAFETY: The lock is initialized by the type invariant.
         unsafe { B::lock(self.0) };
-        // INVARIANT: The lock is held, and `()` is no value that others could access.
+        // INVARIANT: The lock is held, and `()` has no contents that other threads could access.
         Guard {
             state: self.0,
             // SAFETY: Any aligned pointer that is not null points to a `()`.
@@ -145,16 +150,16 @@ impl<'a, B: Backend> Borrowed<'a, B> {
     }
 }
 
-/// Access to the value of a lock that this thread holds. A drop releases the lock.
+/// Access to the value of a lock that this thread holds. Its drop releases the lock.
 ///
 /// # Invariants
 ///
-/// This thread holds the lock `state` for as long as the guard lives, and that lock guards `value`.
+/// This thread holds the lock `state` while the guard lives, and that lock guards `value`.
 #[must_use = "a lock is released when its guard is dropped"]
 pub struct Guard<'a, T, B: Backend> {
     state: *mut B::State,
     value: &'a UnsafeCell<T>,
-    /// The thread that takes a lock is the one that releases it.
+    /// The thread that takes a lock must release it.
     _not_send: PhantomData<*mut ()>,
 }
 
@@ -169,15 +174,17 @@ impl<T, B: Backend> Deref for Guard<'_, T, B> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: The lock is held by the type invariant, so that no other thread has a reference. The guard is borrowed.
+        // SAFETY: The lock is held by the type invariant, so no other thread has a reference. The
+        // guard is borrowed.
         unsafe { &*self.value.get() }
     }
 }
 
-/// Only for values that may move: a pinned lock pins its value.
+/// Only for values that may move, because a pinned lock pins its value.
 impl<T: Unpin, B: Backend> DerefMut for Guard<'_, T, B> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: As in `deref`; the guard is borrowed mutably.
+        // SAFETY: The lock is held by the type invariant, so no other thread has a reference. The
+        // guard is borrowed mutably.
         unsafe { &mut *self.value.get() }
     }
 }
@@ -197,17 +204,19 @@ pub mod mutex {
     /// A sleeping lock. Process context, no spinlock held.
     pub struct MutexBackend;
 
-    // SAFETY: One thread holds a `struct mutex`, and `mutex_unlock()` is a release, `mutex_lock()` an acquire.
+    // SAFETY: Only one thread at a time holds a `struct mutex`. `mutex_lock()` is an acquire, and
+    // `mutex_unlock()` is a release.
     unsafe impl Backend for MutexBackend {
         type State = bindings::mutex;
 
         unsafe fn lock(state: *mut Self::State) {
-            // SAFETY: Initialized by the safety requirements. The module calls this crate in process context.
+            // SAFETY: The lock is initialized by the safety requirements. The module calls this
+            // crate in process context.
             unsafe { bindings::shim_mutex_lock(state) };
         }
 
         unsafe fn unlock(state: *mut Self::State) {
-            // SAFETY: Held by the safety requirements.
+            // SAFETY: The lock is held by the safety requirements.
             unsafe { bindings::shim_mutex_unlock(state) };
         }
     }
@@ -218,22 +227,24 @@ pub mod spinlock {
     use super::Backend;
     use crate::bindings;
 
-    /// A lock whose holder does not sleep. Interrupts stay enabled: no interrupt handler takes the lock.
+    /// A lock whose holder does not sleep. Interrupts stay enabled, because no interrupt handler
+    /// takes the lock.
     ///
-    /// The module borrows the spinlocks that its C code makes, and makes none.
+    /// The module borrows the spinlocks that its C code makes. It makes none itself.
     pub struct SpinLockBackend;
 
-    // SAFETY: One thread holds a `spinlock_t`, and `spin_unlock()` is a release, `spin_lock()` an acquire.
+    // SAFETY: Only one thread at a time holds a `spinlock_t`. `spin_lock()` is an acquire, and
+    // `spin_unlock()` is a release.
     unsafe impl Backend for SpinLockBackend {
         type State = bindings::spinlock_t;
 
         unsafe fn lock(state: *mut Self::State) {
-            // SAFETY: Initialized by the safety requirements.
+            // SAFETY: The lock is initialized by the safety requirements.
             unsafe { bindings::shim_spin_lock(state) };
         }
 
         unsafe fn unlock(state: *mut Self::State) {
-            // SAFETY: Held by the safety requirements.
+            // SAFETY: The lock is held by the safety requirements.
             unsafe { bindings::shim_spin_unlock(state) };
         }
     }
