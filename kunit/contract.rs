@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What holds for every client of ib_core's: how it describes itself, when it says that a range is not
-//! its, how it is registered and unregistered.
+//! Rules that hold for every client of ib_core: its description, the ranges that it refuses, its
+//! registration and its end.
 
 use core::mem::offset_of;
 
@@ -20,7 +20,7 @@ fn described() -> Result<Description> {
     Ok(*descriptions().first().ok_or(ENOENT)?)
 }
 
-/// The number of the record to come.
+/// Returns the number of the next record.
 fn recorded() -> u64 {
     history(|history| {
         let mut next = 0;
@@ -60,7 +60,7 @@ suite!(
         same!(seen.flags, crate::c::PEER_MEM_INVALIDATE_UNMAPS);
     }
 
-    /// It calls what they point to, and leaves a client alone that has any.
+    /// MLNX_OFED 4.9 calls the functions that these pointers name, and ignores null pointers.
     fn ofed_4_9_finds_two_null_pointers_behind_the_structure(_: CoreUnmapsClient) {
         let seen = described()?;
         check!(seen.can_revoke && seen.flag);
@@ -83,7 +83,7 @@ suite!(
         let attempt = |name: &CStr, version: &CStr| {
             ClientRegistration::<Persistent>::new(name, version, ClientUnmaps).err()
         };
-        // 64 bytes with the NUL, and 15.
+        // A name fits into 64 bytes and a version into 15 bytes, both with the NUL.
         let name = c"0123456789012345678901234567890123456789012345678901234567890123";
         let rest = c"012345678901234567890123456789012345678901234567890123456789012";
         same!(attempt(name, c"1"), Some(EINVAL));
@@ -93,7 +93,7 @@ suite!(
         logged![Register(Other), Unregister(Other)];
     }
 
-    /// Tickets of the first time may be left.
+    /// Some tickets of the first registration may remain.
     fn a_client_that_revokes_is_registered_once(_: NoClient) {
         drop(revocable(ClientUnmaps)?);
         log();
@@ -102,7 +102,7 @@ suite!(
         logged![];
     }
 
-    /// ib_core may ask while the client is being registered.
+    /// ib_core may call `acquire` while the client is being registered.
     fn acquire_says_not_mine_before_the_module_is_up_and_after(_: NoClient) {
         let range = range();
         at(Point::Registering, move || check!(not_mine(range)))?;
@@ -126,11 +126,11 @@ suite!(
     fn each_refusal_is_kept_and_what_is_taken_leaves_nothing(_: BothClients) {
         let before = recorded();
         let mut range = range();
-        // No other test's.
+        // No other test uses this range.
         range.addr += 0x1234_0000;
         get(range)?.release();
         same!(recorded() - before, 0);
-        // What repeats has no record of its own.
+        // A repeated refusal has no record of its own.
         for _ in rows([1, 2]) {
             fail_once(Call::Pin, ENOMEM.to_errno())?;
             check!(not_mine(range));
@@ -141,7 +141,7 @@ suite!(
         same!(recorded() - before, 2);
     }
 
-    /// The context is looked at wherever `acquire` says so.
+    /// The fake of ib_core checks the context after each `acquire` that returns 0.
     fn acquire_that_says_not_mine_leaves_the_context_and_has_nothing(_: BothClients) {
         for code in rows([EINVAL, ENOMEM, EIO, ENODEV, EBUSY]) {
             for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
@@ -159,7 +159,7 @@ suite!(
         }
     }
 
-    /// Neither as success nor as anything else: ib_core would make a pointer of it.
+    /// The code must not become success or a pointer: ib_core would make a pointer of it.
     fn a_positive_code_of_a_pin_is_a_refusal(_: BothClients) {
         for code in rows([1, 5, c_int::MAX]) {
             fail_once(Call::Pin, code)?;
@@ -169,7 +169,8 @@ suite!(
         }
     }
 
-    /// The second takes nothing that the first has refused for the same NIC, and all else.
+    /// The second client refuses a range that the first has just refused for the same NIC. It takes
+    /// all other ranges.
     fn what_the_first_client_refuses_is_refused_once(_: BothClients) {
         let can_lose = EachNic::CAN_LOSE.range();
         let cannot_lose = EachNic::CANNOT_LOSE.range();
@@ -178,13 +179,14 @@ suite!(
             check!(not_mine(can_lose));
             get(next)?.release();
         }
-        // Another thread's is not this one's.
+        // A refusal on another thread does not count on this one.
         fail_once(Call::Pin, ENOMEM.to_errno())?;
         Thread::start(move || check!(not_mine(can_lose)))?.join();
         get(cannot_lose)?.release();
     }
 
-    /// Where it is the last client that ib_core asks, as between the registrations of the two.
+    /// The client is the last one that ib_core asks, as between the registrations of the two
+    /// clients.
     fn what_the_first_client_refuses_is_forgotten_in_the_next_search(_: NoClient) {
         let _first = revocable(ClientUnmaps)?;
         fail_once(Call::Pin, ENOMEM.to_errno())?;
@@ -209,7 +211,7 @@ suite!(
         }
     }
 
-    /// NICs that cannot lose a registration are for the client that never revokes.
+    /// NICs that cannot lose a registration get the client that never revokes.
     fn clients_are_asked_in_order_and_only_what_the_nic_can_do(nic: EachNic) {
         let names = descriptions();
         same!(names.len(), 2);
@@ -242,7 +244,7 @@ suite!(
         same!(released.count(), 2);
     }
 
-    /// What pins memory keeps the module loaded.
+    /// A region that pins memory keeps the module loaded.
     fn a_region_holds_the_module(nic: EachNic) {
         let umem = get(nic.range())?;
         check!(holds() > 0);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! ib_core as a peer-memory client meets it: MLNX_OFED and DOCA-OFED from 25.04 on, in the order and with
-//! the awkwardness that the test VM's `peer_mem.c` describes, and in one place OFED 4.9.
+//! ib_core as a peer-memory client sees it: MLNX_OFED and DOCA-OFED from 25.04 on, and in one place
+//! OFED 4.9. The order of calls and the difficult cases are those of the test VM's `peer_mem.c`.
 //!
-//! Calls the functions that the module has registered, by the pointers that it gave, and looks at all
-//! that comes back: who breaks the contract fails the test that is running, whatever that is about.
+//! The fake calls the functions that the module has registered, through the pointers that it
+//! registered, and checks all results. A client that breaks the contract fails the running test,
+//! whatever that test checks.
 
 use core::{
     mem::offset_of,
@@ -63,10 +64,10 @@ use crate::{
 /// The ticket of a registration that cannot be revoked.
 const NO_TICKET: u64 = u32::MAX as u64;
 
-/// What a client that says "not mine" must leave as it is.
+/// Value of the context, which a client that says "not mine" must not change.
 const NOT_MINE: usize = 0x07_3e11;
 
-/// Of `fakes.h`.
+/// `struct sg_entry` of `fakes.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct RawSgEntry {
@@ -76,7 +77,7 @@ struct RawSgEntry {
 }
 
 impl RawSgEntry {
-    /// As the RDMA driver sees it.
+    /// Returns the entry as the RDMA driver sees it.
     fn seen(&self) -> SgEntry {
         SgEntry {
             addr: self.dma_address,
@@ -85,11 +86,11 @@ impl RawSgEntry {
     }
 }
 
-/// The entries of a client's table, from this one on, each with what is in it.
+/// Returns the entries of a client's table from `sg` on, and the contents of each.
 ///
 /// # Safety
 ///
-/// NULL, or an entry of a table that the client keeps while this is used.
+/// `sg` must be NULL, or an entry of a table that the client keeps during the iteration.
 unsafe fn entries(
     mut sg: *mut bindings::scatterlist,
 ) -> impl Iterator<Item = (*mut bindings::scatterlist, RawSgEntry)> {
@@ -99,7 +100,7 @@ unsafe fn entries(
             return None;
         }
         let mut entry = RawSgEntry::default();
-        // SAFETY: As promised by the caller.
+        // SAFETY: The caller promises that the client keeps the table.
         sg = unsafe { fake_sg_read(here, &mut entry) };
         Some((here, entry))
     })
@@ -123,7 +124,7 @@ pub(crate) struct Device(*mut bindings::device);
 
 // SAFETY: The device is alive for as long as a test, and nothing is done with it here.
 unsafe impl Send for Device {}
-// SAFETY: As above.
+// SAFETY: The pointer is only passed on, and the device outlives the test.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -133,27 +134,27 @@ impl Device {
         Device(raw)
     }
 
-    /// As the module has it, if it is one on the PCI bus.
+    /// Returns the device as the module sees it, if it is on the PCI bus.
     pub(crate) fn as_pci(self) -> Option<PciDevice> {
-        // SAFETY: NULL, or alive for as long as a test.
+        // SAFETY: The pointer is NULL, or the device outlives the test.
         unsafe { PciDevice::with_device(self.0, |device| device.cloned()) }
     }
 }
 
-/// What a client tells of itself.
+/// A client's description of itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Description {
     pub(crate) name: Name,
-    /// Length of the version's string.
+    /// Length of the version string.
     pub(crate) version_len: Option<usize>,
-    /// The last byte of the version: there is more after the structure.
+    /// The last byte of the version. `true` if more data follows the structure.
     pub(crate) flag: bool,
-    /// What is there, if so; 0 otherwise.
+    /// Size of the extended structure, or 0 without one.
     pub(crate) ex_size: usize,
     pub(crate) flags: u32,
-    /// What MLNX_OFED 4.9 has there.
+    /// The two pointers that MLNX_OFED 4.9 reads at this place.
     pub(crate) pointers: [usize; 2],
-    /// All functions are there.
+    /// `true` if all functions are present.
     pub(crate) complete: bool,
     pub(crate) can_revoke: bool,
 }
@@ -165,21 +166,23 @@ struct Client {
     handle: usize,
     can_revoke: bool,
     description: Description,
-    /// One for the registration, one for each region.
+    /// Number of users: one for the registration, and one for each region.
     users: Atomic<u64>,
     #[pin]
     unused: Completion,
 }
 
-// SAFETY: The client's structure is read alone.
+// SAFETY: The client's structure is only read.
 unsafe impl Send for Client {}
-// SAFETY: As above.
+// SAFETY: The client's structure is only read.
 unsafe impl Sync for Client {}
 
 impl Client {
-    /// Its functions; read anew each time, as ib_core does: the client keeps the structure.
+    /// Returns the client's functions. Reads them anew each time, like ib_core: the client keeps
+    /// the structure.
     fn ops(&self) -> c::peer_memory_client {
-        // SAFETY: The client keeps the structure until it has unregistered, which waits for all users.
+        // SAFETY: The client keeps the structure until it has unregistered, which waits for all
+        // users.
         unsafe { *self.ops.as_ptr() }
     }
 
@@ -190,7 +193,8 @@ impl Client {
     }
 
     fn invalidate_unmaps(&self) -> bool {
-        // SAFETY: As in `ops`; what the flag promises is looked at behind it alone.
+        // SAFETY: The client keeps the structure until it has unregistered. `describe` reads the
+        // extended part only if the flag is set.
         let seen = unsafe { describe(self.ops, self.can_revoke) };
         seen.flag
             && seen.ex_size >= offset_of!(c::peer_memory_client_ex, flags) + size_of::<u32>()
@@ -200,16 +204,16 @@ impl Client {
 
 /// # Safety
 ///
-/// `ops` is a client as `ib_register_peer_memory_client()` wants it.
+/// `ops` must be a client as `ib_register_peer_memory_client()` requires it.
 unsafe fn describe(ops: NonNull<c::peer_memory_client>, can_revoke: bool) -> Description {
-    // SAFETY: As promised by the caller.
+    // SAFETY: The caller promises that `ops` is a valid client.
     let client = unsafe { *ops.as_ptr() };
     let [text @ .., flag] = client.version;
     let (ex_size, flags, pointers) = if flag != 0 {
         let ex = ops.as_ptr().cast::<c::peer_memory_client_ex>();
         let behind = ops.as_ptr().wrapping_add(1).cast::<[usize; 2]>();
-        // SAFETY: The flag says that there is this structure. What is behind the flags is of no
-        // meaning to those who know them, but to MLNX_OFED 4.9.
+        // SAFETY: The flag says that the extended structure follows. The bytes behind the flags
+        // mean nothing to current ib_core. MLNX_OFED 4.9 reads them.
         unsafe { ((*ex).ex_size, (*ex).flags, behind.read_volatile()) }
     } else {
         (0, 0, [0; 2])
@@ -242,12 +246,12 @@ unsafe fn describe(ops: NonNull<c::peer_memory_client>, can_revoke: bool) -> Des
     }
 }
 
-/// ib_core's part of the world.
+/// State of the ib_core fake.
 pub(crate) struct Core {
     clients: KVec<Arc<Client>>,
-    /// By ticket.
+    /// The registered regions, found by ticket.
     peers: KVec<Arc<Peer>>,
-    /// Who holds the `mapping_lock` of a region that can be revoked.
+    /// Tasks that hold the `mapping_lock` of a region that can be revoked.
     holders: KVec<usize>,
     next_handle: usize,
     next_ticket: u64,
@@ -264,12 +268,12 @@ impl Core {
         }
     }
 
-    /// Does this task hold the `mapping_lock` of a region that can be revoked?
+    /// Returns `true` if this task holds the `mapping_lock` of a region that can be revoked.
     pub(crate) fn has_mapping_lock(&self, task: usize) -> bool {
         self.holders.contains(&task)
     }
 
-    /// How many clients and tickets there are.
+    /// Returns the numbers of clients and tickets.
     pub(crate) fn left(&self) -> (usize, usize) {
         (self.clients.len(), self.peers.len())
     }
@@ -279,7 +283,7 @@ fn core<R>(f: impl FnOnce(&mut Core) -> R) -> R {
     fakes::with(|world| f(&mut world.core))
 }
 
-/// The clients that are registered, in order.
+/// Returns the descriptions of the registered clients, in order.
 pub(crate) fn descriptions() -> KVec<Description> {
     core(|core| {
         let mut all = KVec::new();
@@ -294,7 +298,7 @@ pub(crate) fn descriptions() -> KVec<Description> {
 
 /// # Safety
 ///
-/// As `ib_register_peer_memory_client()`.
+/// The requirements are those of `ib_register_peer_memory_client()`.
 pub(crate) unsafe extern "C" fn ib_register_peer_memory_client(
     client: *const c::peer_memory_client,
     invalidate_callback: *mut c::invalidate_peer_memory,
@@ -302,7 +306,7 @@ pub(crate) unsafe extern "C" fn ib_register_peer_memory_client(
     let Some(ops) = NonNull::new(client.cast_mut()) else {
         return ptr::null_mut();
     };
-    // SAFETY: As promised by the caller.
+    // SAFETY: The caller promises a valid client.
     let description = unsafe { describe(ops, !invalidate_callback.is_null()) };
     record(Event::Register(description.name));
     if failing(Call::Register).is_some() {
@@ -327,7 +331,7 @@ pub(crate) unsafe extern "C" fn ib_register_peer_memory_client(
         return ptr::null_mut();
     };
     if description.can_revoke {
-        // SAFETY: Valid for writes as promised by the caller.
+        // SAFETY: The caller promises that the pointer is valid for writes.
         unsafe { *invalidate_callback = Some(ib_invalidate_peer_memory) };
     }
     if core(|core| core.clients.push(client, GFP_KERNEL)).is_err() {
@@ -339,7 +343,7 @@ pub(crate) unsafe extern "C" fn ib_register_peer_memory_client(
 
 /// # Safety
 ///
-/// As `ib_unregister_peer_memory_client()`.
+/// The requirements are those of `ib_unregister_peer_memory_client()`.
 pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mut c_void) {
     let handle = reg_handle.addr();
     let client = core(|core| take_first(&mut core.clients, |client| client.handle == handle));
@@ -349,7 +353,7 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
     record(Event::Unregister(client.description.name));
     client.put();
     client.unused.wait_for_completion();
-    // The structure is the client's, and ib_core keeps the pointer: it must still be what it was.
+    // ib_core keeps the pointer to the client's structure, which must not have changed.
     // SAFETY: The client keeps it until this function returns.
     let description = unsafe { describe(client.ops, client.can_revoke) };
     same!(description, client.description);
@@ -357,7 +361,7 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
 
 /// # Safety
 ///
-/// As the `invalidate_peer_memory` of ib_core.
+/// The requirements are those of ib_core's `invalidate_peer_memory`.
 unsafe extern "C" fn ib_invalidate_peer_memory(reg_handle: *mut c_void, ticket: u64) -> c_int {
     record(Event::Invalidate(ticket));
     let handle = reg_handle.addr();
@@ -370,7 +374,7 @@ unsafe extern "C" fn ib_invalidate_peer_memory(reg_handle: *mut c_void, ticket: 
     if !known {
         fails(c"ib_core", 0, fmt!("a handle that is no more was used"));
     }
-    // A ticket that is not known, or not any more.
+    // The ticket is unknown, or no longer known.
     let Some(peer) = peer else {
         return 0;
     };
@@ -385,7 +389,7 @@ typed_as_real!(
     ib_unregister_peer_memory_client,
 );
 
-/// How an RDMA driver and ib_core deal with a revocation.
+/// The way in which an RDMA driver and ib_core handle a revocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Form {
     /// The driver stops the NIC, ib_core does the rest.
@@ -394,23 +398,23 @@ pub(crate) enum Form {
     Ofed49,
 }
 
-/// What an application and its RDMA driver want.
+/// A registration as an application and its RDMA driver request it.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) addr: u64,
     pub(crate) len: usize,
     pub(crate) device: Device,
-    /// The driver can lose the region: `IB_PEER_MEM_INVAL_SUPP`.
+    /// `true` if the driver can lose the region: `IB_PEER_MEM_INVAL_SUPP`.
     pub(crate) can_lose: bool,
-    /// The ticket, where it is to be a certain one.
+    /// The ticket, if the test requires a particular one.
     pub(crate) ticket: Option<u64>,
-    /// Not for writing.
+    /// `true` if the region is not for writing.
     pub(crate) read_only: bool,
     pub(crate) form: Form,
 }
 
 impl Request {
-    /// A range for a NIC that can lose it.
+    /// Returns a request for a range and a NIC that can lose it.
     pub(crate) fn new(addr: u64, len: usize) -> Self {
         Request {
             addr,
@@ -424,29 +428,29 @@ impl Request {
     }
 
     fn end(&self) -> u64 {
-        // CAST: 64 bits are not less.
+        // CAST: A `usize` has at most 64 bits.
         self.addr.wrapping_add(self.len as u64)
     }
 }
 
-/// `ALIGN_DOWN()`.
+/// Rounds down like `ALIGN_DOWN()`.
 fn down(value: u64, to: u64) -> u64 {
     value & !to.wrapping_sub(1)
 }
 
-/// `ALIGN()`.
+/// Rounds up like `ALIGN()`.
 fn up(value: u64, to: u64) -> u64 {
     down(value.wrapping_add(to.wrapping_sub(1)), to)
 }
 
-/// The step at which a registration failed.
+/// The step that failed in a registration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Failed {
     /// No client took the range.
     NotMine,
     GetPages(c_int),
     DmaMap(c_int),
-    /// The fake had no memory.
+    /// The fake itself ran out of memory.
     Fake,
 }
 
@@ -464,7 +468,7 @@ enum State {
     Invalidated,
 }
 
-/// An entry as it was before it was trimmed.
+/// The contents of an entry before and after it was trimmed.
 struct Saved {
     sg: *mut bindings::scatterlist,
     entry: RawSgEntry,
@@ -474,34 +478,34 @@ struct Saved {
 impl Saved {
     fn trim(sg: *mut bindings::scatterlist, head: u64, tail: u64) -> Self {
         let mut entry = RawSgEntry::default();
-        // SAFETY: An entry of the client's, which keeps the table until `release`.
+        // SAFETY: The entry belongs to the client's table, which the client keeps until `release`.
         unsafe { fake_sg_read(sg, &mut entry) };
-        // ib_core's arithmetic would wrap.
+        // Otherwise ib_core's arithmetic would wrap.
         check!(head + tail < u64::from(entry.dma_length));
-        // CAST: Less than a length, as was just seen.
+        // CAST: The sum was just checked to be less than the length.
         let len = entry.dma_length.wrapping_sub((head + tail) as u32);
         let trimmed = RawSgEntry {
             dma_address: entry.dma_address + head,
             dma_length: len,
             length: len,
         };
-        // SAFETY: As above.
+        // SAFETY: The client keeps the table until `release`.
         unsafe { fake_sg_write(sg, &trimmed) };
         Saved { sg, entry, trimmed }
     }
 
     fn restore(&self) {
         let mut now = RawSgEntry::default();
-        // SAFETY: As in `trim`.
+        // SAFETY: The client keeps the table until `release`.
         unsafe { fake_sg_read(self.sg, &mut now) };
-        // Anything else, and the table is gone.
+        // The table was freed or changed if the entry differs.
         same!(now, self.trimmed);
-        // SAFETY: As in `trim`.
+        // SAFETY: The client keeps the table until `release`.
         unsafe { fake_sg_write(self.sg, &self.entry) };
     }
 }
 
-/// What `mapping_lock` guards.
+/// The fields that `mapping_lock` guards.
 #[derive(Default)]
 struct Mapping {
     state: State,
@@ -511,27 +515,27 @@ struct Mapping {
     stopped: bool,
 }
 
-// SAFETY: The table's entries are the client's, and reached under the lock alone.
+// SAFETY: The table's entries belong to the client, and are accessed only under the lock.
 unsafe impl Send for Mapping {}
 
-/// A region of a client's memory, as ib_core has it: `struct ib_umem_peer`.
+/// A region of a client's memory in ib_core: `struct ib_umem_peer`.
 #[pin_data]
 struct Peer {
     client: Arc<Client>,
     context: usize,
     request: Request,
     ticket: u64,
-    /// `umem_p->ib_peer_client` is NULL.
+    /// `true` if `umem_p->ib_peer_client` is NULL.
     client_gone: Atomic<bool>,
     #[pin]
     mapping: Mutex<Mapping>,
 }
 
-/// Such a region, for a test.
+/// A test's handle of such a region.
 #[derive(Clone)]
 pub(crate) struct Umem {
     peer: Arc<Peer>,
-    /// The client's entries, before they were trimmed.
+    /// The client's entries before ib_core trimmed them.
     entries: Arc<KVec<SgEntry>>,
 }
 
@@ -546,10 +550,10 @@ fn acquire(request: &Request) -> Option<(Arc<Client>, *mut c_void)> {
         }
         let mut context = ptr::without_provenance_mut(NOT_MINE);
         record(Event::Acquire);
-        // Counted before, as no test unregisters beside it.
+        // The user is counted before the call. No test unregisters at the same time.
         client.users.fetch_add(1, Full);
-        // CAST: Addresses of the kernel's width.
-        // SAFETY: The client's function, as the contract has it.
+        // CAST: Addresses have 64 bits.
+        // SAFETY: This calls the client's function as the contract specifies.
         let ret = client.ops().acquire.map_or(0, |acquire| unsafe {
             acquire(
                 request.addr as usize,
@@ -563,18 +567,18 @@ fn acquire(request: &Request) -> Option<(Arc<Client>, *mut c_void)> {
             return Some((client, context));
         }
         client.put();
-        // An error is "not mine" like any other no.
+        // ib_core treats an error like any other "not mine".
         same!(ret, 0);
         check!(context.addr() == NOT_MINE);
     }
 }
 
-/// 0, or an errno that ib_core may make a pointer of.
+/// Returns `true` if `ret` is 0 or an errno that ib_core can turn into a pointer.
 fn proper(ret: c_int) -> bool {
     (-4095..=0).contains(&ret)
 }
 
-/// `ib_umem_get_peer()` and `ib_umem_activate_invalidation_notifier()`.
+/// Registers like `ib_umem_get_peer()` and `ib_umem_activate_invalidation_notifier()`.
 pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
     let (client, context) = acquire(&request).ok_or(Failed::NotMine)?;
     let ticket = if client.can_revoke {
@@ -587,8 +591,8 @@ pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
     } else {
         NO_TICKET
     };
-    // Two classes for lockdep: a region that nobody revokes is mapped by nvidia.ko, under this lock, and no callback ever
-    // waits for it.
+    // lockdep gets two classes. nvidia.ko maps a region that is never revoked under this lock, and
+    // no callback ever waits for the lock of such a region.
     let [revocable, persistent] = [static_lock_class!(), static_lock_class!()];
     let class = if client.can_revoke {
         revocable
@@ -612,9 +616,9 @@ pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
     Ok(Umem { peer, entries })
 }
 
-/// `mapping_lock`, held.
+/// A held `mapping_lock`.
 struct Locked<'a> {
-    /// Of a region that can be revoked.
+    /// The task that holds the lock, if the region can be revoked.
     task: Option<usize>,
     guard: Guard<'a, Mapping, MutexBackend>,
 }
@@ -627,12 +631,12 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Where a registration fails; one that does not is released again.
+/// Returns the step at which a registration fails. Releases a registration that succeeds.
 pub(crate) fn failure(request: Request) -> Option<Failed> {
     get(request).inspect(Umem::release).err()
 }
 
-/// Does no client take the range?
+/// Returns `true` if no client takes the range.
 pub(crate) fn not_mine(request: Request) -> bool {
     failure(request) == Some(Failed::NotMine)
 }
@@ -653,7 +657,7 @@ impl Peer {
         Locked { task, guard }
     }
 
-    /// get_pages, dma_map, get_page_size, with `mapping_lock` held.
+    /// Calls get_pages, dma_map and get_page_size with `mapping_lock` held.
     fn map(self: &Arc<Self>) -> Result<KVec<SgEntry>, Failed> {
         let mut held = self.lock();
         let mapping = &mut *held.guard;
@@ -663,8 +667,9 @@ impl Peer {
         }
         record(Event::GetPages);
         let get_pages = self.client.ops().get_pages;
-        // CAST: As in `acquire`.
-        // SAFETY: The client's function, as the contract has it: the context is its own.
+        // CAST: Addresses have 64 bits.
+        // SAFETY: This calls the client's function as the contract specifies, with the client's own
+        // context.
         let ret = get_pages.map_or(0, |get_pages| unsafe {
             get_pages(
                 self.request.addr as usize,
@@ -703,12 +708,12 @@ impl Peer {
 
     fn dma_map(&self, mapping: &mut Mapping) -> c_int {
         let table = ptr::from_mut(&mut mapping.table);
-        // As OFED: the number goes where the table has its own.
-        // SAFETY: A place inside the table.
+        // OFED stores the number of entries directly in the table.
+        // SAFETY: The pointer is to a field of the table.
         let nmap = unsafe { ptr::addr_of_mut!((*table).nents) }.cast();
         record(Event::DmaMap);
-        // SAFETY: The client's function, as the contract has it; both pointers are valid for writes, and
-        // the device is NULL or alive for as long as the test.
+        // SAFETY: This calls the client's function as the contract specifies. Both pointers are
+        // valid for writes. The device is NULL or outlives the test.
         self.client.ops().dma_map.map_or(0, |dma_map| unsafe {
             dma_map(table, self.context(), self.request.device.0, 0, nmap)
         })
@@ -716,20 +721,21 @@ impl Peer {
 
     fn page_size(&self) -> u64 {
         let get = self.client.ops().get_page_size;
-        // CAST: 64 bits are not less.
-        // SAFETY: The client's function, as the contract has it.
+        // CAST: A C `unsigned long` has at most 64 bits.
+        // SAFETY: This calls the client's function as the contract specifies.
         get.map_or(0, |get| unsafe { get(self.context()) } as u64)
     }
 
     fn put_pages(&self, mapping: &mut Mapping) {
         record(Event::PutPages);
         if let Some(put_pages) = self.client.ops().put_pages {
-            // SAFETY: The client's function, as the contract has it.
+            // SAFETY: This calls the client's function as the contract specifies.
             unsafe { put_pages(&mut mapping.table, self.context()) };
         }
     }
 
-    /// The client's entries, which must be all that were allocated, have no pages, and cover the range.
+    /// Returns the client's entries. Checks that all allocated entries are used, have no pages, and
+    /// cover the range.
     fn look(&self, mapping: &Mapping) -> Result<KVec<SgEntry>> {
         let table = &mapping.table;
         same!(table.nents, table.orig_nents);
@@ -737,7 +743,7 @@ impl Peer {
         let mut total = 0;
         // SAFETY: The client keeps the table until `release`.
         for (sg, entry) in unsafe { entries(table.sgl) } {
-            // SAFETY: As above.
+            // SAFETY: The client keeps the table until `release`.
             check!(!unsafe { fake_sg_has_page(sg) });
             same!(entry.dma_length, entry.length);
             check!(entry.dma_length != 0);
@@ -750,7 +756,8 @@ impl Peer {
         Ok(seen)
     }
 
-    /// `fix_peer_sgls()`: the first and the last entry shrink from the client's pages to the kernel's.
+    /// Shrinks the first and the last entry from the client's pages to the kernel's, like
+    /// `fix_peer_sgls()`.
     fn trim(&self, mapping: &mut Mapping, peer_page: u64) {
         let page = PAGE_SIZE as u64;
         let start = self.request.addr;
@@ -765,13 +772,14 @@ impl Peer {
         mapping.last = Some(Saved::trim(last, 0, tail));
     }
 
-    /// `peer_unmap()`; the state is the caller's to change.
+    /// Unmaps like `peer_unmap()`. The caller changes the state.
     fn unmap(&self, mapping: &mut Mapping, call_client: bool) {
         if call_client {
             reach(Point::BeforeDmaUnmap);
         }
-        // A write to the client's memory: it has to keep the table until `release`, also when it has
-        // revoked. The other way round: a single entry has been trimmed twice.
+        // This writes to the client's memory. The client must keep the table until `release`, even
+        // after it has revoked. The order is reversed because a single entry has been trimmed
+        // twice.
         for saved in [mapping.last.take(), mapping.first.take()]
             .into_iter()
             .flatten()
@@ -781,8 +789,8 @@ impl Peer {
         if call_client {
             record(Event::DmaUnmap);
             if let Some(dma_unmap) = self.client.ops().dma_unmap {
-                // What it returns is ignored.
-                // SAFETY: The client's function, as the contract has it.
+                // ib_core ignores the return value.
+                // SAFETY: This calls the client's function as the contract specifies.
                 unsafe { dma_unmap(&mut mapping.table, self.context(), self.request.device.0) };
             }
             reach(Point::BeforePutPages);
@@ -791,7 +799,7 @@ impl Peer {
         mapping.table = bindings::sg_table::default();
     }
 
-    /// What an invalidation does once it has found the region.
+    /// Invalidates the region, which was already found.
     fn invalidate(&self) {
         let mut held = self.lock();
         let mapping = &mut *held.guard;
@@ -828,13 +836,14 @@ impl Peer {
         drop(forgotten);
     }
 
-    /// The client's `release`, and the end of it.
+    /// Calls the client's `release`, and ends its use.
     fn release_context(&self) {
         self.forget_ticket();
         reach(Point::BeforeRelease);
         record(Event::Release);
         if let Some(release) = self.client.ops().release {
-            // SAFETY: The client's function, as the contract has it: the last call for this context.
+            // SAFETY: This calls the client's function as the contract specifies. It is the last
+            // call for this context.
             unsafe { release(self.context()) };
         }
         self.client.put();
@@ -844,12 +853,12 @@ impl Peer {
 }
 
 impl Umem {
-    /// The client's entries, as they were before ib_core trimmed them.
+    /// Returns the client's entries before ib_core trimmed them.
     pub(crate) fn entries(&self) -> &[SgEntry] {
         &self.entries
     }
 
-    /// What the RDMA driver sees: the entries as they are now.
+    /// Returns the current entries, as the RDMA driver sees them.
     pub(crate) fn seen(&self) -> Result<KVec<SgEntry>> {
         let guard = self.peer.mapping.lock();
         let mut seen = KVec::new();
@@ -868,12 +877,13 @@ impl Umem {
         self.peer.page_size()
     }
 
-    /// As no ib_core does: maps a region that is mapped.
+    /// Maps a region that is already mapped. No ib_core does this.
     pub(crate) fn map_again(&self) -> c_int {
         self.peer.dma_map(&mut Mapping::default())
     }
 
-    /// `ib_umem_stop_invalidation_notifier()`: after this no invalidation does anything.
+    /// Stops invalidations like `ib_umem_stop_invalidation_notifier()`. Later invalidations do
+    /// nothing.
     pub(crate) fn stop(&self) {
         let peer = &self.peer;
         let unmaps = peer.client.invalidate_unmaps();
@@ -891,21 +901,22 @@ impl Umem {
         if !unmaps {
             return peer.unmap(guard, true);
         }
-        // A client that unmaps by itself is called without the lock, beside an invalidation.
+        // A client that unmaps by itself is called without the lock. An invalidation may run at the
+        // same time.
         let mut outside = core::mem::take(guard);
         guard.stopped = true;
         drop(held);
         peer.unmap(&mut outside, true);
     }
 
-    /// `ib_umem_release()`.
+    /// Releases the region like `ib_umem_release()`.
     pub(crate) fn release(&self) {
         self.stop();
         self.peer.release_context();
     }
 
-    /// As `stop` and `release`; dma_unmap is called after an invalidation, too, with no table. The contract
-    /// allows it, and OFED did so.
+    /// Calls `stop`, dma_unmap with an empty table, and `release`. The contract allows dma_unmap
+    /// after an invalidation, and OFED did so.
     pub(crate) fn release_with_late_unmap(&self) {
         self.stop();
         self.peer.unmap(&mut Mapping::default(), true);
@@ -913,8 +924,8 @@ impl Umem {
     }
 }
 
-/// Has the memory freed at `point`, which goes on when that is done: by another thread, for the one that gets there may
-/// hold a lock that comes after nvidia.ko's.
+/// Frees the memory when a thread reaches `point`. The thread continues after the free. Another
+/// thread frees, because the first may hold a lock that comes after nvidia.ko's lock.
 pub(crate) fn free_at(point: Point) -> Result {
     at(point, || match Thread::start(fakes::free_memory) {
         Ok(thread) => thread.join(),
@@ -922,7 +933,7 @@ pub(crate) fn free_at(point: Point) -> Result {
     })
 }
 
-/// The number of users of all clients that is not theirs alone.
+/// Returns the number of regions: all users of the clients except the registrations.
 pub(crate) fn regions() -> u64 {
     core(|core| {
         let users = core.clients.iter().map(|c| c.users.load(Relaxed) - 1);

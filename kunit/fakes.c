@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * The C side of fakes.rs: devices that are on no bus, threads, and the few
- * macros of the kernel that Rust cannot use.
+ * kernel macros that Rust cannot use.
  */
 
 #include <kunit/test.h>
@@ -29,7 +29,7 @@ static struct pci_dev *nic;
 static struct pci_dev *gpu;
 static struct pci_dev *more[70];
 static struct device *plain;
-/* What an assigned BAR has for a parent. */
+/* The parent of an assigned BAR. */
 static struct resource window;
 static struct pci_bus bus = { .number = 0x81 };
 static unsigned int steps;
@@ -68,7 +68,7 @@ static void pci_remove(struct pci_dev *pdev)
 {
 	if (!pdev)
 		return;
-	/* It never was there, and the kernel must not take it away. */
+	/* The device was never in sysfs, and the kernel must not remove it. */
 	pdev->dev.kobj.state_in_sysfs = 0;
 	put_device(&pdev->dev);
 }
@@ -251,7 +251,7 @@ void fake_gpu_leaves(void)
 	gpu->dev.kobj.state_in_sysfs = 0;
 }
 
-/* As pci_get_device(): gives back @from, takes the next. */
+/* Like pci_get_device(): drops the reference to @from, returns the next. */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from)
 {
@@ -369,8 +369,8 @@ struct task_struct *fake_thread_start(int (*run)(void *data), void *data)
 }
 
 /*
- * Does it sleep for a lock or an event? It has to be asleep at three looks, a
- * tick apart, without having run in between.
+ * Returns true if the thread sleeps for a lock or an event. The thread must be
+ * asleep in three checks, one tick apart, without having run in between.
  */
 bool fake_thread_sleeps(struct task_struct *task)
 {
@@ -385,7 +385,9 @@ bool fake_thread_sleeps(struct task_struct *task)
 	return switches == READ_ONCE(task->nvcsw);
 }
 
-/* For a thread whose function is at its end: no line of it runs afterwards. */
+/*
+ * Requires that the thread's function has ended. No line of it runs afterwards.
+ */
 void fake_thread_join(struct task_struct *task)
 {
 	kthread_stop(task);

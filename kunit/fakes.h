@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * The C side of the fakes (fakes.c), and what kernel.c and memory_peers.c call in
- * place of the kernel: fakes.rs defines that.
+ * The C side of the fakes (fakes.c). Also declares the stand-ins for kernel
+ * functions that kernel.c and memory_peers.c call. fakes.rs defines these.
  */
 #ifndef PEERMEM_KUNIT_FAKES_H
 #define PEERMEM_KUNIT_FAKES_H
@@ -14,23 +14,26 @@
 #include <linux/scatterlist.h>
 #include <linux/types.h>
 
-/* Where the fake GPU's BARs are: no machine of the test VM has RAM there. */
+/* BARs of the fake GPU, where no test VM has RAM. */
 #define FAKE_BAR_START		BIT_ULL(44)
 #define FAKE_BAR_LEN		BIT_ULL(36)
 /* An I/O range, and a BAR without an address of its own. */
 #define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
 #define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
-/* Memory with a struct page that claims to be a BAR: RAM of all test VMs. arm64's begins here. */
+/*
+ * Memory with a struct page that claims to be a BAR. All test VMs have RAM at
+ * this address. arm64's RAM begins here.
+ */
 #define FAKE_RAM_START		BIT_ULL(30)
 #define FAKE_SMALL_LEN		BIT_ULL(24)
 /* A second BAR with memory. */
 #define FAKE_SECOND_START	(FAKE_BAR_START + BIT_ULL(42))
-/* One that begins where that ends. */
+/* A third BAR, which begins where the second ends. */
 #define FAKE_THIRD_START	(FAKE_SECOND_START + FAKE_SMALL_LEN)
-/* The BARs of more GPUs, one behind the other. */
+/* The BARs of additional GPUs, one after another. */
 #define FAKE_MORE_START		(FAKE_BAR_START + BIT_ULL(43))
 
-/* In place of the kernel's functions of these names: fakes.rs. */
+/* Stand-ins for the kernel's functions of these names, in fakes.rs. */
 bool fake_module_get(struct module *module);
 void fake_module_put(struct module *module);
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
@@ -52,9 +55,9 @@ void fake_iova_unlink(struct device *dev, struct dma_iova_state *state,
 void fake_iova_free(struct device *dev, struct dma_iova_state *state);
 
 /*
- * What stands between the fake NIC and memory, by the numbers of fakes.rs's
- * Guard: DMA operations of the architecture's, nothing, an IOMMU that passes
- * through or that translates or that blocks, a bus with addresses of its own.
+ * The path between the fake NIC and memory, numbered as Guard of fakes.rs: DMA
+ * operations of the architecture, a direct path, an IOMMU that passes through,
+ * translates or blocks, and a bus with its own addresses.
  */
 enum {
 	FAKE_OPS,
@@ -74,33 +77,38 @@ struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
 int fake_pci_domain(struct pci_bus *bus);
 /*
- * Struct pages for @len bytes from @start on, beside those of RAM, and their
- * pagemap: of @type, an enum memory_type, or 0 for one that is being removed.
+ * Gives @len bytes from @start on struct pages and a pagemap, in addition to
+ * those of RAM. @type is an enum memory_type, or 0 for a pagemap that is being
+ * removed.
  */
 void fake_pages(u64 start, u64 len, int type);
 bool fake_pfn_valid(unsigned long pfn);
 struct dev_pagemap *fake_pagemap_get(unsigned long pfn);
 void fake_pagemap_put(struct dev_pagemap *pgmap);
-/* How often the pagemap is pinned. */
+/* Returns the number of references to the pagemap. */
 int fake_pagemap_refs(void);
 int fake_machine_new(void);
 void fake_machine_free(void);
-/* Calls of fake_pci_get() so far: a step over a device, or the end. */
+/*
+ * Returns the number of calls of fake_pci_get() so far. Each is a step over a
+ * device, or the end.
+ */
 unsigned int fake_pci_steps(void);
-/* As when a device is pulled out: its BARs are nobody's. */
+/* Removes the GPU. Its BARs then belong to no device. */
 void fake_gpu_leaves(void);
-/* Another one stands where the GPU was. */
+/* Puts another GPU in the place of the first. */
 int fake_gpu_is_replaced(void);
-/* Adds so many GPUs to the machine, each with a BAR of FAKE_SMALL_LEN. */
+/* Adds @count GPUs to the machine, each with a BAR of FAKE_SMALL_LEN. */
 int fake_more_gpus(unsigned int count);
-/* Another one stands where the NIC was. */
+/* Puts another NIC in the place of the first. */
 int fake_nic_is_replaced(void);
 struct device *fake_nic(void);
 void fake_nic_max_segment(unsigned int bytes);
 struct device *fake_plain_device(void);
 /*
- * References to all fake devices that are neither their maker's nor of those
- * that the module remembers; and how many that are.
+ * Returns the number of references to fake devices that belong neither to the
+ * code that made them nor to the devices that the module remembers.
+ * fake_remembered() returns the number of the latter.
  */
 unsigned int fake_device_refs(void);
 unsigned int fake_remembered(void);
@@ -109,16 +117,19 @@ unsigned int fake_remembered(void);
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 void fake_provider_maps(bool maps);
 void fake_user_limit(unsigned int mib);
-/* As this module was loaded; the last is its own. */
+/*
+ * The parameters of this test module. The last one has no counterpart in the
+ * shipped module.
+ */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
 		      unsigned int *fail_registration);
 
-/* In memory_peers.c: what fails, and when its directory comes and goes. */
+/* memory_peers.c calls these: failures, and changes of its directory. */
 bool fake_kobject_fails(void);
 bool fake_group_fails(void);
 void fake_directory(bool made);
 
-/* memory_peers.c: a place in sysfs, the parameter, and what there is. */
+/* memory_peers.c: a place in sysfs, the parameter, and the contents. */
 int fake_sysfs_new(void);
 void fake_sysfs_free(void);
 void fake_sysfs_parameter(bool memory_peers);
@@ -129,17 +140,20 @@ bool fake_sysfs_has(const char *client, const char *file);
 ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
 			size_t size);
 
-/* The calling thread's allocations wait for nothing, until fake_no_reserves(). */
+/*
+ * Makes the calling thread's allocations wait for nothing, until
+ * fake_no_reserves().
+ */
 unsigned int fake_reserves(void);
 void fake_no_reserves(unsigned int flags);
-/* Calls @callback as if the reclaim of memory waited for it: lockdep looks. */
+/* Calls @callback as if reclaim waited for it, for lockdep to check. */
 void fake_in_reclaim(void (*callback)(void *data), void *data);
 
-/* A test's failure; from any thread, as long as the test runs. */
+/* Fails the test. Callable from any thread while the test runs. */
 void fake_test_begins(void);
 void fake_test_fails(const char *file, int line, const char *text);
 
-/* An entry of a scatter list; each returns the next. */
+/* An entry of a scatter list. Each function returns the next entry. */
 struct sg_entry {
 	u64 dma_address;
 	u32 dma_length;

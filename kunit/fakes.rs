@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Both neighbours of the module as fakes, and the few kernel functions that a test wants to see: what
-//! they were called for, in order; which call is to fail; what happens in the middle of one.
+//! Fakes of nvidia.ko and ib_core, and of the few kernel functions that a test observes. A test can
+//! see the calls and their order, make a call fail, and run code in the middle of a call.
 //!
-//! nvidia.ko is here as it is where it is awkward: its API lock, a put that finds nothing and says 0,
-//! garbage in the page table's pointer after a failure, a callback before the pin has returned, a table
-//! that is gone with the return of the callback. How ib_core uses a client is in `ib_core`.
+//! The fake of nvidia.ko has its difficult cases: the API lock, a put that finds nothing and
+//! returns 0, garbage in the page table's pointer after a failure, a callback before the pin has
+//! returned, and a table that dies when the callback returns. `ib_core` has the fake of ib_core.
 //!
-//! There is one [`World`] at a time, for the C functions carry nothing that could name one. KUnit runs
-//! its tests one after another, each inside [`test`].
+//! Only one [`World`] exists at a time, because the C functions have no argument that could
+//! identify one. KUnit runs its tests one after another, each inside [`test`].
 
 use core::{
     iter,
@@ -69,56 +69,56 @@ use crate::{
 
 /// First address of the fake GPU's BAR, as `FAKE_BAR_START` of `fakes.h`.
 pub(crate) const BAR: u64 = 1 << 44;
-/// Its length.
+/// Length of the fake GPU's first BAR, in bytes.
 pub(crate) const BAR_LEN: u64 = 1 << 36;
-/// A range of I/O ports' numbers.
+/// First number of a range of I/O ports.
 pub(crate) const IO: u64 = BAR + (1 << 40);
-/// A BAR that was given no address.
+/// A BAR without an assigned address.
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
 /// Memory with a `struct page` that claims to be a BAR.
 pub(crate) const RAM: u64 = 1 << 30;
 /// A second BAR, as `FAKE_SECOND_START` of `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
-/// A third, right behind it, as `FAKE_THIRD_START`.
+/// A third BAR, directly behind the second, as `FAKE_THIRD_START`.
 pub(crate) const THIRD: u64 = SECOND + SMALL_LEN;
 /// The first BAR of [`fake_more_gpus`], as `FAKE_MORE_START`.
 pub(crate) const MORE: u64 = BAR + (8 << 40);
-/// The length of every BAR but the first, as `FAKE_SMALL_LEN`.
+/// Length of every BAR except the first, as `FAKE_SMALL_LEN`.
 pub(crate) const SMALL_LEN: u64 = 16 << 20;
-/// How far DMA addresses are from physical ones, unless nothing translates.
+/// Difference between DMA addresses and physical addresses, unless nothing translates.
 pub(crate) const DMA_OFFSET: u64 = 1 << 50;
-/// A page of nvidia.ko's.
+/// Size of one of nvidia.ko's pages.
 pub(crate) const KIB_64: u64 = 64 << 10;
 /// `NVIDIA_P2P_PAGE_SIZE_64KB`.
 const SIZE_64: u32 = 1;
-/// What nvidia.ko leaves in the pointer to a page table when it fails.
+/// Value of the pointer to a page table after nvidia.ko has failed.
 const GARBAGE: usize = 0xdead_4000;
 
-// As in `fakes.h`. A safe one takes numbers, or references for its results, and the devices and objects that it looks at
-// are there for as long as a test runs.
+// The declarations match `fakes.h`. A `safe` function takes numbers, or references for its results.
+// The devices and objects that it accesses exist while a test runs.
 unsafe extern "C" {
     safe fn fake_machine_new() -> c_int;
     safe fn fake_machine_free();
     safe fn fake_nic() -> *mut c_void;
-    /// The longest segment that the NIC takes.
+    /// Sets the longest segment that the NIC takes.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
     safe fn fake_plain_device() -> *mut c_void;
-    /// References to the fake devices that are not the machine's own.
+    /// Returns the number of references to the fake devices that are not the machine's own.
     pub(crate) safe fn fake_device_refs() -> c_uint;
     fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
-    /// How often the module asked for the next device of the machine.
+    /// Returns the number of times that the module asked for the machine's next device.
     pub(crate) safe fn fake_pci_steps() -> c_uint;
-    /// The GPU is pulled out.
+    /// Removes the GPU.
     pub(crate) safe fn fake_gpu_leaves();
-    /// Gives a range struct pages: see `fakes.h`.
+    /// Gives a range struct pages. See `fakes.h`.
     pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
     pub(crate) safe fn fake_pagemap_refs() -> c_int;
-    /// Another stands where the GPU was.
+    /// Puts another GPU in the place of the first.
     pub(crate) safe fn fake_gpu_is_replaced() -> c_int;
-    /// Adds so many GPUs to the machine, each with a BAR of [`SMALL_LEN`].
+    /// Adds `count` GPUs to the machine, each with a BAR of [`SMALL_LEN`].
     pub(crate) safe fn fake_more_gpus(count: c_uint) -> c_int;
-    /// Another stands where the NIC was.
+    /// Puts another NIC in the place of the first.
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
     pub(crate) safe fn fake_provider_maps(maps: bool);
@@ -133,9 +133,9 @@ unsafe extern "C" {
     );
     safe fn fake_sysfs_new() -> c_int;
     safe fn fake_sysfs_free();
-    /// The module's parameter of that name.
+    /// Sets the module parameter of that name.
     pub(crate) safe fn fake_sysfs_parameter(memory_peers: bool);
-    /// There is no `mm` in sysfs.
+    /// Removes `mm` from sysfs.
     pub(crate) safe fn fake_sysfs_without_mm();
     fn fake_sysfs_occupy(client: *const c_char);
     safe fn fake_sysfs_refs() -> c_int;
@@ -156,14 +156,14 @@ unsafe extern "C" {
     fn fake_thread_join(task: *mut c_void);
 }
 
-/// What was called, in order.
+/// A call, as the log records it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
-    // The module calls ib_core.
+    // The module calls ib_core:
     Register(Name),
     Unregister(Name),
     Invalidate(u64),
-    // ib_core calls the module.
+    // ib_core calls the module:
     Acquire,
     GetPages,
     DmaMap,
@@ -171,21 +171,21 @@ pub(crate) enum Event {
     DmaUnmap,
     PutPages,
     Release,
-    // ib_core has the RDMA driver stop the NIC.
+    // ib_core makes the RDMA driver stop the NIC:
     NicStops,
-    // The module calls nvidia.ko.
+    // The module calls nvidia.ko:
     Pin,
     Put,
-    /// A put that finds no pin of the caller's with this table.
+    /// A put that finds no pin of the caller with this table.
     PutNothing,
     PinPersistent,
     PutPersistent,
     Map,
     Unmap,
-    // nvidia.ko calls the module.
+    // nvidia.ko calls the module:
     Callback,
     CallbackReturns,
-    // The module calls the kernel.
+    // The module calls the kernel:
     BarMap,
     BarUnmap,
     IovaAlloc,
@@ -193,11 +193,11 @@ pub(crate) enum Event {
     IovaSync,
     IovaUnlink,
     IovaFree,
-    /// The module makes `memory_peers`.
+    /// The module creates `memory_peers`.
     Shows,
-    /// It is gone, and nobody is in it.
+    /// `memory_peers` is gone, and no reader is in it.
     Hides,
-    /// The test's own.
+    /// A mark of the test itself.
     Mark(&'static str),
 }
 
@@ -230,12 +230,14 @@ pub(crate) enum Call {
     Group,
 }
 
-/// Where something can be made to happen: on the thread that gets there, which holds what is said.
+/// A place where a test can run code. The thread that reaches the place runs the code, and holds
+/// the stated locks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Point {
-    /// ib_core knows the client, and has not returned.
+    /// ib_core knows the client, and the registration has not returned.
     Registering,
-    /// Pinned, callback possible, not returned. Nothing held.
+    /// The memory is pinned, the callback is possible, and the call has not returned. No lock is
+    /// held.
     Pinning,
     /// Before a put takes the API lock.
     Putting,
@@ -243,28 +245,28 @@ pub(crate) enum Point {
     CallingBack,
     /// The callback has returned and its table is gone. The API lock is held.
     CalledBack,
-    /// A put has failed, and let the API lock go.
+    /// A put has failed and has released the API lock.
     PutFailed,
     /// In nvidia.ko's `dma_map_pages()`. The API lock is held.
     Mapping,
     /// In `dma_map_phys()`, or `dma_iova_link()`.
     BarMapping,
-    /// In `sg_alloc_table()`, for a chunk of a scatter list or all of it.
+    /// In `sg_alloc_table()`, for one chunk of a scatter list or for all of it.
     Allocating,
     /// In `dma_unmap_phys()`, or `dma_iova_unlink()`.
     BarUnmapping,
-    // Those of ib_core are the test VM's: `peer_holds` of its peer_mem.c.
+    // The points of ib_core follow. They are those of the test VM: `peer_holds` of its peer_mem.c.
     /// `mapping_lock` is held.
     BeforeGetPages,
     /// `mapping_lock` is held.
     BeforeDmaMap,
     /// `mapping_lock` is held.
     BeforeActivate,
-    /// ib_core has found the registration. Nothing of ib_core's is held.
+    /// ib_core has found the registration, and holds no lock.
     InvalidateGotRef,
     /// The NIC is being stopped. `mapping_lock` is held.
     InvalidateLocked,
-    /// Done, about to return. Nothing of ib_core's is held.
+    /// The invalidation is done and about to return. ib_core holds no lock.
     InvalidateUnlocked,
     BeforeDmaUnmap,
     BeforePutPages,
@@ -274,29 +276,29 @@ pub(crate) enum Point {
 
 struct Failure {
     call: Call,
-    /// Calls that pass before.
+    /// Number of calls that succeed before.
     skip: u32,
     times: u32,
     code: c_int,
 }
 
-/// Where each page of pinned memory is, by its number.
+/// Maps the number of a pinned page to its physical address.
 pub(crate) type Layout = fn(u64) -> u64;
 
 pub(crate) const CONTIGUOUS: Layout = |page| BAR + page * KIB_64;
 pub(crate) const EVERY_OTHER: Layout = |page| BAR + 2 * page * KIB_64;
 
-/// What nvidia.ko says of pinned pages.
+/// The form of the page tables that nvidia.ko returns.
 #[derive(Clone, Copy)]
 pub(crate) struct TableForm {
     pub(crate) version: u32,
     pub(crate) page_size: u32,
-    /// Entries too many, or too few.
+    /// Number of surplus entries. Negative for missing entries.
     pub(crate) surplus: i32,
     pub(crate) flags: u32,
-    /// No list of pages.
+    /// `true` for no list of pages.
     pub(crate) no_pages: bool,
-    /// Success, and no table.
+    /// `true` for success without a table.
     pub(crate) no_table: bool,
     pub(crate) address: Layout,
 }
@@ -313,16 +315,16 @@ impl TableForm {
     };
 }
 
-/// What nvidia.ko says of mapped pages.
+/// The form of the DMA mappings that nvidia.ko returns.
 #[derive(Clone, Copy)]
 pub(crate) struct MappingForm {
     pub(crate) version: u32,
     pub(crate) page_size: u32,
     pub(crate) surplus: i32,
-    /// How far its addresses are from physical ones.
+    /// Difference between nvidia.ko's DMA addresses and physical addresses.
     pub(crate) offset: u64,
     pub(crate) no_addresses: bool,
-    /// Success, and no mapping.
+    /// `true` for success without a mapping.
     pub(crate) no_mapping: bool,
 }
 
@@ -346,17 +348,17 @@ struct TableMemory {
     list: KVVec<*mut c::nvidia_p2p_page>,
 }
 
-// SAFETY: The pointers are into memory of its own.
+// SAFETY: The pointers lead into memory that the structure owns.
 unsafe impl Send for TableMemory {}
 
 struct Pinned {
     memory: KBox<TableMemory>,
     va: u64,
     persistent: bool,
-    /// The process that pinned.
+    /// The process that made the pin.
     owner: Pid,
     callback: Option<FreeCallback>,
-    /// Opaque, and a number for that.
+    /// The argument of the callback. It is opaque, hence a number.
     data: usize,
 }
 
@@ -372,7 +374,8 @@ struct MappingMemory {
     addresses: KVVec<u64>,
 }
 
-// SAFETY: The pointers are into memory of its own, or to a device that nobody reaches by them.
+// SAFETY: The pointers lead into memory that the structure owns, or to a device that no code
+// accesses through them.
 unsafe impl Send for MappingMemory {}
 
 struct Mapped {
@@ -389,7 +392,7 @@ pub(crate) struct BarRange {
     pub(crate) len: usize,
 }
 
-/// What stands between the NIC and memory. The numbers are those of `fakes.h`.
+/// The path between the NIC and memory. The numbers are those of `fakes.h`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Guard {
     Ops,
@@ -400,7 +403,7 @@ pub(crate) enum Guard {
     RangeMap,
 }
 
-/// A range of the IOMMU's addresses, and what is linked in it.
+/// A range of the IOMMU's addresses, and the memory linked in it.
 struct Iova {
     base: u64,
     len: u64,
@@ -423,24 +426,24 @@ impl Link {
 
 type Hook = KBox<dyn FnMut() + Send>;
 
-/// What surrounds the module in one test.
+/// The surroundings of the module in one test.
 pub(crate) struct World {
     log: KVec<Event>,
     failures: KVec<Failure>,
     hooks: KVec<(Point, Hook)>,
     pub(crate) table: TableForm,
     pub(crate) mapping: MappingForm,
-    /// `try_module_get()` says no.
+    /// `true` if `try_module_get()` fails.
     pub(crate) going: bool,
-    /// What the module has of `try_module_get()` and has not given back.
+    /// Number of references that the module has from `try_module_get()` and has not dropped.
     pub(crate) holds: i64,
-    /// Calls of `cond_resched()`.
+    /// Number of calls of `cond_resched()`.
     pub(crate) rests: u32,
     pins: KVec<Pinned>,
     mappings: KVec<Mapped>,
     pub(crate) bar: KVec<BarRange>,
     guard: Guard,
-    /// Where the next range of the IOMMU's addresses begins: at any page of its.
+    /// Start of the next range of the IOMMU's addresses, at any page of the IOMMU.
     pub(crate) iova_base: u64,
     iovas: KVec<Iova>,
     threads: KVec<Thread>,
@@ -469,7 +472,7 @@ impl World {
         }
     }
 
-    /// From now on no call fails.
+    /// Cancels all prepared failures.
     pub(crate) fn nothing_fails(&mut self) {
         self.failures.clear();
     }
@@ -485,26 +488,26 @@ global_lock! {
 }
 
 global_lock! {
-    // SAFETY: As above.
+    // SAFETY: `init` comes before every use.
     unsafe(uninit) static API: Mutex<()> = ();
 }
 
 global_lock! {
-    // SAFETY: As above.
+    // SAFETY: `init` comes before every use.
     unsafe(uninit) static LIFE: Mutex<Option<Life>> = None;
 }
 
-/// How often a check failed.
+/// Number of failed checks.
 static FAILED: Atomic<u32> = Atomic::new(0);
 
 /// The task that holds nvidia.ko's API lock, or 0.
 static API_OWNER: Atomic<usize> = Atomic::new(0);
 
-/// The fakes can be used for as long as this exists.
+/// Proof that the fakes can be used.
 pub(crate) struct Fakes(());
 
 impl Fakes {
-    /// To be called once.
+    /// Initializes the fakes. Must be called once.
     pub(crate) fn new() -> Self {
         // SAFETY: Called once, before every use.
         unsafe {
@@ -525,18 +528,18 @@ impl Drop for Fakes {
     }
 }
 
-/// Keeps what the module's life was like.
+/// Keeps the record of the module's life.
 pub(crate) fn remember(life: Life) {
     *LIFE.lock() = Some(life);
 }
 
-/// Runs `look` on what the module's life was like.
+/// Calls `look` with the record of the module's life.
 pub(crate) fn remembered(look: impl FnOnce(&Life) -> Result) -> Result {
     look(LIFE.lock().as_ref().ok_or(ENOENT)?)
 }
 
-/// Runs `f` on the world of the fakes. What `f` allocates waits for nothing: callbacks come here, too, and an allocation would
-/// be reported in place of the module's.
+/// Calls `f` with the world of the fakes. Allocations in `f` do not wait: callbacks come here, too,
+/// and lockdep would report the fake's allocation instead of the module's.
 pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
     let mut world = WORLD.lock();
     let flags = fake_reserves();
@@ -545,20 +548,20 @@ pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
     result
 }
 
-/// Takes the first for which this holds.
+/// Removes and returns the first element for which `is` holds.
 pub(crate) fn take_first<T>(list: &mut KVec<T>, is: impl FnMut(&T) -> bool) -> Option<T> {
     let index = list.iter().position(is)?;
     list.remove(index).ok()
 }
 
-/// Appends to the log.
+/// Appends an event to the log.
 pub(crate) fn record(event: Event) {
     if with(|world| world.log.push(event, GFP_KERNEL)).is_err() {
         fails(c"log", 0, fmt!("no memory for {:?}", event));
     }
 }
 
-/// Takes the log.
+/// Empties the log and returns it.
 pub(crate) fn log() -> KVec<Event> {
     with(|world| mem::take(&mut world.log))
 }
@@ -574,12 +577,12 @@ pub(crate) fn fail(call: Call, nth: u32, times: u32, code: c_int) -> Result {
     with(|world| world.failures.push(failure, GFP_KERNEL)).map_err(Into::into)
 }
 
-/// The next call of `call` returns `code`.
+/// Makes the next call of `call` return `code`.
 pub(crate) fn fail_once(call: Call, code: c_int) -> Result {
     fail(call, 1, 1, code)
 }
 
-/// The code that this call of `call` is to return, if any.
+/// Returns the code that this call of `call` must return, if any.
 pub(crate) fn failing(call: Call) -> Option<c_int> {
     with(|world| {
         for failure in world.failures.iter_mut() {
@@ -603,7 +606,7 @@ pub(crate) fn at(point: Point, hook: impl FnMut() + Send + 'static) -> Result {
     with(|world| world.hooks.push((point, hook), GFP_KERNEL)).map_err(Into::into)
 }
 
-/// Runs what the test wants at `point`.
+/// Runs the code that the test has prepared for `point`.
 pub(crate) fn reach(point: Point) {
     let hook = with(|world| take_first(&mut world.hooks, |(at, _)| *at == point));
     if let Some((_, mut hook)) = hook {
@@ -611,17 +614,17 @@ pub(crate) fn reach(point: Point) {
     }
 }
 
-/// Has the test fail, and go on. From any thread.
+/// Makes the test fail and continue. Callable from any thread.
 pub(crate) fn fails(file: &CStr, line: u32, text: fmt::Arguments<'_>) {
     FAILED.fetch_add(1, Relaxed);
     let text = CString::try_from_fmt(text);
     let text = text.as_deref().unwrap_or(c"(no memory for the text)");
-    // SAFETY: Both are strings that outlive the call.
+    // SAFETY: Both pointers are to C strings that outlive the call.
     // CAST: Line numbers are small.
     unsafe { fake_test_fails(file.as_char_ptr(), line as c_int, text.as_char_ptr()) };
 }
 
-/// The rows of a table: where a check of one fails, the test says which row that was.
+/// Iterates over the rows of a table. If a check fails, the test reports the row.
 #[track_caller]
 pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     let at = Location::caller();
@@ -643,7 +646,7 @@ pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item 
     })
 }
 
-/// Has the test fail if `condition` does not hold.
+/// Makes the test fail if `condition` does not hold.
 macro_rules! check {
     ($condition:expr) => {
         if !$condition {
@@ -656,7 +659,7 @@ macro_rules! check {
     };
 }
 
-/// Has the test fail if `$have` is not `$want`.
+/// Makes the test fail if `$have` is not `$want`.
 macro_rules! same {
     ($have:expr, $want:expr) => {
         match (&$have, &$want) {
@@ -678,7 +681,7 @@ macro_rules! same {
     };
 }
 
-/// Has the test fail if the log, which this empties, is not `$want`.
+/// Empties the log. Makes the test fail if the log was not `$want`.
 macro_rules! logged {
     ($($want:expr),* $(,)?) => {{
         let want: &[$crate::fakes::Event] = &[$($want),*];
@@ -693,7 +696,8 @@ macro_rules! logged {
     }};
 }
 
-/// As [`logged!`], of all calls until the end of a step, whose value this is.
+/// Runs a step and returns its value. Then checks like [`logged!`] all calls until the end of the
+/// step.
 macro_rules! calls {
     ($step:expr => $($want:tt)*) => {{
         let result = $step;
@@ -707,28 +711,28 @@ pub(crate) use check;
 pub(crate) use logged;
 pub(crate) use same;
 
-/// Runs `body` in a world of its own. Nothing may be left afterwards, and nothing that was prepared may
+/// Runs `body` in a new world. Afterwards nothing may be left, and no prepared failure or hook may
 /// be unused.
 pub(crate) fn test(body: impl FnOnce() -> Result) -> Result {
     fake_test_begins();
     alone(|| body().inspect(|()| nothing_left()))
 }
 
-/// As [`test`], and nothing is looked at: for what is not a test of KUnit's.
+/// Runs `body` like [`test`], without the final checks. For code that is not a KUnit test.
 pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     with(|world| mem::replace(world, World::new()));
     to_result(fake_machine_new())?;
     fake_parameters(0, 1);
     let result = to_result(fake_sysfs_new()).and_then(|()| body());
-    // The next test's machine is another.
+    // The next test has another machine.
     drop(Bars::new());
-    // Who still has an object or a device has it by a reference.
+    // Code that still uses an object or a device holds a reference to it.
     fake_sysfs_free();
     fake_machine_free();
     result
 }
 
-/// Has the test fail if the module has anything left.
+/// Makes the test fail if the module has anything left.
 pub(crate) fn nothing_left() {
     same!(fake_device_refs(), 0);
     for counts in entries::registry(Registry::counts) {
@@ -740,7 +744,7 @@ pub(crate) fn nothing_left() {
         let unreached = world.hooks.first().map(|(point, _)| *point);
         let unfailed = world.failures.iter().find(|failure| failure.times > 0);
         let unfailed = unfailed.map(|failure| failure.call);
-        // No call back into the world from here: the macros do none.
+        // The checks below must not lock the world again. The macros do not.
         same!(world.pins.len(), 0);
         same!(world.mappings.len(), 0);
         same!(world.bar.len(), 0);
@@ -752,7 +756,7 @@ pub(crate) fn nothing_left() {
     });
 }
 
-/// The first registration with this number or a higher one, for a reader who begins.
+/// Returns the first registration whose number is `number` or higher, for a new reader.
 pub(crate) fn registry_from(number: u64) -> Option<Registration> {
     let cursor = KBox::pin_init(Cursor::new(), GFP_KERNEL).ok()?;
     cursor.find(number)
@@ -762,52 +766,52 @@ fn or_null(text: Option<&CStr>) -> *const c_char {
     text.map_or(ptr::null(), CStr::as_char_ptr)
 }
 
-/// Somebody else makes a `memory_peers`, and a client in it.
+/// Creates a `memory_peers` that another module owns, and a client in it.
 pub(crate) fn occupy(client: Option<&CStr>) {
-    // SAFETY: NULL, or a string that is used during the call alone.
+    // SAFETY: The pointer is NULL or a C string, and is only used during the call.
     unsafe { fake_sysfs_occupy(or_null(client)) };
 }
 
-/// Is there a `memory_peers`, the client in it, the file in that?
+/// Returns `true` if `memory_peers` exists, with the client and with the file.
 pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
-    // SAFETY: As in `occupy`.
+    // SAFETY: The pointers are NULL or C strings, and are only used during the call.
     unsafe { fake_sysfs_has(or_null(client), or_null(file)) }
 }
 
-/// What the file says.
+/// Returns the contents of the file.
 pub(crate) fn read_shown(client: &CStr, file: &CStr) -> Result<KVec<u8>> {
     let mut text = KVec::from_elem(0, 64, GFP_KERNEL)?;
     let (client, file) = (client.as_char_ptr(), file.as_char_ptr());
-    // SAFETY: Two strings, and room for so many bytes.
+    // SAFETY: The names are C strings, and the buffer has room for the stated number of bytes.
     let len = unsafe { fake_sysfs_read(client, file, text.as_mut_ptr(), text.len()) };
     text.truncate(usize::try_from(len).map_err(|_| ENOENT)?);
     Ok(text)
 }
 
-/// A NIC on the PCI bus. Alive for as long as the test.
+/// Returns a NIC on the PCI bus, which lives as long as the test.
 pub(crate) fn nic() -> ib_core::Device {
     ib_core::Device::new(fake_nic().cast())
 }
 
-/// A device on no bus.
+/// Returns a device that is on no bus.
 pub(crate) fn plain_device() -> ib_core::Device {
     ib_core::Device::new(fake_plain_device().cast())
 }
 
-/// Has the test fail if anything is mapped.
+/// Makes the test fail if anything is mapped.
 pub(crate) fn nothing_mapped() {
     let mapped = with(|world| world.mappings.len() + world.bar.len() + world.iovas.len());
     same!(mapped, 0);
 }
 
-/// From now on this stands between the NIC and memory.
+/// Sets the path between the NIC and memory.
 pub(crate) fn guard(guard: Guard) {
     with(|world| world.guard = guard);
-    // CAST: As numbered there.
+    // CAST: The numbers are those of `fakes.h`.
     fake_nic_guard(guard as c_int);
 }
 
-/// Where the IOMMU leads an address, and how much is linked in all.
+/// Returns the memory address behind an IOMMU address, and the number of linked bytes.
 pub(crate) fn translated(dma: u64) -> (Option<u64>, u64) {
     with(|world| {
         let links = || world.iovas.iter().flat_map(|iova| iova.links.iter());
@@ -817,12 +821,12 @@ pub(crate) fn translated(dma: u64) -> (Option<u64>, u64) {
     })
 }
 
-/// How often the module is held.
+/// Returns the number of references to the module.
 pub(crate) fn holds() -> i64 {
     with(|world| world.holds)
 }
 
-/// How many pins nvidia.ko has.
+/// Returns the number of nvidia.ko's pins.
 pub(crate) fn pins() -> usize {
     with(|world| world.pins.len())
 }
@@ -841,14 +845,14 @@ struct Start {
     state: Arc<ThreadState>,
 }
 
-/// A kernel thread, which is also a process of its own to nvidia.ko. Its drop waits for its end.
+/// A kernel thread. To nvidia.ko it is also its own process. Its drop waits for its end.
 pub(crate) struct Thread {
     task: NonNull<c_void>,
     state: Arc<ThreadState>,
 }
 
 impl Thread {
-    /// Runs `body` on a thread of its own, once.
+    /// Runs `body` once on a new thread.
     pub(crate) fn start(body: impl FnMut() + Send + 'static) -> Result<Self> {
         let state = Arc::pin_init(
             pin_init!(ThreadState {
@@ -865,10 +869,10 @@ impl Thread {
             GFP_KERNEL,
         )?;
         let data = KBox::into_raw(start);
-        // SAFETY: `thread_main` takes what `data` points to, if the thread is started, once.
+        // SAFETY: If the thread is started, `thread_main` takes ownership of `data`, once.
         let task = unsafe { fake_thread_start(thread_main, data.cast()) };
         let Some(task) = NonNull::new(task) else {
-            // SAFETY: No thread was started; made above.
+            // SAFETY: No thread was started, and `into_raw` returned the pointer above.
             drop(unsafe { KBox::from_raw(data) });
             return Err(ENOMEM);
         };
@@ -879,10 +883,11 @@ impl Thread {
         self.state.finished.load(Acquire)
     }
 
-    /// Waits until the thread sleeps for a lock or an event, or is at its end; is it the former?
+    /// Waits until the thread sleeps for a lock or an event, or has ended. Returns `true` if it
+    /// sleeps.
     pub(crate) fn waits(&self) -> bool {
         while !self.finished() {
-            // SAFETY: The task's reference is this thread's.
+            // SAFETY: This thread has a reference to the task.
             if unsafe { fake_thread_sleeps(self.task.as_ptr()) } {
                 return !self.finished();
             }
@@ -891,21 +896,21 @@ impl Thread {
         false
     }
 
-    /// Waits for its end.
+    /// Waits for the thread's end.
     pub(crate) fn join(self) {}
 }
 
 // SAFETY: A task may be waited for on any thread.
 unsafe impl Send for Thread {}
 
-/// Keeps a thread that was started where nobody can wait for it.
+/// Keeps a thread that was started where no code can wait for it.
 pub(crate) fn keep(thread: Thread) {
     if with(|world| world.threads.push(thread, GFP_KERNEL)).is_err() {
         fails(c"threads", 0, fmt!("no memory"));
     }
 }
 
-/// Waits for all threads that were kept, of which there must be some.
+/// Waits for all threads that were kept. There must be at least one.
 pub(crate) fn join_kept() {
     let threads = with(|world| mem::take(&mut world.threads));
     check!(!threads.is_empty());
@@ -915,16 +920,16 @@ pub(crate) fn join_kept() {
 impl Drop for Thread {
     fn drop(&mut self) {
         self.state.done.wait_for_completion();
-        // SAFETY: The reference is this thread's, and its function is at its end.
+        // SAFETY: This thread has a reference to the task, whose function has ended.
         unsafe { fake_thread_join(self.task.as_ptr()) };
     }
 }
 
 /// # Safety
 ///
-/// `data` is a [`Start`] of [`Thread::start`]'s, and now this function's.
+/// `data` must be a [`Start`] of [`Thread::start`]. This function takes ownership of it.
 unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
-    // SAFETY: As promised by the caller.
+    // SAFETY: The caller passes ownership of a `Start`.
     let start = unsafe { <KBox<Start>>::from_raw(data.cast()) };
     let Start { mut body, state } = KBox::into_inner(start);
     body();
@@ -934,7 +939,7 @@ unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
     0
 }
 
-/// A latch for one thread, which another opens: it stays open.
+/// A latch that stops one thread until another opens it. It stays open.
 #[derive(Clone)]
 pub(crate) struct Latch(Arc<Passage>);
 
@@ -947,7 +952,7 @@ struct Passage {
 }
 
 impl Latch {
-    /// A thread that reaches `point` next stays there until the latch is opened.
+    /// Makes the next thread that reaches `point` wait until the latch is opened.
     pub(crate) fn at(point: Point) -> Result<Self> {
         let passage = pin_init!(Passage {
             reached <- Completion::new(),
@@ -962,7 +967,7 @@ impl Latch {
         Ok(latch)
     }
 
-    /// Waits until a thread is at the latch.
+    /// Waits until a thread has reached the latch.
     pub(crate) fn reached(&self) {
         self.0.reached.wait_for_completion();
     }
@@ -982,10 +987,10 @@ fn this_process() -> Pid {
     task::process()
 }
 
-/// The module comes for the API lock; `f` is run with it held. -EIO on the thread that has it, which no rule
-/// allows the module to come to.
+/// Runs `f` with the API lock held, for a call by the module. Returns -EIO on the thread that holds
+/// the lock. The module must never cause that.
 fn api_locked(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
-    // The callback wants both locks the other way round.
+    // The callback takes both locks in the opposite order.
     if with(|world| world.core.has_mapping_lock(this_task())) {
         fails(c"nvidia.ko", 0, fmt!("{} under mapping_lock", what));
     }
@@ -1005,7 +1010,7 @@ fn api_locked_unseen(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// A page table in the form that the test wants.
+/// Returns a page table in the form that the test requires.
 fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     let bytes = KIB_64 << u32::from(form.page_size == 2);
     let entries = (len / bytes).saturating_add_signed(i64::from(form.surplus));
@@ -1048,7 +1053,7 @@ fn aligned(va: u64, len: u64) -> bool {
     len != 0 && (va | len) & (KIB_64 - 1) == 0
 }
 
-/// What both pins have in common. Returns the code and the table.
+/// The common part of both pins. Returns the code and the table.
 fn pin(
     va: u64,
     len: u64,
@@ -1088,7 +1093,7 @@ fn pin(
 
 /// # Safety
 ///
-/// As `nvidia_p2p_get_pages()`.
+/// The requirements are those of `nvidia_p2p_get_pages()`.
 pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages(
     _p2p_token: u64,
     _va_space: u32,
@@ -1107,7 +1112,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages(
         data.addr(),
         false,
     );
-    // SAFETY: Valid for writes as promised by the caller.
+    // SAFETY: The caller promises that the pointer is valid for writes.
     unsafe { *page_table = ptr::with_exposed_provenance_mut(table) };
     if ret == 0 {
         reach(Point::Pinning);
@@ -1117,7 +1122,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages(
 
 /// # Safety
 ///
-/// As `nvidia_p2p_get_pages_persistent()`.
+/// The requirements are those of `nvidia_p2p_get_pages_persistent()`.
 pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
     va: u64,
     len: u64,
@@ -1127,16 +1132,16 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
     record(Event::PinPersistent);
     check!(flags == 0);
     let (ret, table) = pin(va, len, failing(Call::PinPersistent), None, 0, true);
-    // SAFETY: Valid for writes as promised by the caller.
+    // SAFETY: The caller promises that the pointer is valid for writes.
     unsafe { *page_table = ptr::with_exposed_provenance_mut(table) };
     ret
 }
 
-/// Takes a pin out of the world, and the mappings of its table.
+/// Removes a pin and the mappings of its table from the world.
 fn remove_pin(table: usize) -> Option<Pinned> {
     with(|world| {
         let index = world.pin_of(table)?;
-        // A put unmaps by itself what is still mapped. The module has no need of that.
+        // A put itself unmaps what is still mapped. The module must not rely on that.
         while take_first(&mut world.mappings, |mapping| mapping.table == table).is_some() {
             fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
         }
@@ -1144,7 +1149,7 @@ fn remove_pin(table: usize) -> Option<Pinned> {
     })
 }
 
-/// Frees a pin's memory, poisoned: who still looks sees no table.
+/// Poisons and frees the memory of a pin. Code that reads it later sees no table.
 fn free_pin(mut pin: Pinned) {
     pin.memory.table.version = 0x6b6b_6b6b;
     pin.memory.table.entries = 0;
@@ -1156,7 +1161,8 @@ fn free_pin(mut pin: Pinned) {
 
 /// # Safety
 ///
-/// As `nvidia_p2p_put_pages()`: `page_table` is compared, and never looked into.
+/// The requirements are those of `nvidia_p2p_put_pages()`. `page_table` is only compared, never
+/// dereferenced.
 pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages(
     _p2p_token: u64,
     _va_space: u32,
@@ -1196,7 +1202,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages(
 
 /// # Safety
 ///
-/// As `nvidia_p2p_put_pages_persistent()`.
+/// The requirements are those of `nvidia_p2p_put_pages_persistent()`.
 pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
     _va: u64,
     page_table: *mut c::nvidia_p2p_page_table,
@@ -1206,7 +1212,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
     check!(flags == 0);
     let table = page_table.addr();
     api_locked("a put", || {
-        // Whatever it is, the GPU's reference is dropped.
+        // The GPU's reference is dropped in any case.
         let code = failing(Call::PutPersistent).unwrap_or(0);
         match remove_pin(table) {
             Some(pin) if pin.persistent => free_pin(pin),
@@ -1218,7 +1224,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
 
 /// # Safety
 ///
-/// As `nvidia_p2p_dma_map_pages()`.
+/// The requirements are those of `nvidia_p2p_dma_map_pages()`.
 pub(crate) unsafe extern "C" fn nvidia_p2p_dma_map_pages(
     peer: *mut bindings::pci_dev,
     page_table: *mut c::nvidia_p2p_page_table,
@@ -1240,12 +1246,12 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_map_pages(
             Err(error) => error.to_errno(),
         }
     });
-    // SAFETY: Valid for writes as promised by the caller.
+    // SAFETY: The caller promises that the pointer is valid for writes.
     unsafe { *dma_mapping = ptr::with_exposed_provenance_mut(result) };
     ret
 }
 
-/// Returns its address, or 0 if the test wants it so.
+/// Creates a mapping. Returns its address, or 0 if the test requires success without a mapping.
 fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
     with(|world| {
         let form = world.mapping;
@@ -1288,7 +1294,7 @@ fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
 
 /// # Safety
 ///
-/// As `nvidia_p2p_dma_unmap_pages()`.
+/// The requirements are those of `nvidia_p2p_dma_unmap_pages()`.
 pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
     peer: *mut bindings::pci_dev,
     page_table: *mut c::nvidia_p2p_page_table,
@@ -1310,23 +1316,24 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
     code
 }
 
-/// The process frees its GPU memory.
+/// Frees the GPU memory of the process.
 pub(crate) fn free_memory() {
     free(|_| true, false);
 }
 
-/// Frees the memory as [`free_memory`] does, and makes each callback as if the reclaim of memory waited for it. lockdep then
-/// reports a lock that the callback takes, if an allocation was made before with that lock held.
+/// Frees the memory like [`free_memory`], and makes each callback as if reclaim waited for it.
+/// lockdep then reports a lock that the callback takes, if an earlier allocation was made with that
+/// lock held.
 pub(crate) fn free_memory_in_reclaim() {
     free(|_| true, true);
 }
 
-/// The process frees the allocation at `va`.
+/// Frees the allocation at `va`.
 pub(crate) fn free_memory_at(va: u64) {
     free(|pin| pin.va == va, false);
 }
 
-/// One callback for each pin that can be revoked, one after another, with the API lock held.
+/// Makes one callback for each pin that can be revoked, one after another, with the API lock held.
 fn free(which: impl Fn(&Pinned) -> bool, in_reclaim: bool) {
     api_locked_unseen("the freeing of memory", || {
         loop {
@@ -1342,9 +1349,11 @@ fn free(which: impl Fn(&Pinned) -> bool, in_reclaim: bool) {
             record(Event::Callback);
             let data = ptr::without_provenance_mut(data);
             match in_reclaim {
-                // SAFETY: The pin's own callback, with its own data, in process context, once.
+                // SAFETY: This calls the pin's own callback with its own data, once, in process
+                // context.
                 false => unsafe { callback(data) },
-                // SAFETY: As above.
+                // SAFETY: This calls the pin's own callback with its own data, once, in process
+                // context.
                 true => unsafe { fake_in_reclaim(callback, data) },
             }
             record(Event::CallbackReturns);
@@ -1354,19 +1363,19 @@ fn free(which: impl Fn(&Pinned) -> bool, in_reclaim: bool) {
     });
 }
 
-/// Calls back for the pin that this number was given with: nvidia.ko would not.
+/// Calls back again for the pin with this number. nvidia.ko would not do this.
 pub(crate) fn call_back_again(callback: FreeCallback, data: usize) {
-    // SAFETY: In process context. The module takes any number for its data.
+    // SAFETY: This is process context. The module accepts any number.
     unsafe { callback(ptr::without_provenance_mut(data)) };
 }
 
-/// Takes what the module could not put, for which no callback comes either.
+/// Removes the pins that the module could not put, and for which no callback comes.
 pub(crate) fn forget_pins() {
     let pins = with(|world| mem::take(&mut world.pins));
     pins.into_iter().for_each(free_pin);
 }
 
-/// Callback and data of the first pin.
+/// Returns callback and data of the first pin.
 pub(crate) fn callback_of_first_pin() -> Option<(FreeCallback, usize)> {
     with(|world| {
         let pin = world.pins.first()?;
@@ -1374,7 +1383,7 @@ pub(crate) fn callback_of_first_pin() -> Option<(FreeCallback, usize)> {
     })
 }
 
-/// The fakes have the types of what they stand for.
+/// Checks that each fake has the type of the function that it replaces.
 macro_rules! typed_as_real {
     ($($fake:ident),* $(,)?) => {
         const _: () = {
@@ -1419,19 +1428,19 @@ pub(crate) extern "C" fn fake_remembered() -> c_uint {
 
 /// # Safety
 ///
-/// As `pci_get_device()`.
+/// The requirements are those of `pci_get_device()`.
 pub(crate) unsafe extern "C" fn pci_get_device(
     vendor: c_uint,
     device: c_uint,
     from: *mut bindings::pci_dev,
 ) -> *mut bindings::pci_dev {
-    // SAFETY: As promised by the caller.
+    // SAFETY: The caller meets the requirements of `pci_get_device()`.
     unsafe { fake_pci_get(vendor, device, from.cast()) }.cast()
 }
 
 /// # Safety
 ///
-/// As `try_module_get()`.
+/// The requirements are those of `try_module_get()`.
 #[no_mangle]
 pub(crate) unsafe extern "C" fn fake_module_get(_module: *mut bindings::module) -> bool {
     with(|world| {
@@ -1444,7 +1453,7 @@ pub(crate) unsafe extern "C" fn fake_module_get(_module: *mut bindings::module) 
 
 /// # Safety
 ///
-/// As `module_put()`.
+/// The requirements are those of `module_put()`.
 #[no_mangle]
 pub(crate) unsafe extern "C" fn fake_module_put(_module: *mut bindings::module) {
     with(|world| world.holds -= 1);
@@ -1452,7 +1461,7 @@ pub(crate) unsafe extern "C" fn fake_module_put(_module: *mut bindings::module) 
 
 /// # Safety
 ///
-/// As `sg_alloc_table()`.
+/// The requirements are those of `sg_alloc_table()`.
 #[no_mangle]
 unsafe extern "C" fn fake_sg_alloc(
     table: *mut bindings::sg_table,
@@ -1461,14 +1470,14 @@ unsafe extern "C" fn fake_sg_alloc(
 ) -> c_int {
     reach(Point::Allocating);
     if let Some(code) = failing(Call::SgAlloc) {
-        // What the kernel leaves there when it fails half way.
-        // SAFETY: Valid for writes as promised by the caller.
+        // The kernel leaves such numbers if it fails half way.
+        // SAFETY: The caller promises that the table is valid for writes.
         unsafe { (*table).nents = 127 };
-        // SAFETY: As above.
+        // SAFETY: The caller promises that the table is valid for writes.
         unsafe { (*table).orig_nents = 127 };
         return code;
     }
-    // SAFETY: As promised by the caller.
+    // SAFETY: The caller meets the requirements of `sg_alloc_table()`.
     unsafe { bindings::sg_alloc_table(table, entries, gfp) }
 }
 
@@ -1478,7 +1487,7 @@ extern "C" fn fake_resched() {
 }
 
 const DMA_BIDIRECTIONAL: c_int = 0;
-/// Between two addresses that an IOMMU gives the same memory.
+/// Distance between two IOMMU addresses of the same memory.
 const ELSEWHERE: u64 = 1 << 42;
 
 #[no_mangle]
@@ -1497,13 +1506,13 @@ extern "C" fn fake_dma_map(
         return u64::MAX;
     }
     let dma = with(|world| {
-        // Linux adds the offset of a range map to memory's addresses, and not to those of a BAR.
+        // Linux adds the offset of a range map to addresses of memory, but not to those of a BAR.
         let direct = matches!(
             world.guard,
             Guard::Nothing | Guard::Identity | Guard::RangeMap
         );
         let mut dma = addr + if direct { 0 } else { DMA_OFFSET };
-        // An IOMMU gives no address twice.
+        // An IOMMU does not hand out an address twice.
         while world.guard == Guard::Translates && world.bar.iter().any(|have| have.dma == dma) {
             dma += ELSEWHERE;
         }
@@ -1541,12 +1550,12 @@ extern "C" fn fake_dma_unmap(
     reach(Point::BarUnmapping);
 }
 
-/// A page of the IOMMU's.
+/// Size of a page of the IOMMU, in bytes.
 const GRANULE: u64 = 4096;
 /// `DMA_ATTR_MMIO`.
 const MMIO: c_ulong = 1 << 10;
 
-/// As `dma_iova_try_alloc()`.
+/// Stand-in for `dma_iova_try_alloc()`.
 #[no_mangle]
 extern "C" fn fake_iova_alloc(
     _device: *mut bindings::device,
@@ -1563,14 +1572,14 @@ extern "C" fn fake_iova_alloc(
         return false;
     }
     let within = phys & (GRANULE - 1);
-    // CAST: As wide.
+    // CAST: Both types have 64 bits.
     let len = (size as u64 + within).next_multiple_of(GRANULE);
     with(|world| {
         let base = world.iova_base;
-        // The next range lies right behind.
+        // The next range starts directly behind this one.
         world.iova_base += len;
         state.addr = base + within;
-        // CAST: As wide.
+        // CAST: Both types have 64 bits.
         state.__size = size as u64;
         let links = KVec::new();
         let iova = Iova { base, len, links };
@@ -1578,7 +1587,7 @@ extern "C" fn fake_iova_alloc(
     })
 }
 
-/// Runs `f` on the range, which the module has.
+/// Calls `f` with the module's range.
 fn of_iova<R: Default>(
     state: &bindings::dma_iova_state,
     f: impl FnOnce(&mut Iova) -> Result<R, &'static str>,
@@ -1594,7 +1603,7 @@ fn of_iova<R: Default>(
     })
 }
 
-/// As `dma_iova_link()`: in whole pages of the IOMMU's, whatever is asked for.
+/// Stand-in for `dma_iova_link()`. Links whole pages of the IOMMU, whatever the length.
 #[no_mangle]
 extern "C" fn fake_iova_link(
     _device: *mut bindings::device,
@@ -1613,7 +1622,7 @@ extern "C" fn fake_iova_link(
         return code;
     }
     let within = phys & (GRANULE - 1);
-    // CAST: As wide.
+    // CAST: Both types have 64 bits.
     let link = Link {
         dma: state.addr + offset as u64 - within,
         phys: phys - within,
@@ -1634,7 +1643,7 @@ extern "C" fn fake_iova_link(
     0
 }
 
-/// As `dma_iova_sync()`.
+/// Stand-in for `dma_iova_sync()`.
 #[no_mangle]
 extern "C" fn fake_iova_sync(
     _device: *mut bindings::device,
@@ -1646,7 +1655,7 @@ extern "C" fn fake_iova_sync(
     if let Some(code) = failing(Call::IovaSync) {
         return code;
     }
-    // CAST: As wide.
+    // CAST: Both types have 64 bits.
     let from = state.addr + offset as u64;
     let to = from + len as u64;
     of_iova(state, |iova| {
@@ -1658,7 +1667,8 @@ extern "C" fn fake_iova_sync(
     0
 }
 
-/// As `dma_iova_unlink()`, which wants all of it to be linked. A large page of the IOMMU's goes as a whole.
+/// Stand-in for `dma_iova_unlink()`, which requires that the whole range is linked. A large page of
+/// the IOMMU is unlinked as a whole.
 #[no_mangle]
 extern "C" fn fake_iova_unlink(
     _device: *mut bindings::device,
@@ -1671,7 +1681,7 @@ extern "C" fn fake_iova_unlink(
     record(Event::IovaUnlink);
     check!(dir == DMA_BIDIRECTIONAL);
     check!(attrs == MMIO);
-    // CAST: As wide.
+    // CAST: Both types have 64 bits.
     let from = state.addr + offset as u64;
     let to = from + len as u64;
     of_iova(state, |iova| {
@@ -1710,7 +1720,7 @@ extern "C" fn fake_iova_unlink(
     reach(Point::BarUnmapping);
 }
 
-/// As `dma_iova_free()`.
+/// Stand-in for `dma_iova_free()`.
 #[no_mangle]
 extern "C" fn fake_iova_free(_device: *mut bindings::device, state: &mut bindings::dma_iova_state) {
     record(Event::IovaFree);

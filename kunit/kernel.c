@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * What the abstractions stand on: the module's own lines in C, on fakes of the
- * few functions of the kernel that a test wants to see called, or to fail.
+ * The module's own C code, on fakes of the few kernel functions that a test
+ * observes or makes fail.
  */
 
 #include <linux/dma-map-ops.h>

@@ -1,29 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The whole module, from its init to its exit, with the parameters that the test module was loaded with.
+//! Tests of the whole module from its init to its exit, with the parameters that the test module
+//! was loaded with.
 //!
-//! Much of it exists once, as in the module that is shipped. So it lives once, while the test module is
-//! loaded, and the tests look at what it did then. Loading with other parameters shows another life.
+//! Much of the module exists only once, as in the shipped module. It therefore lives once, while
+//! the test module is loaded, and the tests check the record of that life. Loading with other
+//! parameters records another life.
 
 use crate::{
     setup::*,
     PeerMem, //
 };
 
-/// What happened.
+/// The record of a life of the module.
 pub(crate) struct Life {
     pub(crate) peerdirect_support: c_int,
     pub(crate) persistent_api_support: c_int,
     pub(crate) fail_registration: u32,
-    /// Of init.
+    /// The result of init.
     result: Result,
     log: KVec<Event>,
     clients: KVec<Description>,
-    /// The module held, what nvidia.ko had pinned, and devices remembered, at the end.
+    /// Values left at the end: references to the module, nvidia.ko's pins, and remembered devices.
     left: (i64, usize, u32),
 }
 
-/// Lives. To be called once, before all else that may exist once.
+/// Runs the module from init to exit. Must be called once, before other objects that may exist only
+/// once.
 pub(crate) fn live(module: &'static ThisModule) -> Result {
     let (mut peerdirect_support, mut persistent_api_support, mut fail_registration) = (0, 0, 0);
     fake_loaded_with(
@@ -36,7 +39,7 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
         if fail_registration > 0 {
             fail(Call::Register, fail_registration, 1, 0)?;
         }
-        // Asked before it is up, at every client.
+        // ib_core asks each client before the module is up.
         for _ in 0..2 {
             at(Point::Registering, || {
                 record(Mark("asked"));
@@ -77,14 +80,14 @@ impl SetUp for Life {
 }
 
 impl Life {
-    /// With all parameters as the module knows them, and no failure.
+    /// Returns `true` if all parameters are valid and no registration fails.
     fn is_good(&self) -> bool {
         self.fail_registration == 0
             && (0..=1).contains(&self.peerdirect_support)
             && (0..=1).contains(&self.persistent_api_support)
     }
 
-    /// The calls of its init, of its use, and of its exit.
+    /// Returns the calls between two marks: those of init, of use, or of exit.
     fn part(&self, from: &'static str, to: &'static str) -> &[Event] {
         let mark = |name| self.log.iter().position(|event| *event == Mark(name));
         let start = mark(from).map_or(0, |at| at + 1);
@@ -107,7 +110,7 @@ suite!(
         let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
             (true, 1) => &[Register(NvMem)],
             (true, _) => &[Register(NvMem), Register(NvMemNc)],
-            // The one that was refused is the last.
+            // The client whose registration failed is the last one.
             (false, 0) if life.fail_registration == 2 => &[Register(NvMem), Register(NvMemNc)],
             (false, _) if life.fail_registration == 1 => &[Register(NvMem)],
             (false, _) => &[],
@@ -144,7 +147,7 @@ suite!(
         let count = |event| used.iter().filter(|have| **have == event).count();
         let want = match (life.is_good(), life.persistent_api_support) {
             (false, _) => (0, 0),
-            // One more, of a page, to ask whether the NIC reaches the GPU.
+            // One more pin, of one page, is made to check that the NIC reaches the GPU.
             (true, 0) => (1, 2),
             (true, _) => (0, 3),
         };
@@ -152,7 +155,7 @@ suite!(
         same!((count(Put), count(PutPersistent)), want);
     }
 
-    /// What the put of a table takes that was never given out.
+    /// The last call puts a table that nvidia.ko never returned. The put takes the API lock.
     fn the_last_thing_is_a_fence_on_the_api_lock_where_there_are_callbacks(life: Life) {
         let exit = life.part("exit", "");
         let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
@@ -184,7 +187,7 @@ suite!(
         );
     }
 
-    /// Before that, an ib_core that has the directory would find it taken.
+    /// Before that time, an ib_core that makes the directory itself would find it taken.
     fn others_see_the_clients_when_ib_core_knows_all_of_them(life: Life) {
         let init = life.part("", "up");
         let shows = init.iter().filter(|event| **event == Shows).count();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! From get_pages to put_pages, for both modes: the scatter list that ib_core gets, and what follows a
-//! step that fails.
+//! Tests of both modes from get_pages to put_pages: the scatter list that ib_core gets, and the
+//! result of a step that fails.
 
 use kernel::{
     error::to_result,
@@ -45,10 +45,10 @@ suite!(
     }
 
     fn entries_are_the_pages_at_their_dma_addresses(nic: EachNic) {
-        // Number of the first page and of pages.
+        // The rows of `want` are the number of the first page, and the number of pages.
         for (layout, want) in rows([
             (CONTIGUOUS, &[(0, 6)][..]),
-            // A break after two.
+            // The layout has a gap after each two pages.
             (
                 |page| BAR + (page + page / 2) * KIB_64,
                 &[(0, 2), (3, 2), (6, 2)],
@@ -57,14 +57,14 @@ suite!(
                 |page| BAR + (5 - page) * KIB_64,
                 &[(5, 1), (4, 1), (3, 1), (2, 1), (1, 1), (0, 1)],
             ),
-            // One page for all.
+            // All entries are the same page.
             (|_| BAR + 9 * KIB_64, &[(9, 1); 6]),
         ]) {
             lies(layout);
             let umem = get(nic.pages(6))?;
             let want = want.iter().map(|(page, count)| SgEntry {
                 addr: BAR + DMA_OFFSET + page * KIB_64,
-                // CAST: Small.
+                // CAST: The length is less than 4 GiB.
                 len: (count * KIB_64) as u32,
             });
             check!(umem.entries().iter().copied().eq(want));
@@ -72,8 +72,8 @@ suite!(
         }
     }
 
-    /// Past the 128 entries that fit a page, where the list is chained. What is allocated is exactly what
-    /// is used: ib_core walks the one and counts by the other.
+    /// A list of more than the 128 entries that fit a page is chained. The allocated entries are
+    /// exactly the used ones, because ib_core walks the former and counts by the latter.
     fn nents_is_orig_nents_and_what_dma_map_says(nic: EachNic) {
         lies(|page| BAR + (page + page / 3) * KIB_64);
         for count in rows([
@@ -96,7 +96,7 @@ suite!(
             (16, 1 << 16, 16),
             (16, (1 << 17) - 1, 16),
             (16, 1 << 17, 8),
-            // Never less than a page of nvidia.ko's.
+            // A segment is never shorter than one of nvidia.ko's pages.
             (16, 4096, 16),
         ]) {
             fake_nic_max_segment(segment);
@@ -124,7 +124,7 @@ suite!(
                 (3 * page + 17, 3 * KIB_64 + 100),
                 (1, 4 * KIB_64 - 2),
             ]) {
-                // CAST: Small.
+                // CAST: Both types have 64 bits.
                 let umem = get(nic.asks(Request::new(VA + skip, len as usize)))?;
                 let first = (VA + skip) & !(page - 1);
                 let end = (VA + skip + len).next_multiple_of(page);
@@ -169,7 +169,7 @@ suite!(
         };
         fail_once(call, EIO.to_errno())?;
         if nic.map == BarMap && !nic.can_lose {
-            // nvidia.ko is asked next.
+            // The module then asks nvidia.ko.
             fail_once(Call::Map, EIO.to_errno())?;
             same!(failure(nic.range()), Some(Failed::DmaMap(EIO.to_errno())));
             logged![Acquire, nic.pin, GetPages, DmaMap, BarMap, Map, PutPages, Release, nic.put];
@@ -179,7 +179,7 @@ suite!(
         logged![Acquire, nic.pin, GetPages, DmaMap, nic.map, PutPages, Release, nic.put];
     }
 
-    /// An IOMMU's page tables for it come from memory that may not be waited for.
+    /// The IOMMU's page tables for the region come from memory that may not be waited for.
     fn a_long_revocable_region_is_mapped_in_steps_with_rests_between(_: RevocableClient) {
         let request = pages(2 * MAX_STEP / KIB_64 + 1);
         for nth in rows(1..=3) {
@@ -192,13 +192,13 @@ suite!(
         let umem = get(request)?;
         logged![Acquire, Pin, GetPages, DmaMap, BarMap, BarMap, BarMap, PageSize];
         same!(with(|world| world.rests), 2);
-        // What is adjacent all the same is one entry, as far as the NIC takes it.
+        // Adjacent memory is still one entry, up to the NIC's segment size.
         same!(umem.entries().len(), 2);
         umem.release();
         same!(with(|world| world.rests), 4);
     }
 
-    /// ib_core makes a pointer of whatever is not 0, and sees an error in few of them.
+    /// ib_core turns any nonzero value into a pointer, and recognizes only some of them as errors.
     fn what_dma_map_returns_is_zero_or_an_errno(_: ProviderMaps) {
         for (code, want) in rows([
             (-1, -1),
@@ -206,7 +206,8 @@ suite!(
             (-12, -12),
             (-22, -22),
             (-4095, -4095),
-            // The kernel's own ENOTSUPP, for which applications have no word: EOPNOTSUPP.
+            // This is the kernel's own ENOTSUPP, which user space does not know. It becomes
+            // EOPNOTSUPP.
             (-524, -95),
             (-4096, EINVAL.to_errno()),
             (c_int::MIN, EINVAL.to_errno()),
@@ -219,7 +220,8 @@ suite!(
         }
     }
 
-    /// A table of three chunks: each of them, and the last one cut to its length.
+    /// The table has three chunks. Each allocation fails once, and then the one that cuts the last
+    /// chunk to its length.
     fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(_: ProviderMaps) {
         lies(EVERY_OTHER);
         for nth in rows(1..=4) {
@@ -228,7 +230,7 @@ suite!(
             same!(failed, Some(Failed::DmaMap(ENOMEM.to_errno())));
             let log = log();
             let at = |event| log.iter().rposition(|have| *have == event);
-            // Undone by the step that failed.
+            // The failed step undoes its own work.
             check!(at(Unmap).is_some() && at(Unmap) < at(PutPages));
             nothing_mapped();
             same!(pins(), 0);
@@ -236,8 +238,8 @@ suite!(
         get(pages(THREE_CHUNKS))?.release();
     }
 
-    /// The first four are of the physical addresses, which the revocable client reads in `acquire`. They are the list where
-    /// nothing translates.
+    /// The first four allocations are for the list of physical addresses. The revocable client
+    /// reads these in `acquire`. If nothing translates, they become the scatter list.
     fn a_list_of_addresses_that_cannot_be_allocated_leaves_nothing(_: BothClients) {
         lies(EVERY_OTHER);
         for (guard_is, count) in
@@ -261,7 +263,7 @@ suite!(
         }
     }
 
-    /// With all that lies between its pages, which the NIC could reach before.
+    /// The mapping includes everything between the pages. The NIC could reach that before.
     fn where_nothing_translates_one_mapping_is_for_all(_: RevocableClient) {
         lies(EVERY_OTHER);
         for guard_is in rows([Guard::Nothing, Guard::Identity]) {
@@ -272,28 +274,28 @@ suite!(
             check!(umem.entries().iter().map(|entry| entry.addr).eq(want));
             let (first, last) = (EVERY_OTHER(0), EVERY_OTHER(39) + KIB_64);
             let range = with(|world| world.bar.first().copied()).ok_or(ENOENT)?;
-            // CAST: As wide.
+            // CAST: Both types have 64 bits.
             let end = range.dma + range.len as u64;
             check!((BAR..=first).contains(&range.dma));
             check!((last..=BAR + BAR_LEN).contains(&end));
             umem.stop();
             logged![DmaUnmap, BarUnmap, PutPages];
             umem.release();
-            // The NIC does not reach all that lies between: the pages alone are mapped.
+            // The NIC does not reach everything in between, so only the pages are mapped.
             fail_once(Call::BarMap, EIO.to_errno())?;
             let umem = get(pages(40))?;
             same!(umem.entries().len(), 40);
             let mapped = with(|world| world.bar.iter().map(|range| range.len).sum::<usize>());
-            // CAST: As wide.
+            // CAST: Both types have 64 bits.
             same!(mapped as u64, 40 * KIB_64);
             umem.release();
-            // Nor a page.
+            // The NIC does not reach the pages either.
             fail(Call::BarMap, 1, 2, EIO.to_errno())?;
             same!(failure(pages(40)), Some(Failed::DmaMap(EINVAL.to_errno())));
         }
     }
 
-    /// The list is made anew: the one of physical addresses knows no limit.
+    /// The list is built anew, because the list of physical addresses has no limit for an entry.
     fn where_nothing_translates_an_entry_is_what_the_nic_takes(_: RevocableClient) {
         guard(Guard::Nothing);
         for (segment, want) in rows([(1 << 31, 1), (1 << 17, 8), (1 << 16, 16)]) {
@@ -304,8 +306,8 @@ suite!(
         }
     }
 
-    /// Something stands between that is not known to let all through, or the memory is in two BARs: nothing is mapped but
-    /// the pages.
+    /// If a translation is not excluded, or if the memory is in two BARs, only the pages are
+    /// mapped.
     fn nothing_else_is_mapped_where_anything_may_translate(_: RevocableClient) {
         let in_two_bars: Layout = |page| if page < 20 { BAR } else { SECOND } + page * KIB_64;
         for (guard_is, layout, want) in rows([
@@ -319,7 +321,7 @@ suite!(
             let umem = get(pages(40))?;
             same!(umem.entries().len(), want);
             let mapped = with(|world| world.bar.iter().map(|range| range.len).sum::<usize>());
-            // CAST: As wide.
+            // CAST: Both types have 64 bits.
             same!(mapped as u64, 40 * KIB_64);
             let log = log();
             same!(log.iter().filter(|event| **event == BarMap).count(), want);
@@ -327,7 +329,7 @@ suite!(
         }
     }
 
-    /// The IOMMU leads the NIC to the pages, in their order, and to nothing else.
+    /// The IOMMU translates to the pages in their order, and to nothing else.
     fn behind_an_iommu_fragmented_memory_is_contiguous_and_alone(_: RevocableClient) {
         guard(Guard::Translates);
         let in_two_bars: Layout = |page| if page % 2 == 0 { BAR } else { SECOND } + page * KIB_64;
@@ -360,7 +362,7 @@ suite!(
         umem.release();
     }
 
-    /// From 2 MiB on, wherever the range begins.
+    /// The addresses agree from 2 MiB on, wherever the range starts.
     fn behind_an_iommu_large_memory_is_congruent_to_its_virtual_addresses(_: RevocableClient) {
         guard(Guard::Translates);
         let mib_2 = 2 << 20;
@@ -386,7 +388,8 @@ suite!(
         umem.release();
     }
 
-    /// OFED 25.07 and 25.10 compute wrong addresses where an HCA page is larger than 2 GiB. No `iova` gives this memory one.
+    /// OFED 25.07 and 25.10 compute wrong addresses if an HCA page is larger than 2 GiB. This
+    /// memory gets no such page at any `iova`.
     fn behind_an_iommu_bit_31_differs_between_the_runs_of_more_than_four_gib(_: RevocableClient) {
         guard(Guard::Translates);
         for base in rows([0x1_0000_1000, 0x1_7fff_f000, 0x2_0000_0000]) {
@@ -397,7 +400,7 @@ suite!(
             for entry in entries {
                 let distance = entry.addr.wrapping_sub(va) % (4 * GIB);
                 same!(distance % (2 * GIB), 0);
-                // CAST: 0 or 1.
+                // CAST: The quotient is 0 or 1.
                 let known = distances.get_mut((distance / (2 * GIB)) as usize);
                 *known.ok_or(ENOENT)? += 1;
                 let last = u64::from(entry.len) - KIB_64;
@@ -415,14 +418,15 @@ suite!(
             nothing_mapped();
             umem.release();
         }
-        // Up to 4 GiB one run serves as well.
+        // Memory of up to 4 GiB can have a single run.
         let umem = get(pages(4 * GIB / KIB_64))?;
         let ranges = || umem.entries().iter().map(SgEntry::range);
         check!(common_distance(VA, ranges()).is_some());
         umem.release();
     }
 
-    /// Where the addresses of the IOMMU have no room for a hole, and `dma_map_resource()` gives one run of them.
+    /// The IOMMU's address space has no room for a hole, and `dma_map_resource()` returns one run
+    /// of addresses.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib(_: RevocableClient) {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
@@ -433,7 +437,7 @@ suite!(
         same!(ranges().map(|range| range.len).sum::<u64>(), 6 * GIB);
         same!(common_distance(VA, ranges()), None);
         let mapped = with(|world| world.bar.iter().map(|range| range.len).sum::<usize>());
-        // CAST: As wide.
+        // CAST: Both types have 64 bits.
         same!(mapped as u64, 6 * GIB);
         umem.release();
         nothing_mapped();
@@ -455,7 +459,7 @@ suite!(
             let umem = get(pages(4))?;
             same!(umem.entries().len(), 4);
             let log = log();
-            // CAST: Small.
+            // CAST: The log is short.
             let count = |event| log.iter().filter(|have| **have == event).count() as u32;
             same!(
                 count(IovaUnlink),
@@ -464,18 +468,19 @@ suite!(
             same!((count(IovaFree), count(BarMap)), (1, 4));
             umem.release();
             nothing_mapped();
-            // The mapping of each range fails, too.
+            // The mapping of each range fails as well.
             fail(call, nth, 1, ENOMEM.to_errno())?;
             fail(Call::BarMap, 3, 1, EIO.to_errno())?;
             same!(failure(pages(4)), Some(Failed::DmaMap(EINVAL.to_errno())));
             nothing_mapped();
         }
-        // Addresses are used up: page by page there may be some.
+        // The IOMMU has no range for all pages. It may have one for each page.
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
         let umem = get(pages(4))?;
         same!(umem.entries().len(), 4);
         umem.release();
-        // What is longer than the memory has no room; the memory has, and then has not.
+        // A range longer than the memory does not fit. The range for the memory alone first fits,
+        // and then does not.
         for (times, entries) in rows([(1, 1), (2, 64)]) {
             fail(Call::IovaAlloc, 1, times, ENOMEM.to_errno())?;
             let umem = get(pages(64))?;
@@ -485,7 +490,7 @@ suite!(
         }
     }
 
-    /// The kernel would round to whole pages of the IOMMU's, with what lies beside.
+    /// The kernel would round to whole pages of the IOMMU, and map the adjacent memory too.
     fn behind_an_iommu_what_is_in_no_whole_pages_of_its_is_refused(_: RevocableClient) {
         guard(Guard::Translates);
         lies(|page| BAR + page * KIB_64 + 2048);
@@ -496,7 +501,7 @@ suite!(
         nothing_mapped();
     }
 
-    /// Persistent memory that this module cannot map is mapped by nvidia.ko. Revocable memory is refused.
+    /// nvidia.ko maps persistent memory that this module cannot map. Revocable memory is refused.
     fn a_mapping_that_fails_half_way_is_undone(_: BothClients) {
         lies(EVERY_OTHER);
         for nic in rows([EachNic::CAN_LOSE, EachNic::CANNOT_LOSE]) {
@@ -507,7 +512,7 @@ suite!(
                 let refused = Failed::DmaMap(EINVAL.to_errno());
                 same!(failed, nic.can_lose.then_some(refused));
                 let log = log();
-                // CAST: Small.
+                // CAST: The log is short.
                 let count = |event| log.iter().filter(|have| **have == event).count() as u32;
                 same!((count(BarMap), count(BarUnmap)), (nth, nth - 1));
                 same!(count(Map), u32::from(!nic.can_lose));
@@ -516,7 +521,7 @@ suite!(
         }
     }
 
-    /// nvidia.ko alone knows of some machines that a NIC does not reach a GPU.
+    /// On some machines only nvidia.ko knows that a NIC does not reach a GPU.
     fn before_the_first_mapping_for_a_nic_nvidia_ko_maps_a_page(_: NoClient) {
         let _up = persistent(c"nv_mem")?;
         log();
@@ -526,18 +531,18 @@ suite!(
             Acquire, PinPersistent, GetPages, DmaMap, BarMap, PageSize);
         first.release();
         second.release();
-        // Another NIC where that was.
+        // Another NIC takes the place of the first.
         to_result(fake_nic_is_replaced())?;
         log();
         calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
             PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent, BarMap, PageSize)
         .release();
         get(range())?.release();
-        // The old one is forgotten.
+        // The module forgets the old NIC.
         same!(fake_remembered(), 2);
     }
 
-    /// However many GPUs with numbers there are. One without a number is not asked about.
+    /// The module asks for each GPU that has a number. It does not ask for a GPU without a number.
     fn of_each_gpu_nvidia_ko_is_asked_once(_: NoClient) {
         static GPU: Atomic<u64> = Atomic::new(0);
         let most = u64::from(Gpus::MOST);
@@ -567,7 +572,7 @@ suite!(
         }
     }
 
-    /// So that nothing is mapped otherwise than nvidia.ko would.
+    /// The module then maps nothing in another way than nvidia.ko would.
     fn where_nvidia_ko_maps_otherwise_it_maps_all(_: NoClient) {
         let _up = persistent(c"nv_mem")?;
         for (guard_is, offset, own) in rows([
@@ -581,7 +586,7 @@ suite!(
             (Guard::RangeMap, 0, false),
             (Guard::RangeMap, DMA_OFFSET, false),
         ]) {
-            // The range map is the device's, which frees it.
+            // The device owns the range map and frees it.
             guard(Guard::Nothing);
             to_result(fake_nic_is_replaced())?;
             guard(guard_is);
@@ -600,7 +605,7 @@ suite!(
             (Call::PinPersistent, &[PinPersistent][..]),
             (Call::Map, &[PinPersistent, Map, PutPersistent]),
         ]) {
-            // The first pin is that of the registration.
+            // The first pin belongs to the registration.
             let nth = if call == Call::Map { 1 } else { 2 };
             fail(call, nth, 1, ENOMEM.to_errno())?;
             log();
@@ -612,7 +617,7 @@ suite!(
             same!(rest.get(asks.len()), Some(&Map));
             check!(!log.contains(&BarMap));
         }
-        // A refusal of the registration itself is nvidia.ko's.
+        // If nvidia.ko refuses the registration itself, its code is returned.
         fail(Call::Map, 1, 2, EIO.to_errno())?;
         same!(failure(range()), Some(Failed::DmaMap(EIO.to_errno())));
         log();
@@ -620,12 +625,13 @@ suite!(
         check!(log().contains(&BarMap));
     }
 
-    /// Until one of the two devices goes. Each registration is refused by nvidia.ko itself.
+    /// This holds until one of the two devices is removed. nvidia.ko itself refuses each
+    /// registration.
     fn a_nic_that_is_denied_is_not_asked_about_again(_: NoClient) {
         let _up = persistent(c"nv_mem")?;
         for replaced in rows([fake_nic_is_replaced, fake_gpu_is_replaced]) {
             to_result(replaced())?;
-            // How often nvidia.ko is asked in a registration that it refuses.
+            // Returns the number of questions to nvidia.ko in a registration that it refuses.
             let asks = |times| {
                 fail(Call::Map, 1, times, ENOTSUPP)?;
                 log();
@@ -649,7 +655,8 @@ suite!(
         }
     }
 
-    /// Nothing in this mode asks: it knows of what nvidia.ko said when it mapped for the other client.
+    /// The revocable mode never asks. It uses nvidia.ko's answer from a mapping for the other
+    /// client.
     fn in_revocable_mode_a_nic_that_was_denied_is_refused(_: NoClient) {
         let _up = (revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?);
         let (revocable, persistent) = (EachNic::CAN_LOSE, EachNic::CANNOT_LOSE);
@@ -678,7 +685,7 @@ suite!(
         calls!(get(range())? => Acquire, PinPersistent, GetPages, DmaMap,
             PinPersistent, PutPersistent, Map, PageSize)
         .release();
-        // Two GPUs, and no answer.
+        // The module remembers two GPUs, but no answer.
         same!(fake_remembered(), 2);
         lies(CONTIGUOUS);
         log();
@@ -687,7 +694,7 @@ suite!(
         .release();
     }
 
-    /// nvidia.ko does not map it by itself.
+    /// nvidia.ko does not map the last page alone.
     fn the_last_page_of_a_bar_is_not_asked_for(_: NoClient) {
         let _up = persistent(c"nv_mem")?;
         lies(|page| BAR + BAR_LEN - (page + 1) * KIB_64);

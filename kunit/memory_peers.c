@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * memory_peers.c: the module's own lines on the kernel's own sysfs, in a place
- * where they are in nobody's way, /sys/peermem_kunit for /sys/kernel.
+ * The module's memory_peers.c on the kernel's own sysfs. The directory is in
+ * /sys/peermem_kunit instead of /sys/kernel, where it does not disturb others.
  */
 
 #include <linux/gfp.h>
@@ -36,7 +36,7 @@ static int create_group(struct kobject *kobj, const struct attribute_group *grp)
 	return fake_group_fails() ? -ENOMEM : sysfs_create_group(kobj, grp);
 }
 
-/* It has its own. */
+/* memory_peers.c defines its own pr_fmt(). */
 #undef pr_fmt
 #define kernel_kobj fake_kernel_kobj
 #define kobject_create_and_add add
@@ -55,7 +55,7 @@ static void del(struct kobject *kobj)
 	int i;
 
 	kobject_del(kobj);
-	/* Who reads a file of the next client looks at this one, too. */
+	/* A reader of the next client's file accesses this client, too. */
 	for (i = 0; i < PEERMEM_PEERS - 1; i++)
 		if (shown[i].kobj == kobj && shown[i + 1].kobj)
 			fake_test_fails(__FILE__, __LINE__,
@@ -65,7 +65,7 @@ static void del(struct kobject *kobj)
 }
 
 static struct kobject *fake_mm;
-/* Somebody else's memory_peers, and a client in it. */
+/* Another module's memory_peers, and a client in it. */
 static struct kobject *others;
 static struct kobject *other;
 
@@ -115,7 +115,10 @@ void fake_sysfs_occupy(const char *client)
 		other = kobject_create_and_add(client, others);
 }
 
-/* References to mm that neither this file nor a directory in it has. */
+/*
+ * Returns the number of references to mm, except those of this file and of mm's
+ * directories.
+ */
 int fake_sysfs_refs(void)
 {
 	if (!fake_mm)
@@ -134,7 +137,7 @@ static struct kernfs_node *step(struct kernfs_node *from, const char *name)
 	return to;
 }
 
-/* What is there, NULL names left out; referenced. */
+/* Returns the node with these names, referenced. A NULL name is left out. */
 static struct kernfs_node *walk(const char *client, const char *file)
 {
 	if (!fake_mm)
@@ -151,7 +154,7 @@ bool fake_sysfs_has(const char *client, const char *file)
 	return node;
 }
 
-/* Reads a file, the way that sysfs does. */
+/* Reads a file in the way that sysfs does. */
 ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
 			size_t size)
 {

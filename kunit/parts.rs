@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The parts that call neither neighbour: the arithmetic as kbuild compiles it, and what is made of the
-//! kernel's own types.
+//! Tests of the parts that call neither nvidia.ko nor ib_core: the arithmetic as kbuild compiles
+//! it, and the code that uses the kernel's own types.
 
 use kernel::error::to_result;
 
@@ -45,23 +45,23 @@ use crate::{
     }, //
 };
 
-/// A page of nvidia.ko's.
+/// Returns the range of one of nvidia.ko's pages.
 fn page(addr: u64) -> AddrRange {
     AddrRange { addr, len: KIB_64 }
 }
 
-/// The GPU in whose BAR a page lies.
+/// Returns the GPU whose BAR contains a page.
 fn gpu_of(page: &AddrRange) -> Gpus {
     bar_of_page(page).map_or(Gpus::default(), |bar| bar.gpu)
 }
 
-/// Why these lie in no BAR.
+/// Returns the reason why the finder refuses these ranges.
 fn refused(ranges: &[AddrRange]) -> Option<Reason> {
     let mut bars = BarFinder::default();
     ranges.iter().find_map(|range| bars.lookup(*range).err())
 }
 
-/// Reads where the pages at these addresses are.
+/// Reads the pages at these addresses.
 fn read(reader: &mut Reader<'_, '_>, addrs: &[u64]) -> Result<(), Reason> {
     reader.batches(|reader, from| Ok(reader.pages(addrs, from, |addr| *addr, PageSize::KIB_64)))
 }
@@ -70,7 +70,7 @@ fn not_found(addr: u64, len: u64) -> Option<Reason> {
     refused(&[AddrRange { addr, len }])
 }
 
-/// So many entries.
+/// Builds a table with `count` entries.
 fn table(count: u64) -> Result<SgTable, Reason> {
     let (table, ()) = SgTable::build(|table| {
         for addr in 0..count {
@@ -108,16 +108,17 @@ suite!(
         check!(table(0).is_err());
     }
 
-    /// `sg_alloc_table()` leaves numbers in the table when it fails half way.
+    /// `sg_alloc_table()` leaves numbers in the table if it fails half way.
     fn a_table_that_could_not_be_allocated_is_not_looked_at(_: NoClient) {
-        // The first three chunks, and the last one cut to its length.
+        // The allocations are those of the first three chunks, and the one that cuts the last chunk
+        // to its length.
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
             same!(table(THREE_CHUNKS).err(), Some(Reason::NoMemory));
         }
         let entries = table(THREE_CHUNKS).map(|table| u64::from(table.entries()));
         same!(entries, Ok(THREE_CHUNKS));
-        // What adds the entries may fail, too.
+        // The function that adds the entries may fail, too.
         for count in rows([0, 1, 200]) {
             let table = SgTable::build(|table| -> Result<(), Reason> {
                 for addr in 0..count {
@@ -135,7 +136,7 @@ suite!(
         fake_nic_max_segment(0x1234_0000);
         let device = nic().as_pci();
         same!(device.as_ref().map(|d| d.max_segment()), Some(0x1234_0000));
-        // One more reference, and both given back.
+        // This takes one more reference, and drops both.
         drop(device.clone());
     }
 
@@ -156,11 +157,11 @@ suite!(
         ]) {
             same!(not_found(addr, len), Some(Reason::NotInBar));
         }
-        // No address with a struct page, whatever calls it a BAR.
+        // An address with a struct page is refused, whatever calls it a BAR.
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
     }
 
-    /// nvidia-uvm makes such a BAR on hosts that are set up for GPUDirect Storage.
+    /// nvidia-uvm creates such a BAR on hosts that are set up for GPUDirect Storage.
     fn a_bar_may_be_peer_to_peer_dma_memory(_: NoClient) {
         /// `enum memory_type`.
         const PRIVATE: i32 = 1;
@@ -171,7 +172,7 @@ suite!(
         for (start, len, kind, want) in rows([
             (BAR, BAR_LEN, P2PDMA, true),
             (BAR + MIB_2, MIB_2, P2PDMA, true),
-            // The pagemap is another BAR's, or goes on behind this one.
+            // The pagemap belongs to another BAR, or extends beyond this one.
             (BAR, BAR_LEN + MIB_2, P2PDMA, false),
             (BAR - MIB_2, 2 * MIB_2, P2PDMA, false),
             (BAR, BAR_LEN, REMOVED, false),
@@ -190,7 +191,7 @@ suite!(
         same!(fake_pagemap_refs(), 0);
     }
 
-    /// The finder remembers what it has found: not for what does not lie in it.
+    /// The finder remembers the BAR that it has found, but not for addresses outside of it.
     fn what_is_remembered_is_still_looked_at(_: NoClient) {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([
@@ -198,7 +199,7 @@ suite!(
             (&[good, page(BAR + BAR_LEN)], Some(Reason::NotInBar)),
             (&[good, page(RAM)], Some(Reason::HasStructPages)),
             (&[page(RAM), good], Some(Reason::HasStructPages)),
-            // The first failure is the reason.
+            // The first failure determines the reason.
             (&[page(RAM), page(IO)], Some(Reason::HasStructPages)),
             (&[page(IO), page(RAM)], Some(Reason::NotInBar)),
             (
@@ -234,7 +235,7 @@ suite!(
         same!(bounds(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
     }
 
-    /// What lies on both sides of a border is one range for whoever reads the addresses.
+    /// Memory on both sides of a border is one range for a reader of the addresses.
     fn bars_side_by_side_are_two(_: NoClient) {
         let (last, two) = (THIRD - KIB_64, 2 * KIB_64);
         same!(not_found(last, two), None);
@@ -253,23 +254,24 @@ suite!(
         same!(memory.into_table().entries(), 1);
     }
 
-    /// From finder to finder, as from registration to registration.
+    /// The result is remembered from finder to finder, and so from registration to registration.
     fn the_owner_of_a_bar_is_looked_for_once(_: NoClient) {
         let find = |addr| {
             let before = fake_pci_steps();
             (not_found(addr, KIB_64), fake_pci_steps() - before)
         };
-        // Past the NIC, to the GPU.
+        // The search passes the NIC and finds the GPU.
         same!(find(BAR), (None, 2));
         same!(fake_remembered(), 1);
         for page in 0..4 {
             same!(find(BAR + page * KIB_64), (None, 0));
         }
-        // What lies in no BAR of it is looked for in all, to the end.
+        // An address outside of its BARs is searched for in all devices, to the end.
         same!(find(BAR + BAR_LEN), (Some(Reason::NotInBar), 3));
         same!(find(BAR + 9 * KIB_64), (None, 0));
         same!(fake_remembered(), 1);
-        // However many pages lie in none: each search would be as long.
+        // However many pages lie in no BAR, the search runs once, because each search would be as
+        // long.
         let (before, nowhere) = (fake_pci_steps(), [BAR + BAR_LEN; 100]);
         let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
         same!(refused.err(), Some(Reason::NotInBar));
@@ -291,7 +293,7 @@ suite!(
         same!(fake_remembered(), 3);
         to_result(fake_gpu_is_replaced())?;
         same!(recall(gpu, &nic), None);
-        // No reference to a removed device is kept.
+        // The module keeps no reference to a removed device.
         same!(gpu_of(&page(BAR)), gpu);
         same!(fake_remembered(), 2);
         same!(recall(gpu, &nic), None);
@@ -303,7 +305,8 @@ suite!(
         same!(gpu_of(&page(MORE)), Gpus::one(1));
     }
 
-    /// 64 GPUs have a number. Further ones are searched for each time, and nothing is remembered of them.
+    /// 64 GPUs have a number. Additional GPUs are searched for each time, and the module remembers
+    /// nothing about them.
     fn each_of_64_gpus_is_looked_for_once(_: NoClient) {
         to_result(fake_more_gpus(Gpus::MOST + 2))?;
         let nic = nic().as_pci().ok_or(ENODEV)?;
@@ -314,7 +317,7 @@ suite!(
             let steps = fake_pci_steps() - before;
             (gpu_of(&page(bar)), steps)
         };
-        // Past the NIC, the GPU with the large BAR, and those before.
+        // The search passes the NIC, the GPU with the large BAR, and the GPUs before this one.
         for number in 0..Gpus::MOST {
             same!(find(number), (Gpus::one(number), number + 3));
             remember(Gpus::one(number), &nic, Reach::AsOurs);
@@ -344,7 +347,7 @@ suite!(
         to_result(fake_nic_is_replaced())?;
         let second = nic().as_pci().ok_or(ENODEV)?;
         same!(recall(gpu, &second), None);
-        // In the place of what is gone.
+        // The answer takes the place of the one that is gone.
         remember(gpu, &second, Reach::Otherwise);
         same!(recall(gpu, &second), Some(Reach::Otherwise));
         same!(fake_remembered(), 2);
@@ -359,7 +362,7 @@ suite!(
             (BAR, false),
             (BAR + BAR_LEN - 2 * KIB_64, false),
             (BAR + BAR_LEN - KIB_64, true),
-            // Another begins there.
+            // Another BAR begins there.
             (THIRD - KIB_64, true),
             (IO, true),
         ]) {
@@ -369,14 +372,14 @@ suite!(
 
     fn a_gpu_has_the_number_and_the_address_of_its_device(_: NoClient) {
         same!(gpu_of(&page(BAR)), Gpus::one(0));
-        // As the fakes have it: domain 3, bus 0x81, device 2, function 1.
+        // The fakes define these: domain 3, bus 0x81, device 2, function 1.
         same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8111)));
         same!(gpu_address(1), None);
         let mut finder = BarFinder::default();
         same!(finder.gpus(), Gpus::default());
         same!(finder.lookup(page(BAR)), Ok(()));
         same!(finder.gpus(), Gpus::one(0));
-        // Memory is not looked for.
+        // Memory with struct pages is not searched for.
         let before = fake_pci_steps();
         same!(gpu_of(&page(RAM)), Gpus::default());
         same!(fake_pci_steps(), before);
@@ -426,7 +429,7 @@ suite!(
         check!(ModuleRef::try_new().is_none());
     }
 
-    /// What of it is read goes with it.
+    /// The data that is read disappears with that module.
     fn a_neighbour_that_goes_is_not_looked_at(_: NoClient) {
         let look = || LoadedModule::find(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));

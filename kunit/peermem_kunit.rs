@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! KUnit tests of `nvidia-peermem`: the module's own sources, in the kernel, on fakes of ib_core and of
-//! nvidia.ko. Needs neither of the two, and no hardware.
+//! KUnit tests of `nvidia-peermem`. They run the module's own sources in the kernel, on fakes of
+//! ib_core and nvidia.ko. They need neither of these, and no hardware.
 //!
-//! `root` is the module as it is shipped, down to the order in which it starts and stops; the one
-//! thing that it is not here is a module, and what its abstractions find as [`c`] has fakes in it.
+//! `root` is the shipped module, including the order of its start and stop. It differs in two ways:
+//! it is not a kernel module here, and [`c`] gives fakes to its abstractions.
 //!
-//! A module of its own: nothing of it is in the shipped one. Results:
+//! The tests are a separate module, and no part of them is in the shipped one. The results are in
 //! `/sys/kernel/debug/kunit/peermem*/results`.
 
 use kernel::prelude::*;
@@ -15,7 +15,8 @@ use kernel::prelude::*;
 mod root;
 use root::*;
 
-/// What the abstractions find: the bindings, and fakes for what the two neighbours have, and for some of the kernel's.
+/// The functions that the abstractions call: the bindings, and fakes for nvidia.ko, for ib_core and
+/// for some kernel functions.
 mod c {
     pub(crate) use crate::fakes::fake_module_get as try_module_get;
     pub(crate) use crate::fakes::fake_module_put as module_put;
@@ -51,9 +52,9 @@ module! {
     license: "Dual BSD/GPL",
 }
 
-/// The order of the fields is the order in which they are dropped.
+/// The fields are dropped in their order.
 struct PeerMemKunit {
-    /// The tests' own.
+    /// The callbacks of the tests.
     _callbacks: nv::Callbacks,
     _fakes: fakes::Fakes,
 }

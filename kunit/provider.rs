@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What nvidia.ko may answer, and what the module makes of it: page tables and mappings in every form, puts
-//! that fail.
+//! Tests of nvidia.ko's answers and of the module's response: page tables and mappings in every
+//! form, and puts that fail.
 
 use crate::setup::*;
 
-/// Which of the two clients are to take a table that differs from a good one so?
+/// Checks which of the two clients take a table that differs from a good one by `change`.
 fn table(change: impl FnOnce(&mut TableForm), revocable: bool, persistent: bool) -> Result {
     with(|world| {
         world.table = TableForm::GOOD;
@@ -19,8 +19,9 @@ fn table(change: impl FnOnce(&mut TableForm), revocable: bool, persistent: bool)
         same!(failed, (!taken).then_some(Failed::NotMine));
         let log = log();
         let count = |event| log.iter().filter(|have| **have == event).count();
-        // Who is asked pins once, and gives it back once, whether it takes the range or not. The persistent client is asked
-        // after the revocable one for what that cannot map.
+        // A client that is asked pins once and puts once, whether it takes the range or not. The
+        // persistent client is asked after the revocable one, if the revocable one cannot map the
+        // memory.
         let asked = usize::from(can_lose);
         same!((count(Pin), count(Put)), (asked, asked));
         let asked = usize::from(!can_lose || (!revocable && persistent));
@@ -53,7 +54,7 @@ suite!(
         for page_size in rows([0, 3, u32::MAX]) {
             table(|form| form.page_size = page_size, false, false)?;
         }
-        // The mapping's pages are checked against the table's.
+        // The pages of the mapping are checked against those of the table.
         with(|world| world.mapping.page_size = 2);
         let large = |form: &mut TableForm| (form.page_size, form.address) = (2, EVERY_OTHER);
         table(large, true, true)?;
@@ -72,14 +73,15 @@ suite!(
         table(|form| form.no_pages = true, false, false)?;
     }
 
-    /// The persistent client has nvidia.ko map it; the addresses of a BAR are all the other knows.
+    /// nvidia.ko maps it for the persistent client. The revocable client only knows addresses in a
+    /// BAR.
     fn memory_that_cpus_cache_is_for_the_persistent_client(_: BothClients) {
         table(|form| form.flags = 1, false, true)?;
-        // Other flags are not known, and change nothing.
+        // Other flags are unknown, and change nothing.
         table(|form| form.flags = 2, true, true)?;
     }
 
-    /// The structure ends before them.
+    /// The structure ends before the flags.
     fn a_table_of_1_2_has_no_flags(_: BothClients) {
         let old = |form: &mut TableForm| (form.version, form.flags) = (0x0001_0002, u32::MAX);
         table(old, true, true)?;
@@ -92,7 +94,7 @@ suite!(
             |page| RAM + page * KIB_64,
             |page| BAR - KIB_64 + page * KIB_64,
             |page| BAR + BAR_LEN - 3 * KIB_64 + page * KIB_64,
-            // The last page alone.
+            // Only the last page is elsewhere.
             |page| if page == 3 { IO } else { EVERY_OTHER(page) },
         ]) {
             table(|form| form.address = address, false, true)?;
@@ -108,7 +110,7 @@ suite!(
         forget_pins();
     }
 
-    /// There is nothing to put it by, so its callback may come.
+    /// The module has no table to put the pin by, so the callback may come.
     fn a_revocable_pin_without_a_table_holds_the_module_until_its_callback(_: RevocableClient) {
         with(|world| world.table.no_table = true);
         check!(not_mine(range()));
@@ -116,7 +118,7 @@ suite!(
         calls!(free_memory() => Acquire, Pin, Callback, CallbackReturns);
     }
 
-    /// One that is refused is unmapped, if it is one.
+    /// A mapping that is refused is unmapped, if it exists.
     fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table(_: ProviderMaps) {
         let refused = Some(Failed::DmaMap(EINVAL.to_errno()));
         for (change, want) in rows([
@@ -150,7 +152,7 @@ suite!(
         same!(failed, refused);
     }
 
-    /// It says that nothing was done.
+    /// The error means that nothing was done.
     fn a_revocable_put_that_fails_with_enomem_is_tried_again(_: RevocableClient) {
         let umem = get(range())?;
         fail(Call::Put, 1, 3, ENOMEM.to_errno())?;
@@ -172,7 +174,7 @@ suite!(
         free_memory();
     }
 
-    /// Any failure has dropped the GPU's reference already.
+    /// Any failure has already dropped the GPU's reference.
     fn a_persistent_put_that_fails_is_not_tried_again(_: PersistentClient) {
         for code in rows([ENOMEM, EIO, EINVAL, EBUSY, ENODEV]) {
             let umem = get(range())?;
@@ -196,7 +198,7 @@ suite!(
         calls!(free_memory() => Callback, CallbackReturns);
     }
 
-    /// By the next try the address of its table may be another pin's.
+    /// By the next try, another pin may have the address of its table.
     fn a_pin_that_is_revoked_between_two_tries_is_not_put_again(_: RevocableClient) {
         let umem = get(range())?;
         fail_once(Call::Put, ENOMEM.to_errno())?;
@@ -212,14 +214,15 @@ suite!(
         calls!(umem.release() => DmaUnmap, Unmap, PutPages, Release, PutPersistent);
     }
 
-    /// nvidia.ko takes it from the process that pinned, and says 0 to every other, with nothing done.
+    /// nvidia.ko lets only the process that pinned put the pin. It returns 0 to every other
+    /// process, and does nothing.
     fn a_revocable_pin_is_not_put_by_another_process_and_stays_until_its_callback(_: NoClient) {
         let up = revocable(ClientUnmaps)?;
         let umem = mapped(range())?;
         Thread::start(move || umem.release())?.join();
         logged![DmaUnmap, BarUnmap, PutPages, Release];
         same!(pins(), 1);
-        // The module, but not the client: that can be unregistered.
+        // The pin holds the module but not the client, which can be unregistered.
         drop(up);
         check!(holds() > 0);
         log();
@@ -232,7 +235,7 @@ suite!(
         logged![DmaUnmap, BarUnmap, PutPages, Release, PutPersistent];
     }
 
-    /// What nvidia.ko has of ours is a number, and it is not used twice.
+    /// nvidia.ko holds a number of this module, which is never reused.
     fn a_callback_for_a_pin_that_is_gone_finds_nothing(_: RevocableClient) {
         let umem = get(range())?;
         let (callback, gone) = callback_of_first_pin().ok_or(ENOENT)?;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The memory goes first: what a callback of nvidia.ko's and the calls of ib_core's do to each other, at every
-//! step of a registration.
+//! Tests in which the memory is freed first. A callback of nvidia.ko meets the calls of ib_core at
+//! every step of a registration.
 //!
-//! Where two threads take part, each is stopped at a named point, or seen to sleep for a lock: no test
-//! depends on time.
+//! In tests with two threads, each thread is stopped at a named point, or is observed to sleep for
+//! a lock. No test depends on time.
 
 use crate::setup::*;
 
-/// A range of another allocation.
+/// Returns a range of another allocation.
 fn elsewhere() -> Request {
     let mut request = range();
     request.addr = VA + (1 << 30);
@@ -27,7 +27,7 @@ fn of_ofed_4_9() -> Request {
     request
 }
 
-/// Has a callback begin at `point`, which comes as far as `mapping_lock`.
+/// Starts a callback at `point`. The callback waits for `mapping_lock`.
 fn callback_waits_at(point: Point) -> Result {
     at(point, || {
         if let Ok(thread) = Thread::start(free_memory) {
@@ -45,7 +45,8 @@ fn stopped_at(point: Point, body: impl FnMut() + Send + 'static) -> Result<(Latc
     Ok((latch, thread))
 }
 
-/// The second thread waits for the first, until the latch is opened at which that is.
+/// Checks that the second thread waits for the first, until the latch that stops the first is
+/// opened.
 fn waits_for((latch, first): (Latch, Thread), second: Thread) {
     check!(second.waits());
     latch.open();
@@ -53,7 +54,8 @@ fn waits_for((latch, first): (Latch, Thread), second: Thread) {
     second.join();
 }
 
-/// The client alone, once where it unmaps, once where ib_core does.
+/// The client alone. Each test runs once with a client that unmaps, and once with an ib_core that
+/// does.
 struct EachInvalidation;
 
 impl SetUp for EachInvalidation {
@@ -80,7 +82,7 @@ suite!(
         let umem = mapped(range())?;
         calls!(free_memory() =>
             Callback, Invalidate(umem.ticket()), NicStops, BarUnmap, CallbackReturns);
-        // A revoked pin is not put: its table's address may be another pin's.
+        // A revoked pin is not put, because another pin may have the address of its table.
         calls!(umem.release() => Release);
     }
 
@@ -105,7 +107,7 @@ suite!(
         check!(log().contains(&Release));
     }
 
-    /// Before get_pages has given a ticket there is nobody to revoke: get_pages fails.
+    /// Before get_pages passes the ticket, nothing can be revoked, so get_pages fails.
     fn a_failing_get_pages_is_followed_by_release_alone(_: RevocableClient) {
         free_at(Point::BeforeGetPages)?;
         same!(failure(range()), Some(Failed::GetPages(EINVAL.to_errno())));
@@ -118,8 +120,8 @@ suite!(
         logged![Acquire, Pin, Callback, CallbackReturns];
     }
 
-    /// nvidia.ko holds the GPUs' locks while it waits for a callback, and an allocation may take long. The first is for the
-    /// list of the pages that were read by then, or for its end.
+    /// nvidia.ko holds the locks of the GPUs while it waits for a callback, and an allocation may
+    /// take long. The first allocation is for the list of the pages read so far, or for its end.
     fn a_callback_beside_an_allocation_of_acquire_waits_for_nothing(_: RevocableClient) {
         lies(EVERY_OTHER);
         for count in rows([1, PAGES, THREE_CHUNKS]) {
@@ -135,8 +137,8 @@ suite!(
         }
     }
 
-    /// lockdep looks, so this can fail on the debug kernel alone. The callback takes all locks that one can take, since it has
-    /// the last reference to the region.
+    /// lockdep checks this, so the test can fail only on the debug kernel. The callback takes all
+    /// locks that any callback can take, because it drops the last reference to the region.
     fn no_lock_that_a_callback_takes_is_held_across_an_allocation(_: NoClient) {
         let _up = revocable(ClientUnmaps)?;
         fake_user_limit(1 << 20);
@@ -148,7 +150,8 @@ suite!(
         fake_user_limit(0);
     }
 
-    /// The persistent client, which is asked next, does not take what is there then.
+    /// The persistent client, which is asked next, does not take the memory that is then at the
+    /// address.
     fn memory_that_was_revoked_in_acquire_is_not_the_next_clients(_: BothClients) {
         free_at(Point::Pinning)?;
         let is_refused = calls!(not_mine(range()) =>
@@ -156,7 +159,7 @@ suite!(
         check!(is_refused);
     }
 
-    /// They are small numbers, and 0 is one.
+    /// Tickets are small numbers, and 0 is a ticket.
     fn a_ticket_of_any_value_comes_back_as_it_is(_: RevocableClient) {
         for ticket in rows([0, 1, 7, 0x8000_0000, 0xffff_fffe, 0xffff_ffff, u64::MAX]) {
             let umem = mapped(with_ticket(ticket))?;
@@ -184,7 +187,7 @@ suite!(
         umem.release();
     }
 
-    /// With the table zeroed that ib_core has no more.
+    /// The call passes an empty table, because ib_core no longer has the real one.
     fn dma_unmap_after_an_invalidation_does_nothing(_: RevocableClient) {
         let umem = mapped(range())?;
         free_memory();
@@ -192,7 +195,7 @@ suite!(
         calls!(umem.release_with_late_unmap() => DmaUnmap, PutPages, Release);
     }
 
-    /// `ib_umem_stop_invalidation_notifier()` lets go of its lock, and writes to the table.
+    /// `ib_umem_stop_invalidation_notifier()` releases its lock, and writes to the table.
     fn the_table_is_there_for_ib_core_after_a_revocation(_: RevocableClient) {
         lies(EVERY_OTHER);
         for count in rows([1, PAGES, THREE_CHUNKS]) {
@@ -219,7 +222,7 @@ suite!(
             Release);
     }
 
-    /// The ticket is forgotten by ib_core, and known to the module.
+    /// ib_core has forgotten the ticket, but the module still has it.
     fn a_callback_right_before_release_does_nothing_to_ib_core(_: RevocableClient) {
         let umem = mapped(range())?;
         free_at(Point::BeforeRelease)?;
@@ -227,8 +230,8 @@ suite!(
         check!(!log().contains(&NicStops));
     }
 
-    /// Where the put did nothing, a callback comes after `release`. By then the ticket is another
-    /// region's.
+    /// If the put did nothing, a callback comes after `release`. By then another region has the
+    /// ticket.
     fn a_callback_after_release_does_not_revoke_the_next_owner_of_the_ticket(_: RevocableClient) {
         let orphan = mapped(with_ticket(3))?;
         Thread::start(move || orphan.release())?.join();
@@ -243,8 +246,9 @@ suite!(
 
     // --- two threads -----------------------------------------------------------------------------
 
-    /// ib_core has its `mapping_lock` from get_pages on, and the callback wants it, with the API lock held:
-    /// dma_map can wait for neither, and nobody would unmap what it maps now.
+    /// ib_core holds `mapping_lock` from get_pages on. The callback waits for that lock with the
+    /// API lock held. dma_map can wait for neither lock, and nothing would unmap a mapping that it
+    /// made now.
     fn dma_map_after_a_callback_has_begun_is_refused(_: RevocableClient) {
         callback_waits_at(Point::BeforeDmaMap)?;
         let failed = failure(with_ticket(9));
@@ -254,7 +258,7 @@ suite!(
         same!(log.get(..3), Some(&[Acquire, Pin, GetPages][..]));
         let want = [Callback, Invalidate(9), DmaMap, PutPages];
         same!(log.get(3..7), Some(&want[..]));
-        // And these two, in either order.
+        // The last two calls come in either order.
         same!(log.len(), 9);
         check!(log.contains(&Release) && log.contains(&CallbackReturns));
     }
@@ -272,26 +276,28 @@ suite!(
         umem.release();
     }
 
-    /// ib_core holds `mapping_lock` around them. That they take no API lock there is looked at wherever a
-    /// region is registered: see `fakes::api_locked`.
+    /// ib_core holds `mapping_lock` around both calls. `fakes::api_locked` checks in every
+    /// registration that they do not take the API lock.
     fn get_pages_and_dma_map_take_no_lock_that_is_held_around_a_callback(_: EachInvalidation) {
         let umem = mapped(range())?;
         umem.stop();
         umem.release();
-        // And where they fail.
+        // The same holds if they fail.
         let mut request = range();
         request.device = Device::NULL;
         check!(get(request).is_err());
     }
 
-    /// A callback that has found its pin alive, and one in every later state: `release` on another thread
-    /// waits for each. ib_core clears a pointer after `release` that the invalidation reads.
+    /// The callback has found its pin alive, or is in any later state. `release` on another thread
+    /// waits for the callback in each, because ib_core clears a pointer after `release` that the
+    /// invalidation reads.
     fn release_waits_for_a_callback_inside_ib_core(_: RevocableClient) {
         for point in rows([
             Point::InvalidateGotRef,
             Point::InvalidateLocked,
             Point::InvalidateUnlocked,
-            // The unmapping of a release is none of the callback's: stopped before it begins.
+            // The release must not unmap while the callback does: the callback is stopped before it
+            // unmaps.
             Point::BarUnmapping,
         ]) {
             let umem = mapped(range())?;
@@ -310,20 +316,21 @@ suite!(
         }
     }
 
-    /// The process that pinned releases: its put waits for the API lock, and finds nothing then.
+    /// The process that pinned releases. Its put waits for the API lock, and then finds nothing.
     fn a_put_beside_a_callback_waits_and_finds_nothing(_: RevocableClient) {
         let umem = mapped(range())?;
         umem.stop();
         log();
         let (latch, callback) = stopped_at(Point::CallingBack, free_memory)?;
-        // When the put has come as far as the lock.
+        // The latch opens when the put has reached the lock.
         at(Point::Putting, move || latch.open())?;
         umem.release();
         callback.join();
         logged![Release, Callback, CallbackReturns, PutNothing];
     }
 
-    /// nvidia.ko's mark comes after ours; what is put in between is another pin's.
+    /// nvidia.ko marks the pin after the module does. In between, the table's address may become
+    /// another pin's.
     fn no_pin_is_made_between_the_check_and_the_put(nic: EachNic) {
         let umem = mapped(range())?;
         umem.stop();
@@ -343,7 +350,7 @@ suite!(
         free_memory();
     }
 
-    /// The semaphore is for puts alone: registrations of many processes pin beside each other.
+    /// Only puts take the semaphore exclusively. Many processes pin at the same time.
     fn pins_are_made_beside_each_other(_: RevocableClient) {
         let (latch, first) = stopped_at(Point::Pinning, || same!(failure(range()), None))?;
         let second = get(pages(1))?;
@@ -353,8 +360,8 @@ suite!(
         second.release();
     }
 
-    /// ib_core's thread is in dma_unmap with `mapping_lock` held, the callback wants that lock and has the
-    /// API lock: neither dma_unmap nor put_pages may take it.
+    /// The thread of ib_core is in dma_unmap with `mapping_lock` held. The callback waits for that
+    /// lock with the API lock held. Neither dma_unmap nor put_pages may take the API lock.
     fn dma_unmap_and_put_pages_need_nothing_that_a_callback_has(_: CoreUnmapsClient) {
         let umem = mapped(range())?;
         callback_waits_at(Point::BeforeDmaUnmap)?;
@@ -364,7 +371,8 @@ suite!(
         calls!(umem.release() => Release);
     }
 
-    /// A client that unmaps is called beside its own invalidation: one of the two unmaps.
+    /// A client that unmaps can be called during its own invalidation. Exactly one of the two
+    /// unmaps.
     fn dma_unmap_beside_a_callback_that_unmaps_waits_and_does_nothing(_: RevocableClient) {
         let umem = mapped(range())?;
         let callback = stopped_at(Point::BarUnmapping, free_memory)?;
@@ -385,13 +393,14 @@ suite!(
         umem.release();
     }
 
-    /// A callback stays on its thread while others come and go.
+    /// A callback stays on its thread while other regions come and go.
     fn a_callback_of_one_region_does_not_keep_another_from_its_release(_: RevocableClient) {
         let first = mapped(range())?;
         let second = mapped(elsewhere())?;
         second.stop();
         let (latch, callback) = stopped_at(Point::InvalidateLocked, || free_memory_at(VA))?;
-        // By another process, for a put waits for the API lock, and thus for every callback.
+        // Another process releases the region, because a put waits for the API lock, and thus for
+        // every callback.
         Thread::start(move || second.release())?.join();
         latch.open();
         callback.join();
@@ -399,13 +408,13 @@ suite!(
         first.release();
     }
 
-    /// A put would get -EIO there.
+    /// A put would fail with -EIO there.
     fn a_region_released_inside_the_callback_of_another_is_put_by_its_own_callback(
         _: RevocableClient,
     ) {
         let first = mapped(range())?;
         let second = mapped(elsewhere())?;
-        // Outside mapping_lock, which the release takes too, its own one.
+        // The release is outside `mapping_lock`, because it takes its own `mapping_lock`.
         at(Point::InvalidateUnlocked, move || second.release())?;
         calls!(free_memory_at(VA) =>
             Callback, Invalidate(first.ticket()), NicStops, DmaUnmap, BarUnmap, PutPages, Release,
@@ -416,7 +425,7 @@ suite!(
         calls!(free_memory() => Callback, CallbackReturns);
     }
 
-    /// Tickets and the handle of the client go together.
+    /// The tickets and the handle of the client end together.
     fn a_callback_after_the_client_is_gone_does_not_use_its_handle(_: NoClient) {
         let up = revocable(ClientUnmaps)?;
         let orphan = mapped(range())?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! How a suite is written down ([`suite!`]), what its cases begin with ([`SetUp`]), and all that they use.
+//! The form of a suite ([`suite!`]), the setup of its cases ([`SetUp`]), and their common helpers.
 
 use kernel::{
     bindings::scatterlist,
@@ -51,9 +51,10 @@ pub(crate) use crate::{
     ib_core::*, //
 };
 
-/// A suite of KUnit's: one case a function, which takes what the case begins with, a [`SetUp`].
+/// Declares a KUnit suite. Each function is a case, and takes its setup, a [`SetUp`].
 ///
-/// In parentheses, and with nothing but items in them, for rustfmt looks into such macros alone.
+/// The macro is called with parentheses and contains only items, because rustfmt formats only such
+/// macro calls.
 macro_rules! suite {
     (
         mod $suite:ident;
@@ -82,12 +83,12 @@ macro_rules! suite {
 
 pub(crate) use suite;
 
-/// What a case begins with.
+/// The setup of a case.
 pub(crate) trait SetUp: Sized {
     fn case(body: impl FnMut(&Self) -> Result) -> Result;
 }
 
-/// Runs a case in a world of its own, with these clients and an empty log.
+/// Runs a case in a new world, with these clients and an empty log.
 fn run<U>(clients: impl FnOnce() -> Result<U>, mut body: impl FnMut(&U) -> Result) -> Result {
     test(|| {
         let up = clients()?;
@@ -99,31 +100,31 @@ fn run<U>(clients: impl FnOnce() -> Result<U>, mut body: impl FnMut(&U) -> Resul
     })
 }
 
-/// Where the tests' GPU memory begins.
+/// Start of the tests' GPU memory.
 pub(crate) const VA: u64 = 0x7f00_0000_0000;
-/// Pages of most ranges.
+/// Number of pages of most ranges.
 pub(crate) const PAGES: u64 = 4;
-/// So many entries that a scatter list has three chunks of them.
-// CAST: As wide.
+/// Number of entries that make a scatter list of three chunks.
+// CAST: Both types have 64 bits.
 pub(crate) const THREE_CHUNKS: u64 = (PAGE_SIZE / size_of::<scatterlist>()) as u64 * 5 / 2;
 
-/// A range of whole pages.
+/// Returns a range of `count` whole pages.
 pub(crate) fn pages(count: u64) -> Request {
-    // CAST: Small.
+    // CAST: Both types have 64 bits.
     Request::new(VA, (count * KIB_64) as usize)
 }
 
-/// The range that most cases register.
+/// Returns the range that most cases register.
 pub(crate) fn range() -> Request {
     pages(PAGES)
 }
 
-/// Memory that is pinned from now on lies like that.
+/// Sets the layout of the memory that is pinned from now on.
 pub(crate) fn lies(layout: Layout) {
     with(|world| world.table.address = layout);
 }
 
-/// Registers a range, whose calls are not looked at.
+/// Registers a range, and drops the log of its calls.
 pub(crate) fn mapped(request: Request) -> Result<Umem> {
     let umem = get(request)?;
     log();
@@ -132,7 +133,7 @@ pub(crate) fn mapped(request: Request) -> Result<Umem> {
 
 /// A client that ib_core knows, in a module that is up.
 ///
-/// The order of the fields is the order in which they are dropped.
+/// The fields are dropped in their order.
 pub(crate) struct Up<C: Client> {
     _ready: Ready,
     _registration: ClientRegistration<C>,
@@ -153,19 +154,20 @@ pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
     })
 }
 
-/// No client is registered.
+/// A setup without a registered client.
 pub(crate) struct NoClient;
-/// The client whose pins nobody takes away, alone, which knows that the NIC reaches the GPU.
+/// The client whose pins are never revoked, alone. It knows that the NIC reaches the GPU.
 pub(crate) type PersistentClient = Up<clients::Persistent>;
-/// The same with `provider_maps=1`.
+/// The persistent client with `provider_maps=1`.
 pub(crate) struct ProviderMaps {
     _up: PersistentClient,
 }
-/// The client whose pins go when the memory is freed, alone. It unmaps by itself.
+/// The client whose pins are revoked when the memory is freed, alone. It unmaps by itself.
 pub(crate) type RevocableClient = Up<OfTest>;
-/// Both, in the order in which the module registers them. The second knows that the NIC reaches the GPU.
+/// Both clients, in the order in which the module registers them. The second knows that the NIC
+/// reaches the GPU.
 pub(crate) type BothClients = (RevocableClient, PersistentClient);
-/// The revocable client alone, where ib_core unmaps: `peerdirect_support=1`.
+/// The revocable client alone, with an ib_core that unmaps: `peerdirect_support=1`.
 pub(crate) struct CoreUnmapsClient {
     _up: Up<OfTest>,
 }
@@ -221,13 +223,13 @@ impl SetUp for CoreUnmapsClient {
     }
 }
 
-/// Both clients, and a NIC for which one of them is asked. The case is run for each NIC, and once more with
-/// `provider_maps=1`.
+/// Both clients, and a NIC for which one of them is asked. The case runs for each NIC, and once
+/// more with `provider_maps=1`.
 pub(crate) struct EachNic {
-    /// The revocable client is asked.
+    /// `true` if the revocable client is asked.
     pub(crate) can_lose: bool,
     provider_maps: bool,
-    // What the client calls.
+    // The calls that the client makes:
     pub(crate) pin: Event,
     pub(crate) map: Event,
     pub(crate) unmap: Event,
@@ -266,7 +268,7 @@ impl EachNic {
         self.asks(range())
     }
 
-    /// The request, of this NIC.
+    /// Returns the request for this NIC.
     pub(crate) fn asks(&self, request: Request) -> Request {
         Request {
             can_lose: self.can_lose,
@@ -292,7 +294,7 @@ impl SetUp for EachNic {
     }
 }
 
-/// [`clients::Revocable`], but for the cell: a client that revokes can be registered once, and each
+/// [`clients::Revocable`] with another cell. A client that revokes can be registered once, and each
 /// test registers one.
 pub(crate) struct OfTest;
 
@@ -300,7 +302,7 @@ static CELLS: [RevokerCell; 256] = [const { RevokerCell::new() }; 256];
 static CELL: Atomic<usize> = Atomic::new(0);
 
 impl OfTest {
-    /// From now on this is another client.
+    /// Makes this type another client from now on.
     pub(crate) fn next() {
         CELL.fetch_add(1, Relaxed);
     }

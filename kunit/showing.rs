@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What others see of the clients: what is counted of each, and the directory that shows it where ib_core
-//! does not.
+//! Tests of the data that others see about the clients: the counters of each, and the directory
+//! that shows them if ib_core does not.
 
 use kernel::{
     str::{
@@ -44,7 +44,7 @@ use crate::{
 
 const FIRST: &CStr = c"nv_mem";
 const SECOND: &CStr = c"nv_mem_nc";
-/// Those of the [`counters`], in their order.
+/// Names of the [`counters`], in their order.
 const FILES: [&CStr; 7] = [
     c"num_alloc_mrs",
     c"num_dealloc_mrs",
@@ -54,7 +54,7 @@ const FILES: [&CStr; 7] = [
     c"num_dereg_bytes",
     c"num_free_callbacks",
 ];
-/// Of most ranges.
+/// Length of most ranges, in bytes.
 const BYTES: u64 = PAGES * KIB_64;
 
 fn one() -> [(&'static CStr, &'static PeerStats); 1] {
@@ -80,7 +80,7 @@ fn counters(of: &PeerStats) -> [&Atomic<u64>; 7] {
     ]
 }
 
-/// What `body` adds to the client's numbers.
+/// Returns the changes of the client's counters during `body`.
 fn added(of: &PeerStats, body: impl FnOnce()) -> [u64; 7] {
     let numbers = || counters(of).map(|counter| counter.load(Relaxed));
     let before = numbers();
@@ -92,14 +92,14 @@ fn added(of: &PeerStats, body: impl FnOnce()) -> [u64; 7] {
     gain
 }
 
-/// The only one in the registry.
+/// Returns the only registration in the registry.
 fn only() -> Result<Registration> {
     let registration = registry_from(0).ok_or(ENOENT)?;
     check!(registry_from(registration.number + 1).is_none());
     Ok(registration)
 }
 
-/// The numbers of all, as a reader meets them.
+/// Returns the numbers of all registrations, in a reader's order.
 fn standing() -> Result<KVec<u64>> {
     let mut all = KVec::new();
     let mut next = 0;
@@ -111,7 +111,7 @@ fn standing() -> Result<KVec<u64>> {
     Ok(all)
 }
 
-/// So many registrations of one range, each to be taken out once.
+/// Registers one range `count` times. Each registration can be taken out once.
 fn registered(count: u64) -> Result<KVec<Option<Umem>>> {
     let mut umems = KVec::new();
     for _ in 0..count {
@@ -132,7 +132,7 @@ suite!(
     // --- the directory ---------------------------------------------------------------------------
 
     fn it_is_there_from_show_to_drop_and_not_before(_: NoClient) {
-        // Twice: a module that is loaded again.
+        // This is done twice, as for a module that is loaded again.
         for _ in 0..2 {
             let peers = MemoryPeers::probe(FIRST)?;
             check!(!shows(None, None));
@@ -168,7 +168,7 @@ suite!(
 
     fn that_of_ib_core_is_left_alone(_: NoClient) {
         let peers = MemoryPeers::probe(FIRST)?;
-        // As an ib_core that makes it with its first client.
+        // An ib_core that creates the directory with its first client does this.
         occupy(Some(FIRST));
         let peers = peers.show(&one());
         check!(shows(Some(FIRST), None) && !shows(Some(FIRST), Some(c"version")));
@@ -233,14 +233,15 @@ suite!(
         drop(MemoryPeers::probe(FIRST)?);
     }
 
-    // --- the registry --------------------------------------------------------------------------------
+    // --- the registry
+    // --------------------------------------------------------------------------------
 
     fn a_registration_is_in_the_registry_from_acquire_to_release(nic: EachNic) {
         let umem = get(nic.range())?;
         let registration = only()?;
         same!(registration.state, State::Mapped);
         same!(registration.entries, 1);
-        // As the fakes have it: domain 3, bus 0x81, device 1, function 0.
+        // The fakes define these: domain 3, bus 0x81, device 1, function 0.
         same!(registration.hca, Some(PciAddress(3 << 16 | 0x8108)));
         same!(registration.info.mode == PinMode::Revocable, nic.can_lose);
         same!(
@@ -270,19 +271,21 @@ suite!(
         for (at, number) in all.iter().enumerate() {
             same!(*number, before + 1 + at as u64);
         }
-        // 37 and 64 have no factor in common: each once, the last one neither first nor last.
+        // 37 and 64 have no common factor, so each is released once. The last one released is
+        // neither the first nor the last.
         for step in 0..COUNT {
             let at = (step * 37 + 11) % COUNT;
             release(&mut umems, at)?;
             same!(standing()?.len() as u64, COUNT - 1 - step);
             let next = registry_from(before + 1 + at);
             check!(next.is_none_or(|registration| registration.number > before + 1 + at));
-            // One comes and goes behind all of them.
+            // Another registration comes and goes behind all of them.
             get(range())?.release();
         }
     }
 
-    /// One reads on behind what it has met, another from its beginning, beside them a third that never reads on.
+    /// One reader continues after the last one that it met, another starts again, and a third never
+    /// continues.
     fn readers_go_on_where_they_were_whatever_goes_and_comes(_: NoClient) {
         const COUNT: u64 = 32;
         let up = persistent(c"nv_mem")?;
@@ -294,7 +297,7 @@ suite!(
         let number = |found: Option<Registration>| found.map(|registration| registration.number);
         for at in 0..COUNT {
             let here = first + at;
-            // Again, as where a line did not fit, and what it met may be gone by then.
+            // A reader looks again if a line did not fit. The registration may be gone by then.
             same!(number(reader.find(here)), Some(here));
             same!(number(reader.find(here)), Some(here));
             same!(number(other.find(0)), Some(here));
@@ -303,7 +306,7 @@ suite!(
             same!(number(reader.find(here)), next);
             same!(number(registry_from(here)), next);
         }
-        // Behind the end, where one comes.
+        // A reader is at the end when another registration starts.
         let umem = get(range())?;
         let last = entries::registry(Registry::last);
         for cursor in rows([&idle, &other, &reader, &idle]) {
@@ -328,7 +331,7 @@ suite!(
         check!(registry_from(0).is_none());
     }
 
-    /// Another process releases: nvidia.ko does not take the pin from it.
+    /// Another process releases, so nvidia.ko keeps the pin.
     fn who_is_orphaned_is_in_the_registry_until_the_memory_is_freed(_: RevocableClient) {
         let umem = get(range())?;
         Thread::start(move || umem.release())?.join();
@@ -381,7 +384,7 @@ suite!(
         same!(added(of, || umem.release()), [0, 1, 0, 1, 0, BYTES, 0]);
     }
 
-    /// As ib_core: what the application asked for, and entries of the table.
+    /// Bytes count the requested length, and pages count entries of the table, as in ib_core.
     fn bytes_are_those_asked_for_and_pages_are_entries(_: RevocableClient) {
         lies(EVERY_OTHER);
         let mut request = range();
@@ -395,7 +398,7 @@ suite!(
         for call in rows([Call::PinPersistent, Call::BarMap, Call::SgAlloc]) {
             fail(call, 1, 1, -12)?;
             if call == Call::BarMap {
-                // nvidia.ko is asked next.
+                // The module then asks nvidia.ko.
                 fail_once(Call::Map, -12)?;
             }
             let of = Persistent::peer_stats();
@@ -404,7 +407,8 @@ suite!(
         }
     }
 
-    /// ib_core counts a region as gone with the revocation, and its bytes when the application gives it up.
+    /// ib_core counts a region as ended at its revocation, and its bytes when the application
+    /// releases it.
     fn a_revocation_counts_once_and_the_bytes_follow(_: RevocableClient) {
         let of = Revocable::peer_stats();
         let umem = get(range())?;
