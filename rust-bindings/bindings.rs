@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What bindgen makes of [`peermem.h`](peermem.h), fenced in: only the abstractions may use it.
+//! The bindings that bindgen generates from [`peermem.h`](peermem.h). Only the abstractions may use
+//! this module.
 //!
-//! Types of the kernel itself come from the `kernel` crate, so that both sides mean the same ones. So do the
-//! functions below, for which the KUnit tests have fakes.
+//! Types of the kernel itself come from the `kernel` crate, so both sides use the same types. The
+//! functions below come from there as well, and the KUnit tests replace them with fakes.
 
 mod generated {
     #![allow(
@@ -36,8 +37,8 @@ pub(crate) use kernel::bindings::{
     try_module_get, //
 };
 
-/// `struct peer_memory_client_ex`, with a name for its last four bytes: MLNX_OFED 4.9 reads them, as
-/// half of a pointer, and what has no name need not be zero.
+/// `struct peer_memory_client_ex` with a named field for its last four bytes. MLNX_OFED 4.9 reads
+/// these bytes as half of a pointer, and unnamed padding need not be zero.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct ClientEx {
@@ -47,7 +48,7 @@ pub(crate) struct ClientEx {
     pub(crate) _zero: u32,
 }
 
-/// The same numbers as in `layout.c`.
+/// The same layout as in `layout.c`.
 const _: () = {
     use core::mem::offset_of;
     use core::mem::size_of;

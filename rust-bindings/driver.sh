@@ -1,16 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver: of version $2, by default the one that is installed
-# for kernel $1, or else of the newest. Prints nothing where there is none. PROBE_ROOT is a root other than the host's.
-# `driver.sh -f KERNEL` prints the file of the nvidia.ko that is installed for the kernel, `driver.sh -l KERNEL` its licence.
+# Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver. The
+# version is $2. Without it, the version is that of the driver installed for
+# kernel $1, or else the newest. Prints nothing if there is no such folder.
+# PROBE_ROOT replaces the host's root folder.
+# `driver.sh -f KERNEL` prints the file of the nvidia.ko that is installed for
+# the kernel. `driver.sh -l KERNEL` prints its licence.
 set -eu
 
 root=${PROBE_ROOT:-}
-# Where modinfo is, which not every user's PATH has.
+# The PATH of some users lacks the folders of modinfo.
 PATH=$PATH:$root/usr/sbin:$root/sbin
-# The names but the first are those of Debian's packages.
+# Debian's packages use all of these names except the first.
 file() { "$(dirname "$0")/installed.sh" "$1" nvidia nvidia-current-open nvidia-open nvidia-current; }
-# Prints the field $2 of that file, or nothing.
+# Prints the modinfo field $2 of kernel $1's nvidia.ko, or nothing.
 field() {
 	driver=$(file "$1")
 	[ -z "$driver" ] || modinfo -F "$2" "$driver" 2>/dev/null || true

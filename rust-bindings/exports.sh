@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Fails if a linked module uses a symbol that is exported to GPL modules only, and names each: `exports.sh OBJECT SYMVERS…`.
-# The first SYMVERS is the kernel's Module.symvers, the others are those of modules.
+# Fails if a linked module uses symbols that are exported to GPL modules only,
+# and names each: `exports.sh OBJECT SYMVERS…`. The first SYMVERS is the
+# kernel's Module.symvers. The others are those of modules.
 set -eu
 
 object=$1

@@ -1,7 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints the file of the first of some modules that is installed for a kernel: `installed.sh RELEASE NAME…`. It is the one that
-# modprobe would load, or any other that is there, since depmod may not have run yet. PROBE_ROOT is a root other than the host's.
+# Prints the file of the first of the named modules that is installed for a
+# kernel: `installed.sh RELEASE NAME…`. The file is the one that modprobe would
+# load, or else any other installed file, since depmod may not have run yet.
+# PROBE_ROOT replaces the host's root folder.
 set -eu
 
 root=${PROBE_ROOT:-}

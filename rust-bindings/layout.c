@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Holds the headers that this build uses to the layouts that the module relies
- * on. bindings.rs holds bindgen's translation of them to the same numbers.
+ * Checks the headers of this build against the layouts that the module relies
+ * on. bindings.rs checks bindgen's output against the same numbers.
  */
 
 #include <linux/sched.h>
@@ -60,8 +60,8 @@ static_assert(NVIDIA_P2P_PAGE_SIZE_64KB == 1);
 static_assert(NVIDIA_P2P_PAGE_SIZE_128KB == 2);
 
 /*
- * The functions that Rust calls, and the callbacks that it gives: headers that
- * declare one in another way end the build here.
+ * The functions that Rust calls, and the callbacks that Rust provides. A header
+ * that declares one of them differently fails the build here.
  */
 #define FUNCTION(name, type) \
 	static_assert(__builtin_types_compatible_p(typeof(name), type))

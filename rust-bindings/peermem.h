@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * All that bindgen reads. The two interface headers are those of the host
- * that the module is built for, or our own (see Kbuild).
+ * The input of bindgen. The two interface headers come from the host that the
+ * module is built for, or from this repository (see Kbuild).
  */
 #ifndef PEERMEM_BINDINGS_H
 #define PEERMEM_BINDINGS_H
@@ -25,9 +25,10 @@
 #endif
 
 /*
- * The page table as it is since driver 580. Before, the structure ended with
- * gpu_uuid; version tells at run time. Drivers and headers are updated
- * separately, so the header of the build must not decide. layout.c compares.
+ * The page table since driver 580. Before, the structure ended with gpu_uuid.
+ * The module checks the version at run time, because drivers and headers are
+ * updated separately and the header of the build must not decide. layout.c
+ * compares the layouts.
  */
 struct peermem_page_table {
 	uint32_t version;

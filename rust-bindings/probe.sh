@@ -1,14 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Finds the forms of a kernel's C interfaces: `probe.sh COMPAT OUTPUT SYMVERS COMPILER ARGUMENT…`. COMPILER and its arguments
-# are kbuild's for a C file of the module. SYMVERS is the kernel's Module.symvers; without vmlinux's symbols it allows every symbol.
+# Finds the forms of a kernel's C interfaces: `probe.sh COMPAT OUTPUT SYMVERS
+# COMPILER ARGUMENT…`. COMPILER and its arguments are those that kbuild uses for
+# a C file of the module. SYMVERS is the kernel's Module.symvers. If SYMVERS
+# lacks the symbols of vmlinux, every symbol is allowed.
 #
-# Each line `/* PROBE name: statements */` of COMPAT is compiled as the body of a function. Its answer is yes if it compiles and
-# SYMVERS exports the functions that it calls. For a yes, OUTPUT has a line `#define PEERMEM_HAS_NAME`. With PEERMEM_NO_GPL_ONLY
-# set, functions that are exported to GPL modules only count as missing.
+# Each line `/* PROBE name: statements */` of COMPAT is compiled as the body of
+# a function. The answer is yes if the body compiles and SYMVERS exports the
+# functions that it calls. For each yes, OUTPUT gets a line
+# `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that are
+# exported to GPL modules only count as missing.
 #
-# A probe cannot say no for another reason: a body without statements must compile, and COMPAT must compile with OUTPUT in the
-# end. Otherwise a sentence says so, and the status is 1.
+# A no cannot have another cause: a body without statements must compile, and
+# COMPAT must compile with the final OUTPUT. Otherwise the script prints the
+# reason and exits with status 1.
 set -u
 
 compat=$1 output=$2 symvers=$3
@@ -27,14 +32,14 @@ fail() {
 	exit 1
 }
 
-# Writes the source of the probe $1 with the statements $2.
+# Writes the source of probe $1 with the statements $2.
 source_of() {
 	printf 'void probe_%s(void *p, unsigned long n);\nvoid probe_%s(void *p, unsigned long n)\n{\n%s\n}\n' "$1" "$1" "$2" \
 		>"$work/$1.c"
 }
 
-# Compiles the probe $1 with the command that follows. Wrong arguments are errors whatever the kernel's flags say, and no other
-# warning is one.
+# Compiles probe $1 with the command that follows. Wrong arguments are errors
+# whatever the kernel's flags are. No other warning is an error.
 compiles() {
 	name=$1
 	shift
@@ -42,7 +47,7 @@ compiles() {
 		-DPEERMEM_PROBE -include "$compat" -c -o "$work/$name.o" "$work/$name.c" >"$work/$name.said" 2>&1
 }
 
-# Succeeds if the module may use every symbol that the object of the probe $1 lacks.
+# Succeeds if the module may use every undefined symbol of probe $1's object.
 exported() {
 	grep -sqw vmlinux "$symvers" || return 0
 	"${NM:-nm}" -u "$work/$1.o" >"$work/$1.undefined" || return
@@ -62,7 +67,8 @@ while read -r slash word name statements; do
 	source_of "${name%:}" "${statements%\*/}"
 done <"$compat"
 
-# All at once first: the newest kernels answer yes to every probe.
+# Compiles all probes at once first: the newest kernels answer yes to every
+# probe.
 cat "$work"/*.c >"$work/all" && mv "$work/all" "$work/all.c"
 if ! answer all "$@"; then
 	source_of control ''

@@ -1,9 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints lines of a Module.symvers for functions of nvidia.ko: `symvers.sh RELEASE EXPORT NAME…`. RELEASE is the kernel's, EXPORT
-# is EXPORT_SYMBOL or EXPORT_SYMBOL_GPL. The versions (CONFIG_MODVERSIONS) are those in the nvidia.ko that is installed for that
-# kernel; without it nothing is printed. With an empty RELEASE they are 0, for a kernel that compares none. PROBE_ROOT is a root
-# other than the host's.
+# Prints Module.symvers lines for functions of nvidia.ko: `symvers.sh RELEASE
+# EXPORT NAME…`. RELEASE is the kernel's. EXPORT is EXPORT_SYMBOL or
+# EXPORT_SYMBOL_GPL. The versions (CONFIG_MODVERSIONS) come from the nvidia.ko
+# that is installed for that kernel. Without that nvidia.ko, the script prints
+# nothing. If RELEASE is empty, the versions are 0, for a kernel that does not
+# compare them. PROBE_ROOT replaces the host's root folder.
 set -eu
 
 release=$1 export=$2
@@ -28,7 +30,8 @@ case $driver in
 *) cp "$driver" "$work/nvidia.ko" ;;
 esac
 
-# A version is the value of the symbol __crc_NAME, or four bytes in a section (since 5.19), where that symbol stands.
+# The version is the value of the symbol __crc_NAME, or (since 5.19) the four
+# bytes in a section that the symbol points to.
 objdump -t "$work/nvidia.ko" | awk 'sub(/^__crc_/, "", $NF) { print $NF, $(NF - 2), $1 }' >"$work/versions"
 for symbol; do
 	at=$(sed -n "s/^$symbol //p" "$work/versions")
@@ -39,7 +42,7 @@ for symbol; do
 		start=$((0x${at##* }))
 		bytes=$(objdump -s -j "${at% *}" --start-address=$start --stop-address=$((start + 4)) "$work/nvidia.ko" |
 			sed -n 's/^ [0-9a-f]* \([0-9a-f]\{8\}\) .*/\1/p')
-		# Little-endian, as it lies there.
+		# The bytes are little-endian.
 		line "0x$(printf '%s' "$bytes" | sed 's/\(..\)\(..\)\(..\)\(..\)/\4\3\2\1/')" "$symbol"
 		;;
 	esac

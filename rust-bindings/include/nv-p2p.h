@@ -46,8 +46,9 @@ struct nvidia_p2p_page {
 
 /*
  * Pinned GPU memory: @entries pages of @page_size (enum
- * nvidia_p2p_page_size_type) each. @flags exists from version 2.0 on.
- * Owned by nvidia.ko; valid until put, or until the free callback returns.
+ * nvidia_p2p_page_size_type) each. @flags exists in version 2.0 and later.
+ * nvidia.ko owns the table. The table is valid until put, or until the free
+ * callback returns.
  */
 struct nvidia_p2p_page_table {
 	uint32_t version;
@@ -70,23 +71,24 @@ struct nvidia_p2p_dma_mapping {
 
 /*
  * Pins GPU memory of the calling process. @virtual_address and @length are
- * multiples of 64 KiB. When the memory is freed first, @free_callback(@data)
- * runs, nvidia.ko's API lock held, and the table dies with its return.
- * -EINVAL, -ENOTSUPP, -ENOMEM, -EBUSY, -ENODEV, -EIO.
+ * multiples of 64 KiB. If the memory is freed before put, nvidia.ko calls
+ * @free_callback(@data) with its API lock held. The table dies when the
+ * callback returns.
+ * Returns 0, -EINVAL, -ENOTSUPP, -ENOMEM, -EBUSY, -ENODEV or -EIO.
  */
 int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,
 			 uint64_t virtual_address, uint64_t length,
 			 struct nvidia_p2p_page_table **page_table,
 			 void (*free_callback)(void *data), void *data);
 
-/* As above, but the memory lives until put_pages_persistent(). */
+/* Like get_pages, but the memory lives until put_pages_persistent(). */
 int nvidia_p2p_get_pages_persistent(uint64_t virtual_address, uint64_t length,
 				    struct nvidia_p2p_page_table **page_table,
 				    uint32_t flags);
 
 /*
- * Unpins. Finds @page_table by the value of the pointer among the pins of the
- * calling process; a table that it does not find is left alone, and 0 returned.
+ * Unpins. Searches the pins of the calling process for the pointer value
+ * @page_table. If there is no such pin, does nothing and returns 0.
  */
 int nvidia_p2p_put_pages(uint64_t p2p_token, uint32_t va_space,
 			 uint64_t virtual_address,
@@ -108,7 +110,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 
-/* Neither is supported by any current driver: both return -ENOTSUPP. */
+/* No current driver supports these: both return -ENOTSUPP. */
 struct nvidia_p2p_params;
 int nvidia_p2p_init_mapping(uint64_t p2p_token,
 			    struct nvidia_p2p_params *params,

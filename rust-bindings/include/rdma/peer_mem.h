@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * The peer-memory interface of ib_core: how a driver whose memory has no
- * struct page lends it to RDMA devices.
+ * The peer-memory interface of ib_core. A driver whose memory has no struct
+ * page lends that memory to RDMA devices through it.
  *
- * Mainline never had this interface. It comes with MLNX_OFED and DOCA-OFED,
- * and with some distribution kernels. The declarations below describe the
- * binary interface of OFED >= 5.4; a build prefers the header that the
- * installed ib_core was built with (see Kbuild), and uses this one where
- * there is none. rust-bindings/layout.c holds either to the same layout.
+ * Mainline never had this interface. MLNX_OFED, DOCA-OFED and some distribution
+ * kernels have it. The declarations below describe the binary interface of OFED
+ * >= 5.4. A build prefers the header that the installed ib_core was built with
+ * (see Kbuild), and uses this one if there is none. rust-bindings/layout.c
+ * checks both against the same layout.
  */
 #ifndef RDMA_PEER_MEM_H
 #define RDMA_PEER_MEM_H
@@ -20,7 +20,7 @@ struct sg_table;
 #define IB_PEER_MEMORY_NAME_MAX	64
 #define IB_PEER_MEMORY_VER_MAX	16
 
-/* Tickets (core_context) are u64 and not pointers. */
+/* Tickets (core_context) are u64, not pointers. */
 #define PEER_MEM_U64_CORE_CONTEXT
 
 /**
@@ -65,7 +65,7 @@ struct peer_memory_client {
 
 enum {
 	/*
-	 * The client unmaps and unpins by itself when it invalidates: ib_core
+	 * The client unmaps and unpins by itself when it invalidates. ib_core
 	 * calls neither dma_unmap nor put_pages on that path, and may call
 	 * dma_unmap and release while an invalidation is in progress.
 	 */
@@ -86,16 +86,16 @@ struct peer_memory_client_ex {
 };
 
 /*
- * Revokes the registration that has the ticket @core_context. Always returns
- * 0, also for a ticket that is not (or no longer) known.
+ * Revokes the registration with the ticket @core_context. Always returns 0,
+ * even if the ticket is unknown or no longer known.
  */
 typedef int (*invalidate_peer_memory)(void *reg_handle, u64 core_context);
 
 /*
- * Returns an opaque handle, or NULL on failure. With a non-NULL
- * @invalidate_callback the client may revoke: *@invalidate_callback is set to
- * ib_core's function, and only devices that can lose a registration are
- * served by it.
+ * Returns an opaque handle, or NULL on failure. The client may revoke if
+ * @invalidate_callback is not NULL. ib_core then sets *@invalidate_callback to
+ * its function, and uses the client only for devices that can lose a
+ * registration.
  */
 void *ib_register_peer_memory_client(const struct peer_memory_client *peer_client,
 				     invalidate_peer_memory *invalidate_callback);
