@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The functions of `portable/shim.c`, on locks of loom. The memory of a lock or queue has a pointer to one of loom's.
+//! The functions of `portable/shim.c`, on loom's locks. The memory of a lock or wait queue holds a
+//! pointer to a loom object.
 
 #![allow(non_camel_case_types, reason = "names of C")]
 
@@ -32,7 +33,7 @@ pub unsafe fn shim_alloc(size: usize, _: bool) -> *mut c_void {
 
 pub unsafe fn shim_free(memory: *mut c_void) {
     LIVE.fetch_sub(1, Relaxed);
-    // SAFETY: Allocated above.
+    // SAFETY: `shim_alloc()` allocated the memory.
     drop(unsafe { Box::from_raw(memory.cast::<Memory>()) });
 }
 
@@ -60,12 +61,12 @@ struct Waiter {
 }
 
 pub unsafe fn shim_mutex_init(lock: *mut mutex, _: *const c_char, _: *mut lock_class_key) {
-    // SAFETY: There is memory for a lock.
+    // SAFETY: The caller provides memory for a lock.
     unsafe { lock.write(mutex(Box::leak(Box::default()))) };
 }
 
 pub unsafe fn shim_mutex_lock(lock: *mut mutex) {
-    // SAFETY: Initialized above.
+    // SAFETY: `shim_mutex_init()` initialized the lock.
     let lock: &'static Lock = unsafe { &*(*lock).0 };
     let guard = lock.lock.lock().expect("no poison");
     let old = lock.guard.replace(Some(guard));
@@ -73,7 +74,7 @@ pub unsafe fn shim_mutex_lock(lock: *mut mutex) {
 }
 
 pub unsafe fn shim_mutex_unlock(lock: *mut mutex) {
-    // SAFETY: Initialized above.
+    // SAFETY: `shim_mutex_init()` initialized the lock.
     let guard = unsafe { &*(*lock).0 }.guard.take();
     drop(guard.expect("a lock that is held"));
 }
@@ -87,13 +88,13 @@ pub unsafe fn shim_wait_init(
     _: *const c_char,
     _: *mut lock_class_key,
 ) {
-    // SAFETY: There is memory for a queue.
+    // SAFETY: The caller provides memory for a queue.
     unsafe { queue.write(wait_queue_head(Box::leak(Box::default()))) };
 }
 
-/// The steps of `shim_wait()` in C, each under the lock that it takes there.
+/// Waits as `shim_wait()` in C does. Each step takes the same lock as in C.
 pub unsafe fn shim_wait(queue: *mut wait_queue_head, lock: *mut mutex) {
-    // SAFETY: Initialized above.
+    // SAFETY: The queue was initialized by the function above.
     let queue = unsafe { &*(*queue).0 };
     let waiter = Rc::<Waiter>::default();
     // prepare_to_wait_exclusive()
@@ -117,7 +118,7 @@ pub unsafe fn shim_wait(queue: *mut wait_queue_head, lock: *mut mutex) {
 }
 
 pub unsafe fn shim_wake_all(queue: *mut wait_queue_head) {
-    // SAFETY: Initialized above.
+    // SAFETY: The queue was initialized by the function above.
     let mut waiters = unsafe { &*(*queue).0 }.0.lock().expect("no poison");
     for waiter in waiters.drain(..) {
         *waiter.is_running.lock().expect("no poison") = true;

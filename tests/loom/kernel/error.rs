@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The result of functions that fail for want of memory alone.
+//! The result of functions that fail only for lack of memory.
 
 use crate::alloc::AllocError;
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The substitute `kernel` crate under loom, which runs a model once for every order in which its threads can take locks and
-//! touch atomics: counted references, cells that are filled once, mutexes and condition variables.
+//! The substitute `kernel` crate under loom, which runs a model once for every order in which its
+//! threads can take locks and access atomics. The models cover counted references, cells that are
+//! filled once, mutexes and condition variables.
 //!
-//! The files are those of `portable/kernel`. `sync/atomic.rs` has atomics of loom in the place of the machine's, and
-//! `bindings` has locks and wait queues of loom in the place of C's.
+//! The files are those of `portable/kernel`, except two: `sync/atomic.rs` uses loom's atomics, and
+//! `bindings` uses loom's locks and wait queues instead of C's.
 
 #![cfg(test)]
 #![allow(dead_code, reason = "the models use a part of each file")]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Models of threads that use the crate at the same time. Plain memory is a `loom::cell::UnsafeCell`, which panics if two threads access it without an order.
+//! Models of threads that use the crate concurrently. Plain memory is a `loom::cell::UnsafeCell`,
+//! which panics if two accesses are not ordered.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;
@@ -17,10 +18,10 @@ use crate::sync::{Arc, CondVar, LockClassKey, Mutex, SetOnce};
 
 static CLASS: LockClassKey = LockClassKey;
 
-/// Runs `f`, which does what `model` says, once for every interleaving of its threads. Checks that each run frees its memory,
-/// and prints what the test runner puts into `docs/verification.md`.
+/// Runs `f`, described by `model`, once for every interleaving of its threads. Checks that each run
+/// frees its memory. Prints the figures that the test runner writes to `docs/verification.md`.
 ///
-/// The models share the count of allocations: one runs at a time.
+/// The models share the allocation counter, so only one runs at a time.
 fn explore(model: &str, threads: usize, f: impl Fn() + Send + Sync + 'static) {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     static RUNS: AtomicUsize = AtomicUsize::new(0);
@@ -41,7 +42,7 @@ fn explore(model: &str, threads: usize, f: impl Fn() + Send + Sync + 'static) {
     println!("figure: interleavings {}", RUNS.load(Relaxed));
 }
 
-/// Plain memory of each thread, which the drop reads.
+/// Plain memory for each thread. The drop reads it.
 struct Memory {
     of: [UnsafeCell<usize>; 3],
     drops: &'static AtomicUsize,
@@ -49,7 +50,7 @@ struct Memory {
 
 // SAFETY: loom finds accesses that are not ordered.
 unsafe impl Send for Memory {}
-// SAFETY: As above.
+// SAFETY: loom finds accesses that are not ordered.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -126,7 +127,7 @@ fn one_of_two_fills_a_cell_and_a_reader_sees_all_of_it() {
     struct Value(UnsafeCell<usize>);
     // SAFETY: loom finds accesses that are not ordered.
     unsafe impl Send for Value {}
-    // SAFETY: As above.
+    // SAFETY: loom finds accesses that are not ordered.
     unsafe impl Sync for Value {}
 
     explore("two that fill a cell beside a reader", 3, || {
@@ -158,7 +159,7 @@ fn one_of_two_fills_a_cell_and_a_reader_sees_all_of_it() {
 }
 
 struct Gate {
-    /// The number of threads that passed, and whether others may pass.
+    /// Number of threads that passed, and a flag that opens the gate.
     state: Mutex<State>,
     changed: CondVar,
 }
@@ -193,7 +194,8 @@ impl Gate {
     }
 }
 
-/// Two threads wait for a third one, which opens the gate and then wakes them, with or without the mutex.
+/// Two threads wait for a third, which opens the gate and then wakes them, with or without the
+/// mutex held.
 fn gate(model: &str, holds_the_mutex: bool) {
     explore(model, 3, move || {
         let gate: Pin<KBox<Gate>> = KBox::pin_init(Gate::new(), GFP_KERNEL).unwrap();

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Each property is seen to fail: a lock or a rule is taken away in the module's surroundings, and a model
-//! must say what has come of it.
+//! Checks that each property can fail. Each test disables a lock or a rule in the module's
+//! surroundings, and a model must report the expected failure.
 //!
-//! What the surroundings cannot take away is a line of the module itself: `tests/mutants` does that, and runs
-//! these models on what comes out.
+//! A rule inside the module itself cannot be disabled here. `tests/mutants` changes such lines and
+//! runs these models on the result.
 //!
-//! Each model runs in a process of its own, for the end of a broken one is not always an orderly panic.
+//! Each model runs in its own process, because a broken model does not always end with an orderly
+//! panic.
 
 use std::env;
 use std::process::Command;
 
 use crate::fakes::world::Break;
 
-/// The variable that says what is broken in this process.
+/// Environment variable that selects the fault of this process.
 const VARIABLE: &str = "PEERMEM_LOOM_BREAK";
 
-/// What is taken away, the model that must fail, and what it must say.
+/// The fault, the model that must fail, and the message that it must print.
 const BROKEN: &[(Break, &str, &str)] = &[
     (
         Break::NoWait,
@@ -96,7 +97,7 @@ const BROKEN: &[(Break, &str, &str)] = &[
     ),
 ];
 
-/// What is broken in this process.
+/// Returns the fault of this process.
 pub(crate) fn broken() -> Option<Break> {
     let name = env::var(VARIABLE).ok()?;
     let found = BROKEN.iter().find(|(how, ..)| format!("{how:?}") == name);

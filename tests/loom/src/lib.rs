@@ -3,15 +3,17 @@
 //! The revocable mode of the kernel module under loom, which runs a model once for every order in
 //! which its threads can take locks and touch atomics.
 //!
-//! What runs are the module's files themselves: `src/revocable.rs`, `src/callback_pin.rs`, and what they use. Around
-//! them stand the two neighbours, with their own locking: `tests/fakes`, on loom's primitives.
+//! The code under test is the module's own files: `src/revocable.rs`, `src/callback_pin.rs`, and
+//! the files that they use. `tests/fakes` has models of nvidia.ko and ib_core with their own
+//! locking, on loom's primitives.
 //!
-//! - `models`: the tests. Each prints which threads it has and how many interleavings it ran; `docs/verification.md`
-//!   is made from that.
-//! - `can_fail`: each property is seen to fail when a lock or a rule is taken away.
+//! - `models`: the tests. Each prints its threads and the number of interleavings that it ran.
+//!   `docs/verification.md` is generated from these lines.
+//! - `can_fail`: checks that each property fails if a lock or a rule is disabled.
 
 #![cfg(test)]
-// Of the module's files as of these: what is `unsafe` in the module stands elsewhere.
+// This also covers the module's files that are compiled here. The module keeps its `unsafe` code in
+// other files.
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "the models use a part of each file")]
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What runs beside what.
+//! The models: the operations that run concurrently.
 //!
-//! With two threads all interleavings are run, with three those up to a bound. A free may come before the registration
-//! (which then fails), at any place of it, or after it.
+//! Models with two threads run all interleavings. Models with three threads run those with a
+//! bounded number of preemptions. A free may come before the registration (which then fails), at
+//! any place of it, or after it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -23,12 +24,12 @@ use crate::ranges::{PageSize, Span};
 use crate::reason::{PutError, Reason, ENOMEM};
 use crate::registry::State;
 
-/// How many preemptions three threads get, unless `LOOM_MAX_PREEMPTIONS` says otherwise: switches away
-/// from a thread that could go on.
+/// Maximum number of preemptions with three threads, unless `LOOM_MAX_PREEMPTIONS` is set. A
+/// preemption is a switch away from a thread that could continue.
 const PREEMPTIONS: usize = 3;
 
-/// Runs `f`, which does what `model` says, once for every interleaving of its two threads. ib_core has one
-/// ticket: its number comes round at once.
+/// Runs `f`, described by `model`, once for every interleaving of its two threads. ib_core has one
+/// ticket, so its number is reused at once.
 fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let count = check(Builder::new(), None, move || {
         World::run(mode, can_fail::broken(), 1, &f);
@@ -36,8 +37,8 @@ fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     figures(model, "2, all", mode, count);
 }
 
-/// Runs `f`, which does what `model` says, once for every interleaving of its three threads that has few
-/// enough preemptions. ib_core has a ticket for each of two registrations.
+/// Runs `f`, described by `model`, once for every interleaving of its three threads within the
+/// preemption bound. ib_core has a ticket for each of two registrations.
 fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let builder = Builder::new();
     let bound = builder.preemption_bound.unwrap_or(PREEMPTIONS);
@@ -47,7 +48,7 @@ fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) 
     figures(model, &format!("3, {bound} preemptions"), mode, count);
 }
 
-/// What `docs/verification.md` says of a model: the test runner reads these lines.
+/// Prints the figures of a model for `docs/verification.md`. The test runner reads these lines.
 fn figures(model: &str, threads: &str, mode: Mode, interleavings: usize) {
     let mode = match mode {
         Mode::Unmaps => "UNMAPS",
@@ -68,7 +69,7 @@ fn check(
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     builder.preemption_bound = bound;
-    // None of these may end the search early.
+    // None of these limits may end the search early.
     builder.max_branches = 100_000;
     builder.max_duration = None;
     builder.max_permutations = None;
@@ -84,7 +85,7 @@ fn free(allocation: u64) {
     world().provider.free_part(start, start + ALLOCATION);
 }
 
-/// A registration, from `acquire` to `release`.
+/// Registers memory and deregisters it again.
 fn live(allocation: u64) {
     let world = world();
     if let Some(umem) = world.ib_core.register(allocation) {
@@ -97,7 +98,8 @@ fn live(allocation: u64) {
     );
 }
 
-/// The same, with the second half in another process: a child after fork, or whoever got the descriptor.
+/// Registers memory, and deregisters it in another process: a child after fork, or a process that
+/// got the descriptor.
 fn live_and_die_elsewhere(allocation: u64) {
     let world = world();
     if let Some(umem) = world.ib_core.register(allocation) {
@@ -141,7 +143,7 @@ fn free_beside_a_life_legacy() {
     free_beside_a_life(Mode::Legacy);
 }
 
-/// The registration is released inside the callback.
+/// Checks a release inside the callback.
 #[test]
 fn free_beside_a_life_ofed49() {
     free_beside_a_life(Mode::Ofed49);
@@ -155,7 +157,7 @@ fn free_beside_the_end(mode: Mode) {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
             let free = spawn(|| free(1));
             world().ib_core.deregister(&umem);
-            // Number and pointer are the next registration's.
+            // The next registration reuses the number and the pointer.
             live(2);
             join(free);
         },
@@ -172,7 +174,8 @@ fn free_beside_the_end_and_a_second_life_legacy() {
     free_beside_the_end(Mode::Legacy);
 }
 
-/// The provider does not unpin. The entry stays, and the callback may come after all else is gone.
+/// nvidia.ko does not unpin. The entry stays, and the callback may come after everything else is
+/// gone.
 #[test]
 fn free_beside_a_life_that_ends_in_another_process() {
     explore(
@@ -201,7 +204,7 @@ fn free_beside_a_put_that_is_tried_again() {
     );
 }
 
-/// The module goes when nothing holds it any more, wherever the callback is then.
+/// The module is unloaded when nothing holds it any more, wherever the callback is then.
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
     explore(
@@ -218,7 +221,8 @@ fn free_beside_an_end_in_another_process_and_the_unloading() {
     );
 }
 
-/// The end of a process that the provider knows, or does not know any more: it has closed that descriptor first.
+/// Ends a process. If `unlisted`, nvidia.ko no longer knows the process, which has closed its
+/// descriptor first.
 fn free_beside_an_exit(unlisted: bool) {
     world().exits.set(true);
     let umem = world().ib_core.register(1).expect("nobody frees yet");
@@ -247,7 +251,7 @@ fn free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading() {
     );
 }
 
-/// Goes through the registry as a reader of its file does, who lets go of the lock between two lines.
+/// Walks the registry like a reader of its file, which releases the lock between two lines.
 fn look() {
     let world = world();
     let mut next = 0;
@@ -268,7 +272,8 @@ fn look() {
     }
 }
 
-/// Whatever the callback meets, the registry shows it: a registration that has come to be, and lost its memory.
+/// The registry shows the loss of memory of a registration that succeeded, whenever the callback
+/// comes.
 #[test]
 fn free_beside_a_registration_shows_in_the_registry() {
     explore(
@@ -289,7 +294,7 @@ fn free_beside_a_registration_shows_in_the_registry() {
     );
 }
 
-/// A reader beside a life whose memory is freed at one place of it.
+/// Runs a reader beside a registration whose memory is freed at one place.
 fn a_reader_beside(model: &str, life: fn()) {
     explore(model, Mode::Unmaps, move || {
         world().registry.watched.set(true);
@@ -336,7 +341,7 @@ fn free_beside_two_lives(mode: Mode) {
     });
 }
 
-/// The pointer of the first table is the second's as soon as it is free.
+/// The second table reuses the pointer of the first as soon as that is free.
 #[test]
 fn free_beside_two_lives_unmaps() {
     free_beside_two_lives(Mode::Unmaps);
@@ -372,7 +377,7 @@ fn two_frees_beside_two_lives_legacy() {
     two_frees_beside_two_lives(Mode::Legacy);
 }
 
-/// Two lives that end in another process leave two entries behind.
+/// Two registrations that end in another process leave two entries behind.
 #[test]
 fn two_frees_beside_two_ends_in_another_process() {
     explore_three(
@@ -390,7 +395,7 @@ fn two_frees_beside_two_ends_in_another_process() {
     );
 }
 
-/// In the place of a region: two pins, which may be released inside the callback of one.
+/// Stand-in for a region: two pins, which may be released inside the callback of one.
 struct Pins {
     pins: Mutex<Vec<CallbackPin>>,
     inside: bool,
@@ -430,8 +435,8 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> 
     CallbackPin::new(span, owner)
 }
 
-/// OFED 4.9 and a region of two pins: the one that is alive is not put under the API lock, for which
-/// another thread waits in `put_rwsem`.
+/// OFED 4.9 and a region of two pins: the live pin is not put under the API lock, because another
+/// thread waits for that lock with `put_rwsem` held.
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Locks and threads for the fakes: loom's. `tests/host` has the same names.
+//! loom's locks and threads for the fakes. `tests/host` has the same names.
 //!
-//! loom runs its threads one at a time on one thread of the host, and switches between them only inside
-//! its own primitives. So what merely records (a `Cell`, a `RefCell`) is seen by all threads, adds no
-//! interleavings, and panics if it is borrowed across a switch.
+//! loom runs its threads one at a time on one thread of the host, and switches only inside its own
+//! primitives. A `Cell` or `RefCell` that only records is therefore visible to all threads and adds
+//! no interleavings. It panics if it is borrowed across a switch.
 
 pub(crate) use std::cell::{Cell, RefCell};
 
@@ -14,7 +14,7 @@ pub(crate) use loom::thread;
 
 use loom::sync::RwLockWriteGuard;
 
-/// What the neighbours do follows from the model, which runs in a world of its own.
+/// `false`: the model decides what nvidia.ko and ib_core do, and runs in its own world.
 pub(crate) const SCRIPTED: bool = false;
 
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {

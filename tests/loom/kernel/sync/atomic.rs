@@ -30,7 +30,8 @@ pub trait AtomicType: Copy {
     fn atomic(value: Self) -> Self::Atomic;
 }
 
-/// An atomic that can be made in a constant: loom's own is made at the first access.
+/// An atomic that can be created in a constant. The inner loom atomic is created at the first
+/// access.
 pub struct Atomic<T: AtomicType>(T, OnceLock<T::Atomic>);
 
 macro_rules! atomic {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! `portable/kernel/sync`, with other atomics.
+//! `portable/kernel/sync`, with loom's atomics.
 
 use std::cell::UnsafeCell;
 
@@ -22,7 +22,7 @@ pub use set_once::SetOnce;
 
 pub type Mutex<T> = lock::Lock<T, lock::mutex::MutexBackend>;
 
-/// Memory for a structure of C's.
+/// Memory for a C structure.
 pub struct Room<const N: usize>(UnsafeCell<[u64; N]>);
 
 impl<const N: usize> Room<N> {
@@ -35,7 +35,7 @@ impl<const N: usize> Room<N> {
     }
 }
 
-/// A class of locks: nobody looks at it.
+/// Stand-in for a lock class. Nothing reads it.
 pub struct LockClassKey;
 
 impl LockClassKey {
