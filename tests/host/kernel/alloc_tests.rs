@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Boxes and vectors.
+//! Tests of boxes and vectors.
 
 use std::mem::MaybeUninit;
 use std::pin::Pin;
@@ -93,7 +93,7 @@ fn a_raw_pointer_becomes_a_box_again() {
         let (drops, value) = Counted::new();
         let raw = KBox::into_raw(KBox::new(value, GFP_KERNEL).unwrap());
         assert_eq!(drops.get(), 0);
-        // SAFETY: The pointer is that of a box.
+        // SAFETY: The pointer came from a box.
         drop(unsafe { KBox::from_raw(raw) });
         assert_eq!(drops.get(), 1);
     });
@@ -106,7 +106,7 @@ fn c_keeps_a_pinned_box_where_it_is() {
         let pinned = KBox::pin_init((5_u32, value), GFP_KERNEL).unwrap();
         let at: *const (u32, Counted) = &*pinned;
         let pointer = pinned.into_foreign();
-        // SAFETY: The pointer is that of a pinned box, which is taken back after the borrow.
+        // SAFETY: The pointer came from a pinned box, which is taken back after the borrow.
         unsafe {
             let borrow: Pin<&(u32, Counted)> = <Pin<KBox<(u32, Counted)>>>::borrow(pointer);
             assert!(std::ptr::eq(at, &*borrow));
@@ -182,7 +182,7 @@ fn a_vector_is_as_before_if_there_is_no_memory() {
         let mut all = KVVec::with_capacity(2, GFP_KERNEL).unwrap();
         all.push_within_capacity(1_u64).unwrap();
         assert!(failing_after(0, || all.reserve(100, GFP_KERNEL)).is_err());
-        // None of these wraps around to a small number of bytes.
+        // None of these sums and products wraps around to a small number of bytes.
         requests();
         for more in [
             usize::MAX,

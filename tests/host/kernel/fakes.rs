@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The functions of `portable/shim.c` for tests. What the crate passes to them is checked.
+//! Stand-ins for the functions of `portable/shim.c`. They check the arguments that the crate
+//! passes.
 
 use std::alloc::{alloc, dealloc, Layout};
 use std::cell::{Cell, RefCell};
@@ -18,9 +19,9 @@ use crate::ffi::{c_char, c_int, c_void};
 /// One allocation.
 struct Allocation {
     size: usize,
-    /// Made by `kvmalloc()`.
+    /// `true` if `kvmalloc()` made the allocation.
     is_virtual: bool,
-    /// The thread that allocated.
+    /// The thread that made the allocation.
     owner: ThreadId,
 }
 
@@ -29,7 +30,7 @@ static MEMORY: Mutex<Option<HashMap<usize, Allocation>>> = Mutex::new(None);
 thread_local! {
     /// Number of allocations of this thread that succeed before one fails.
     static SUCCEED: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// Sizes of the allocations of this thread, and whether the kernel logs their failure.
+    /// Sizes of this thread's allocations. The flag is `true` if the kernel logs a failure.
     static REQUESTS: RefCell<Vec<(usize, bool)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -38,7 +39,8 @@ fn memory<R>(f: impl FnOnce(&mut HashMap<usize, Allocation>) -> R) -> R {
     f(memory.get_or_insert_default())
 }
 
-/// Bytes before an allocation: with them, no address is aligned to more than 8 bytes.
+/// Number of bytes before an allocation. Because of them, no address is aligned to more than 8
+/// bytes.
 const LEAD: usize = 8;
 /// Contents of memory before the crate writes to it, and after the crate has freed it.
 const NEW: u8 = 0xa5;
@@ -62,10 +64,10 @@ fn allocate(size: usize, warn: bool, is_virtual: bool) -> *mut c_void {
         assert!(!is_virtual, "a vector of nothing");
         return ZERO_SIZE_PTR;
     }
-    // SAFETY: The layout has a size.
+    // SAFETY: The layout has a nonzero size.
     let start = unsafe { alloc(layout(size)) };
     assert!(!start.is_null());
-    // SAFETY: Within the allocation.
+    // SAFETY: The allocation has `size + LEAD` bytes.
     let start = unsafe {
         start.write_bytes(NEW, size + LEAD);
         start.add(LEAD)
@@ -87,7 +89,7 @@ fn release(start: *mut c_void, is_virtual: bool) {
     let found = memory(|all| all.remove(&start.addr()));
     let found = found.expect("memory that is freed was allocated, and is freed once");
     assert_eq!(found.is_virtual, is_virtual, "freed by the other function");
-    // SAFETY: As allocated above.
+    // SAFETY: `start - LEAD` and the layout are those of the allocation.
     unsafe {
         let start = start.cast::<u8>().sub(LEAD);
         start.write_bytes(FREED, found.size + LEAD);
@@ -95,7 +97,7 @@ fn release(start: *mut c_void, is_virtual: bool) {
     }
 }
 
-/// Runs `f`, and checks that this thread's allocations are freed at its end.
+/// Runs `f`, and checks that this thread's allocations are freed afterwards.
 pub(super) fn without_leaks<R>(f: impl FnOnce() -> R) -> R {
     let count = || {
         let this = thread::current().id();
@@ -107,7 +109,7 @@ pub(super) fn without_leaks<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs `f`, whose allocations fail after the first `succeed`.
+/// Runs `f`. Its allocations fail after the first `succeed`.
 pub(super) fn failing_after<R>(succeed: usize, f: impl FnOnce() -> R) -> R {
     SUCCEED.set(succeed);
     let result = f();
@@ -115,7 +117,8 @@ pub(super) fn failing_after<R>(succeed: usize, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Returns the sizes of this thread's allocations since the last call, and whether the kernel logs their failure.
+/// Returns the sizes of this thread's allocations since the last call. The flag is `true` if the
+/// kernel logs a failure.
 pub(super) fn requests() -> Vec<(usize, bool)> {
     REQUESTS.take()
 }
@@ -142,7 +145,7 @@ extern "C-unwind" fn shim_vfree(start: *mut c_void) {
 
 // --- locks and wait queues --------------------------------------------------
 
-/// A lock: its holder, and what it was initialized with.
+/// A lock: its holder, and the arguments of its initialization.
 #[derive(Default)]
 struct Lock {
     holder: Option<ThreadId>,
@@ -150,7 +153,7 @@ struct Lock {
     class: usize,
 }
 
-/// A wait queue: the number of wake-ups, and of threads that wait.
+/// A wait queue: the number of wake-ups, and the number of waiting threads.
 #[derive(Default)]
 struct Queue {
     wakeups: usize,
@@ -174,7 +177,7 @@ fn wait(guard: MutexGuard<'static, Option<Threads>>) -> MutexGuard<'static, Opti
     CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until nobody holds the lock, and makes this thread its holder.
+/// Waits until no thread holds the lock, and makes this thread its holder.
 fn take(mut guard: MutexGuard<'static, Option<Threads>>, lock: usize) {
     let this = thread::current().id();
     loop {
@@ -201,7 +204,7 @@ fn give_back(guard: &mut Option<Threads>, lock: usize) {
     CHANGED.notify_all();
 }
 
-/// Makes a lock as C code does.
+/// Makes a lock like C code does.
 pub(super) fn make_lock(lock: usize, name: &str, class: usize) {
     let name = name.to_owned();
     let lock = (
@@ -222,7 +225,7 @@ pub(super) fn is_held(lock: usize) -> bool {
         .is_some()
 }
 
-/// Returns name and class of the only lock within an object.
+/// Returns address, name and class of the only lock within an object.
 pub(super) fn lock_within<T>(object: &T) -> (usize, String, usize) {
     let start = std::ptr::from_ref(object).addr();
     let range = start..start + size_of::<T>();
@@ -249,15 +252,15 @@ pub(super) fn until_waiting<T>(object: &T, count: usize) {
     }
 }
 
-/// Returns `true` if memory of a structure of C's is aligned, and zero.
+/// Returns `true` if the memory of a C structure is aligned and zero.
 fn is_room<T>(start: *mut T, bytes: usize) -> bool {
-    // SAFETY: The caller names the size of the memory.
+    // SAFETY: The caller passes the size of the memory.
     let bytes = unsafe { std::slice::from_raw_parts(start.cast::<u8>(), bytes) };
     start.addr() % 8 == 0 && bytes.iter().all(|byte| *byte == 0)
 }
 
 unsafe fn text(name: *const c_char) -> String {
-    // SAFETY: A string of C's.
+    // SAFETY: The caller passes a C string.
     unsafe { CStr::from_ptr(name.cast()) }
         .to_str()
         .expect("UTF-8")
@@ -271,7 +274,7 @@ unsafe extern "C-unwind" fn shim_mutex_init(
     class: *mut bindings::lock_class_key,
 ) {
     assert!(is_room(lock, 160) && is_room(class, 64));
-    // SAFETY: The crate passes a string of C's.
+    // SAFETY: The crate passes a C string.
     make_lock(lock.addr(), &unsafe { text(name) }, class.addr());
 }
 
@@ -302,7 +305,7 @@ unsafe extern "C-unwind" fn shim_wait_init(
     class: *mut bindings::lock_class_key,
 ) {
     assert!(is_room(queue, 96) && is_room(class, 64));
-    // SAFETY: The crate passes a string of C's.
+    // SAFETY: The crate passes a C string.
     assert_ne!(unsafe { text(name) }, "");
     let queue = (queue.addr(), Queue::default());
     threads().get_or_insert_default().queues.extend([queue]);
@@ -347,7 +350,7 @@ thread_local! {
     static SLEPT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns what this thread has logged since the last call: levels and bytes.
+/// Returns the levels and bytes that this thread has logged since the last call.
 pub(super) fn logged() -> Vec<(c_int, Vec<u8>)> {
     LOG.take()
 }
@@ -357,7 +360,7 @@ pub(super) fn slept() -> Vec<u64> {
     SLEPT.take()
 }
 
-/// Ends at the first NUL, like `printk("%.*s")`.
+/// Logs text up to the first NUL, like `printk("%.*s")`.
 #[no_mangle]
 unsafe extern "C-unwind" fn shim_print(level: c_int, text: *const c_char, length: c_int) {
     let length = usize::try_from(length).expect("a length");
@@ -372,7 +375,7 @@ extern "C-unwind" fn shim_sleep(microseconds: u64) {
     SLEPT.with_borrow_mut(|slept| slept.push(microseconds));
 }
 
-/// A file for `seq_write()`, whose `bindings::seq_file` is a pointer to this.
+/// Stand-in for `seq_write()`. The `bindings::seq_file` is a pointer to a `Vec<u8>`.
 #[no_mangle]
 unsafe extern "C-unwind" fn shim_seq_write(
     file: *mut bindings::seq_file,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Red-black trees on the structures of `linux/rbtree.h`, after the textbook: a red node has black children, and each path
-//! from a node down to an empty link has the same number of black nodes.
+//! Textbook red-black trees on the structures of `linux/rbtree.h`: a red node has black children,
+//! and each path from a node down to an empty link has the same number of black nodes.
 
 use std::ptr;
 
@@ -16,17 +16,17 @@ fn colour(node: Link) -> usize {
     if node.is_null() {
         return BLACK;
     }
-    // SAFETY: A node of a tree.
+    // SAFETY: `node` is a node of a tree.
     unsafe { (*node).__rb_parent_color & 1 }
 }
 
 fn parent(node: Link) -> Link {
-    // SAFETY: A node of a tree.
+    // SAFETY: `node` is a node of a tree.
     ptr::with_exposed_provenance_mut(unsafe { (*node).__rb_parent_color & !3 })
 }
 
 fn set(node: Link, parent: Link, colour: usize) {
-    // SAFETY: A node of a tree.
+    // SAFETY: `node` is a node of a tree.
     unsafe { (*node).__rb_parent_color = parent.expose_provenance() | colour };
 }
 
@@ -36,7 +36,7 @@ fn paint(node: Link, colour: usize) {
 
 /// Returns the link to the left child, or to the right one.
 fn child(node: Link, left: bool) -> *mut Link {
-    // SAFETY: A node of a tree.
+    // SAFETY: `node` is a node of a tree.
     unsafe {
         match left {
             true => &raw mut (*node).rb_left,
@@ -46,7 +46,7 @@ fn child(node: Link, left: bool) -> *mut Link {
 }
 
 fn get(node: Link, left: bool) -> Link {
-    // SAFETY: A node of a tree.
+    // SAFETY: `node` is a node of a tree.
     unsafe { *child(node, left) }
 }
 
@@ -54,9 +54,9 @@ fn is_left(node: Link, parent: Link) -> bool {
     get(parent, true) == node
 }
 
-/// Puts `new` into the place of `old` below `above`. Does not look at `old`.
+/// Puts `new` into the place of `old` below `above`. Does not read `old`.
 fn replace(root: *mut rb_root, above: Link, old: Link, new: Link) {
-    // SAFETY: Nodes of a tree, and its root.
+    // SAFETY: The pointers are nodes of a tree, and its root.
     unsafe {
         match above.is_null() {
             true => (*root).rb_node = new,
@@ -68,12 +68,12 @@ fn replace(root: *mut rb_root, above: Link, old: Link, new: Link) {
     }
 }
 
-/// Moves `node` down to the left, or to the right. Its other child takes its place.
+/// Moves `node` down to the left or to the right. Its other child takes its place.
 fn rotate(root: *mut rb_root, node: Link, left: bool) {
     let up = get(node, !left);
     let inner = get(up, left);
     replace(root, parent(node), node, up);
-    // SAFETY: Nodes of a tree.
+    // SAFETY: The pointers are nodes of a tree.
     unsafe {
         *child(node, !left) = inner;
         *child(up, left) = node;
@@ -139,12 +139,12 @@ pub(super) extern "C-unwind" fn rb_erase(node: Link, root: *mut rb_root) {
             above = next;
         } else {
             replace(root, above, next, at);
-            // SAFETY: Nodes of a tree.
+            // SAFETY: The pointers are nodes of a tree.
             unsafe { *child(next, false) = right };
             set(right, next, colour(right));
         }
         replace(root, parent(node), node, next);
-        // SAFETY: Nodes of a tree.
+        // SAFETY: The pointers are nodes of a tree.
         unsafe { *child(next, true) = left };
         set(left, next, colour(left));
         paint(next, colour(node));

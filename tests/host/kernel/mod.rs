@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the substitute `kernel` crate, and of the module's list of nodes, which is `unsafe` as well and uses nothing of
-//! the kernel. `portable/kernel/lib.rs` is the root of this test program.
+//! Tests of the substitute `kernel` crate. They include the module's node list, which also has
+//! `unsafe` code and uses nothing of the kernel. `portable/kernel/lib.rs` is the root of this test
+//! program.
 //!
-//! - `fakes`: the functions of `portable/shim.c`, in Rust. They panic if the crate breaks a contract of C.
+//! - `fakes`: the functions of `portable/shim.c`, in Rust. They panic if the crate breaks a
+//!   contract of C.
 //! - `links`: `rb_insert_color()` and `rb_erase()`, in Rust.
 //! - The other files: one for each part of the crate.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The list of `src/node_list.rs`, beside a vector.
+//! Compares the list of `src/node_list.rs` with a vector.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,14 +11,15 @@ const CASES: u32 = 512;
 const NODES: usize = 12;
 const CURSORS: usize = 3;
 
-/// Value of a cursor.
+/// The value of a cursor.
 const CURSOR: u32 = 0;
 
 #[derive(Clone, Debug)]
 enum Step {
     Push(usize),
     Remove(usize),
-    /// Moves a cursor, from the beginning or not, to the first node from a value on.
+    /// Moves a cursor to the first node whose value is at least the given one. The flag selects a
+    /// start at the beginning.
     Seek(usize, bool, u32),
     RemoveCursor(usize),
 }
@@ -33,13 +34,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 0..200)
 }
 
-/// A node that does not move.
+/// Returns a node that does not move.
 fn node() -> Box<Node<u32>> {
     // SAFETY: Each test has one list. Its nodes lie in boxes, and are removed at its end.
     Box::new(unsafe { Node::new(CURSOR) })
 }
 
-/// Places in the vector: nodes by their numbers, cursors behind them.
+/// Returns a position in the vector. Nodes are identified by their numbers, cursors by numbers
+/// after those.
 fn position(all: &[usize], which: usize) -> Option<usize> {
     all.iter().position(|at| *at == which)
 }
@@ -84,7 +86,7 @@ proptest! {
                     prop_assert_eq!(found.copied(), want);
                 }
             }
-            // All of it, as another cursor comes by.
+            // Another cursor visits the whole list.
             let other = node();
             let mut seen = Vec::new();
             let mut next = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Initialization in place.
+//! Tests of initialization in place.
 
 use std::ptr::addr_of;
 
@@ -22,17 +22,17 @@ struct Part {
 }
 
 impl Part {
-    /// Initializes a part, which notes where.
+    /// Initializes a part, which records its own address.
     fn new(short: u16) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Part| {
-            // SAFETY: Writes all fields.
+            // SAFETY: `place` is valid for writes, and both fields are written.
             unsafe {
                 addr_of!((*place).short).cast_mut().write(short);
                 (&raw mut (*place).place).write(place.addr());
                 pin_init::Initialized::new()
             }
         });
-        // SAFETY: Writes all fields.
+        // SAFETY: The closure writes all fields.
         unsafe { pin_init::from_closure(closure) }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Red-black trees, beside `BTreeMap`.
+//! Compares red-black trees with `BTreeMap`.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -25,7 +25,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // Few keys, so that they come again; enough for several levels.
+    // There are few keys, so that they repeat, and enough for several levels.
     let key = 0..48_u8;
     let step = prop_oneof![
         3 => (key.clone(), any::<u32>()).prop_map(|(key, value)| Step::Insert(key, value)),
@@ -38,14 +38,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// A value that counts its drops.
 type Value = (u32, Counted);
 
-/// Adds a value, and returns the old one of the key. Allocates nothing but the node.
+/// Adds a value, and returns the key's old value. Allocates only the node.
 fn insert(tree: &mut RBTree<u8, Value>, key: u8, value: Value) -> Option<u32> {
     let place = RBTreeNodeReservation::new(GFP_KERNEL).unwrap();
     requests();
     let node = place.into_node(key, value);
     let old = tree.insert(node);
     assert_eq!(requests(), []);
-    // A node is no tree: its value is seen by way of another one.
+    // A node is not a tree. Its value is read through another tree.
     let old = old?;
     let mut other = RBTree::new();
     assert!(other.insert(old).is_none());
@@ -55,7 +55,7 @@ fn insert(tree: &mut RBTree<u8, Value>, key: u8, value: Value) -> Option<u32> {
 /// Returns the addresses of the nodes, in the order of the links.
 fn nodes(at: *mut rb_node, all: &mut Vec<usize>) {
     if !at.is_null() {
-        // SAFETY: A node of a tree that is borrowed.
+        // SAFETY: `at` is a node of a tree that is borrowed.
         let (left, right) = unsafe { ((*at).rb_left, (*at).rb_right) };
         nodes(left, all);
         all.push(at.addr());
@@ -98,7 +98,7 @@ proptest! {
                 assert_eq!(tree.get(&key).map(|value| value.0), map.get(&key).copied());
                 assert_eq!(tree.get_mut(&key).map(|value| value.0), map.get(&key).copied());
             }
-            // The order of the links is that of the keys.
+            // The order of the links is the order of the keys.
             let mut linked = Vec::new();
             nodes(tree.root.rb_node, &mut linked);
             let values = map.keys().map(|key| ptr::from_ref(tree.get(key).unwrap()).addr());
@@ -129,7 +129,7 @@ fn a_node_of_one_tree_goes_into_another() {
         for key in 0..7_u8 {
             first.insert(place().into_node(key, key));
         }
-        // The root of a tree of seven: it has two children.
+        // This is the root of a tree of seven nodes, which has two children.
         let node = first
             .insert(place().into_node(3, 30))
             .expect("the old node");
@@ -143,7 +143,7 @@ fn a_node_of_one_tree_goes_into_another() {
             )
         };
         if links != (ptr::null_mut(), ptr::null_mut()) {
-            // Their drops would free memory twice.
+            // Dropping both trees would free memory twice.
             std::mem::forget((first, second));
             panic!("a tree of one node leads to others");
         }
@@ -171,7 +171,7 @@ fn memory_that_is_not_used_for_a_node_is_freed() {
 
 #[test]
 fn a_long_tree_is_dropped_without_recursion() {
-    // Enough nodes to end the stack of a drop that recurses from node to node.
+    // This many nodes overflow the stack if the drop recurses from node to node.
     without_leaks(|| {
         let mut tree = RBTree::new();
         for key in 0..5_000_u32 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Locks, counted references, cells and atomics.
+//! Tests of locks, counted references, cells and atomics.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::from_ref;
@@ -109,7 +109,7 @@ fn a_waiting_thread_releases_the_mutex_and_has_it_again() {
             });
         }
         until_waiting(&*gate.changed, 3);
-        // A wake-up with nothing changed: all three wait again.
+        // This wake-up changes nothing, so all three threads wait again.
         gate.changed.notify_all();
         until_waiting(&*gate.changed, 3);
         assert_eq!(passed.load(SeqCst), 0);
@@ -142,7 +142,7 @@ fn c_keeps_a_reference_as_a_pointer() {
         let (drops, value) = Counted::new();
         let first = Arc::pin_init((5_u8, value), GFP_KERNEL).unwrap();
         let pointer = first.clone().into_foreign();
-        // SAFETY: The pointer is that of a reference, which is taken back after the borrow.
+        // SAFETY: The pointer came from a reference, which is taken back after the borrow.
         unsafe {
             let borrow: &(u8, Counted) = <Arc<(u8, Counted)>>::borrow(pointer);
             assert!(std::ptr::eq(borrow, &*first));
@@ -170,7 +170,7 @@ fn set_count(of: &Arc<u64>, count: i32) {
 }
 
 fn count(of: &Arc<u64>) -> i32 {
-    // SAFETY: As above.
+    // SAFETY: The value is the second field, aligned to 8 bytes. No other thread has a reference.
     unsafe { from_ref(&**of).cast::<i32>().sub(2).read() }
 }
 
@@ -188,11 +188,11 @@ fn a_count_that_overflows_is_never_zero_again() {
     assert_eq!(count(&one), SATURATED);
     drop(more);
     assert_eq!(count(&one), SATURATED);
-    // A count that fell below zero does not come back either.
+    // A count that fell below zero does not recover either.
     set_count(&one, i32::MIN);
     drop(one.clone());
     assert_eq!(count(&one), SATURATED);
-    // A reference to what is freed already.
+    // A count of zero means a reference to freed memory.
     set_count(&one, 0);
     std::mem::forget(one.clone());
     assert_eq!(count(&one), SATURATED);
@@ -209,7 +209,7 @@ fn references_are_counted_across_threads() {
                 DROPS.fetch_add(1, SeqCst);
             }
         }
-        // The box of the value has a size.
+        // The box of the value has a nonzero size.
         let shared = Arc::pin_init((0_u8, Value), GFP_KERNEL).unwrap();
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -274,7 +274,7 @@ fn orders_are_those_of_their_names() {
 
     use crate::sync::atomic::Order;
 
-    // The machine that runs the tests orders more than each of these asks.
+    // The processor that runs the tests orders more than these require.
     let orders = [Relaxed::ORDER, Acquire::ORDER, Release::ORDER, Full::ORDER];
     let want = [
         Ordering::Relaxed,
@@ -285,7 +285,7 @@ fn orders_are_those_of_their_names() {
     assert_eq!(orders, want);
 }
 
-/// Types of the module assert what must be `Send` or `Sync`. This asserts what must not be.
+/// Checks which types are not `Send` or `Sync`. The module's own types assert the opposite.
 #[test]
 fn what_belongs_to_a_thread_stays_there() {
     use std::cell::Cell;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Log lines, files, strings, errors and delays.
+//! Tests of log lines, files, strings, errors and delays.
 
 use std::fmt;
 use std::ptr::from_mut;
@@ -14,7 +14,7 @@ use crate::time::delay::fsleep;
 use crate::time::Delta;
 use crate::{print, seq_print};
 
-/// Length of the longest line.
+/// Length of the longest line, in bytes.
 const LEN: usize = 928;
 
 /// Returns the only line that was logged.
@@ -72,7 +72,7 @@ fn a_long_line_is_cut_and_ends() {
         pr_info!("{}\n", "x".repeat(length));
         assert_eq!(line().1, "x".repeat(LEN - 1) + "\n", "{length}");
     }
-    // The newline itself does not fit.
+    // Only the newline does not fit.
     pr_info!("{}\n", "x".repeat(LEN));
     assert_eq!(line().1, "x".repeat(LEN - 1) + "\n");
     pr_info!("{}\n", "x".repeat(LEN - 1));
@@ -103,7 +103,7 @@ fn nothing_follows_a_line_that_was_cut() {
     impl fmt::Display for Stubborn {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             let _ = f.write_str(&"x".repeat(LEN - 3));
-            // Four bytes do not fit, one would.
+            // Four bytes do not fit, but one byte would.
             let _ = f.write_str("😀");
             let _ = f.write_str("y");
             Ok(())
@@ -122,7 +122,7 @@ fn a_nul_does_not_end_a_line() {
 #[test]
 fn a_file_gets_all_of_the_text() {
     let mut file: Vec<u8> = Vec::new();
-    // SAFETY: The fake of `seq_write()` takes a `Vec<u8>`, which nobody else uses.
+    // SAFETY: The fake of `seq_write()` takes a `Vec<u8>`, which no other code uses.
     let seq = unsafe { SeqFile::from_raw(from_mut(&mut file).cast()) };
     let long = "€".repeat(LEN);
     seq_print!(seq, "{}={:#x}\n", "key", 16);
@@ -132,7 +132,7 @@ fn a_file_gets_all_of_the_text() {
 
 #[test]
 fn strings_of_c_are_borrowed() {
-    // SAFETY: The literal is a string of C's.
+    // SAFETY: The literal is a C string.
     let text = unsafe { <CStr as CStrExt>::from_char_ptr(c"abc".as_char_ptr()) };
     assert_eq!(text, c"abc");
     assert_eq!(text.as_char_ptr(), text.as_ptr().cast());
@@ -176,7 +176,7 @@ fn a_delay_is_never_too_short() {
         (2_147_483, 2_147_483_000),
         (2_147_484, LONGEST),
         (i64::MAX, LONGEST),
-        // Defects of the caller.
+        // These are defects of the caller.
         (-1, LONGEST),
         (i64::MIN, LONGEST),
     ] {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The protocol between a revocable pin and the provider, with the callback at every place that one
-//! thread can put it. What two threads can do is loom's: `tests/loom`.
+//! Tests of the protocol between a revocable pin and nvidia.ko. The callback comes at every place
+//! where a single thread can cause it. `tests/loom` covers two threads.
 
 use std::sync::{mpsc, Arc, Mutex, MutexGuard};
 use std::thread;
@@ -35,7 +35,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
 }
 
-/// Holds its pins, as a region does, and loses them while it is revoked if it is told to.
+/// Holds its pins like a region. If a test asks for it, the region loses them while it is revoked.
 #[derive(Default)]
 struct Region {
     pins: Mutex<Vec<CallbackPin>>,
@@ -90,7 +90,8 @@ fn a_pin_is_read_and_put() {
     }
 }
 
-/// It had said 0, and done nothing. From now on it is asked.
+/// nvidia.ko has returned 0 from the put without unpinning. From now on the module checks before
+/// each put whether nvidia.ko still knows the process.
 #[test]
 fn a_callback_after_the_put() {
     let region = Region::new(&[ONE]).expect("pinned");
@@ -127,7 +128,7 @@ fn a_process_that_exits_is_asked_for() {
     assert_eq!(take_log(), want);
 }
 
-/// The provider would say 0 to its put, and call back later.
+/// nvidia.ko would return 0 from the put, and call back later.
 #[test]
 fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     world().exits.set(true);
@@ -143,7 +144,7 @@ fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// Not unlisted: there is nothing left to be pinned, nor to be kept.
+/// The failed pin does not mean "unlisted" here: the memory is gone, and no entry is kept.
 #[test]
 fn a_callback_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -159,7 +160,8 @@ fn a_callback_while_the_provider_is_asked() {
     assert_eq!(take_log(), want);
 }
 
-/// The page is that of other memory by then, pinned to ask and put again.
+/// By then the page belongs to other memory. The module pins that memory for the check and puts it
+/// again.
 #[test]
 fn memory_freed_and_made_anew_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -173,7 +175,7 @@ fn memory_freed_and_made_anew_while_the_provider_is_asked() {
     assert_eq!(take_log(), want);
 }
 
-/// That says nothing of the list.
+/// The failure says nothing about nvidia.ko's list of processes.
 #[test]
 fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     world().exits.set(true);
@@ -197,7 +199,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The first page's pin is as any.
+/// The pin that was made for the check is an ordinary pin: its entry stays if it cannot be put.
 #[test]
 fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_entry() {
     world().exits.set(true);
@@ -270,8 +272,8 @@ fn another_process_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// OFED 4.9. The provider would refuse to put, and another thread may hold `put_rwsem`, waiting for this
-/// one to give back the API lock.
+/// OFED 4.9. nvidia.ko would refuse the put, and another thread may hold `put_rwsem` while it waits
+/// for this thread to release the API lock.
 #[test]
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     let region = Region::new(&[ONE, OTHER]).expect("pinned");
@@ -290,7 +292,7 @@ fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     *lock(&region.release) = false;
     free_callback(2);
     assert_eq!(take_log(), ["revoke", "let go"]);
-    // And with the callback over, this thread puts again.
+    // Once the callback is over, this thread can put again.
     Region::new(&[ONE]).expect("pinned").release();
     let want = ["get 3", "alone", "put 3", "let go", "released"];
     assert_eq!(take_log(), want);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Both modes of a registration over several allocations. The search for their borders has its own tests, beside it.
+//! Tests of both modes with a registration over several allocations. The search for their borders
+//! has its own tests, in the same file as the search.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;
 
-/// A world whose memory is allocations of these lengths in MiB side by side; 0 is a hole of 2 MiB.
+/// Creates a world with adjacent allocations of these lengths in MiB. A 0 is a hole of 2 MiB.
 fn world(start: u64, mib: &[u64]) -> (Arc<World>, u64) {
     let world = World::at(start);
     let mut at = start;
@@ -34,7 +35,8 @@ fn count(log: &[&str], what: &str) -> usize {
     log.iter().filter(|&&w| w == what).count()
 }
 
-/// What comes first is where the range begins, and so on; nothing is there twice, nothing is left out.
+/// Checks that the first entry is at the start of the range, that the entries follow each other,
+/// and that no byte is missing or present twice.
 fn check_entries(entries: &[SgEntry], offset: u64, lengths: &[u64]) {
     assert_eq!(entries.len(), lengths.len());
     let mut at = offset;
@@ -107,7 +109,8 @@ fn the_smallest_page_is_that_of_the_region() {
     }
 }
 
-/// The provider fails at each call; and a limit that is too low. Neither mode leaves a pin.
+/// Tries a failure of nvidia.ko at each call, and a limit that is too low. Neither mode leaves a
+/// pin.
 #[test]
 fn all_or_nothing_in_both_modes() {
     let start = 0x33_0000_0000;
@@ -150,7 +153,8 @@ fn all_or_nothing_in_both_modes() {
     );
 }
 
-/// The signal comes during each call to pin but the last, after which there is nothing left to do.
+/// The signal comes during each call to pin except the last. After the last call there is nothing
+/// left to do.
 #[test]
 fn a_fatal_signal_ends_the_search_in_both_modes() {
     let start = 0x37_0000_0000;
@@ -175,8 +179,8 @@ fn a_fatal_signal_ends_the_search_in_both_modes() {
     }
 }
 
-/// Each part in turn, and two of them, is freed at each call to pin: before it returns, so that the callback
-/// meets a region that is still being pinned.
+/// Frees each part, and each pair of parts, during each call to pin. The call has not returned, so
+/// the callback meets a region that is still being pinned.
 #[test]
 fn a_callback_at_each_place_of_the_search() {
     let start = 0x34_0000_0000;
@@ -206,7 +210,8 @@ fn a_callback_at_each_place_of_the_search() {
                         assert_eq!(done, call, "the search goes on without a part");
                         revoked += 1;
                     }
-                    // Freed before it was pinned, or the call with that number was refused.
+                    // The part was freed before it was pinned, or the call with that number was
+                    // refused.
                     Err(Reason::Hole { .. } | Reason::Pin(EINVAL)) => assert!(!came),
                     Ok(mr) => {
                         assert!(!came);
@@ -222,7 +227,8 @@ fn a_callback_at_each_place_of_the_search() {
     assert!(revoked > 10);
 }
 
-/// Whichever part goes, the HCA is stopped and the whole is unmapped, once; the others stay pinned until `release`.
+/// The loss of any part stops the HCA and unmaps the whole region once. The other parts stay pinned
+/// until `release`.
 #[test]
 fn the_loss_of_a_part_revokes_the_whole() {
     for gone in 0..3 {
@@ -239,7 +245,7 @@ fn the_loss_of_a_part_revokes_the_whole() {
         let want = [&["callback"][..], &revocation, &["callback returns"]].concat();
         assert_eq!(world.take_log(), want);
         assert_eq!(world.provider.live(), 2);
-        // The next ones find nothing to do.
+        // The callbacks of the other parts find nothing to do.
         let next = world.provider.layout.borrow()[0];
         world.provider.free_part(next.start, next.start + 1);
         assert_eq!(world.take_log(), ["callback", "callback returns"]);
@@ -252,7 +258,8 @@ fn the_loss_of_a_part_revokes_the_whole() {
     }
 }
 
-/// OFED 4.9 releases inside the callback: what still lives is left to its own callbacks, which call nobody.
+/// OFED 4.9 releases inside the callback. The live parts are left to their own callbacks, which do
+/// nothing in ib_core.
 #[test]
 fn release_inside_the_callback_of_a_part() {
     let start = 0x36_0000_0000;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The part of the kernel module that uses `core` alone, compiled by cargo: the very files. Around them stand the fakes
-//! of `tests/fakes`, on the machine's own locks.
+//! Tests of the module's files that use only `core`. Cargo compiles the module's own files. The
+//! stand-ins of `tests/fakes` surround them, with locks of `std`.
 //!
-//! What is pure arithmetic has its tests beside it, in `src`; here are those of what needs the fakes:
+//! Pure arithmetic has its tests beside it, in `src`. The tests here need the stand-ins:
 //!
 //! - `chunks_tests`: both modes over several allocations.
-//! - `callback_pin_tests`: a revocable pin, between its release and the provider's callback.
-//! - `registry_tests`: which registrations are shown as alive, from which moment to which.
-//! - `persistent_tests`, `revocable_tests`: the life of a registration in both modes.
+//! - `callback_pin_tests`: a revocable pin, between its release and nvidia.ko's callback.
+//! - `registry_tests`: the time during which a registration is shown as alive.
+//! - `persistent_tests`, `revocable_tests`: a registration from start to end, in both modes.
 //!
-//! `order_tests` compares the sources with the table of what their memory order relies on.
+//! `order_tests` compares the sources with the documented table of memory orders.
 
 #![cfg(test)]
-// Of the module's files as of these: what is `unsafe` in the module stands elsewhere.
+// This also covers the module's files that are compiled here. The module keeps its `unsafe` code in
+// other files.
 #![forbid(unsafe_code)]
 
 #[path = "../../fakes/mod.rs"]
@@ -32,7 +33,8 @@ mod sync;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// At the end of each case of a test at random: says how many there were, with the last one. The test runner reads the line.
+/// Counts a case of a randomized test at its end. Prints the number of cases with the last one. The
+/// test runner reads that line.
 fn done(count: &AtomicU32, cases: u32) {
     if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
         println!("figure: cases {cases} at random");

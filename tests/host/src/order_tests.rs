@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The table of `docs/verification.md` that says what each access to shared state relies on: it has all of them.
+//! Checks that the table of `docs/verification.md` lists each access to shared state and the order
+//! that it relies on.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// What shares state in Rust, beside the orders that are arguments of atomics.
+/// Text that marks access to shared state in Rust, in addition to the order arguments of atomics.
 const RUST: &[&str] = &[
     "_volatile(",
     "_raw(&raw const",
@@ -22,10 +23,11 @@ const RUST: &[&str] = &[
     "rcu::",
 ];
 
-/// The strong ones first, whose number is compared, too: none may become a weaker one.
+/// The orders, strongest first. The counts of the first three are compared as well, so that none
+/// becomes weaker.
 const ORDERS: [&str; 4] = ["Full", "Release", "Acquire", "Relaxed"];
 
-/// And in C, beside variables.
+/// Text that marks access to shared state in C, in addition to variables.
 const C: &[&str] = &[
     "READ_ONCE(",
     "WRITE_ONCE(",
@@ -52,7 +54,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The files of a directory of the repository, subdirectories left out.
+/// Returns the files of a folder of the repository, without subfolders.
 fn files(directory: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
@@ -77,7 +79,7 @@ fn without_comments(text: &str) -> String {
         .collect()
 }
 
-/// Whether a line of C, in the first column, defines a variable.
+/// Returns `true` if a line of C defines a variable, in the first column.
 fn is_variable(line: &str) -> bool {
     let is_set = line.contains(" = ");
     let is_defined = is_set || line.starts_with("static ") && !line.contains('(');
@@ -85,7 +87,7 @@ fn is_variable(line: &str) -> bool {
     is_defined && !is_indented && !line.contains("const ") && !line.starts_with("enum ")
 }
 
-/// How many atomic accesses have that order: it is the last argument of a call.
+/// Returns the number of atomic accesses with this order, which is the last argument of a call.
 fn ordered(order: &str, code: &str) -> usize {
     let mut rest = code.split(order);
     let mut before = rest.next().unwrap_or_default();
@@ -99,7 +101,7 @@ fn ordered(order: &str, code: &str) -> usize {
     found
 }
 
-/// How many places of a file share state, as far as their form tells.
+/// Returns the number of places in a file that share state, as far as their form tells.
 fn marks(name: &str, text: &str) -> usize {
     let code = without_comments(text);
     let count = |words: &[&str]| -> usize {
@@ -117,7 +119,7 @@ fn marks(name: &str, text: &str) -> usize {
     count(RUST) + orders + statics.count()
 }
 
-/// The rows of the table, by cells.
+/// Returns the rows of the table, split into cells.
 fn rows(document: &str) -> Vec<Vec<&str>> {
     let (_, section) = document.split_once("\n## Memory order\n").unwrap();
     let section = section.split("\n## ").next().unwrap();
@@ -127,12 +129,12 @@ fn rows(document: &str) -> Vec<Vec<&str>> {
         .collect()
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn names(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// `FILE` (COUNT) `NAME`, ...; and so on.
+/// Parses a cell of the form `FILE` (COUNT) `NAME`, … into the file, the count and the names.
 fn place(text: &str) -> (&str, usize, Vec<&str>) {
     let mut all = names(text);
     let file = all.next().unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The life of a persistent registration.
+//! Tests of a persistent registration, from start to end.
 
 use std::sync::Arc;
 
@@ -117,7 +117,8 @@ fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
     assert_eq!(world.take_log(), ["pin", "map"]);
 }
 
-/// 4 GiB of DMA addresses in one run, at a multiple of 4 GiB from the virtual ones, of a region that is longer.
+/// A longer region has 4 GiB of DMA addresses in one run, at a multiple of 4 GiB from the virtual
+/// addresses.
 #[test]
 fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
     const GIB: u64 = 1 << 30;
@@ -129,7 +130,7 @@ fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
         (3 * GIB, 5 * GIB, true),
     ] {
         for offset in [0, 4 * GIB, GIB, PAGE] {
-            // The first address of the world's memory is at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
+            // The world's memory starts at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
             let world = World::at(start - offset);
             let region = Held::<PersistentMr>::pin(start + from, len).expect("pinned");
             region.map(&PciDevice::default()).expect("mapped");
@@ -184,9 +185,10 @@ fn absurd_ranges_never_reach_the_provider() {
 
 const PAGE: u64 = 1 << 16;
 
-/// What the provider does of which it is asked whether a device reaches a GPU.
+/// Steps in which the module asks nvidia.ko if a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// What is done if its address is not the page's own, and something may translate.
+/// Steps if nvidia.ko's DMA address differs from the page's physical address, and something may
+/// translate.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",
@@ -198,7 +200,7 @@ const ASKED_OF_BOTH: [&str; 6] = [
 const MAPS_ITSELF: [&str; 3] = ["map", "unmap", "unpin"];
 const BY_PROVIDER: [&str; 3] = ["provider maps", "provider unmaps", "unpin"];
 
-/// One in which no device was asked about.
+/// Creates a world in which nvidia.ko was not asked about any device.
 fn world_of_strangers(start: u64) -> Arc<World> {
     let world = World::at(start);
     world.answers.replace(Some(Vec::new()));
@@ -206,7 +208,7 @@ fn world_of_strangers(start: u64) -> Arc<World> {
     world
 }
 
-/// What a life has done, from the map on. The scatter list goes in the end.
+/// Returns the steps of a registration from its map on. Checks that the scatter list is freed last.
 fn life(world: &World, start: u64, len: u64) -> Vec<&'static str> {
     let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
     world.take_log();
@@ -224,7 +226,7 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
     let (asked, itself) = (ASKED.as_slice(), MAPS_ITSELF.as_slice());
     assert_eq!(life(&world, start, 4 * MIB), [asked, itself].concat());
     assert_eq!(life(&world, start, 4 * MIB), itself);
-    // Another GPU.
+    // This answer is for another GPU.
     world
         .answers
         .replace(Some(vec![(Gpus::one(1), Reach::AsOurs)]));
@@ -234,8 +236,9 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
 #[test]
 fn who_maps_follows_from_the_address_that_the_provider_gives() {
     let start = 0x8_1000_0000;
-    // Whether nothing is known to translate, whether this module maps to physical addresses, how far the provider's are from
-    // them, what is asked, and whether this module maps.
+    // The columns are: nothing is known to translate; this module maps to physical addresses; the
+    // offset of nvidia.ko's addresses from physical ones; the expected steps of the question; this
+    // module maps.
     for (is_direct, is_identity, offset, asked, own) in [
         (true, true, 0, ASKED.as_slice(), true),
         (true, true, IOMMU_OFFSET, &ASKED, false),
@@ -253,7 +256,7 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
         assert_eq!(life(&world, start, MIB), [asked, &maps].concat(), "{case}");
         assert_eq!(life(&world, start, MIB), maps, "{case}");
     }
-    // Behind an IOMMU this module does not ask itself.
+    // Behind an IOMMU this module does not map the page itself to compare.
     let world = world_of_strangers(start);
     world.is_direct.set(false);
     world.is_translated.set(true);
@@ -264,7 +267,7 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
     );
 }
 
-/// Where the provider gives other addresses, and nothing is known to translate.
+/// nvidia.ko returns other addresses, and nothing is known to translate.
 #[test]
 fn without_an_address_of_this_module_there_is_no_answer() {
     let start = 0x8_a000_0000;
@@ -292,21 +295,21 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
         let want = [no_answer.as_slice(), &BY_PROVIDER].concat();
         assert_eq!(life(&world, start, MIB), want);
     }
-    // No pin either.
+    // A pin that fails gives no answer either.
     let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
     world.provider.refuses.set(Some(ENOMEM));
     region.map(&PciDevice::default()).expect("mapped");
     assert_eq!(world.take_log(), ["pin", "provider maps"]);
     world.provider.refuses.set(None);
-    // What it says of the registration itself counts.
+    // nvidia.ko's refusal of the registration itself counts.
     let other = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.fail("provider maps");
     let reason = other.map(&PciDevice::default()).err();
     assert_eq!(reason, Some(Reason::Map(-5)));
 }
 
-/// Refused a mapping with `code`, the registration and all that the provider does of it.
+/// Maps a registration, which nvidia.ko refuses with `code`. Returns the steps.
 fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
     let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
@@ -322,8 +325,8 @@ fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
 fn a_denial_is_remembered_and_no_other_refusal() {
     let start = 0x8_7000_0000;
     let asked = ["pin", "provider maps", "unpin", "provider maps"];
-    // `nvidia_p2p_map_status()` makes this code of NV_ERR_NOT_SUPPORTED, which the topology check gives. The rest are its
-    // other codes.
+    // `nvidia_p2p_map_status()` returns this code for NV_ERR_NOT_SUPPORTED, the result of the
+    // topology check. The other codes below are its other results.
     assert_eq!(DENIED, Reason::Map(-524));
     for code in [ENOTSUPP, EINVAL, ENOMEM, -5, -16, -19, -95, 0] {
         let world = world_of_strangers(start);
@@ -331,7 +334,8 @@ fn a_denial_is_remembered_and_no_other_refusal() {
         let is_denial = code == ENOTSUPP;
         let want = Vec::from_iter(is_denial.then_some((Gpus::one(0), Reach::Denied)));
         assert_eq!(world.answers.borrow().as_deref(), Some(&want[..]), "{code}");
-        // Once a device is denied, the provider is not asked again, and says so of each registration.
+        // Once a device is denied, the module does not ask again, and nvidia.ko refuses each
+        // registration itself.
         let again = if is_denial { &asked[3..] } else { &asked };
         assert_eq!(refused_life(&world, start, code), again, "{code}");
     }
@@ -352,12 +356,13 @@ fn a_pin_that_fails_is_no_denial() {
     }
 }
 
-/// The process unmaps the memory and maps that of another GPU at the same address: what the provider says of that one is not
-/// kept for the first, and not for the second.
+/// The process unmaps the memory and maps memory of another GPU at the same address. The answer
+/// about the other GPU is kept for neither GPU.
 #[test]
 fn an_answer_about_another_gpu_is_none() {
     let start = 0x8_9000_0000;
-    // The two answers by which this module maps, one by which it does not, and a denial.
+    // The cases are the two answers after which this module maps, one after which it does not, and
+    // a denial.
     for (offset, is_direct, denied) in [
         (0, true, false),
         (IOMMU_OFFSET, false, false),
@@ -369,7 +374,7 @@ fn an_answer_about_another_gpu_is_none() {
         world.is_direct.set(is_direct);
         let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
         world.take_log();
-        // Two on each GPU: the third is on the other one.
+        // Each GPU has two allocations, so the third is on the other GPU.
         let mut others: Vec<_> = (1..=2)
             .map(|n| Allocation::new(start - n * MIB, MIB))
             .collect();
@@ -380,7 +385,7 @@ fn an_answer_about_another_gpu_is_none() {
             world.fail_map.set(Some(1));
         }
         let mapped = region.map(&PciDevice::default());
-        // The provider's word on the registration itself.
+        // nvidia.ko answers for the registration itself.
         assert_eq!(mapped.err(), denied.then_some(DENIED));
         assert_eq!(world.take_log()[..3], ["pin", "unpin", "provider maps"]);
         assert_eq!(world.answers.borrow().as_deref(), Some(&[][..]));
@@ -390,7 +395,8 @@ fn an_answer_about_another_gpu_is_none() {
 #[test]
 fn the_last_page_of_a_bar_is_not_asked_for() {
     let start = 0x8_3000_0000;
-    // By where it ends, how long the range is, and which page the provider is asked for.
+    // The columns are: the end of the BAR, the length of the range, and the page that nvidia.ko is
+    // asked about.
     for (end, len, page) in [
         (PAGE, 3 * PAGE, Some(1)),
         (PAGE, PAGE, None),
@@ -457,7 +463,7 @@ fn of_one_pin_on_two_gpus_the_second_was_not_asked_about() {
 fn each_gpu_of_a_range_is_asked_about() {
     let start = 0x8_6000_0000;
     let world = world_of_strangers(start);
-    // Two on each GPU.
+    // Each GPU has two allocations.
     for number in 0..4 {
         let at = start + number * 2 * MIB;
         let mut layout = world.provider.layout.borrow_mut();
@@ -467,7 +473,7 @@ fn each_gpu_of_a_range_is_asked_about() {
     let log = life(&world, start, 8 * MIB);
     assert_eq!(log[..asked.len()], asked);
     assert_eq!(log[asked.len()..][..2], ["map", "unmap"]);
-    // One of them is not reached.
+    // The device does not reach one of the GPUs in the way that this module maps.
     let of_each = world.answers.take().expect("two");
     assert_eq!(of_each.len(), 2);
     let answers = of_each.iter().enumerate();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Which registrations are shown as alive, from which moment to which, and what is counted of them.
+//! Tests of the time during which a registration is shown as alive, and of the counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::revocable::RevocableMr;
 const MIB: u64 = 1 << 20;
 
 fn at(number: u32) -> Option<PciAddress> {
-    // Numbers as the module gives them, in another order than the addresses.
+    // These are GPU numbers as the module assigns them. Their order is not that of the addresses.
     [0x1_4100, 0x0_8110, 0x0_8108]
         .get(number as usize)
         .map(|at| PciAddress(*at))
@@ -39,13 +39,13 @@ fn registry() -> Arc<Registry> {
     world().registry.clone()
 }
 
-/// Of all in this test's registry: number and state.
+/// Returns number and state of all registrations in this test's registry.
 fn standing() -> Vec<(u64, State)> {
     let all = registry().all();
     all.iter().map(|l| (l.number, l.state)).collect()
 }
 
-/// Traced since the last call.
+/// Returns the transitions traced since the last call.
 fn transitions() -> Vec<Transition> {
     let events = registry().take_events();
     events.iter().map(|(transition, _)| *transition).collect()
@@ -96,7 +96,7 @@ fn a_line_has_what_is_promised() {
          entries=3 gpus=0000:81:01.0,0000:81:02.0,0001:41:00.0 hca=0000:03:05.1 tgid=154 pid=155 \
          since=6.119592 comm=a\\x20b\\x3d\\x22c\\x5c"
     );
-    // A GPU that has no number, and one that nobody knows.
+    // These are GPUs without a number, and a number that no device has.
     for gpus in [Gpus::default(), Gpus::one(Gpus::MOST), Gpus::one(63)] {
         registration.info.gpus = gpus;
         registration.hca = None;
@@ -236,7 +236,7 @@ fn over_several_allocations_on_two_gpus() {
     for registration in registry().all() {
         let text = line(&registration);
         assert_eq!(registration.info.chunks, 4, "{text}");
-        // Two allocations share a GPU here.
+        // Two allocations share a GPU in this world.
         assert!(text.contains(" gpus=0000:81:02.0,0001:41:00.0 "), "{text}");
     }
     drop((region, mr));
@@ -258,9 +258,9 @@ fn revoked_until_it_is_released() {
     world.free();
     let all = registry().all();
     assert_eq!(standing(), [(1, State::Revoked)]);
-    // As it was when it was lost.
+    // The registration is shown as it was when it was revoked.
     assert_eq!((all[0].entries, all[0].hca), (1, Some(HCA)));
-    // ib_core calls this after an invalidation too.
+    // ib_core calls `unmap` after an invalidation too.
     mr.unmap();
     assert_eq!(standing(), [(1, State::Revoked)]);
     drop(mr);
@@ -308,7 +308,7 @@ fn what_is_lost_before_it_is_there_never_stands_there() {
     assert_eq!(counts(PinMode::Revocable), Counts::default());
 }
 
-/// The provider takes a pin from its owner alone.
+/// nvidia.ko lets only the owner of a pin put it.
 #[test]
 fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     let (world, mr) = up(0x48_0000_0000);
@@ -329,7 +329,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     assert_eq!(counts(PinMode::Revocable), orphaned);
     world.free();
     assert_eq!(standing(), []);
-    // Nothing was lost: it had been released.
+    // Nothing counts as lost: the registration had been released.
     let over = Counts {
         active: 0,
         active_bytes: 0,
@@ -342,7 +342,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     );
 }
 
-/// OFED 4.9: the parts that live are left to their own callbacks.
+/// OFED 4.9: the live parts are left to their own callbacks.
 #[test]
 fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
     let start = 0x49_0000_0000;
@@ -390,7 +390,8 @@ fn no_number_comes_twice() {
     assert_eq!(registry().stats(|stats| stats.last()), 100);
 }
 
-/// Some go and come between two looks of a reader, who meets every one that stays.
+/// Registrations come and go between two steps of a reader. The reader meets every registration
+/// that stays.
 #[test]
 fn a_reader_goes_on_behind_what_it_has_seen() {
     let stay = |i: u64| i % 3 == 0;
@@ -404,7 +405,7 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
         assert!(registration.number >= next);
         next = registration.number + 1;
         met.push(registration.number);
-        // The one behind it goes, and another comes at the end.
+        // The next registration ends, and another starts at the end.
         let behind = registration.number as usize;
         if let Some(entry) = entries.get_mut(behind).filter(|_| !stay(behind as u64)) {
             if let Some(entry) = entry.take() {
@@ -434,7 +435,7 @@ fn a_reader_beside_adds_and_removes() {
         let reader =
             scope.spawn(|| {
                 let mut looks = 0;
-                // Once at least after the end.
+                // The reader looks at least once after the end.
                 loop {
                     let last = done.load(Ordering::SeqCst);
                     let all = registry.all();
@@ -467,7 +468,8 @@ fn a_reader_beside_adds_and_removes() {
     assert_eq!(counts(PinMode::Persistent).active, 0);
 }
 
-/// Both modes at random, freed, released, and released by strangers: what stands there is what lives.
+/// Frees and releases registrations of both modes at random, some from another process. The
+/// registry shows exactly the live ones.
 #[test]
 fn free_beside_release_at_random() {
     for round in 0..1000_u64 {
@@ -485,7 +487,7 @@ fn free_beside_release_at_random() {
                 drop(mr);
             });
         });
-        // Freed and released, in whichever order.
+        // Memory was freed and released, in either order.
         assert_eq!(standing(), [], "round {round}");
     }
     let counts = counts(PinMode::Revocable);

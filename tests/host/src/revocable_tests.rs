@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The life of a revocable registration, with the callback at every place. Schedules are made by
-//! hooks and channels, not by chance.
+//! Tests of a revocable registration from start to end, with the callback at every place. Hooks and
+//! channels make the schedules, not chance.
 
 use std::sync::{mpsc, Arc};
 use std::thread;
@@ -73,7 +73,8 @@ fn without_a_callback() {
 fn a_device_that_was_denied_a_gpu_is_refused() {
     let start = 0x1c_0000_0000;
     let (first, second) = (Gpus::one(0), Gpus::one(1));
-    // The remembered answers, and the number of the region's allocations, two on each GPU.
+    // The columns are: the remembered answers, the number of the region's allocations (two on each
+    // GPU), and the denial.
     for (answers, count, denied) in [
         (&[][..], 3, false),
         (
@@ -97,7 +98,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
         world.take_log();
         let result = mr.map(&PciDevice::default());
         assert_eq!(result.map(drop).err(), denied.then_some(DENIED));
-        // Nothing asks the provider.
+        // No step asks nvidia.ko.
         let mapped: &[_] = if denied { &[] } else { &["map"] };
         assert_eq!(world.take_log(), mapped);
         assert_eq!(world.answers.borrow().as_deref(), Some(answers));
@@ -168,7 +169,7 @@ fn callback_stops_the_hca_before_it_unmaps_and_leaves_the_table() {
         "callback returns",
     ];
     assert_eq!(r.world.take_log(), want);
-    // ib_core calls this after an invalidation too.
+    // ib_core calls `unmap` after an invalidation too.
     r.mr.unmap();
     assert!(r.world.take_log().is_empty());
     let world = r.world.clone();
@@ -275,7 +276,7 @@ fn release_waits_for_a_callback_in_ib_core() {
         let early = is_released.recv_timeout(Duration::from_millis(200));
         let_go.send(()).expect("the callback waits");
         callback.join().expect("the callback returns");
-        // After all have been let go: nobody hangs where this fails.
+        // All threads have been released by now, so that none hangs if this assertion fails.
         assert!(
             early.is_err(),
             "release returned with its callback in ib_core"
@@ -293,7 +294,7 @@ fn release_waits_for_a_callback_in_ib_core() {
 fn a_callback_after_release_calls_nobody() {
     let r = Registration::up(0x19_0000_0000);
     r.mr.unmap();
-    // Another process releases: the provider keeps the pin.
+    // Another process releases, so nvidia.ko keeps the pin.
     r.world.become_process(2);
     let world = r.world.clone();
     drop(r);
@@ -302,7 +303,7 @@ fn a_callback_after_release_calls_nobody() {
     assert_eq!(world.take_log(), ["callback", "callback returns"]);
 }
 
-/// The region itself is there until the callback.
+/// The region itself stays until the callback.
 #[test]
 fn what_was_not_mapped_goes_with_the_release_too() {
     let r = Registration::at(0x1b_0000_0000);
@@ -341,7 +342,7 @@ fn what_cannot_be_built_is_undone() {
     }
 }
 
-/// Free against release, both at once: whoever is first, one unmaps, and nobody hangs.
+/// Frees and releases at the same time. Exactly one of the two unmaps, and no thread hangs.
 #[test]
 fn free_beside_release_at_random() {
     for round in 0..2000u64 {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Locks and threads for the fakes: the machine's own. `tests/loom` has the same names.
+//! Locks and threads of `std` for the fakes. `tests/loom` has the same names.
 
 use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use std::sync::{atomic, Condvar, Mutex, MutexGuard, RwLock};
 pub(crate) use std::thread;
 
-/// Tests make their neighbours do what they like, and have a world from the start.
+/// `true`: tests control nvidia.ko and ib_core, and each test has a world from its start.
 pub(crate) const SCRIPTED: bool = true;
 
-/// `std::cell::Cell`, for several threads.
+/// A `std::cell::Cell` for several threads.
 #[derive(Default)]
 pub(crate) struct Cell<T>(Mutex<T>);
 
@@ -46,7 +46,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// `std::cell::RefCell`, for several threads: waits where that one panics.
+/// A `std::cell::RefCell` for several threads. It waits where the original panics.
 #[derive(Default)]
 pub(crate) struct RefCell<T>(RwLock<T>);
 
@@ -75,7 +75,7 @@ impl<T> RefCell<T> {
     }
 }
 
-/// Finds uses that meet, where loom's finds those that no lock orders.
+/// Detects uses that overlap in time. loom's version detects uses that no lock orders.
 pub(crate) struct UnsafeCell<T>(RwLock<T>);
 
 impl<T> UnsafeCell<T> {
@@ -92,7 +92,7 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Locks where no other thread can be in the way: one that would wait hangs.
+/// Takes the lock for writing. No other thread may hold it: a call that would have to wait panics.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.try_write()
         .expect("put_rwsem is not taken where it may have to wait")

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Names of the substitute `kernel` crate that nothing uses.
+//! Finds names of the substitute `kernel` crate that are not used.
 //!
-//! rustc reports unused items of one crate, and no public ones. So these tests make one crate of a copy of the substitute and
-//! of `src/`, or of `kunit/`, in which nothing is public. Exported macros and the functions of `shim.h` are searched for by name.
+//! rustc reports unused items of one crate, but no unused public items. These tests therefore make
+//! one crate of a copy of the substitute and of `src/` or `kunit/`, in which nothing is public.
+//! Exported macros and the functions of `shim.h` are searched for by name.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// A folder with a copy of the sources, removed at the end.
+/// A folder with a copy of the sources. Its drop removes the folder.
 struct Copy(PathBuf);
 
 impl Drop for Copy {
@@ -56,7 +57,7 @@ fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// Replaces `from` by `to` where `from` stands at the beginning of a word.
+/// Replaces `from` by `to` at the beginning of each word.
 fn replace_words(text: &str, from: &str, to: &str) -> String {
     let mut result = String::new();
     let mut rest = text;
@@ -69,12 +70,12 @@ fn replace_words(text: &str, from: &str, to: &str) -> String {
     result + rest
 }
 
-/// The code that uses the substitute, by its root file.
+/// The root files of the code that uses the substitute.
 const MODULE: &str = "src/nvidia_peermem.rs";
 const KUNIT: &str = "kunit/peermem_kunit.rs";
 
-/// Compiles the substitute and its user as one crate. Returns the warnings of rustc about unused names. `planted` is appended
-/// to a file of the substitute.
+/// Compiles the substitute and its user as one crate. Returns rustc's warnings about unused names.
+/// `planted` is appended to a file of the substitute.
 fn unused(root: &str, planted: &str) -> Vec<String> {
     let name = format!(
         "peermem-names-{}-{}-{}",
@@ -97,7 +98,8 @@ fn unused(root: &str, planted: &str) -> Vec<String> {
                 }
                 text = replace_words(&text, "pub ", "pub(crate) ");
                 if file.ends_with("/lib.rs") {
-                    // Before the macros, which would be in scope by their place otherwise.
+                    // The user's code comes before the macros. Otherwise the position of the macros
+                    // would put them in scope.
                     let place = text
                         .find("pub(crate) mod alloc;")
                         .expect("the first module");
@@ -107,7 +109,7 @@ fn unused(root: &str, planted: &str) -> Vec<String> {
                     text.insert_str(place, &user);
                 }
             } else {
-                // The root of the crate is that of the substitute.
+                // The root of the crate is the root of the substitute.
                 text = replace_words(&text, "crate::", "crate::user::");
             }
             let target = copy.0.join(&file);
@@ -171,7 +173,7 @@ fn every_item_is_used() {
 #[test]
 fn every_item_for_kunit_is_used() {
     let mut unused = unused(KUNIT, "");
-    // The module uses the others.
+    // The module uses the other names.
     unused.retain(|line| line.contains("/kunit.rs"));
     assert!(unused.is_empty(), "\n{}", unused.join("\n"));
 }
