@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What surrounds the module's logic. `src/env.rs` has the kernel's, and says what each name stands for.
+//! User-space stand-ins for the kernel services that the module's logic uses. `src/env.rs` has the
+//! kernel's versions and documents each name.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -33,10 +34,10 @@ pub(crate) use crate::fakes::provider::{
 pub(crate) type Process = u32;
 pub(crate) type User = usize;
 
-/// Where the HCA is.
+/// PCI address of the HCA.
 pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 
-/// How far DMA addresses are from physical ones where this module maps.
+/// Difference between DMA addresses and physical addresses where this module maps.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
 fn share<T>(value: T) -> Result<Shared<T>, Reason> {
@@ -59,7 +60,8 @@ pub(crate) fn user_limit() -> Option<u64> {
 pub(crate) const QUOTA_LOCK: () = ();
 pub(crate) const CALLBACKS_LOCK: () = ();
 
-/// A value that is set once. The module sets it before others see what it is in: no order to be tried.
+/// A value that is set once. The module sets it before other threads can see the containing object,
+/// so there is no order to explore.
 pub(crate) struct SetOnce<T>(OnceLock<T>);
 
 impl<T: Copy> SetOnce<T> {
@@ -76,14 +78,14 @@ impl<T: Copy> SetOnce<T> {
     }
 }
 
-/// A registration's part in what ib_core counts: nothing here.
+/// Stand-in for a registration's statistics in ib_core. Empty.
 pub(crate) struct MrStats;
 
-/// ib_core's hold on a registration, whose drop is `release`.
+/// ib_core's reference to a registration. Its drop calls `release`.
 pub(crate) struct Held<M: Mr>(Option<Shared<M>>);
 
 impl<M: Mr> Held<M> {
-    /// `acquire`.
+    /// Calls `acquire`.
     pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Reason> {
         M::pin(MrStats, addr, len).map(|mr| Held(Some(mr)))
     }
@@ -103,7 +105,7 @@ impl<M: Mr> Drop for Held<M> {
     }
 }
 
-/// A static of the module's: each world has what stands in it for itself.
+/// A static variable of the module. Each world has its own contents.
 pub(crate) struct StaticMutex<T>(StdMutex<T>);
 
 impl<T> StaticMutex<T> {
@@ -130,7 +132,7 @@ impl StaticMutex<Option<CallbackTable>> {
     }
 }
 
-/// The provider calls the module by this.
+/// The callback that nvidia.ko calls in the module.
 pub(crate) trait Callback {
     fn free_callback(number: usize);
 }
@@ -210,7 +212,8 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// A test that fails with it locked still drops what it has.
+    /// Locks the value. Ignores poison, so a test that fails with the lock held can still drop its
+    /// objects.
     fn lock(&self) -> MutexGuard<'_, T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -234,7 +237,7 @@ impl<T> Monitor<T> {
     }
 }
 
-/// A registration, with its entry. The order of the fields is the kernel's.
+/// A registration and its entry. The order of the fields is that of the kernel's version.
 pub(crate) struct Registered<T, L> {
     pub(crate) state: L,
     pub(crate) entry: Entry,
@@ -251,7 +254,7 @@ impl<T, L> Registered<T, L> {
     }
 }
 
-/// The number in the registry; 0: not there.
+/// Number of the registration in the registry, or 0 if it is not there.
 #[derive(Default)]
 pub(crate) struct Entry(AtomicU64);
 
@@ -388,7 +391,7 @@ impl<T> IdSlot<T> {
     }
 }
 
-/// What maps for the HCA; in ib_core, the device of one registration.
+/// The device that maps for the HCA. In ib_core, the device of one registration.
 #[derive(Default)]
 pub(crate) struct PciDevice(pub(crate) Option<usize>);
 
@@ -434,13 +437,13 @@ pub(crate) fn ends_bar(page: &AddrRange) -> bool {
     world().bar_end.get() == Some(page.addr + page.len)
 }
 
-/// A scatter list: a piece of memory that ib_core writes to.
+/// A scatter list. ib_core writes to its memory.
 pub(crate) struct SgTable {
     entries: Vec<SgEntry>,
     memory: usize,
 }
 
-/// What ib_core gets to see of a scatter list.
+/// The scatter list as ib_core sees it.
 pub(crate) struct SgTableHead {
     pub(crate) entries: Vec<SgEntry>,
     pub(crate) memory: usize,
@@ -495,7 +498,8 @@ impl Drop for SgTable {
     }
 }
 
-/// Two allocations share a GPU, as their addresses tell; unless there are too many GPUs.
+/// Returns the GPUs of allocations, derived from their addresses. Two allocations share a GPU.
+/// Returns the default if the "gpus" step fails, as with too many GPUs.
 fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
     match world().fails("gpus") {
         true => Gpus::default(),
@@ -506,7 +510,7 @@ fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
 pub(crate) struct PersistentPin {
     span: Span,
     content: Content,
-    /// DMA addresses, while the provider maps it.
+    /// DMA addresses while nvidia.ko maps the pin. Empty otherwise.
     addresses: Vec<u64>,
 }
 
@@ -580,7 +584,7 @@ impl Drop for PersistentPin {
     }
 }
 
-/// What page tables said.
+/// The contents of page tables.
 pub(crate) struct PhysRanges {
     all: Vec<Content>,
     memory: usize,
@@ -623,7 +627,7 @@ impl Drop for PhysRanges {
 }
 
 pub(crate) struct RevocablePin {
-    /// Until the drop.
+    /// `None` only during the drop.
     held: Option<CallbackPin>,
     table: PageTable,
 }
@@ -645,10 +649,10 @@ impl RevocablePin {
                     held.read(|table| Ok(table.table()))?.read();
                 }
                 let first = held.read(|table| Ok(table.table().read()))?;
-                // Between two batches of one table.
+                // This is the place between two batches of one table.
                 world.may_allocate();
                 world.hook(&world.on_batch);
-                // Models read it once: a second time adds orders alone.
+                // Models read the table once: a second read adds orders, but finds nothing new.
                 if SCRIPTED {
                     held.read(|table| Ok(table.table().read()))?;
                 }
@@ -673,11 +677,11 @@ impl Drop for RevocablePin {
     }
 }
 
-/// DMA addresses: a piece of memory that the HCA uses until it is stopped.
+/// A DMA mapping. The HCA uses its memory until the HCA is stopped.
 pub(crate) struct BarMapping {
     memory: usize,
     umem: Option<usize>,
-    /// The GPU's memory behind them.
+    /// The GPU memory behind the DMA addresses.
     gpus: Vec<usize>,
 }
 
@@ -743,7 +747,7 @@ impl Drop for BarMapping {
     fn drop(&mut self) {
         let world = world();
         world.record("unmap");
-        // ib_core unmaps before it releases, which tests do without.
+        // ib_core unmaps before it releases. Tests may release without an unmap.
         let umem = self.umem.map(|umem| world.ib_core.umem(umem));
         for gpu in self.gpus.iter().filter(|_| umem.is_some()) {
             world.memory(*gpu).read();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! ib_core and an RDMA driver: the test VM's `peer_mem.c`, function for function where a client can tell the
-//! difference. One client, which revokes.
+//! ib_core and an RDMA driver. It follows the test VM's `peer_mem.c` function by function, wherever
+//! a client can tell the difference. It has one client, which can revoke.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::revocable::RevocableMr;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Cell, Condvar, Mutex, MutexGuard, RefCell};
 
-/// What a registration covers.
+/// Length of a registration, in bytes.
 pub(crate) const LEN: u64 = 1 << 16;
 
 #[derive(Clone, Copy, Default, Eq, PartialEq)]
@@ -27,40 +27,41 @@ enum State {
     Invalidated,
 }
 
-/// What `mapping_lock` guards.
+/// The fields that `mapping_lock` guards.
 #[derive(Default)]
 struct Mapped {
     state: State,
-    /// Whether the driver's function is set.
+    /// `true` once the driver's invalidation function is set.
     func: bool,
 }
 
-/// A `struct ib_umem_peer`, with what the driver has of it.
+/// A `struct ib_umem_peer`, and the driver's state of the registration.
 #[derive(Default)]
 pub(crate) struct Umem {
     number: usize,
     kref: AtomicUsize,
-    /// The structure itself, for as long as `kref` is not 0.
+    /// The memory of the structure itself. It is freed when `kref` reaches 0.
     record: usize,
-    /// Whether `client` is set.
+    /// `true` while `client` is set.
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
     context: RefCell<Option<Held<RevocableMr>>>,
-    /// The client's memory behind `context`: from `acquire` until `release` returns.
+    /// The client's memory behind `context`, from `acquire` until `release` returns.
     lives: usize,
-    /// The scatter list, as `dma_map` gave it.
+    /// The scatter list that `dma_map` returned.
     table: Cell<Option<usize>>,
     ticket: Cell<Option<usize>>,
-    /// What the HCA uses from `dma_map` on: the mapping, and the GPU's memory behind it.
+    /// The memory that the HCA uses after `dma_map`: the mapping, and the GPU memory behind it.
     mapping: RefCell<Vec<usize>>,
-    /// The driver's own lock, and whether the HCA may use the memory.
+    /// The driver's own lock. `true` while the HCA may use the memory.
     hca: Mutex<bool>,
-    /// OFED 4.9: an invalidation has taken it, and is done.
+    /// OFED 4.9: `None` until a thread takes the registration, `Some(false)` while an invalidation
+    /// runs, `Some(true)` afterwards or after a deregistration.
     taken: Mutex<Option<bool>>,
     done: Condvar,
 }
 
-/// `XA_FLAGS_ALLOC`, with `xa_lock`.
+/// The tickets: an xarray with `XA_FLAGS_ALLOC`, protected by `xa_lock`.
 #[derive(Default)]
 struct Tickets {
     limit: usize,
@@ -69,7 +70,7 @@ struct Tickets {
 }
 
 impl Tickets {
-    /// `xa_alloc_cyclic()`.
+    /// Stand-in for `xa_alloc_cyclic()`.
     fn alloc(&mut self, umem: &Arc<Umem>) -> Option<usize> {
         let ticket = (0..self.limit)
             .map(|i| (self.next + i) % self.limit)
@@ -84,11 +85,11 @@ impl Tickets {
 pub(crate) struct Core {
     peer_memory_mutex: Mutex<()>,
     umems: Mutex<Tickets>,
-    /// All that there ever were.
+    /// All registrations, including those that have ended.
     all: RefCell<Vec<Arc<Umem>>>,
-    /// Tickets that were dropped unused: see `Break::StaleTicket`.
+    /// Tickets that were dropped unused. See `Break::StaleTicket`.
     stale: RefCell<Vec<(usize, usize)>>,
-    /// Registrations that failed, and why.
+    /// The reasons of the registrations that failed.
     pub(crate) refusals: RefCell<Vec<Reason>>,
 }
 
@@ -126,8 +127,8 @@ impl Core {
         umem
     }
 
-    /// `ibv_reg_mr()`: `ib_peer_umem_get()`, then the driver reads the table and calls
-    /// `ib_umem_activate_invalidation_notifier()`.
+    /// Registers as `ibv_reg_mr()` does: calls `ib_peer_umem_get()`, then the driver reads the
+    /// table and calls `ib_umem_activate_invalidation_notifier()`.
     pub(crate) fn register(&self, allocation: u64) -> Option<Arc<Umem>> {
         self.try_register(allocation)
             .map_err(|reason| self.refusals.borrow_mut().push(reason))
@@ -164,7 +165,7 @@ impl Core {
         umem.table.set(Some(table));
         umem.write_table();
         mapped.state = State::Mapped;
-        // The driver reads the table, and gives the memory to the HCA.
+        // The driver reads the table and gives the memory to the HCA.
         world.memory(table).read();
         *umem.hca.lock().expect("no poison") = true;
         mapped.func = true;
@@ -172,8 +173,8 @@ impl Core {
         Ok(umem)
     }
 
-    /// `ibv_dereg_mr()`: the driver stops the HCA, then `ib_umem_stop_invalidation_notifier()` and
-    /// `ib_peer_umem_release()`.
+    /// Deregisters as `ibv_dereg_mr()` does: the driver stops the HCA, then calls
+    /// `ib_umem_stop_invalidation_notifier()` and `ib_peer_umem_release()`.
     pub(crate) fn deregister(&self, umem: &Umem) {
         if world().mode == Mode::Ofed49 {
             return self.deregister_49(umem);
@@ -189,8 +190,9 @@ impl Core {
         umem.put();
     }
 
-    /// OFED 4.9: who comes first takes all of it. A deregistration that comes second waits; an invalidation
-    /// that does returns at once, for which no client can be to blame: here the HCA stands still by then.
+    /// Deregisters as OFED 4.9 does, where the first thread takes all of the registration. A
+    /// deregistration that comes second waits. An invalidation that comes second returns at once,
+    /// which is no fault of the client. Here the HCA has stopped by then.
     fn deregister_49(&self, umem: &Umem) {
         umem.stop_hca();
         let mut taken = umem.taken.lock().expect("no poison");
@@ -210,7 +212,8 @@ impl Core {
         umem.put();
     }
 
-    /// `ib_invalidate_peer_memory()`. `meant` is for the record: ib_core knows the number alone.
+    /// Stand-in for `ib_invalidate_peer_memory()`. ib_core knows only the number. `meant` is the
+    /// intended registration, for the checks.
     pub(crate) fn invalidate(&self, ticket: usize, meant: &Umem) {
         let world = world();
         let valid = world.memory(meant.lives);
@@ -224,7 +227,7 @@ impl Core {
             })
         };
         if let Some(umem) = found {
-            // ib_core itself gives a number away before `release` has cleared the ticket.
+            // ib_core itself reuses a number before `release` has cleared the ticket.
             let erased = meant.ticket.get().is_none();
             assert!(
                 umem.number == meant.number || erased,
@@ -242,7 +245,8 @@ impl Core {
         }
     }
 
-    /// Lets a callback use what `release` has cleared, if the model is broken that way.
+    /// Makes a callback use the tickets that `release` has cleared, if the model is broken that
+    /// way.
     pub(crate) fn stale_tickets(&self) {
         let stale = std::mem::take(&mut *self.stale.borrow_mut());
         for (ticket, meant) in stale {
@@ -257,7 +261,7 @@ impl Core {
 }
 
 impl Umem {
-    /// The client has mapped it.
+    /// Records that the client has mapped the memory.
     pub(crate) fn mapped(&self, mapping: usize, gpus: &[usize]) {
         self.mapping.replace([gpus, &[mapping]].concat());
     }
@@ -271,7 +275,7 @@ impl Umem {
         self.mapping_lock.lock().expect("no poison")
     }
 
-    /// Calls the client, which must not have released meanwhile.
+    /// Calls the client. Checks that the client has not been released meanwhile.
     fn call<R>(&self, f: impl FnOnce(&RevocableMr) -> R) -> R {
         let lives = world().memory(self.lives);
         lives.read();
@@ -281,26 +285,26 @@ impl Umem {
         result
     }
 
-    /// `peer_trim()` and `peer_untrim()`: the first and the last entry.
+    /// Writes the first and the last entry, like `peer_trim()` and `peer_untrim()`.
     fn write_table(&self) {
         world().memory(self.table.get().expect("mapped")).write();
     }
 
-    /// Frees the scatter list, if it is built: see `Break::EarlyTable`.
+    /// Frees the scatter list, if it was built. See `Break::EarlyTable`.
     pub(crate) fn free_table(&self) {
         if let Some(table) = self.table.get() {
             world().memory(table).free();
         }
     }
 
-    /// `peer_umem_put()`.
+    /// Stand-in for `peer_umem_put()`.
     fn put(&self) {
         if self.kref.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.memory().free();
         }
     }
 
-    /// `peer_client_release()`.
+    /// Stand-in for `peer_client_release()`.
     fn client_release(&self) {
         let world = world();
         let context = self.context.borrow_mut().take();
@@ -308,7 +312,7 @@ impl Umem {
         world.memory(self.lives).free();
     }
 
-    /// The driver makes the HCA stop. Until now it may have used the memory.
+    /// Stops the HCA, as the driver does. The HCA may have used the memory until now.
     fn stop_hca(&self) {
         let world = world();
         let mut hca = self.hca.lock().expect("no poison");
@@ -319,7 +323,7 @@ impl Umem {
         }
     }
 
-    /// `peer_unmap()`.
+    /// Stand-in for `peer_unmap()`.
     fn unmap(&self, from: State, to: State) {
         if from == State::Mapped {
             self.write_table();
@@ -330,7 +334,7 @@ impl Umem {
         }
     }
 
-    /// `ib_umem_stop_invalidation_notifier()`.
+    /// Stand-in for `ib_umem_stop_invalidation_notifier()`.
     fn stop_notifier(&self) {
         let unmaps = world().mode == Mode::Unmaps;
         let mut mapped = self.mapping_lock();
@@ -366,9 +370,10 @@ impl Umem {
         drop(mapped);
     }
 
-    /// OFED 4.9: the driver's function takes the registration apart, on this thread.
+    /// Invalidates as OFED 4.9 does: the driver's function takes the registration apart on this
+    /// thread.
     fn invalidate_49(&self) {
-        // One that never came to be has nothing to take apart.
+        // A registration that failed has nothing to take apart.
         if self.mapping_lock().state != State::Mapped {
             return;
         }
@@ -389,11 +394,11 @@ impl Umem {
     }
 }
 
-/// ib_core's number for a registration, and, for the record, which one that is.
+/// ib_core's number for a registration. `umem` identifies the registration for the checks.
 #[derive(Default)]
 pub(crate) struct Ticket {
     number: usize,
-    /// None: a test has made it, and says what ib_core does.
+    /// `None` if a test made the ticket and plays ib_core's part itself.
     umem: Option<usize>,
     used: bool,
 }
@@ -430,11 +435,12 @@ impl Drop for Ticket {
     }
 }
 
-/// What an HCA sees: the first and the last entry are trimmed from the peer's pages to the kernel's.
+/// Trims the first and the last entry from the peer's pages to the kernel's pages. The result is
+/// the list that an HCA sees.
 ///
-/// Trims `entries`, which cover whole peer pages of `peer` bytes around `[addr, addr + len)`, to the
-/// kernel's pages of `kernel` bytes. Fails where an entry is too short to be trimmed, as ib_core's
-/// unsigned arithmetic would wrap there.
+/// `entries` cover whole peer pages of `peer` bytes around `[addr, addr + len)`. Kernel pages have
+/// `kernel` bytes. Fails if an entry is too short to be trimmed, where ib_core's unsigned
+/// arithmetic would wrap.
 pub(crate) fn trim(
     entries: &mut [SgEntry],
     addr: u64,

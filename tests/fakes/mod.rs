@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What surrounds the module's logic, for `tests/host` and for `tests/loom`: each has a `sync` with its locks.
+//! Stand-ins for the module's surroundings, for `tests/host` and `tests/loom`. Each of these
+//! packages has a `sync` module with its own locks.
 //!
-//! - `env`: the module's surroundings. `src/env.rs` has the kernel's, and says what each name stands for.
-//! - `provider`: nvidia.ko as `tests/gpu/p2p.c` has it. The API lock; the callback made with it held; the
-//!   table freed after the callback; puts by the value of a pointer, which comes round at once, and by
-//!   process. Tests tell it where to fail.
-//! - `ib_core`: ib_core as `tests/kernel/overlay/drivers/infiniband/core/peer_mem.c` has it. `mapping_lock`, tickets
-//!   that come round, the writes to the scatter list before `dma_unmap`, the pointer that is cleared after
-//!   `release`; both ways to invalidate, and a third one after OFED 4.9, which releases inside the callback.
-//! - `world`: what belongs to all of them, and what must hold: everything that is allocated is a
-//!   `Memory`, which panics when it is used after its end, or beside a use that it is not ordered with.
+//! - `env`: the kernel services that the logic uses. `src/env.rs` has the kernel's versions and
+//!   documents each name.
+//! - `provider`: nvidia.ko, modelled after `tests/gpu/p2p.c`. It has the API lock, makes the
+//!   callback with that lock held, and frees the table after the callback. A put finds a pin by
+//!   process and by the value of a pointer, which is reused at once. Tests select the calls that
+//!   fail.
+//! - `ib_core`: ib_core, modelled after `tests/kernel/overlay/drivers/infiniband/core/peer_mem.c`.
+//!   It has `mapping_lock`, tickets that are reused, the writes to the scatter list before
+//!   `dma_unmap`, and the pointer that is cleared after `release`. It has both ways to invalidate,
+//!   and a third one after OFED 4.9, which releases inside the callback.
+//! - `world`: the shared state, and the properties that must hold. Everything that is allocated is
+//!   a `Memory`, which panics if it is used after its end, or if two uses are not ordered.
 
 #![allow(dead_code, reason = "each of the two packages uses a part")]
 #![allow(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! nvidia.ko, as awkward as `tests/gpu/p2p.c`.
+//! A model of nvidia.ko that behaves as strictly as `tests/gpu/p2p.c`.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,11 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
 use crate::sync::{thread, Cell, Mutex, MutexGuard, RefCell, SCRIPTED};
 
-/// One allocation for each address that a model registers.
+/// Length of an allocation in the models, in bytes. Each address that a model registers has its
+/// own.
 pub(crate) const ALLOCATION: u64 = 1 << 20;
 
-/// Where the BAR begins.
+/// Physical address of the start of the BAR.
 pub(crate) const DMA_BASE: u64 = 0x38_0000_0000;
 
 /// An allocation of GPU memory.
@@ -34,17 +35,18 @@ impl Allocation {
     }
 }
 
-/// What a page table says, and the memory that it is about.
+/// The contents of a page table, and the GPU memory that it describes.
 #[derive(Clone)]
 pub(crate) struct Content {
     pub(crate) page: PageSize,
     pub(crate) addresses: Vec<u64>,
-    /// Where the allocation begins.
+    /// Start of the allocation.
     start: u64,
     pub(crate) gpu: usize,
 }
 
-/// What the caller of `get` has. The provider knows the pointer alone; who is meant is for the record.
+/// A page table, as the caller of `get` holds it. nvidia.ko knows only the pointer. The serial
+/// number identifies the pin for the checks.
 #[derive(Clone, Copy)]
 pub(crate) struct PageTable {
     pointer: usize,
@@ -61,28 +63,28 @@ impl PageTable {
     }
 }
 
-/// How a pin has ended.
+/// The end of a pin.
 #[derive(Clone, Copy)]
 pub(crate) enum End {
     Put,
-    /// The callback has come, or is under way.
+    /// The callback has run or is running.
     Callback,
 }
 
-/// What is on record of a pin and its table.
+/// The record of a pin and its table.
 struct Record {
     memory: usize,
     content: Content,
     number: usize,
     by: ThreadId,
     end: Option<End>,
-    /// When its callback returned.
+    /// Time at which the callback of the pin returned.
     returned: Option<u64>,
 }
 
 struct Pinned {
     table: PageTable,
-    /// Where its allocation begins.
+    /// Start of the allocation that is pinned.
     start: u64,
     process: u32,
     number: usize,
@@ -92,52 +94,52 @@ struct Pinned {
 #[derive(Default)]
 pub(crate) struct Provider {
     api: Mutex<()>,
-    /// The thread that has the API lock while it makes callbacks.
+    /// The thread that holds the API lock while it makes callbacks.
     inside: Cell<Option<ThreadId>>,
-    /// Registered pins; API lock.
+    /// Registered pins. Protected by the API lock.
     pins: RefCell<Vec<Pinned>>,
-    /// Where its memory begins.
+    /// Start of the memory.
     start: u64,
-    /// What can be pinned; nothing stands for one allocation over all addresses, which is there anew as soon as it is
-    /// freed. The memory of each lies apart.
+    /// The allocations that can be pinned. If empty, one allocation covers all addresses, and
+    /// exists anew as soon as it is freed. Each allocation has its own memory.
     pub(crate) layout: RefCell<Vec<Allocation>>,
-    /// The memory of each allocation that was ever looked at, until it is freed.
+    /// The memory of each allocation that was ever accessed, until it is freed.
     gpu: RefCell<BTreeMap<u64, usize>>,
-    /// Of each table that there ever was, by serial number.
+    /// A record of each table that was ever made, indexed by serial number.
     tables: RefCell<Vec<Record>>,
-    /// Pointers of tables that live.
+    /// Pointers of the live tables.
     pointers: RefCell<Vec<usize>>,
-    /// No process is found any more.
+    /// `true` if no process is found any more.
     pub(crate) unlisted: Cell<bool>,
-    /// What the next puts return before they do anything.
+    /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,
-    /// Each pin fails with this.
+    /// Error code of all pins. `None` if pins succeed.
     pub(crate) refuses: Cell<Option<i32>>,
-    /// Pins are made, but there is nothing to put them by.
+    /// `true` if pins succeed, but return no table to put them by.
     pub(crate) no_table: Cell<bool>,
-    /// Calls to pin so far.
+    /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
-    /// What persistent pins were asked for.
+    /// The ranges that persistent pins asked for.
     pub(crate) spans: RefCell<Vec<Span>>,
-    /// The number of a call to pin that fails, and the provider's code.
+    /// The number of a call to pin that fails, and nvidia.ko's error code.
     pub(crate) fail_call: Cell<Option<(u64, i32)>>,
-    /// Run when the provider is called to pin.
+    /// Runs when nvidia.ko is called to pin.
     pub(crate) on_get: Cell<Option<Hook>>,
-    /// Run at the end of the next pin, before it returns.
+    /// Runs at the end of the next pin, before it returns.
     pub(crate) on_pin: Cell<Option<Hook>>,
-    /// Run at the end of the call to pin with that number, before it returns.
+    /// Runs at the end of the call to pin with this number, before it returns.
     pub(crate) on_call: Cell<Option<(u64, Hook)>>,
     /// Pins that were left to their callbacks.
     pub(crate) orphaned: RefCell<Vec<PutError>>,
-    /// What was done, in order.
+    /// The recorded steps, in order.
     log: RefCell<Vec<String>>,
-    /// Threads in the module's callback.
+    /// Number of threads in the module's callback.
     in_text: AtomicUsize,
     unloaded: Cell<bool>,
 }
 
 impl Provider {
-    /// One that has memory from `start` on.
+    /// Creates a model whose memory begins at `start`.
     pub(crate) fn new(start: u64) -> Self {
         Provider {
             start,
@@ -149,12 +151,12 @@ impl Provider {
         self.log.borrow_mut().push(what.into());
     }
 
-    /// What was done since the last call, in order.
+    /// Returns the steps since the last call, in order.
     pub(crate) fn take_log(&self) -> Vec<String> {
         self.log.take()
     }
 
-    /// The allocation that `span` lies in, and its number.
+    /// Returns the allocation that contains `span`, and its number.
     fn allocation(&self, span: &Span) -> Option<(usize, Allocation)> {
         let layout = self.layout.borrow();
         if layout.is_empty() && SCRIPTED {
@@ -167,7 +169,8 @@ impl Provider {
         Some((number, *found))
     }
 
-    /// The answer to a call to pin: the number of the call, and what is pinned. With the API lock held.
+    /// Answers a call to pin. Returns the number of the call, and the pinned contents. The caller
+    /// holds the API lock.
     fn answer(&self, world: &World, span: &Span) -> Result<(u64, Content), Reason> {
         world.record("pin");
         let call = self.calls.get() + 1;
@@ -192,7 +195,7 @@ impl Provider {
         Ok((call, content))
     }
 
-    /// The same, for a pin that is never called back.
+    /// Pins memory for a persistent registration, which gets no callback.
     pub(crate) fn get_persistent(&self, span: &Span) -> Result<Content, Reason> {
         let _guard = self.lock("a get");
         self.spans.borrow_mut().push(*span);
@@ -205,7 +208,7 @@ impl Provider {
         world().record("unpin");
     }
 
-    /// The table that the calling thread got last.
+    /// Returns the table that the calling thread got last.
     pub(crate) fn newest(&self) -> PageTable {
         let this = thread::current().id();
         let tables = self.tables.borrow();
@@ -220,24 +223,25 @@ impl Provider {
         self.tables.borrow()[table.serial].end
     }
 
-    /// How many pins nobody has put or lost.
+    /// Returns the number of pins that were neither put nor called back.
     pub(crate) fn live(&self) -> usize {
         self.pins.borrow().len()
     }
 
-    /// The real lock refuses its holder with -EIO, and warns. The module must never come to that.
+    /// Takes the API lock. The real lock fails with -EIO and a warning if the caller holds it
+    /// already. The module must never cause that.
     fn lock(&self, what: &str) -> MutexGuard<'_, ()> {
         let this = Some(thread::current().id());
         assert_ne!(self.inside.get(), this, "{what} inside a callback");
         self.api.lock().expect("no poison")
     }
 
-    /// Returns `true` if that thread makes a callback.
+    /// Returns `true` if `thread` makes a callback.
     pub(crate) fn is_inside(&self, thread: ThreadId) -> bool {
         self.inside.get() == Some(thread)
     }
 
-    /// The lowest free pointer: one that was freed comes back at once.
+    /// Returns the lowest free pointer. A pointer that was freed is reused at once.
     fn pointer(&self) -> usize {
         let mut pointers = self.pointers.borrow_mut();
         let pointer = (1..).find(|p| !pointers.contains(p)).expect("endless");
@@ -251,12 +255,13 @@ impl Provider {
         self.pointers.borrow_mut().retain(|p| *p != table.pointer);
     }
 
-    /// Whether the allocation that began there is no more.
+    /// Returns `true` if no allocation starts at `start` any more.
     pub(crate) fn is_gone(&self, start: u64) -> bool {
         self.layout.borrow().iter().all(|a| a.start != start)
     }
 
-    /// Frees the allocations that begin in `[from, to)`: one callback for each pin on them, one after the other.
+    /// Frees the allocations that start in `[from, to)`. Makes one callback for each of their pins,
+    /// one after another.
     pub(crate) fn free_part(&self, from: u64, to: u64) {
         let world = world();
         let guard = self.lock("a free");
@@ -277,7 +282,8 @@ impl Provider {
             self.in_text.fetch_add(1, Ordering::SeqCst);
             (pin.freed)(pin.number);
             world.ib_core.stale_tickets();
-            // The last instruction of the module, after it gave up its hold.
+            // This is the module's last instruction, after it has dropped its reference to the
+            // module.
             self.in_text.fetch_sub(1, Ordering::SeqCst);
             world.record("callback returns");
             self.tables.borrow_mut()[pin.table.serial].returned = Some(world.tick());
@@ -297,7 +303,7 @@ impl Provider {
         drop(guard);
     }
 
-    /// Unloads the module, if nothing holds it: what `Callbacks` does in its drop.
+    /// Unloads the module, if nothing holds it. Stand-in for the drop of `Callbacks`.
     pub(crate) fn unload(&self) {
         let world = world();
         if world.holds.load(Ordering::SeqCst) > 0 {
@@ -316,7 +322,7 @@ impl Provider {
     }
 }
 
-/// Keeps the module loaded.
+/// A reference that keeps the module loaded.
 pub(crate) struct ModuleRef(usize);
 
 impl ModuleRef {
@@ -390,7 +396,7 @@ pub(crate) fn get_pages<C: Callback>(
         returned: None,
     });
     drop(tables);
-    // From here on the callback may come, though nobody knows the table yet.
+    // The callback may come from here on, although no caller knows the table yet.
     drop(guard);
     world.hook(&provider.on_pin);
     match provider.on_call.take() {
@@ -428,7 +434,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
     } else {
         let foreign = pins.iter().any(|pin| pin.table.serial == table.serial);
         match of.returned {
-            // Between the check and the put.
+            // The callback came between the check and the put.
             Some(when) => assert!(
                 when > world.put_rwsem_since.get(),
                 "a pin is put whose callback had returned before"
@@ -457,7 +463,7 @@ pub(crate) fn orphaned(_span: &Span, why: PutError) {
     world.provider.orphaned.borrow_mut().push(why);
 }
 
-/// A callback that finds no entry: one that a test has made, or a fault.
+/// Records a callback that finds no entry. Only a test or an injected fault causes one.
 fn no_entry(what: &str) {
     match SCRIPTED {
         true => world().provider.record(what),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The module's files that use `core` and `env` alone: what is `unsafe` in the module stands elsewhere.
+//! The files of the module that use only `core` and `env`. The module keeps its `unsafe` code in
+//! other files.
 
 #[path = "../../src/callback_pin.rs"]
 pub(crate) mod callback_pin;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! What surrounds one test, or one execution of a model: the state of both neighbours, and the record of what is
-//! alive.
+//! The surroundings of one test, or of one execution of a model: the state of nvidia.ko and
+//! ib_core, and the record of live objects.
 
 use std::cell::{Cell as StdCell, RefCell as StdRefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -19,10 +19,11 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
 use crate::sync::{thread, Cell, Mutex, RefCell, RwLock, UnsafeCell, SCRIPTED};
 
-/// What one user may have pinned in a model: all that it pins at once.
+/// Upper bound on the bytes that one user may pin in a model. It allows all that the model pins at
+/// once.
 const LIMIT: u64 = 8 * LEN;
 
-/// How ib_core invalidates.
+/// The way in which ib_core invalidates.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Mode {
     /// The client unmaps: `peerdirect_support=0`.
@@ -34,44 +35,44 @@ pub(crate) enum Mode {
     Ofed49,
 }
 
-/// A lock or a rule that is taken away, to see the models fail: see `can_fail`.
+/// A lock or a rule that is disabled to see the models fail. See `can_fail`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Break {
     /// `Monitor::wait_while` does not wait.
     NoWait,
-    /// `put_rwsem` lets everybody in.
+    /// `put_rwsem` excludes no thread.
     NoPutRwsem,
-    /// The page table is read when its entry's lock has been given back.
+    /// The page table is read after its entry's lock was released.
     LateRead,
-    /// What is done under an entry's lock is done without it.
+    /// Code that runs under an entry's lock runs without it.
     UnlockedEntry,
     /// An entry is always alive.
     Undead,
-    /// Every process is the owner.
+    /// Every process counts as the owner.
     OneProcess,
-    /// No thread is the one that it was.
+    /// A thread is never recognized as the same thread.
     Strangers,
     /// A callback uses the ticket that `release` has cleared.
     StaleTicket,
-    /// The scatter list goes with the mapping.
+    /// The scatter list is freed with the mapping.
     EarlyTable,
-    /// A pin is not put, and said to be.
+    /// A put does nothing and reports success.
     NoPut,
-    /// ib_core is not told of a callback.
+    /// A callback is not passed on to ib_core.
     Silent,
-    /// An entry does not hold the module.
+    /// An entry does not hold a reference to the module.
     NoHold,
     /// Exit does not wait for the API lock.
     NoFence,
-    /// A process that exits passes for one that runs.
+    /// A process that exits counts as running.
     NoExit,
 }
 
-/// Something that is allocated, used, and freed.
+/// An object that is allocated, used, and freed.
 pub(crate) struct Memory {
     what: &'static str,
     freed: Cell<bool>,
-    /// Finds uses beside each other that no lock orders.
+    /// Detects concurrent uses that no lock orders.
     cell: UnsafeCell<()>,
 }
 
@@ -99,7 +100,7 @@ impl Memory {
     }
 }
 
-/// Says what it was, where loom says no more than that two uses are in no order.
+/// Prints the name of the object if a use panics. loom says only that two uses are not ordered.
 struct Naming(&'static str);
 
 impl Drop for Naming {
@@ -110,15 +111,15 @@ impl Drop for Naming {
     }
 }
 
-/// The registry. Its lock is a leaf: one that loom knows is taken where somebody reads beside (`watched`), and
-/// elsewhere it would add orders that differ in nothing.
+/// The registry. Its lock is a leaf. Models with a concurrent reader (`watched`) use a lock that
+/// loom knows. In other models such a lock would only add equivalent orders.
 #[derive(Default)]
 pub(crate) struct Registry {
     locked: RefCell<Locked>,
     lock: Mutex<()>,
-    /// A thread of the model reads the registry.
+    /// `true` if a thread of the model reads the registry.
     pub(crate) watched: Cell<bool>,
-    /// Each change that is traced, with the registration after it.
+    /// Each traced transition, with the registration after it.
     events: RefCell<Vec<(Transition, Option<Registration>)>>,
 }
 
@@ -129,17 +130,17 @@ pub(crate) struct Locked {
 }
 
 thread_local! {
-    /// This thread has locked a registry.
+    /// `true` while this thread holds the lock of a registry.
     static IN_REGISTRY: StdCell<bool> = const { StdCell::new(false) };
 }
 
-/// This thread holds the lock of a registry.
+/// Returns `true` if this thread holds the lock of a registry.
 pub(crate) fn in_registry() -> bool {
     IN_REGISTRY.get()
 }
 
 impl Registry {
-    /// Runs `f` with the registry locked.
+    /// Calls `f` with the registry locked.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Locked) -> R) -> R {
         assert!(!in_registry(), "the registry is locked twice");
         let watched = self.watched.get();
@@ -151,7 +152,7 @@ impl Registry {
         result
     }
 
-    /// Changes the registration with that number; 0: there is none.
+    /// Changes the registration with this number. 0 means no registration.
     pub(crate) fn update(
         &self,
         number: &AtomicU64,
@@ -179,12 +180,12 @@ impl Registry {
         self.events.borrow_mut().extend(traced);
     }
 
-    /// The first with this number or a higher one.
+    /// Returns the first registration whose number is `number` or higher.
     pub(crate) fn from(&self, number: u64) -> Option<Registration> {
         self.with(|locked| locked.registrations.range(number..).next().map(|(_, l)| *l))
     }
 
-    /// All, as a reader comes by them.
+    /// Returns all registrations in the order in which a reader visits them.
     pub(crate) fn all(&self) -> Vec<Registration> {
         let mut next = 0;
         std::iter::from_fn(|| {
@@ -195,80 +196,82 @@ impl Registry {
         .collect()
     }
 
-    /// What is counted.
+    /// Calls `f` with the counters.
     pub(crate) fn stats<R>(&self, f: impl FnOnce(&Counters) -> R) -> R {
         self.with(|locked| f(&locked.stats))
     }
 
-    /// What was told since the last call, in order.
+    /// Returns the traced events since the last call, in order.
     pub(crate) fn take_events(&self) -> Vec<(Transition, Option<Registration>)> {
         self.events.take()
     }
 }
 
-/// What a test has done at some place.
+/// Code that a test runs at a chosen place.
 pub(crate) type Hook = Box<dyn FnMut(&World) + Send>;
 
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) mode: Mode,
     broken: Option<Break>,
-    /// Orders what is recorded.
+    /// The time stamps that order recorded events.
     clock: Cell<u64>,
     memory: RefCell<Vec<Arc<Memory>>>,
-    /// The process of each thread; 1 where nothing is said.
+    /// The process of each thread. A thread without an entry belongs to process 1.
     processes: RefCell<HashMap<ThreadId, u32>>,
-    /// The threads that release are on their way out.
+    /// `true` if the threads that release are exiting.
     pub(crate) exits: Cell<bool>,
-    /// So often no fatal signal waits for the calling thread, then one does.
+    /// Number of checks by the calling thread that find no fatal signal. The next check finds one.
     pub(crate) killed_after: Cell<Option<u64>>,
-    /// The parameter, if it is set.
+    /// The module parameter, if it is set.
     pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<usize>,
     pub(crate) user_limit: Cell<Option<u64>>,
-    /// The lock of the users' bytes is a leaf, and the models do not look at its order.
+    /// The bytes that each user has pinned. Their lock is a leaf, and the models do not explore its
+    /// order.
     pub(crate) usages: RefCell<Usages>,
-    /// Locks that callbacks take, by the threads that hold them.
+    /// Locks that callbacks take, and the threads that hold them.
     held: RefCell<Vec<(ThreadId, &'static str)>>,
-    /// Entries that hold the module.
+    /// Number of entries that hold the module.
     pub(crate) holds: AtomicUsize,
     pub(crate) callbacks: Mutex<Option<CallbackTable>>,
     pub(crate) put_rwsem: RwLock<()>,
-    /// When `put_rwsem` was last taken for a put.
+    /// Time at which `put_rwsem` was last taken for a put.
     pub(crate) put_rwsem_since: Cell<u64>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) provider: Provider,
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// How many calls of the provider's to map a pin until one fails, once.
+    /// Number of nvidia.ko's calls to map up to the one that fails. Only that one fails.
     pub(crate) fail_map: Cell<Option<u64>>,
-    /// The provider's code for a call to map that fails; `None`: -EIO.
+    /// nvidia.ko's error code for a call to map that fails. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
-    /// The parameter.
+    /// The module parameter.
     pub(crate) provider_maps: Cell<bool>,
-    /// How far the provider's DMA addresses are from physical ones.
+    /// Difference between nvidia.ko's DMA addresses and physical addresses.
     pub(crate) provider_offset: Cell<u64>,
-    /// Whether those of this module are the physical ones, and whether it knows that nothing translates them.
+    /// `true` if this module's DMA addresses are the physical ones. `is_direct`: `true` if the
+    /// module knows that nothing translates them.
     pub(crate) is_identity: Cell<bool>,
     pub(crate) is_direct: Cell<bool>,
-    /// Whether something is known to translate them.
+    /// `true` if something is known to translate the DMA addresses.
     pub(crate) is_translated: Cell<bool>,
-    /// What the provider answered of each GPU; `None`: that all of them are reached.
+    /// nvidia.ko's answer for each GPU. `None` means that all GPUs are reached.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
-    /// Where a BAR ends.
+    /// End of a BAR.
     pub(crate) bar_end: Cell<Option<u64>>,
-    /// Run before a persistent pin is put.
+    /// Runs before a persistent pin is put.
     pub(crate) on_unpin: Cell<Option<Hook>>,
-    /// Run while ib_core revokes.
+    /// Runs while ib_core revokes.
     pub(crate) on_revoke: Cell<Option<Hook>>,
-    /// Run while the module maps.
+    /// Runs while the module maps.
     pub(crate) on_map: Cell<Option<Hook>>,
-    /// Run between two batches of a page table.
+    /// Runs between two batches of a page table.
     pub(crate) on_batch: Cell<Option<Hook>>,
 }
 
-/// A lock that callbacks take is held by a thread.
+/// Records that a thread holds a lock that callbacks take, until dropped.
 pub(crate) struct Held(Arc<World>, ThreadId);
 
 impl Drop for Held {
@@ -283,12 +286,12 @@ thread_local! {
     static WORLD: StdRefCell<Option<Arc<World>>> = const { StdRefCell::new(None) };
 }
 
-/// The world of this thread, which each test has for itself.
+/// Returns the world of this thread. Each test has its own.
 pub(crate) fn world() -> Arc<World> {
     WORLD
         .with_borrow(Clone::clone)
         .or_else(|| {
-            // Others than the test's own have no name.
+            // Only the thread of the test itself has a name.
             let own = SCRIPTED && thread::current().name().is_some();
             own.then(|| World::of_a_test(0, Arc::default()))
         })
@@ -296,8 +299,8 @@ pub(crate) fn world() -> Arc<World> {
 }
 
 impl World {
-    /// Runs `f` in a world of its own, after which nothing may be left. `tickets` is how many numbers
-    /// ib_core has before they come round.
+    /// Runs `f` in a new world, and checks that nothing is left afterwards. ib_core reuses its
+    /// numbers after `tickets` registrations.
     pub(crate) fn run(mode: Mode, broken: Option<Break>, tickets: usize, f: impl FnOnce()) {
         let allocation = |number| Allocation::new(number * ALLOCATION, ALLOCATION);
         let world = Arc::new(World {
@@ -313,13 +316,13 @@ impl World {
             .replace((1..=3).map(allocation).collect());
         world.add();
         f();
-        // What is still pinned was left to its callback.
+        // Pins that remain were left to their callbacks.
         world.free();
         world.check_empty();
         WORLD.set(None);
     }
 
-    /// For a test that says what happens when.
+    /// Creates a world for a test that controls the order of events.
     fn of_a_test(start: u64, registry: Arc<Registry>) -> Arc<World> {
         let world = Arc::new(World {
             provider: Provider::new(start),
@@ -327,22 +330,22 @@ impl World {
             ..World::default()
         });
         world.add();
-        // What a test that fails leaves in it cannot be dropped when its thread is gone.
+        // If a test fails, the objects left in its world cannot be dropped after the thread's end.
         std::mem::forget(world.clone());
         world
     }
 
-    /// A new one, with memory from `start` on. The registry is that of the test.
+    /// Creates a world with memory from `start` on and the registry of the test.
     pub(crate) fn at(start: u64) -> Arc<World> {
         Self::of_a_test(start, world().registry.clone())
     }
 
-    /// This is the calling thread's world.
+    /// Makes this world that of the calling thread.
     pub(crate) fn add(self: &Arc<Self>) {
         WORLD.set(Some(self.clone()));
     }
 
-    /// The provider frees all of its memory.
+    /// Frees all of nvidia.ko's memory.
     pub(crate) fn free(&self) {
         self.provider.free_part(0, u64::MAX);
     }
@@ -351,12 +354,12 @@ impl World {
         self.log.borrow_mut().push(what);
     }
 
-    /// What was done since the last call, in order.
+    /// Returns the steps since the last call, in order.
     pub(crate) fn take_log(&self) -> Vec<&'static str> {
         self.log.take()
     }
 
-    /// From now on that step fails.
+    /// Makes the step `what` fail from now on.
     pub(crate) fn fail(&self, what: &'static str) {
         self.failing.borrow_mut().push(what);
     }
@@ -386,7 +389,7 @@ impl World {
         self.clock.get()
     }
 
-    /// Allocates; the number stands for the memory where a value must be `Send`.
+    /// Allocates. The returned number identifies the memory where a value must be `Send`.
     pub(crate) fn alloc(&self, what: &'static str) -> usize {
         let mut memory = self.memory.borrow_mut();
         memory.push(Arc::new(Memory {
@@ -397,7 +400,7 @@ impl World {
         memory.len() - 1
     }
 
-    /// How much that is called so was not freed.
+    /// Returns the number of objects with this name that were not freed.
     pub(crate) fn alive(&self, what: &str) -> usize {
         let memory = self.memory.borrow();
         let alive = |memory: &&Arc<Memory>| memory.what == what && !memory.freed.get();
@@ -408,14 +411,15 @@ impl World {
         self.memory.borrow()[number].clone()
     }
 
-    /// The calling thread holds a lock that callbacks take, until the drop of what is returned.
+    /// Records that the calling thread holds a lock that callbacks take, until the returned value
+    /// is dropped.
     pub(crate) fn locked(self: &Arc<Self>, what: &'static str) -> Held {
         let this = thread::current().id();
         self.held.borrow_mut().push((this, what));
         Held(self.clone(), this)
     }
 
-    /// The calling thread may wait for memory.
+    /// Checks that the calling thread may wait for memory.
     pub(crate) fn may_allocate(&self) {
         let this = thread::current().id();
         let held = self.held.borrow();
@@ -437,13 +441,14 @@ impl World {
         self.processes.borrow().get(&this).copied().unwrap_or(1)
     }
 
-    /// From here on the calling thread runs for another process.
+    /// Makes the calling thread run for another process.
     pub(crate) fn become_process(&self, process: u32) {
         let this = thread::current().id();
         self.processes.borrow_mut().insert(this, process);
     }
 
-    /// The state of an allocation's registration in the registry. Each life of a model has its own.
+    /// Returns the state of an allocation's registration. Each registration of a model has its own
+    /// allocation.
     pub(crate) fn state(&self, allocation: u64) -> Option<State> {
         let start = allocation * ALLOCATION;
         let registry = self.registry.locked.borrow();
