@@ -243,7 +243,7 @@ impl<T> KVVec<T> {
         let capacity = needed.max(self.capacity.saturating_mul(2));
         let bytes = capacity
             .checked_mul(size_of::<T>())
-            // Rust allows no larger object.
+            // Rust allows no longer object.
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or(AllocError)?;
         // SAFETY: `kvmalloc()` accepts any size. The module calls this crate in process context,

@@ -323,7 +323,8 @@ impl<T> GlobalLock<T> {
 
     /// Takes the mutex.
     pub fn lock(&'static self) -> Guard<'static, T, MutexBackend> {
-        // SAFETY: `global_lock!` is `unsafe(uninit)`, so its user has called `init` before.
+        // SAFETY: The mutex is initialized: `global_lock!` is `unsafe(uninit)`, so its user has called
+        // `init` before.
         unsafe { (*self.lock.get()).assume_init_ref() }.lock()
     }
 }

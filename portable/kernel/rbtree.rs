@@ -91,7 +91,7 @@ impl<K, V> RBTree<K, V> {
 }
 
 impl<K: Ord, V> RBTree<K, V> {
-    /// Adds a node and returns the node that had the same key. Allocates nothing.
+    /// Adds a node, and returns the node that had the same key. Allocates nothing.
     pub fn insert(&mut self, node: RBTreeNode<K, V>) -> Option<RBTreeNode<K, V>> {
         let old = self.remove_node(&node.0.key);
         let new = KBox::into_raw(node.0);
@@ -114,7 +114,7 @@ impl<K: Ord, V> RBTree<K, V> {
             let links = &raw mut (*new).links;
             // A node that was in a tree still has the links of that tree.
             links.write(bindings::rb_node {
-                // The two lowest bits hold the colour. Red is 0.
+                // The two lowest bits are the colour; red is 0.
                 __rb_parent_color: parent.expose_provenance(),
                 rb_right: ptr::null_mut(),
                 rb_left: ptr::null_mut(),

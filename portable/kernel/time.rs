@@ -32,8 +32,8 @@ pub mod delay {
         let micros = u64::try_from(delta.0)
             .map_or(MAX_MICROS, |nanos| nanos.div_ceil(1_000))
             .min(MAX_MICROS);
-        // SAFETY: `fsleep()` accepts any number in this range. The module calls this crate in
-        // process context, with no spinlock held.
+        // SAFETY: `fsleep()` accepts any number in this range. The module calls this crate in process context, with no
+        // spinlock held.
         unsafe { bindings::shim_sleep(micros) };
     }
 }

@@ -102,7 +102,7 @@ impl<T: ?Sized> Deref for Arc<T> {
 
 impl<T: ?Sized> Clone for Arc<T> {
     fn clone(&self) -> Self {
-        // Relaxed: this thread already has a reference, and therefore sees the value.
+        // Relaxed: this thread has a reference already, and so sees the value.
         let old = self.count().fetch_add(1, Relaxed);
         if old <= 0 || old == i32::MAX {
             self.count().store(SATURATED, Relaxed);
@@ -123,11 +123,10 @@ impl<T: ?Sized> Drop for Arc<T> {
         if old != 1 {
             return;
         }
-        // Acquire: the other threads' accesses to the value come before the drop.
+        // Acquire: what the other threads did with the value comes before.
         self.count().load(Acquire);
-        // SAFETY: The count was one, so this was the only reference, and no thread can clone
-        // another. By the type invariant, the value is initialized, and its memory is a result of
-        // `place`.
+        // SAFETY: The count was one, so that this was the only reference, and nobody can clone another. By the type invariant
+        // the value is initialized, and its memory is the result of `place`.
         unsafe {
             ptr::drop_in_place(self.0.as_ptr());
             alloc::free(self.0);

@@ -191,8 +191,7 @@ impl<T: Unpin, B: Backend> DerefMut for Guard<'_, T, B> {
 
 impl<T, B: Backend> Drop for Guard<'_, T, B> {
     fn drop(&mut self) {
-        // SAFETY: The lock is held by the type invariant, and no code uses the guard after the
-        // drop.
+        // SAFETY: The lock is held by the type invariant, and nobody uses the guard after the drop.
         unsafe { B::unlock(self.state) };
     }
 }
