@@ -8,10 +8,10 @@
  * revocable. callgrind writes a dump for each callback of each registration,
  * named "<shape> <callback>". Standard output has these lines:
  *
- * 	module <start> <end>		addresses of the module's instructions
- * 	kernel <start> <end>		addresses of the kernel's objects
- * 	calls <shape> <service> <times>	in a registration
- * 	holds <shape> <what> <number>	while it is registered
+ *	module <start> <end>		addresses of the module's instructions
+ *	kernel <start> <end>		addresses of the kernel's objects
+ *	calls <shape> <service> <times>	in a registration
+ *	holds <shape> <what> <number>	while it is registered
  *
  * Each counted registration follows one of the same kind that is not counted,
  * because the module remembers the GPU that it found.

@@ -4,13 +4,13 @@
  *
  * Lock order, outermost first:
  *
- * 	mmap_lock of a process	held by the kernel around mmap, munmap, faults
- * 	API lock		api_lock() in lock.c
- * 	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
- * 	pin->lock		the DMA mappings of one page table
- * 	place_sem		faults against memory that is freed or moved
- * 	mem_lock		allocations, the BAR and its counters
- * 	gpus_lock		the list of GPUs
+ *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
+ *	API lock		api_lock() in lock.c
+ *	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
+ *	pin->lock		the DMA mappings of one page table
+ *	place_sem		faults against memory that is freed or moved
+ *	mem_lock		allocations, the BAR and its counters
+ *	gpus_lock		the list of GPUs
  *
  * Free callbacks run with the API lock held, so every lock that a client
  * takes in its callback is inside it. User memory is never accessed with

@@ -37,7 +37,7 @@ struct standin_free {
 /**
  * struct standin_info - location of an address
  * @va: (in) an address in an allocation of the calling process on this GPU,
- * 	or 0 to get only the fields from @bar_start on
+ *	or 0 to get only the fields from @bar_start on
  * @start: start of the allocation
  * @length: length of the allocation
  * @phys: bus address of @va in the BAR

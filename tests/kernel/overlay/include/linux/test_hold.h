@@ -7,16 +7,16 @@
  * point makes it certain: the test arms the point, waits until a thread is
  * counted there, performs the race, and releases the thread.
  *
- * 	TEST_HOLD(before_frob);
- * 	...
- * 	test_hold_here(&before_frob);			in the code under test
- * 	...
- * 	test_hold_debugfs(dir, &before_frob);		once, at start-up
+ *	TEST_HOLD(before_frob);
+ *	...
+ *	test_hold_here(&before_frob);			in the code under test
+ *	...
+ *	test_hold_debugfs(dir, &before_frob);		once, at start-up
  *
  * The file of that name in @dir then takes "1" (arm) and "0" (disarm, and
  * release every thread that waits), and reads as
  *
- * 	armed=<0|1> waiting=<n> passed=<n> abandoned=<n>
+ *	armed=<0|1> waiting=<n> passed=<n> abandoned=<n>
  *
  * "passed" counts the threads that have passed the place since it was last
  * armed, with or without waiting.
@@ -56,8 +56,8 @@
  * @lock: protects all following fields. Taken only in process context.
  * @armed: true if a thread that arrives now must wait
  * @generation: incremented by every disarming. A waiter waits for a change of
- * 	this number, not for @armed to be false. If the point were armed again
- * 	at once, a waiter that had not run in between would sleep on.
+ *	this number, not for @armed to be false. If the point were armed again
+ *	at once, a waiter that had not run in between would sleep on.
  * @waiting: threads that sleep here
  * @passed: threads that have left since the last arming
  * @abandoned: releases because the owner ended, since the last arming

@@ -8,10 +8,10 @@
  * registration, if the address is theirs. The first client that accepts pins
  * the memory and maps it for the RDMA device.
  *
- * 	acquire -> get_pages -> dma_map		ib_umem_get_peer()
- * 	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
- * 	release					ib_umem_release(), which unmaps first
- * 						if the notifier was not stopped
+ *	acquire -> get_pages -> dma_map		ib_umem_get_peer()
+ *	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
+ *	release					ib_umem_release(), which unmaps first
+ *						if the notifier was not stopped
  *
  * This is a test fixture. It gives mainline, which never had the interface,
  * the behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it.
@@ -21,14 +21,14 @@
  *
  * Lock order
  *
- * 	mmap_lock (a GPU driver may revoke in munmap())
- * 	  locks of the GPU driver that it holds when it revokes
- * 	    ib_umem_peer::mapping_lock
- * 	      locks of the RDMA driver, and the client's own
- * 	      ib_peer_client::umems.xa_lock
+ *	mmap_lock (a GPU driver may revoke in munmap())
+ *	  locks of the GPU driver that it holds when it revokes
+ *	    ib_umem_peer::mapping_lock
+ *	      locks of the RDMA driver, and the client's own
+ *	      ib_peer_client::umems.xa_lock
  *
- * 	peer_memory_mutex
- * 	  locks that acquire() takes, of the client and of the GPU driver
+ *	peer_memory_mutex
+ *	  locks that acquire() takes, of the client and of the GPU driver
  *
  * peer_memory_mutex and mapping_lock never nest in either order.
  *
@@ -152,7 +152,7 @@ enum peer_stat {
  * @usecnt: one for the registration and one for every acquired context
  * @unused: completed when @usecnt is zero
  * @can_revoke: the client took the invalidation function, so only drivers
- * 	that can lose a umem may use its memory
+ *	that can lose a umem may use its memory
  * @umems: ticket to &struct ib_umem_peer
  * @next_ticket: where the search for a free ticket continues
  * @stats: counters in memory_peers
@@ -191,9 +191,9 @@ struct peer_sg_save {
  * @context: the client's context of the umem
  * @dma_device: the device that it is mapped for, or NULL
  * @mapping_lock: protects @state and @func, and excludes an invalidation while
- * 	they change
+ *	they change
  * @pending: mapping_lock has been held since ib_umem_get_peer(). Used by the
- * 	driver's thread only.
+ *	driver's thread only.
  * @state: tells if and by whom the umem must be unmapped
  * @ticket: the ticket with which the client invalidates, or PEER_NO_TICKET
  * @func: stops the RDMA driver's use of the umem
@@ -427,7 +427,7 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context);
  * ib_register_peer_memory_client - offer memory to RDMA devices
  * @peer_client: the client. Must not change until it has unregistered.
  * @invalidate_callback: where to store the function with which the client
- * 	revokes, or NULL if it never does
+ *	revokes, or NULL if it never does
  *
  * Return: a handle, or NULL. Never an ERR_PTR().
  */
@@ -696,7 +696,7 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
  * ib_umem_activate_invalidation_notifier - get notified of a revocation
  * @umem: a umem from ib_umem_get_peer()
  * @func: called at most once, with a lock of ib_core held. When it returns, the
- * 	device no longer accesses the memory.
+ *	device no longer accesses the memory.
  * @priv: argument of @func
  *
  * A client that can revoke cannot do so before this call. The driver calls this
