@@ -93,6 +93,11 @@ pub(crate) fn says_in_one_line(host: &dyn Host, line: &[&str]) -> (String, Statu
     (words.join(" "), status)
 }
 
+/// Returns the output of one check of `doctor`, in one line.
+pub(crate) fn doctor_says(check: &str, host: &dyn Host, more: &[&str]) -> (String, Status) {
+    says_in_one_line(host, &[&["doctor", "--only", check], more].concat())
+}
+
 /// Checks that backticks in the fix of a finding enclose commands only.
 pub(crate) fn commands_are_marked(finding: &Finding) {
     const PROGRAMS: &[&str] = &[

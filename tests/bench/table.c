@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The scatter list that a client gave to ib_core, and the page size that the
- * kernel's ib_umem_find_best_pgsz() finds for it.
+ * The scatter list that a client gave to ib_core.
  *
  * /sys/kernel/debug/bench/table: "1" records each table that is mapped from now
  * on, "0" stops and clears; reads the last table as 64-bit numbers: address and
- * length of the registration, page size, number of entries, and DMA address and
- * length of each entry. Empty if no table was mapped.
+ * length of the registration, number of entries, and DMA address and length of
+ * each entry. Empty if no table was mapped.
  */
 #include <linux/debugfs.h>
 #include <linux/mm.h>
@@ -14,14 +13,10 @@
 #include <linux/scatterlist.h>
 #include <linux/uaccess.h>
 #include <linux/vmalloc.h>
-#include <rdma/ib_umem.h>
 
 #include "bench.h"
 
-#define HEAD	4
-
-/* Page sizes of mlx5 by default: 4 KiB to 2 GiB. */
-#define PAGE_SIZES	GENMASK(31, 12)
+#define HEAD	3
 
 static DEFINE_MUTEX(lock);
 static bool wanted;
@@ -33,18 +28,6 @@ static void forget(void)
 	vfree(record);
 	record = NULL;
 	record_size = 0;
-}
-
-static unsigned long best_page_size(const struct sg_table *table,
-				    unsigned long address, size_t length)
-{
-	struct ib_umem umem = {
-		.address = address,
-		.length = length,
-	};
-
-	umem.sgt_append.sgt = *table;
-	return ib_umem_find_best_pgsz(&umem, PAGE_SIZES, address);
 }
 
 /**
@@ -69,8 +52,7 @@ void table_mapped(const struct sg_table *table, unsigned long address,
 	if (record) {
 		record[0] = address;
 		record[1] = length;
-		record[2] = best_page_size(table, address, length);
-		record[3] = table->nents;
+		record[2] = table->nents;
 		for_each_sgtable_dma_sg(table, sg, i) {
 			record[at++] = sg_dma_address(sg);
 			record[at++] = sg_dma_len(sg);

@@ -197,9 +197,9 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::controls::DATA_DIRECT_ACS;
     use super::super::tests::paths::{socket, PathFault, ACS, FIRST, SECOND};
-    use crate::finding::Level;
-    use crate::finding::Status;
+    use crate::finding::{Level, Status};
     use crate::fixture::{Fixture, Pci};
     use crate::machine::config::Acs;
     use crate::{fixture, testing};
@@ -236,13 +236,8 @@ mod tests {
 
     /// Returns `doctor`'s output about ACS.
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {
-        let line = [&["doctor", "--only", "acs"], more].concat();
-        testing::says_in_one_line(&fixture.recording, &line)
+        testing::doctor_says("acs", &fixture.recording, more)
     }
-
-    const ALL: &str =
-        "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
-                       xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
 
     #[test]
     fn data_direct_that_is_set_up_is_well() {
@@ -275,7 +270,7 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
-        assert!(text.contains(ALL), "{text}");
+        assert!(text.contains(DATA_DIRECT_ACS), "{text}");
         assert!(!text.contains("0009:05:00.0"), "that is well: {text}");
     }
 
@@ -340,7 +335,7 @@ mod tests {
             assert!(text.contains(words), "{text}");
             assert!(text.contains(&format!("`setpci -s {at} ")), "{text}");
             assert_eq!(text.matches("setpci -s").count(), 1, "{text}");
-            assert!(text.contains(ALL), "{text}");
+            assert!(text.contains(DATA_DIRECT_ACS), "{text}");
         }
         // Bits that do not matter, here and elsewhere.
         let mut fixture = fixture::data_direct();

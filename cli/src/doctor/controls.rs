@@ -224,6 +224,12 @@ pub(super) fn for_data_direct<'a>(pair: &Pair, route: &Route<'a>) -> Option<Seen
     Some(wanted.collect())
 }
 
+/// The parameter that [`fixture::data_direct_acs`](crate::fixture::data_direct_acs) needs.
+#[cfg(test)]
+pub(super) const DATA_DIRECT_ACS: &str =
+    "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
+     xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
+
 /// Returns the options for the kernel's command line, for all ports of the machine. The kernel uses
 /// only the last such list.
 pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {

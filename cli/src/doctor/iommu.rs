@@ -287,9 +287,9 @@ fn group_fix(scan: &Scan<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::controls::DATA_DIRECT_ACS;
     use super::super::tests::paths::{group, socket, PathFault, FIRST};
-    use crate::finding::Level;
-    use crate::finding::Status;
+    use crate::finding::{Level, Status};
     use crate::{fixture, testing};
 
     pub(super) const FAULTS: &[PathFault] = &[
@@ -339,13 +339,8 @@ mod tests {
 
     /// Returns `doctor`'s output about the IOMMU.
     fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
-        let line = [&["doctor", "--only", "iommu"], more].concat();
-        testing::says_in_one_line(&fixture.recording, &line)
+        testing::doctor_says("iommu", &fixture.recording, more)
     }
-
-    const ALL: &str =
-        "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
-                       xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
 
     #[test]
     fn both_must_be_in_one_group() {
@@ -361,7 +356,7 @@ mod tests {
         assert_eq!(status, Status::Findings, "{text}");
         let words = "Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
         assert!(text.contains(words), "{text}");
-        assert!(text.contains(ALL), "{text}");
+        assert!(text.contains(DATA_DIRECT_ACS), "{text}");
         let parameters = "DmaRemapPeerMmio: 1\nGrdmaPciTopoCheckOverride: 1\n";
         fixture.file("/proc/driver/nvidia/params", parameters);
         let (text, status) = says(&fixture, &["--all"]);

@@ -140,8 +140,7 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
-    use crate::finding::Status;
+    use crate::finding::{Level, Status};
     use crate::{fixture, testing};
 
     pub(super) const FAULTS: &[PathFault] = &[PathFault {
@@ -158,8 +157,7 @@ mod tests {
     }];
 
     fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
-        let line = [&["doctor", "--only", "nic-driver"], more].concat();
-        testing::says_in_one_line(&fixture.recording, &line)
+        testing::doctor_says("nic-driver", &fixture.recording, more)
     }
 
     #[test]

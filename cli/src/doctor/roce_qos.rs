@@ -8,9 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::scan::{Check, Scan};
 use super::{port, roce};
 use crate::finding::{argument, Finding, Level, Subject};
-use crate::host::dcb;
 use crate::host::dcb::Dcb;
-use crate::host::{Host, Seen, Unseen};
+use crate::host::{dcb, Host, Seen, Unseen};
 use crate::machine::{netdevs_of, Hca, Port};
 
 pub(super) const CHECK: Check = Check {

@@ -9,7 +9,7 @@ use regex::Regex;
 
 use crate::finding::Status;
 use crate::fixture::Fixture;
-use crate::host::{Fact, Unseen};
+use crate::host::Fact;
 use crate::machine::counters::{Kind, COUNTERS};
 use crate::shipped::reason::{Event, EventInfo, Reason};
 use crate::{fixture, testing};
@@ -534,11 +534,7 @@ fn a_check_that_did_not_run_has_no_metric() {
     // NVML is not available, so its data is unknown.
     let mut fixture = fixture::small();
     fixture.software();
-    fixture.recording.facts.remove(&Fact::Nvml);
-    fixture
-        .recording
-        .unseen
-        .insert("fact nvml".to_owned(), Unseen::Absent);
+    fixture.no_nvml();
     let found = checks(&fixture);
     assert!(!found.contains_key(&sample("bar1-free")), "{found:?}");
     assert!(found.contains_key(&sample("port")), "{found:?}");

@@ -17,4 +17,3 @@ pub(crate) use self::install::{
     file_of, install, install_all, is_interrupted, missing_all, unpack_own, was_begun,
     ARM64_OBJECT, COST, FOREIGN, LINT, ROOT, WHEELS,
 };
-pub(crate) use crate::command::as_root;

@@ -15,9 +15,11 @@ use anyhow::{bail, ensure, Context as _, Result};
 use clap::Args;
 
 use crate::arch::Arch;
+use crate::cases::add_last_words;
+use crate::command::system_path;
+use crate::guest::SYSTEM_PROGRAMS;
 use crate::paths::Paths;
 use crate::progress::{duration, output};
-use crate::test::add_last_words;
 use crate::vm::{Options, Peermem, Provider};
 use crate::{cost, kernel, programs, setup, stamp, vm};
 
@@ -112,7 +114,7 @@ fn file(repo: &Path) -> PathBuf {
 }
 
 fn first_line(command: &mut Command) -> Result<String> {
-    let text = output(command.env("PATH", vm::system_path()))?;
+    let text = output(command.env("PATH", system_path()))?;
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
@@ -200,7 +202,7 @@ impl Machine {
             gpus: 1,
             bar: BAR,
             timeout: Some(1800),
-            env: vec![vm::SYSTEM_PROGRAMS.to_owned()],
+            env: vec![SYSTEM_PROGRAMS.to_owned()],
             frozen: true,
             ..Options::default()
         };

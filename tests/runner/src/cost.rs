@@ -18,10 +18,12 @@ use anyhow::{bail, Context as _, Result};
 use clap::Args;
 
 use crate::kernel::Kernel;
-use crate::modules::{Build, Builder};
+use crate::lock::Lock;
+use crate::modules::Builder;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::results::{Test, Verdict};
+use crate::vm::Build;
 use crate::{apt, kernel, setup, stamp};
 
 #[derive(Debug, Args)]
@@ -237,7 +239,7 @@ fn count(paths: &Paths, frozen: bool, subjects: &[Subject]) -> Result<Counted> {
         kernel::Extent::Patched
     };
     let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, extent)?;
-    let _lock = setup::Lock::take(paths, "modules")?;
+    let _lock = Lock::take(paths, "modules")?;
     let directory = kernel.products.join("cost.linked");
     fs::create_dir_all(&directory)?;
     let mut figures = Figures::new();

@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::arch::Arch;
-use crate::command::tool;
+use crate::command::{as_root, tool};
 use crate::index::Index;
 use crate::kernel::{stock, Extent};
 use crate::lock::Lock;
@@ -208,11 +208,7 @@ fn title(what: &Release, step: &str) -> String {
 fn remove(path: &Path) -> Result<()> {
     if path.exists() {
         // An interrupted run may have left mounts there.
-        output(
-            apt::as_root("rm")
-                .args(["-rf", "--one-file-system"])
-                .arg(path),
-        )?;
+        output(as_root("rm").args(["-rf", "--one-file-system"]).arg(path))?;
     }
     Ok(())
 }
@@ -244,7 +240,7 @@ impl Host<'_> {
         }
         mounts.push_str("mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; cd /; ");
         mounts.push_str("exec chroot \"$0\" sh -ec \"$1\"");
-        let mut result = apt::as_root("unshare");
+        let mut result = as_root("unshare");
         result
             .args([
                 "--mount",
@@ -268,8 +264,8 @@ impl Host<'_> {
     /// Copies files into a folder of the root.
     fn put(&self, sources: &[PathBuf], folder: &str) -> Result<()> {
         let target = self.layer.as_ref().unwrap_or(&self.root).join(folder);
-        output(apt::as_root("mkdir").arg("-p").arg(&target))?;
-        output(apt::as_root("cp").arg("-rL").args(sources).arg(&target))?;
+        output(as_root("mkdir").arg("-p").arg(&target))?;
+        output(as_root("cp").arg("-rL").args(sources).arg(&target))?;
         Ok(())
     }
 
@@ -311,7 +307,7 @@ impl Host<'_> {
         )?;
         // The compiler finds cm_trace.h relative to a folder of this name.
         output(
-            apt::as_root("mkdir")
+            as_root("mkdir")
                 .arg("-p")
                 .arg(self.root.join(home).join("include/trace")),
         )?;
@@ -472,7 +468,7 @@ fn life(
     control: (&[PathBuf], &str),
 ) -> Result<(Vec<Test>, Vec<String>)> {
     // Mounts are not possible in a container, for example.
-    if output(apt::as_root("unshare").args(["--mount", "true"])).is_err() {
+    if output(as_root("unshare").args(["--mount", "true"])).is_err() {
         let reason = "this machine lets nobody mount".to_owned();
         return Ok((vec![Test::skipped("installed", reason)], Vec::new()));
     }

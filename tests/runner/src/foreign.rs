@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::arch::Arch;
+use crate::command::as_root;
 use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
@@ -115,7 +116,7 @@ pub(crate) fn root(paths: &Paths, arch: Arch) -> Result<PathBuf> {
     let mut stage = Stage::begin(format!("{name}: unpacking Debian's packages"));
     fs::create_dir_all(&home)?;
     if root.exists() {
-        output(apt::as_root("rm").arg("-rf").arg(&root))?;
+        output(as_root("rm").arg("-rf").arg(&root))?;
     }
     let (release, sources) = apt::own_sources()?;
     apt::make_root(
@@ -127,7 +128,7 @@ pub(crate) fn root(paths: &Paths, arch: Arch) -> Result<PathBuf> {
         Some(name),
     )?;
     for (link, target) in LINKS {
-        output(apt::as_root("ln").args(["-s", target]).arg(root.join(link)))?;
+        output(as_root("ln").args(["-s", target]).arg(root.join(link)))?;
     }
     stamp::set(&stamp, &key)?;
     stage.done("");

@@ -18,8 +18,7 @@ use crate::paths::Paths;
 use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
-pub(crate) use crate::vm::Build;
-use crate::vm::Provider;
+use crate::vm::{Build, Provider};
 use crate::{apt, patch, stamp};
 
 /// A module that the test runner builds: its inputs, and the variables of make.

@@ -20,12 +20,12 @@ use anyhow::{bail, ensure, Result};
 use clap::Args;
 
 use crate::lock::Lock;
-use crate::modules::Build;
 use crate::paths::Paths;
 use crate::progress::duration;
 use crate::results::{Test, Verdict};
 use crate::setup;
 use crate::toolchain::Toolchain;
+use crate::vm::Build;
 
 use self::kept::Kept;
 use self::machine::{Job, Machines};

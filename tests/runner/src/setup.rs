@@ -10,12 +10,12 @@ use anyhow::{anyhow, bail, Context as _, Result};
 use crate::arch::Arch;
 use crate::index::{self, Index};
 use crate::kernel::{Extent, Kernel};
-pub(crate) use crate::lock::Lock;
-use crate::modules::{Build, Builder};
+use crate::lock::Lock;
+use crate::modules::Builder;
 use crate::paths::Paths;
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
-use crate::vm::{Peermem, Provider};
+use crate::vm::{Build, Peermem, Provider};
 use crate::{apt, foreign, kernel, modules, programs, vm};
 
 /// Finds the compilers, after installing their packages.

@@ -20,7 +20,6 @@ use self::report::{missing, Origin, Report};
 use self::skips::Skips;
 use self::tables::summary;
 use crate::arch::Arch;
-pub(crate) use crate::cases::add_last_words;
 use crate::history::{History, When};
 use crate::kept::{Pass, Shelf};
 use crate::paths::Paths;

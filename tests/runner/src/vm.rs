@@ -22,8 +22,6 @@ use anyhow::{anyhow, Context as _, Result};
 
 pub(crate) use self::boot::{Boot, Channels, Outcome};
 pub(crate) use self::options::{Build, Iommu, Options, Peermem, Provider, Rdma};
-pub(crate) use crate::command::system_path;
-pub(crate) use crate::guest::SYSTEM_PROGRAMS;
 use crate::paths::Paths;
 
 /// Boots one VM or a pair, runs the command, and waits. An error is a failure of this machine. Any

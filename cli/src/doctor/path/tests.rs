@@ -3,8 +3,7 @@
 
 use super::*;
 use crate::doctor::tests::paths::{socket, PathFault, FIRST};
-use crate::finding::Level;
-use crate::finding::Status;
+use crate::finding::{Level, Status};
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;

@@ -111,20 +111,22 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::super::tests::{gpu, nvswitch, SoftwareFault};
     use crate::finding::Level;
+    use crate::fixture::Fixture;
     use crate::host::Fact;
-    use crate::nvml::Fabric;
-    use crate::nvml::FabricState;
+    use crate::nvml::{Fabric, FabricState};
+
+    /// Sets the state of the GPU's fabric.
+    fn fabric(fixture: &mut Fixture, state: FabricState, status: i32) {
+        gpu(fixture, |gpu| {
+            gpu.fabric = Some(Fabric { state, status });
+        });
+    }
 
     pub(super) const FAULTS: &[SoftwareFault] = &[
         SoftwareFault {
             name: "a fabric that nobody has set up",
             inject: |fixture| {
-                gpu(fixture, |gpu| {
-                    gpu.fabric = Some(Fabric {
-                        state: FabricState::NotStarted,
-                        status: 0,
-                    });
-                });
+                fabric(fixture, FabricState::NotStarted, 0);
                 fixture.fact(Fact::FabricManager, "not running");
             },
             says: &[(
@@ -136,12 +138,7 @@ mod tests {
         SoftwareFault {
             name: "a fabric that could not be set up",
             inject: |fixture| {
-                gpu(fixture, |gpu| {
-                    gpu.fabric = Some(Fabric {
-                        state: FabricState::Completed,
-                        status: 999,
-                    });
-                });
+                fabric(fixture, FabricState::Completed, 999);
             },
             says: &[(
                 "fabric",
@@ -152,12 +149,7 @@ mod tests {
         SoftwareFault {
             name: "a fabric that is set up",
             inject: |fixture| {
-                gpu(fixture, |gpu| {
-                    gpu.fabric = Some(Fabric {
-                        state: FabricState::Completed,
-                        status: 0,
-                    });
-                });
+                fabric(fixture, FabricState::Completed, 0);
                 // The switches belong to another machine.
                 fixture.fact(Fact::FabricManager, "not running");
             },

@@ -217,8 +217,7 @@ mod tests {
 
     use super::super::tests::{differs, healthy, log, SoftwareFault};
     use crate::finding::Level;
-    use crate::host::Fact;
-    use crate::host::Unseen;
+    use crate::host::{Fact, Unseen};
     use proptest::prelude::*;
 
     pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {

@@ -176,8 +176,7 @@ mod tests {
     use crate::finding::Level;
     use crate::fixture::software::module_files;
     use crate::software::files::File;
-    use crate::software::MODULE;
-    use crate::software::REGISTER;
+    use crate::software::{MODULE, REGISTER};
 
     pub(super) const FAULTS: &[SoftwareFault] = &[
         SoftwareFault {

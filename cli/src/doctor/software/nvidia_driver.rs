@@ -148,10 +148,8 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
 mod tests {
     use super::super::tests::{proprietary, unload, SoftwareFault};
     use crate::finding::Level;
-    use crate::fixture::software::driver;
-    use crate::fixture::software::newer_library;
-    use crate::host::Fact;
-    use crate::host::Unseen;
+    use crate::fixture::software::{driver, newer_library};
+    use crate::fixture::Fixture;
 
     pub(super) const FAULTS: &[SoftwareFault] = &[
         SoftwareFault {
@@ -183,13 +181,7 @@ mod tests {
         },
         SoftwareFault {
             name: "no library",
-            inject: |fixture| {
-                fixture.recording.facts.remove(&Fact::Nvml);
-                fixture
-                    .recording
-                    .unseen
-                    .insert("fact nvml".to_owned(), Unseen::Absent);
-            },
+            inject: Fixture::no_nvml,
             says: &[("nvidia-driver", Level::NotVisible, "libnvidia-ml.so.1")],
         },
     ];

@@ -97,8 +97,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::super::tests::SoftwareFault;
     use crate::finding::Level;
-    use crate::host::Fact;
-    use crate::host::Unseen;
+    use crate::host::{Fact, Unseen};
 
     pub(super) const FAULTS: &[SoftwareFault] = &[
         SoftwareFault {

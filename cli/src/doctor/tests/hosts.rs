@@ -4,7 +4,7 @@
 use crate::finding::Status;
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
-use crate::host::{Fact, Unseen};
+use crate::host::Fact;
 use crate::nvml::Nvml;
 use crate::{fixture, testing};
 
@@ -194,11 +194,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
 #[test]
 fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
     let mut without = hgx();
-    without.recording.facts.remove(&Fact::Nvml);
-    without
-        .recording
-        .unseen
-        .insert("fact nvml".to_owned(), Unseen::Absent);
+    without.no_nvml();
     let mut given = not_started();
     let own = given.place(GPU);
     given.link(

@@ -12,12 +12,12 @@ use regex::Regex;
 
 use super::rule::{Check, Mutant, Place};
 use super::{host, machine};
-use crate::modules::Build;
 use crate::patch::FAKES;
 use crate::paths::Paths;
 use crate::results::pattern;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
+use crate::vm::Build;
 use crate::{setup, stamp};
 
 /// Directory of the verbs program's cases.

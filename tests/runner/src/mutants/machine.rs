@@ -15,10 +15,9 @@ use anyhow::{anyhow, bail, Result};
 use super::rule::{Check, Mutant, Place, Sign};
 use super::seen::Seen;
 use crate::arch::Arch;
-use crate::modules::Build;
 use crate::paths::Paths;
 use crate::results::{Format, Reader};
-use crate::vm::Options;
+use crate::vm::{Build, Options};
 use crate::{guest, klog, programs, setup, vm};
 
 /// Lines that the script prints at the beginning of a step (also to the kernel's log) and at its

@@ -255,8 +255,6 @@ impl Drop for PageOrder {
 pub(crate) struct Mapped {
     pub(crate) address: u64,
     pub(crate) len: u64,
-    /// Result of the kernel's `ib_umem_find_best_pgsz`, or 0 for none.
-    pub(crate) kernel_page: u64,
     /// DMA address and length of each entry.
     pub(crate) entries: Vec<(u64, u64)>,
 }
@@ -277,7 +275,7 @@ impl Mapped {
             .chunks_exact(8)
             .map(|word| word.iter().rev().fold(0, |sum, &b| sum << 8 | u64::from(b)));
         let mut next = || words.next().context("the table is cut short");
-        let (address, len, kernel_page, count) = (next()?, next()?, next()?, next()?);
+        let (address, len, count) = (next()?, next()?, next()?);
         let mut entries = Vec::new();
         for _ in 0..count {
             entries.push((next()?, next()?));
@@ -285,7 +283,6 @@ impl Mapped {
         Ok(Self {
             address,
             len,
-            kernel_page,
             entries,
         })
     }
@@ -332,13 +329,13 @@ mod tests {
     #[test]
     fn tables() {
         let mut bytes = Vec::new();
-        for word in [0x1000_u64, 8192, 4096, 1, 0xfe_0000_0000, 8192] {
+        for word in [0x1000_u64, 8192, 1, 0xfe_0000_0000, 8192] {
             bytes.extend(word.to_le_bytes());
         }
         let mapped = Mapped::parse(&bytes).expect("a table");
         assert_eq!(mapped.entries, [(0xfe_0000_0000, 8192)]);
-        assert_eq!((mapped.len, mapped.kernel_page), (8192, 4096));
-        assert!(Mapped::parse(&bytes[..40]).is_err());
+        assert_eq!(mapped.len, 8192);
+        assert!(Mapped::parse(&bytes[..32]).is_err());
         assert!(Mapped::parse(&[]).is_err());
     }
 }

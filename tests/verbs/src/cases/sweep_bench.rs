@@ -8,7 +8,6 @@ use anyhow::{bail, ensure, Context, Result};
 
 use super::chunks::Row;
 use crate::arena::Arena;
-use crate::counters;
 use crate::counters::Counters;
 use crate::faults::Nth;
 use crate::gpu::{Allocation, Gpu, GRANULE};
@@ -16,7 +15,7 @@ use crate::knobs::{fail_none, fail_nth, Parameter};
 use crate::lab::{Lab, PinMode};
 use crate::rdma::{full_access, Connection, Hca, Op};
 use crate::sys::{Forked, Placement, Span};
-use crate::{module, rdma, sys};
+use crate::{counters, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
 /// Number of allocations under a registration of [`Shape::Chunks`].

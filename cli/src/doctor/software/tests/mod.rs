@@ -10,7 +10,7 @@ use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{driver, limits, module_files, nvml};
 use crate::fixture::Fixture;
-use crate::host::{Fact, Unseen};
+use crate::host::Fact;
 use crate::machine::Machine;
 use crate::software::files::Files;
 use crate::software::{MODULE, REGISTER};
@@ -108,7 +108,7 @@ pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
 }
 
 /// Changes NVML's report about the first GPU.
-pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: fn(&mut crate::nvml::GpuReport)) {
+pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: impl Fn(&mut crate::nvml::GpuReport)) {
     let mut said = nvml(&fixture.recording);
     change(said.gpus.first_mut().unwrap());
     fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
@@ -281,11 +281,7 @@ fn the_test_vms_machine_has_notes_alone() {
         fixture.file(&format!("{gpu}/{file}"), &format!("{text}\n"));
     }
     fixture.software();
-    fixture.recording.facts.remove(&Fact::Nvml);
-    fixture
-        .recording
-        .unseen
-        .insert("fact nvml".to_owned(), Unseen::Absent);
+    fixture.no_nvml();
     let found = findings(&fixture);
     assert!(
         found.iter().all(|finding| finding.level <= Note),
