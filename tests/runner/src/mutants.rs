@@ -42,7 +42,7 @@ pub(crate) struct Selection {
     /// Names them and what they take out, and runs nothing
     #[arg(long)]
     list: bool,
-    /// With the portable build: only those of files that wrap C, and their tests in virtual machines
+    /// Uses the portable build: only mutants of files that wrap C, and their tests in VMs
     #[arg(long)]
     portable: bool,
 }

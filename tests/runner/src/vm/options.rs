@@ -55,7 +55,7 @@ impl Provider {
 pub(crate) enum Rdma {
     /// ib_core and rxe with peer memory
     Patched,
-    /// As the kernel's source has them
+    /// Unchanged from the kernel's source
     Stock,
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct Options {
     /// has ended is switched off. The exit status is 0 if both commands end with 0
     #[arg(long)]
     pub(crate) pair: bool,
-    /// With --pair: host 2's command switches its machine off, and host 1 goes on
+    /// Host 2's command switches its machine off, and host 1 goes on (--pair)
     #[arg(skip)]
     pub(crate) host_2_is_lost: bool,
     /// Which of a pair this machine is
@@ -244,7 +244,7 @@ pub(crate) struct Options {
     /// Lays NVIDIA's module beside ours and names it in TESTVM_CONTROL_KO
     #[arg(long)]
     pub(crate) with_control: bool,
-    /// With --peermem none: lays our module where modprobe finds it, and neighbours that it cannot work with (tests/drivers)
+    /// Lays our module where modprobe finds it, and neighbours that it cannot work with (tests/drivers; --peermem none)
     /// where TESTVM_DRIVERS says
     #[arg(long)]
     pub(crate) beside: bool,
