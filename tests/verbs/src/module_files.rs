@@ -99,35 +99,30 @@ pub(crate) fn no_refusals() -> Result<()> {
 /// Returns all counts that are not zero: `mode/reason` of refusals, names of other events. Excludes
 /// the lives of registrations.
 pub(crate) fn counts() -> Result<BTreeMap<String, u64>> {
-    let mut counts = BTreeMap::new();
-    for line in lines("counters")? {
-        let event = get(&line, "event")?;
-        if event != "refused" && line.contains_key("mode") {
-            continue;
-        }
-        let name = match event {
-            "refused" => format!("{}/{}", get(&line, "mode")?, get(&line, "reason")?),
-            _ => event.to_owned(),
-        };
-        let count = number(&line, "count")?;
-        if count > 0 {
-            ensure!(counts.insert(name, count).is_none(), "twice: {line:?}");
-        }
-    }
-    Ok(counts)
+    nonzero(false)
 }
 
 /// Returns the counts of the lives of registrations in each mode that are not zero: `event/mode`.
 fn lives() -> Result<BTreeMap<String, u64>> {
+    nonzero(true)
+}
+
+fn nonzero(lives: bool) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     for line in lines("counters")? {
         let event = get(&line, "event")?;
-        if event != "refused" && line.contains_key("mode") {
-            let count = number(&line, "count")?;
-            if count > 0 {
-                counts.insert(format!("{event}/{}", get(&line, "mode")?), count);
-            }
+        let is_refusal = event == "refused";
+        let is_life = !is_refusal && line.contains_key("mode");
+        let count = number(&line, "count")?;
+        if is_life != lives || count == 0 {
+            continue;
         }
+        let name = match (is_refusal, is_life) {
+            (true, _) => format!("{}/{}", get(&line, "mode")?, get(&line, "reason")?),
+            (_, true) => format!("{event}/{}", get(&line, "mode")?),
+            _ => event.to_owned(),
+        };
+        ensure!(counts.insert(name, count).is_none(), "twice: {line:?}");
     }
     Ok(counts)
 }
