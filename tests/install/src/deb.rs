@@ -250,7 +250,7 @@ fn life(log: Log) -> Result<()> {
         test "$(links)" = "/etc/systemd/system/multi-user.target.wants/peermem-rs.service
 /etc/systemd/system/openibd.service.wants/peermem-rs.service"
         test "$(state)" = "peermem-rs/0.1.0: added"
-        grep -q 'Of peermem-rs' /etc/infiniband/pre-stop-hook.sh
+        grep -q 'Hook of peermem-rs' /etc/infiniband/pre-stop-hook.sh
         test -x /etc/infiniband/post-start-hook.sh
         test -e /usr/lib/depmod.d/zz-peermem-rs.conf
         test -e /usr/lib/modprobe.d/00-peermem-rs.conf

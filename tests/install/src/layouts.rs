@@ -491,22 +491,30 @@ fn without_configuration(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Installs our hooks of openibd if there are none, and leaves the operator's alone.
+/// Installs our hooks of openibd if there are none, replaces those of an earlier version, and leaves
+/// the operator's alone, one that starts our service included.
 fn hooks(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;
     let pre = "etc/infiniband/pre-stop-hook.sh";
     let post = "etc/infiniband/post-start-hook.sh";
     host.put("etc/infiniband/openib.conf", "ONBOOT=yes\n")?;
-    host.put(post, "#!/bin/sh\necho the operator's own\n")?;
+    host.put(
+        post,
+        "#!/bin/sh\n# The unit is that of peermem-rs.\nsystemctl --no-block start peermem-rs.service\n",
+    )?;
     let before = host.listing()?;
+    host.put(
+        pre,
+        "#!/bin/sh\n# Of peermem-rs. The script /etc/init.d/openibd\n",
+    )?;
     Way::Make.install(&host, layout, "1")?;
     let after = host.listing()?;
     log.that(
-        "a hook before stopping is there",
-        after
-            .get(pre)
-            .is_some_and(|text| text.contains("peermem-rs")),
+        "a hook before stopping is there, and is this version's",
+        after.get(pre).is_some_and(|text| {
+            text.contains("pre-stop-hook.sh) systemctl stop peermem-rs.service")
+        }),
     )?;
     log.that(
         "the operator's hook after starting is what it was",
