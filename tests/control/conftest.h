@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What NVIDIA's configure step would have found out about the test VM's kernel, as
+ * Results of NVIDIA's configure step for the test VM's kernel, as
  * far as nvidia-peermem.c asks: ib_core has the peer-memory interface.
  */
 #ifndef _TEST_CONFTEST_H

@@ -7,7 +7,7 @@ use crate::finding::Status;
 use crate::host::recording::Recording;
 use crate::testing;
 
-/// What was seen on the machine itself was the same, but for the colours.
+/// Compares with the output on the machine itself, which also had colours.
 #[test]
 fn four_h200s_in_a_virtual_machine() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");
@@ -44,7 +44,7 @@ fn links_of_a_virtual_machine_are_exported() {
     }
 }
 
-/// What no recording that is kept here may have in it.
+/// Texts that identify a machine must not be in a recording of the repository.
 #[test]
 fn nothing_names_the_machine() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");

@@ -25,10 +25,10 @@ use crate::{cost, kernel, programs, setup, stamp, vm};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Measures nothing: writes docs/performance.md from tests/cost/figures and tests/cost/vm-figures
+    /// Only writes docs/performance.md, from tests/cost/figures and tests/cost/vm-figures
     #[arg(long)]
     page: bool,
-    /// Counts nothing: takes tests/cost/figures as it is, and measures in the VMs alone
+    /// Only measures in the VMs, and keeps tests/cost/figures
     #[arg(long, conflicts_with = "page")]
     vm: bool,
 }

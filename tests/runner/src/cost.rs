@@ -28,7 +28,7 @@ use crate::{apt, kernel, setup, stamp};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Writes the figures that were counted into tests/cost/figures and docs/performance.md
+    /// Writes the counts to tests/cost/figures and docs/performance.md
     #[arg(long)]
     pub(crate) update: bool,
 }

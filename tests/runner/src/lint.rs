@@ -74,6 +74,7 @@ pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
 
 const CHECKS: &[Check] = &[
     ("licence lines", licences),
+    ("first words of comments", first_words),
     ("rustfmt, host", format_host),
     ("rustfmt, kernel", format_kernel),
     (CLIPPY_HOST, clippy_host),
@@ -156,6 +157,59 @@ fn licences(linter: &Linter<'_>) -> Result<()> {
     }
     if !without.is_empty() {
         bail!("no SPDX line at the top of:\n{}", without.join("\n"));
+    }
+    Ok(())
+}
+
+/// Words that begin a riddle: a comment must begin with its subject or its verb.
+const RIDDLES: [&str; 8] = ["What", "Whether", "Who", "Of", "As", "That", "So", "With"];
+
+/// Returns the comments that begin with one of [`RIDDLES`], each with the number of its line.
+fn riddles(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    // A comment between `/*` and `*/` is open, and its paragraph has begun.
+    let (mut is_open, mut has_begun) = (false, false);
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        let comment = match is_open {
+            true => Some(line.strip_prefix('*').unwrap_or(line)),
+            false => ["///", "//!", "//", "/**", "/*"]
+                .iter()
+                .find_map(|marker| line.strip_prefix(marker)),
+        };
+        let Some(comment) = comment else {
+            has_begun = false;
+            continue;
+        };
+        let comment = comment.trim();
+        let word = comment.split(|c: char| !c.is_alphanumeric()).next();
+        let begins = !has_begun || (!is_open && line.starts_with("/*"));
+        if begins && word.is_some_and(|word| RIDDLES.contains(&word)) {
+            found.push((number, comment));
+        }
+        is_open = (is_open || line.starts_with("/*")) && !line.ends_with("*/");
+        has_begun = !comment.is_empty();
+    }
+    found
+}
+
+/// Fails if a comment begins with one of [`RIDDLES`].
+fn first_words(linter: &Linter<'_>) -> Result<()> {
+    let is_code = |name: &str| [".rs", ".c", ".h"].iter().any(|end| name.ends_with(end));
+    let mut found = Vec::new();
+    for name in linter.files("code", is_code)? {
+        let text =
+            fs::read_to_string(linter.paths.repo.join(&name)).with_context(|| name.clone())?;
+        for (number, comment) in riddles(&text) {
+            found.push(format!("{name}:{number}: {comment}"));
+        }
+    }
+    if !found.is_empty() {
+        bail!(
+            "comments that begin with {}:\n{}",
+            RIDDLES.join(", "),
+            found.join("\n")
+        );
     }
     Ok(())
 }
@@ -452,6 +506,38 @@ mod tests {
             assert_eq!(of(&[name]).len(), COMPILE_SRC.len());
         }
         assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
+    }
+
+    #[test]
+    fn first_words_of_comments() {
+        // Each line begins with a quotation mark, so that the lint does not take it for a comment.
+        let text = [
+            "/// Of late, in seconds.",
+            "/// What a second line begins with is free.",
+            "fn a() {} // As is the end of a line of code.",
+            "",
+            "//! Reads a file.",
+            "//!",
+            "//! So does this paragraph.",
+            "",
+            "    // Whether.",
+            "/* Who reads. */",
+            "/*",
+            " * That goes on,",
+            " * With a second line.",
+            " *",
+            " * What begins a paragraph.",
+            " */",
+            "*pointer = What;",
+            "/// Office hours.",
+            "/// `What` as a name.",
+        ]
+        .join("\n");
+        let found: Vec<_> = riddles(&text)
+            .into_iter()
+            .map(|(number, _)| number)
+            .collect();
+        assert_eq!(found, [1, 7, 9, 10, 12, 15]);
     }
 
     /// The lists have exactly the packages with a path to our module's sources.

@@ -37,9 +37,9 @@ pub(crate) const UNCHANGED: &str = "unchanged";
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Only those in whose name, or test, one of these is
+    /// Runs only mutants whose name or test contains one of these words
     words: Vec<String>,
-    /// Names them and what they take out, and runs nothing
+    /// Lists the mutants and the rules that they remove, and runs none
     #[arg(long)]
     list: bool,
     /// Uses the portable build: only mutants of files that wrap C, and their tests in VMs

@@ -34,39 +34,39 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Only runs whose name contains this
+    /// Runs only rows whose name contains this text
     filter: Option<String>,
-    /// Only cases of the verbs program whose name contains this
+    /// Runs only cases of `gdr` whose name contains this text
     #[arg(long, default_value = "")]
     case: String,
-    /// Also the runs that take long, and all that is unchanged; strict; goes on where such a pass was interrupted
+    /// Runs all rows, slow and unchanged ones too, strictly; continues an interrupted pass
     #[arg(long)]
     full: bool,
-    /// With --full: begins anew
+    /// Starts a pass of --full from the beginning
     #[arg(long, requires = "full")]
     restart: bool,
-    /// Also the runs that do not depend on src/ and whose results are there
+    /// Also repeats rows that passed and have not changed
     #[arg(long)]
     fresh: bool,
-    /// A machine that fails gets no second try
+    /// Does not repeat a failed row
     #[arg(long)]
     strict: bool,
-    /// Another kernel for all runs: a mode, or a build tree by its path
+    /// Kernel of all rows: a flavour, or the path of a build tree
     #[arg(long, value_name = "MODE|PATH", default_value = crate::kernel::DEFAULT)]
     kernel: String,
-    /// Also looks at the form of the code
+    /// Also runs the linters
     #[arg(long)]
     lint: bool,
-    /// Writes the parts of the documentation that are made from results, where they are not what was seen
+    /// Updates the generated parts of the documentation
     #[arg(long)]
     update_docs: bool,
-    /// Writes tests/runner/skips: what was skipped is what is to be skipped
+    /// Writes the skipped tests to tests/runner/skips
     #[arg(long)]
     update_skips: bool,
-    /// So many runs at once; a machine keeps little more than one processor busy
+    /// Number of rows that run at once; a VM keeps little more than one processor busy
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Names the runs and runs none
+    /// Lists the rows and runs none
     #[arg(long)]
     list: bool,
 }

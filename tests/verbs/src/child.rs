@@ -23,17 +23,17 @@ const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Role {
-    /// Register, transfer, verify and deregister, so many times
+    /// Register, transfer, verify and deregister this many times
     Exercise { rounds: u64 },
-    /// Hold so many regions and end without deregistering
+    /// Hold this many regions and exit without deregistering
     Hold { regions: usize },
     /// Hold GPU memory at this address
     Own { addr: u64 },
-    /// Register a range over so many allocations
+    /// Register a range over this many allocations
     Search { parts: u64 },
     /// Register 2 MiB of another process's GPU memory, at this address
     Guest { addr: u64, gives_up: GivesUp },
-    /// As hold, with transfers going on until killed
+    /// Hold this many regions, and transfer until killed
     Busy { regions: usize },
 }
 

@@ -34,7 +34,7 @@ const GIB: u64 = 1 << 30;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// What to measure
+    /// Parts to measure
     #[arg(value_enum, required = true)]
     parts: Vec<Part>,
 }

@@ -50,16 +50,16 @@ pub(crate) struct Options {
     /// Operations of an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
-    /// No epoch begins after so many seconds
+    /// Time after which no epoch begins, in seconds
     #[arg(long)]
     seconds: Option<u64>,
     /// Processes at a time
     #[arg(long, default_value_t = 6)]
     sessions: usize,
-    /// So many seconds without an operation are a hang
+    /// Time without an operation that counts as a hang, in seconds
     #[arg(long, default_value_t = 150)]
     stall: u64,
-    /// Takes nothing away meanwhile
+    /// Frees no memory under live registrations
     #[arg(long)]
     calm: bool,
 }

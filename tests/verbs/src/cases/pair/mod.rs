@@ -29,10 +29,10 @@ const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Which of the two hosts this is, 1 or 2
+    /// Number of this host, 1 or 2
     #[arg(long, env = "TESTVM_HOST", value_parser = clap::value_parser!(u8).range(1..=2))]
     host: u8,
-    /// The other's address
+    /// Address of the other host
     #[arg(long, env = "TESTVM_PEER")]
     peer: IpAddr,
     #[command(flatten)]
