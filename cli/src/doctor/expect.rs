@@ -22,7 +22,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "with `--expect`: counts, links, ports, firmware, modules",
-        "as [above](#what-is-gone)",
+        "as [above](#missing-devices)",
         "by finding",
     ],
     applies: |scan| scan.expected.is_some(),

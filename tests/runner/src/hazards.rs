@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use regex::Regex;
 
 use self::machines::{Machine, MACHINES, POISON};
-use self::rows::{HEAD, ROWS};
+use self::rows::{HEAD, LIMITS, ROWS};
 use crate::documents::wrapped;
 use crate::paths::Paths;
 use crate::results::{pattern, Format, Reader, Test, Verdict};
@@ -386,7 +386,7 @@ fn render(ran: &[Ran]) -> String {
         .map_or("", |ran| ran.version.as_str());
     let mut text = HEAD.replace("{version}", version);
     text.push_str(&format!(
-        "\n| | what it is | schedule | NVIDIA's {version} | this module | what keeps it so |\n|---|---|---|---|---|---|\n"
+        "\n| | hazard | schedule | NVIDIA's {version} | this module | prevented by |\n|---|---|---|---|---|---|\n"
     ));
     for row in ROWS {
         text.push_str(&format!(
@@ -399,7 +399,7 @@ fn render(ran: &[Ran]) -> String {
             row.rule
         ));
     }
-    text.push_str("\n## More on some\n");
+    text.push_str("\n## Details\n");
     for row in ROWS {
         if let Some(more) = row.more {
             text.push('\n');
@@ -407,7 +407,7 @@ fn render(ran: &[Ran]) -> String {
         }
     }
     text.push_str(
-        "\n## Two allocations side by side\n\nA range over both is one region with this module, and none with NVIDIA's.\n\n",
+        "\n## Two allocations side by side\n\nThis module registers a range over both allocations. NVIDIA's module refuses it.\n\n",
     );
     text.push_str(&format!(
         "| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
@@ -424,8 +424,7 @@ fn render(ran: &[Ran]) -> String {
         ));
     }
     text.push_str(
-        "\n## Every schedule\n\nWhat is in order stands plain, what is not **bold**. \
-         The names are those of `gdr hazards NAME`.\n",
+        "\n## Every schedule\n\nDefects are **bold**. `gdr hazards NAME` runs one schedule.\n",
     );
     let mut schedules: BTreeMap<&str, Vec<(&Ran, &Outcome)>> = BTreeMap::new();
     for ran in ran {
@@ -447,6 +446,7 @@ fn render(ran: &[Ran]) -> String {
             wrapped(&mut text, &line, "  ");
         }
     }
+    text.push_str(&LIMITS.replace("{version}", version));
     text
 }
 

@@ -165,14 +165,14 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
     bench.check(
         asked == 0,
         "an empty or wrapping range gets no further than ib_core",
-        "an empty or wrapping range comes to the provider",
+        "an empty or wrapping range reaches nvidia.ko",
     );
     // ib_core counts one page if an empty range does not begin at a page boundary.
     let registered = bench.hca.register(memory.span(512, 0)?, full_access());
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
         Err(refused) => bench.saw(&format!(
-            "0 bytes inside a page: {}, {} of the provider",
+            "0 bytes inside a page: {}, {} of nvidia.ko",
             errno_name(refused.errno()),
             times(asked, "call")
         )),
@@ -207,7 +207,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
         "{bytes} bytes of records where {records} were expected"
     );
     let said = format!(
-        "{}; {} of the provider, which asks for {} MiB of kernel memory",
+        "{}; {} of nvidia.ko, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
         times(calls, "call"),
         bytes >> 20

@@ -265,7 +265,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
     let hold = Hold::arm("nvidia/dma_map_before_insert")?;
     let mut registration = bench.start_register(&memory)?;
     if !hold.caught(&mut registration)? {
-        bench.saw("the provider's dma_map is not called");
+        bench.saw("nvidia.ko's dma_map is not called");
     }
     bench.free(&memory)?;
     hold.release();
