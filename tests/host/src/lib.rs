@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! Tests of the module's files that use only `core`. Cargo compiles the module's own files. The
-//! stand-ins of `tests/fakes` surround them, with locks of `std`.
+//! stand-ins of `tests/fakes` surround these files, with locks of `std`.
 //!
-//! Pure arithmetic has its tests beside it, in `src`. The tests here need the stand-ins:
+//! Tests of pure arithmetic are beside the code, in `src`. The tests here need the stand-ins:
 //!
 //! - `chunks_tests`: both modes over several allocations.
 //! - `callback_pin_tests`: a revocable pin, between its release and nvidia.ko's callback.

@@ -208,7 +208,8 @@ fn world_of_strangers(start: u64) -> Arc<World> {
     world
 }
 
-/// Returns the steps of a registration from its map on. Checks that the scatter list is freed last.
+/// Returns the steps of a registration from its mapping on. Checks that the scatter list is freed
+/// last.
 fn life(world: &World, start: u64, len: u64) -> Vec<&'static str> {
     let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
     world.take_log();
@@ -295,7 +296,7 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
         let want = [no_answer.as_slice(), &BY_PROVIDER].concat();
         assert_eq!(life(&world, start, MIB), want);
     }
-    // A pin that fails gives no answer either.
+    // A failed pin gives no answer either.
     let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
     world.provider.refuses.set(Some(ENOMEM));
@@ -326,7 +327,7 @@ fn a_denial_is_remembered_and_no_other_refusal() {
     let start = 0x8_7000_0000;
     let asked = ["pin", "provider maps", "unpin", "provider maps"];
     // `nvidia_p2p_map_status()` returns this code for NV_ERR_NOT_SUPPORTED, the result of the
-    // topology check. The other codes below are its other results.
+    // topology check. The other codes below are the function's other results.
     assert_eq!(DENIED, Reason::Map(-524));
     for code in [ENOTSUPP, EINVAL, ENOMEM, -5, -16, -19, -95, 0] {
         let world = world_of_strangers(start);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// A folder with a copy of the sources. Its drop removes the folder.
+/// A folder with a copy of the sources, removed on drop.
 struct Copy(PathBuf);
 
 impl Drop for Copy {

@@ -21,8 +21,9 @@ pub(crate) const NOTHING: &str = "nothing";
 /// Search path with the programs of a system administrator.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A stand-in for the build folder of a kernel that puts products beside their source. It copies a
-/// prebuilt module instead of compiling one, and installs it like `scripts/Makefile.modinst`.
+/// A stand-in for the build folder of a kernel that puts products beside their source. The makefile
+/// copies a prebuilt module instead of compiling one, and installs it like
+/// `scripts/Makefile.modinst`.
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
@@ -104,7 +105,7 @@ impl Host {
             "etc/systemd/system/multi-user.target.wants/site.service",
             "",
         )?;
-        // systemd's package contains these.
+        // systemd's package contains this unit.
         host.put("usr/lib/systemd/system/halt.target", "")?;
         for name in [
             "modules.order",
