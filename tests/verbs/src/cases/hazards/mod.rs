@@ -156,7 +156,7 @@ impl Bench {
         self.check(
             left.is_empty(),
             "nothing left",
-            &format!("left for good: {}", left.join(", ")),
+            &format!("leaked: {}", left.join(", ")),
         );
         Ok(())
     }
