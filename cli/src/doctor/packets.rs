@@ -17,15 +17,15 @@ pub(super) fn express(function: &Function) -> Seen<Option<Express>> {
     }
 }
 
-/// Virtual functions of ConnectX NICs, from the list of PCI IDs.
+/// Device IDs of virtual functions of ConnectX NICs, from the list of PCI IDs.
 const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x101c, 0x101e];
 
 /// Returns the function whose registers count for `function`. For a virtual function, this is the
 /// physical function, because the bits are reserved in the virtual one (Linux's
 /// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
-    // In a virtual machine, a virtual function is known only by its device ID, or by a link that is
-    // never up on most of them.
+    // In a virtual machine, virtual functions are recognised by their device ID, or by a link that
+    // is down, as it is on most of them.
     let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {

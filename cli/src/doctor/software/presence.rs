@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is there a GPU, and an RDMA device?
+//! Presence of a GPU and of an RDMA device.
 
 use super::netns;
 use crate::doctor::scan::{Check, Scan};
@@ -27,7 +27,7 @@ pub(super) const CHECK: Check = Check {
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Reports a device whose entry leads nowhere. Other checks do not know such a device.
+/// Reports a device whose entry in sysfs cannot be read. Other checks do not know such a device.
 fn unread(unread: &Unread) -> Finding {
     let (what, fix) = match &unread.device {
         Listed::Pci(at) => (
