@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's module and ours, and
-//! makes the page with the results.
+//! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's nvidia-peermem and our
+//! module, and makes the page with the results.
 //!
-//! A VM may die. Its output until then and its kernel's reports are then the result. The page is
-//! made only from results, so it is the same for every run, unless something has changed.
+//! A VM may die. The result is then the VM's output until its death and its kernel's reports. The
+//! page is made only from results, so it is the same for every run, unless something has changed.
 
 mod machines;
 mod rows;
@@ -74,7 +74,7 @@ struct Outcome {
     /// Headlines of the kernel's reports.
     reports: Vec<String>,
     skipped: bool,
-    /// Reasons why the schedule itself failed. Its result is then meaningless.
+    /// Reasons why the schedule itself failed. The schedule's result is then meaningless.
     broken: Vec<String>,
 }
 
@@ -143,11 +143,12 @@ const OOPS: &str = "an oops";
 /// killed.
 const DEATH: &str = "the machine dies";
 const KILLED: &str = "the kernel killed ";
-/// A schedule's words about a thread that it waits for in vain.
+/// Words by which a schedule reports a thread that does not return.
 const HANGING: &str = " does not return";
 
-/// Returns the kind of a report. The location and state of the kernel depend on the compiler and on
-/// the contents of memory. The stand-in's own messages do not.
+/// Returns the kind of a report. Drops the location and state of the kernel, which depend on the
+/// compiler and on the contents of memory. Keeps the stand-in's own messages, which depend on
+/// neither.
 fn headline(report: &klog::Report) -> String {
     let lines: Vec<String> = report
         .lines
@@ -280,7 +281,8 @@ fn sort_out(
             Some(_) if headline == "panic" => {}
             Some((name, _)) if machine.fatal && died && name == last => {}
             Some((_, outcome)) => outcome.reports.insert(0, headline),
-            // The schedule that left something behind in NVIDIA's module already reports it.
+            // The schedule that left something behind in NVIDIA's nvidia-peermem already reports
+            // the defect.
             None if machine.module == Peermem::Nvidia => {}
             None => problems.push(format!("the kernel reports: {headline}")),
         }
@@ -675,7 +677,7 @@ mod tests {
             assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
             assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         }
-        // The other processor continued.
+        // In this log, the other processor continued.
         let waited = said("1..1\n# failure: the registration does not return: \nnot ok 1 X.one\n");
         let log = format!(
             "{hung}[   27.0] hazard: end\n[  128.5] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n"
@@ -684,8 +686,8 @@ mod tests {
         assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
         assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         assert!(ran.outcomes[0].1.broken.is_empty());
-        // If such a VM ends by itself, or the schedule fails for another reason, the schedule has
-        // failed.
+        // If a VM with a hung thread ends by itself, or the schedule fails for another reason, the
+        // schedule has failed.
         let ran = sort_out(machine, &waited, &log, &[], false);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
         let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");

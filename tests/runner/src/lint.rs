@@ -105,8 +105,8 @@ pub(crate) fn run(
     };
     let mut tests = Vec::new();
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // VMs that are about to start wait for one check, not for all. They do not wait for cargo,
-        // which has its own lock.
+        // VMs that are about to start wait for one check, not for all. The VMs do not wait for
+        // cargo, which has its own lock.
         let _lock = (*name != CLIPPY_HOST)
             .then(|| Lock::take(paths, "modules"))
             .transpose()?;
@@ -335,7 +335,8 @@ fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
     linter.builder.clippy()
 }
 
-/// The hash of the object vouches for a release.
+/// Fails if a build in another directory changes the object, because the object's hash vouches for
+/// a release.
 fn same_object(linter: &Linter<'_>) -> Result<()> {
     let folders = ["portable/", "src/", "rust-bindings/"];
     if linter.looks_at(|name| folders.iter().any(|folder| name.starts_with(folder))) {
@@ -399,8 +400,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         }
         Ok(())
     };
-    // CUDA's interface prescribes the type names of these sources. They do not have the kernel's
-    // macros for attributes.
+    // CUDA's interface prescribes the type names of these sources. These sources do not have the
+    // kernel's macros for attributes.
     let (cuda, sources): (Vec<_>, Vec<_>) = sources
         .into_iter()
         .partition(|name| name.starts_with("tests/cuda/"));
@@ -540,7 +541,7 @@ mod tests {
         assert_eq!(found, [1, 7, 9, 10, 12, 15]);
     }
 
-    /// The lists have exactly the packages with a path to our module's sources.
+    /// Checks that the lists have exactly the packages with a path to our module's sources.
     #[test]
     fn packages_that_compile_the_modules_sources() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

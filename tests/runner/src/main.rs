@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `runner`: the test runner. It makes everything that the tests need, boots VMs, and runs the
-//! tests in them.
+//! `runner`: the test runner. The runner makes everything that the tests need, boots VMs, and runs
+//! the tests in them.
 
 mod apt;
 mod arch;

@@ -2,7 +2,7 @@
 //! The stress run: boots one VM after the other until the time is over. Each VM runs some epochs of
 //! `gdr stress`.
 //!
-//! A file for each seed saves the progress after each epoch, so a run continues where the last one
+//! A file for each seed saves the progress after each epoch, so a run continues where the last run
 //! ended or was interrupted. If a VM's kernel log has a report, the VM's epochs are removed from
 //! the file again.
 
@@ -257,7 +257,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                         duration(started.elapsed())
                     );
                     if keeps {
-                        // If this write fails, the next one includes the same progress.
+                        // If this write fails, the next write includes the same progress.
                         let _ = stamp::replace(&live_file, account.text().as_bytes());
                     }
                 }

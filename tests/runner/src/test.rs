@@ -73,7 +73,7 @@ pub(crate) struct Selection {
 
 pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     let began = Instant::now();
-    // A caller that names a kernel wants only that one.
+    // A caller that names a kernel wants only this kernel.
     let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
         true => crate::kernel::others().flat_map(again).collect(),
         false => Vec::new(),
@@ -124,7 +124,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     setup::all(paths, usual)?;
     let mut broken = BTreeMap::new();
     for name in others {
-        // The kernel's runs then fail, and the others continue.
+        // If a kernel cannot be made, its runs fail, and the other runs continue.
         if let Err(error) = setup::all(paths, [name]) {
             let error = format!("{error:#}");
             eprintln!("runner: kernel {name}: {error}");
@@ -283,7 +283,7 @@ impl Suite<'_> {
     /// Does a run, or uses its kept results.
     fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
         let started = Instant::now();
-        // A run that cannot even begin fails, and the others continue.
+        // A run that cannot even begin fails, and the other runs continue.
         let failed = |error| Report::plain(run, started, Vec::new(), vec![error]);
         let kernel = kernel_of(&self.selection.kernel, run);
         if let Some(problem) = blocked(kernel.as_deref(), &self.broken) {
@@ -354,8 +354,8 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Repeats failed runs of VMs one at a time, the shortest first. If one fails again, the suite
-    /// has failed, and the others are not repeated.
+    /// Repeats failed runs of VMs one at a time, the shortest first. If a run fails again, the
+    /// suite has failed, and the other runs are not repeated.
     fn second_tries(&self, reports: &mut [Report]) {
         let mut failed: Vec<usize> = (0..reports.len())
             .filter(|&at| reports[at].may_be_tried_again())
@@ -428,7 +428,7 @@ fn agreement(reports: &mut [Report]) {
     }
 }
 
-/// Compares the parts of documents whose runs are all there.
+/// Compares the parts of documents for which all runs were done.
 fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selection) {
     for part in documents::PARTS {
         let problem = {
@@ -468,12 +468,12 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 
 const DEMO_OK: &str = "demo: ok";
 
-/// Runs the demo. Its result is decided here, because the kernel log counts too.
+/// Runs the demo. The result is decided here, because the kernel log counts too.
 pub(crate) fn demo(paths: &Paths, kernel: String) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
         with_control: true,
-        // Room for a region of 1 GiB.
+        // The BAR has room for a region of 1 GiB.
         bar: 4096,
         kernel,
         ..Options::default()

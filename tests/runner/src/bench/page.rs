@@ -633,7 +633,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
     }
 
-    /// Both pages contain exactly the figures of the two files.
+    /// Checks that both pages contain exactly the figures of the two files.
     #[test]
     fn the_pages_say_what_was_counted_and_measured() {
         let figures = Figures::read(&repo()).unwrap();

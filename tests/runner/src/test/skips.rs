@@ -120,7 +120,7 @@ impl Skips {
         problems.into_iter().chain(missing).collect()
     }
 
-    /// Replaces the expected skips of these runs by their actual ones.
+    /// Replaces the expected skips of these runs by the actual skips.
     fn take(&mut self, reports: &[Report]) {
         for report in reports {
             if report.origin != Origin::Run || !report.has_passed() {
