@@ -107,7 +107,7 @@ enum Verb {
     },
 }
 
-/// Long enough for 64 MiB on a shared, emulated processor.
+/// Time limit of a completion, long enough for 64 MiB on a shared, emulated processor.
 const COMPLETION: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
