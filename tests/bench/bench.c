@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Measures any peer-memory module from outside. For each client that registers,
- * ib_core gets a copy. The functions of the copy read a clock, call the
+ * Measures any peer-memory module from outside. ib_core gets a copy of each
+ * client that registers. The functions of the copy read a clock, call the
  * client's function, and read the clock again. A kprobe replaces the client by
  * its copy. There is no probe in the measured code.
  *
@@ -304,7 +304,7 @@ static noinline void nothing(void)
 
 static void (*empty)(void) = nothing;
 
-/* Makes a call of nvidia.ko that does nothing. */
+/* Calls a function of nvidia.ko that does nothing. */
 static noinline void call_provider(void)
 {
 	nvidia_p2p_free_page_table(NULL);

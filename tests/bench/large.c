@@ -9,9 +9,10 @@
  * page allocator. Such an allocation counts as given, unless its caller has a
  * fallback, as kvmalloc() has.
  *
- * /sys/kernel/debug/bench/page_order: "1" switches on and tests that the right
- * allocations are refused and no others, or fails with EIO; "0" switches off;
- * reads as "on=0|1 refused=N given=N".
+ * /sys/kernel/debug/bench/page_order: Writing "1" switches the simulation on.
+ * The write fails with EIO unless exactly the right allocations are refused.
+ * Writing "0" switches the simulation off. A read returns
+ * "on=0|1 refused=N given=N".
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>

@@ -401,7 +401,7 @@ struct pci_dev *pci_get_device(unsigned int vendor, unsigned int device,
 	return from ? &gpu : &hca;
 }
 
-/* Returns NULL, because no IOMMU translates. */
+/* Returns NULL, because no IOMMU translates DMA addresses. */
 struct iommu_domain *iommu_get_domain_for_dev(struct device *dev)
 {
 	COUNT("iommu_get_domain_for_dev");
@@ -765,8 +765,8 @@ static void release_callback(void)
 
 /*
  * Frees the memory: nvidia.ko calls the callback of the pin, and frees the page
- * table and its mapping. Afterwards, a client that unmaps itself
- * (PEER_MEM_INVALIDATE_UNMAPS) is only asked to release.
+ * table and its mapping. Afterwards, a client that unmaps the memory itself
+ * (PEER_MEM_INVALIDATE_UNMAPS) is only asked to release the memory.
  */
 static void revoke(void)
 {

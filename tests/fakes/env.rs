@@ -37,7 +37,7 @@ pub(crate) type User = usize;
 /// PCI address of the HCA.
 pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 
-/// Difference between DMA addresses and physical addresses where this module maps.
+/// Difference between DMA addresses and physical addresses in mappings that this module makes.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
 fn share<T>(value: T) -> Result<Shared<T>, Reason> {

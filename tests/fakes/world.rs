@@ -263,9 +263,9 @@ pub(crate) struct World {
     pub(crate) bar_end: Cell<Option<u64>>,
     /// Runs before a persistent pin is put.
     pub(crate) on_unpin: Cell<Option<Hook>>,
-    /// Runs while ib_core revokes.
+    /// Runs while ib_core revokes a registration.
     pub(crate) on_revoke: Cell<Option<Hook>>,
-    /// Runs while the module maps.
+    /// Runs while the module maps memory.
     pub(crate) on_map: Cell<Option<Hook>>,
     /// Runs between two batches of a page table.
     pub(crate) on_batch: Cell<Option<Hook>>,

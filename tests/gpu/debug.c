@@ -258,7 +258,7 @@ int fail_here(enum fail_site site)
 	struct fail *f = &fails[site];
 	int ret = 0;
 
-	/* A call that races with the arming may or may not count. */
+	/* A call that races with the arming may or may not decrement left. */
 	if (!READ_ONCE(f->left))
 		return 0;
 

@@ -34,9 +34,9 @@ module_param(topology_deny, bool, 0644);
 MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
 
 /*
- * If an IOMMU translates, DMA addresses have no fixed order. This parameter
- * maps the pages of a table in reverse order. The DMA addresses then descend
- * and differ from the table's, even without an IOMMU.
+ * DMA addresses behind an IOMMU have no fixed order. This parameter maps the
+ * pages of a table in reverse order. The DMA addresses then descend and differ
+ * from the table's, even without an IOMMU.
  */
 static bool dma_permute;
 module_param(dma_permute, bool, 0644);

@@ -48,8 +48,8 @@
 /*
  * A page may be mapped any number of times. CONFIG_DMA_API_DEBUG takes more
  * than eight mappings for a leak, unless this attribute is set. Kernels without
- * the attribute also report the second mapping, unless CPU caches need no sync.
- * A BAR is not cached.
+ * the attribute report even the second mapping of a page, except mappings with
+ * DMA_ATTR_SKIP_CPU_SYNC. A BAR is not cached.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES

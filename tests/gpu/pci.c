@@ -53,7 +53,7 @@ void gpu_open(struct gpu *gpu)
 }
 
 /**
- * gpu_close - release a use of a GPU, whoever had it
+ * gpu_close - release one use of a GPU, no matter which client had taken it
  * @gpu: the GPU. The last use stops it.
  */
 void gpu_close(struct gpu *gpu)
@@ -79,7 +79,7 @@ void gpu_use(struct gpu *gpu)
 
 /**
  * gpu_unuse - release the use of a persistent pin
- * @gpu: the GPU. The real driver does not check whose use this is either.
+ * @gpu: the GPU. Like in the real driver, the owner of the use is not checked.
  */
 void gpu_unuse(struct gpu *gpu)
 {
@@ -317,8 +317,8 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 	/*
 	 * All mappings of the BAR are write-combined, including CPU mappings of
-	 * user space, so that they have the same memory type. If the BAR has
-	 * struct pages, they are uncached, like the real driver's with
+	 * user space, so that they have the same memory type. With struct
+	 * pages, the mappings are uncached, like those of the real driver with
 	 * RMForceDisableIomapWC.
 	 */
 	gpu->is_wc = !p2pdma;
@@ -418,8 +418,9 @@ static struct pci_driver driver = {
 
 /*
  * The module loader refuses the symbols of a module with this taint to modules
- * that use GPL-only symbols. The stand-in's own symbols are already resolved.
- * Like the closed driver, it exports its symbols to all modules.
+ * that use GPL-only symbols. The loader has already resolved the GPL-only
+ * symbols that the stand-in itself uses. Like the closed driver, the stand-in
+ * exports its symbols to all modules.
  */
 static bool proprietary;
 module_param(proprietary, bool, 0444);

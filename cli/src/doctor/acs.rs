@@ -99,7 +99,7 @@ fn of_switch(
     }
 }
 
-/// Judges ACS where Data Direct and the GPU meet.
+/// Judges the ACS bits of the ports on the route between Data Direct and the GPU.
 fn of_data_direct(
     scan: &Scan<'_>,
     pair: &Pair,
@@ -337,7 +337,8 @@ mod tests {
             assert_eq!(text.matches("setpci -s").count(), 1, "{text}");
             assert!(text.contains(DATA_DIRECT_ACS), "{text}");
         }
-        // Bits that do not matter are no fault, on these ports and on other ports.
+        // Irrelevant bits on the ports of the route, and cleared bits on a port outside the route,
+        // are not faults.
         let mut fixture = fixture::data_direct();
         fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
         fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
@@ -367,7 +368,8 @@ mod tests {
         assert_eq!(text.matches(before).count(), 1, "{text}");
     }
 
-    /// The port of a distant NIC, which is not the best of any GPU, is not named.
+    /// The settings for the kernel's command line do not name the port of a distant NIC that is in
+    /// no best pair of a GPU.
     #[test]
     fn ports_of_pairs_that_do_not_count_are_not_named() {
         let mut fixture = fixture::acs();

@@ -155,8 +155,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Returns the ports that the kernel's command line must name, by address, for all pairs that
-/// count.
+/// Returns the settings that the kernel's command line must contain, as a map from port address to
+/// setting. Covers all pairs for which [`Scan::counts`] is true.
 pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
     let mut ports = BTreeMap::new();
     let pairs = scan.machine.pairs.iter();

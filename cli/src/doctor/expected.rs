@@ -42,7 +42,7 @@ pub(super) struct Gpus {
     pub(super) link: Option<Text<Rate>>,
 }
 
-/// RDMA devices of one model. Software devices do not count.
+/// RDMA devices of one model. `count` does not include software devices.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hcas {
@@ -118,7 +118,7 @@ impl FromStr for PortRate {
     }
 }
 
-/// A value that the file has as a formatted string. An invalid string is reported with its line.
+/// A value that the file stores as a formatted string. An invalid string is reported with its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Text<T>(pub(super) T);
 

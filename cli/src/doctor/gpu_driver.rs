@@ -53,7 +53,7 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
                      then `modprobe nvidia`",
                     argument(other)
                 )),
-            // The check of BAR1 has the advice.
+            // The check `bar1` reports the missing addresses and gives the advice.
             None if !gpu.is_coherent && function.unassigned().next().is_some() => new(
                 Level::Note,
                 format!("{at} has no driver, and BARs without an address"),

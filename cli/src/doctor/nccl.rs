@@ -75,7 +75,8 @@ pub(super) struct Nccl {
     /// `NCCL_NET_GDR_LEVEL`, as the name of a class.
     pub(super) level: Option<Setting>,
     pub(super) topology: Topology,
-    /// `true` if NCCL may send through another GPU on NVLink whose NIC is nearer (PXN).
+    /// `true` if NCCL may send through another GPU, connected by NVLink, that is nearer to the NIC
+    /// (PXN).
     pub(super) has_pxn: bool,
 }
 

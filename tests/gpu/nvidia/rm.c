@@ -59,7 +59,7 @@ static DEFINE_MUTEX(gpu_locks);
  * @key: the page table, which is only an address for the resource manager
  * @id: ID of the pin in the event log
  * @alloc: allocation whose end runs the callback, NULL for a persistent pin
- * @mem: the memory, held by @alloc or by this
+ * @mem: the memory; @alloc or this structure holds a reference
  * @gpu: GPU of the memory
  * @first: first page in @mem
  * @pages: number of pages

@@ -33,8 +33,8 @@ mod sync;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Counts a case of a randomized test at its end. Prints the number of cases with the last one. The
-/// test runner reads that line.
+/// Counts a case of a randomized test at its end. Prints the number of cases after the last case.
+/// The test runner reads that line.
 fn done(count: &AtomicU32, cases: u32) {
     if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
         println!("figure: cases {cases} at random");

@@ -98,8 +98,8 @@ fn unused(root: &str, planted: &str) -> Vec<String> {
                 }
                 text = replace_words(&text, "pub ", "pub(crate) ");
                 if file.ends_with("/lib.rs") {
-                    // The user's code comes before the macros. Otherwise the position of the macros
-                    // would put them in scope.
+                    // The user's code comes before the macros, because macros are in scope for all
+                    // code that follows them.
                     let place = text
                         .find("pub(crate) mod alloc;")
                         .expect("the first module");

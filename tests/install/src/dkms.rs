@@ -257,7 +257,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     tree.host.can_be_entered()?;
     let version = tree.dkms("dkms --version")?;
     log.note(version.trim());
-    // A host without our package shows what ours leaves behind.
+    // Reference for the comparison: a host that never had our package.
     let reference = Tree::new(distribution)?;
     reference.dkms("true")?;
 

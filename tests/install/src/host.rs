@@ -225,8 +225,8 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. The first file
-    /// with that name counts, since the kernel refuses a second one.
+    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. Only the
+    /// first file with that name is loaded, since the kernel refuses a second one.
     ///
     /// Returns `None` if no file would be loaded, and an error if modprobe does not know the
     /// module.
@@ -290,8 +290,8 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Copies the parts of the repository that `make` and `dkms` need, with a prebuilt module in
-    /// place of the compiler, and creates a kernel build folder that provides it.
+    /// Copies the parts of the repository that `make` and `dkms` need. Creates a kernel build
+    /// folder that provides a prebuilt module instead of compiling one.
     ///
     /// `suffix` is the compression of that kernel.
     pub(crate) fn sources(

@@ -243,8 +243,8 @@ fn that_does_not_load(log: Log) -> Result<()> {
     )
 }
 
-/// Checks that a service that an operator has disabled or masked stays so when the module is
-/// installed again, for another kernel or in another version.
+/// Installs the module again, as for another kernel or another version. Checks that a service that
+/// the operator has disabled or masked stays disabled or masked.
 fn disabled(log: Log) -> Result<()> {
     let host = installed()?;
     let wants = host.path("etc/systemd/system/multi-user.target.wants/peermem-rs.service");

@@ -189,7 +189,7 @@ fn a_level_that_forbids_near_paths_is_told() {
     assert!(fix.starts_with("Unset NCCL_NET_GDR_LEVEL"), "{fix}");
 }
 
-/// A GPU without a near NIC uses the near NIC of another GPU, which it reaches by NVLink.
+/// A GPU without a near NIC reaches the near NIC of another GPU through NVLink.
 #[test]
 fn nvlink_is_told_where_nccl_uses_it() {
     let mut fixture = fixture::all().remove("hgx").unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Visibility of the module to NCCL, UCX and other consumers. Each consumer has its own test, which
 //! is repeated here. docs/identity.md has the table of consumers.
-//! tests/verbs/src/cases/consumers.rs has the places in the consumers' sources.
+//! tests/verbs/src/cases/consumers.rs names the source of each test.
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
@@ -205,8 +205,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the reason why a consumer that does not look only at `memory_peers` finds nothing, or an
-/// empty text.
+/// Returns the reason why a consumer's probe finds nothing, or an empty text if the probe needs no
+/// explanation. Consumers that look only at `memory_peers` are reported by [`reported`].
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
         Probe::UserOfIbCore => {

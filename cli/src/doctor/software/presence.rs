@@ -55,7 +55,8 @@ fn unread(unread: &Unread) -> Finding {
 pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
     let there = |paths: [&str; 2]| paths.map(|path| scan.host.has(path));
     there(["/sys/module/ib_core", DEVICES]).contains(&Ok(true))
-        // A built-in ib_core is not a module, but has its class.
+        // A built-in ib_core may have no folder in /sys/module, but creates the class
+        // /sys/class/infiniband.
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 

@@ -40,8 +40,8 @@ const RECOVERY: u32 = 154;
 /// Xid of a GPU that has fallen off the bus.
 const OFF_THE_BUS: u32 = 79;
 
-/// Xids with an action other than an inspection by a person: first number, last number, action, and
-/// meaning.
+/// Table of Xids: first number, last number, action, and meaning. Any other Xid, except
+/// [`RECOVERY`], needs an inspection by a person.
 const CODES: &[(u32, u32, Action, &str)] = &[
     (8, 8, Action::Nothing, ""),
     (11, 11, Action::Nothing, ""),

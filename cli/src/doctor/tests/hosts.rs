@@ -285,10 +285,10 @@ fn no_other_bar_is_taken_for_bar1() {
         "fault bar1 GPU 0: 0000:19:00.0 has no BAR1",
         "1 fault",
     );
-    // NVML's report about a GPU without BAR1 is not judged either.
+    // The check `bar1-free` does not judge a GPU without BAR1.
     let (text, _) = says(&fixture, &["doctor", "--only", "bar1-free", "--all"]);
     assert!(text.contains("bar1-free GPU 1, GPU 2"), "{text}");
-    // BARs that are not visible are no fault.
+    // BARs that are not visible are not a fault.
     let mut fixture = hgx();
     let own = fixture.place("0000:19:00.0");
     fixture.deny(&format!("{own}/resource"));
