@@ -67,60 +67,60 @@ override export CMD := $(value CMD)
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist module compile install uninstall deb tools install-tools uninstall-tools clean
 
-help: ## Says what there is to make
+help: ## Lists the targets
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA NIC, but module and (un)install.'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: ## The whole story in one screen: RDMA into GPU memory, in a virtual machine (first time: some minutes more); VM='--kernel 6.1' on another kernel
+demo: ## Shows RDMA into GPU memory in a virtual machine (the first time takes 10 minutes); VM='--kernel 6.1' chooses a kernel
 	@$(RUNNER) demo $(VM)
 
-test: ## Everything that must hold; TEST='words' chooses runs (TEST=--list), FRESH=1 does unchanged ones too, STRICT=1 tries none twice
+test: ## Runs the tests; TEST='words' chooses rows (TEST=--list), FRESH=1 repeats unchanged ones, STRICT=1 repeats no failed one
 	@$(RUNNER) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)
 
-test-all: ## As test, strict, with the runs that take long; goes on where it was interrupted (TEST=--restart: anew)
+test-all: ## Runs all tests, slow ones too, strictly; continues an interrupted run (TEST=--restart starts anew)
 	@$(RUNNER) test --full $(TEST)
 
-quick: ## While editing: host tests, the module compiled, lint of what changed
+quick: ## Runs the fast checks for editing: host tests, a build of the module, lint of changed files
 	@$(RUNNER) quick
 
-stress: ## Many processes at everything, MINUTES long, on from where the last run ended; SEED=… EPOCH=… repeats
+stress: ## Runs random operations in many processes for MINUTES, after those of the last run; SEED=… EPOCH=… repeats one
 	@$(RUNNER) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
 
-debian: ## The module installed by DKMS on Debian 12 and 13, whose stock kernels a machine boots (the first time: 30 minutes more)
+debian: ## Installs the module by DKMS on Debian 12 and 13, and boots their kernels (the first time takes 30 minutes more)
 	@$(RUNNER) test --full "installed on Debian"
 
-kunit: ## The module's KUnit tests alone, on the ordinary and the debug kernel
+kunit: ## Runs only the module's KUnit tests, on the ordinary and the debug kernel
 	@$(RUNNER) test KUnit
 
 hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
 	@$(RUNNER) hazards
 
-bench: ## Measures this module and NVIDIA's beside each other and writes docs/performance.md; BENCH=--page only writes
+bench: ## Measures this module and NVIDIA's, and writes docs/performance.md; BENCH=--page only writes
 	@$(RUNNER) bench $(BENCH)
 
-cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 writes them there and into the page
+cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 updates file and page
 	@$(RUNNER) cost $(if $(UPDATE),--update)
 
-mutants: ## Takes each rule out of the module and sees that a test notices; MUTANT='words' chooses
+mutants: ## Removes each rule of the module in turn, and checks that a test notices; MUTANT='words' chooses
 	@$(RUNNER) mutants $(MUTANT)
 
 vm: ## Runs CMD='…' in the virtual machine, or a shell; VM='options' (see: make vm VM=--help)
 	@if [ -n "$$CMD" ]; then $(RUNNER) vm $(VM) -- sh -c "$$CMD"; else $(RUNNER) vm $(VM); fi
 
-setup: ## Makes all that demo and test need, and runs nothing
+setup: ## Builds everything that demo and test need
 	@$(RUNNER) setup
 
-kernel: ## Makes the test VM's kernel alone
+kernel: ## Builds only the test VM's kernel
 	@$(RUNNER) kernel
 
-modules: ## Makes the modules for the test VM's kernel: ours, the stand-in GPU's, NVIDIA's
+modules: ## Builds the modules for the test VM's kernel: ours, the stand-in GPU's, NVIDIA's
 	@$(RUNNER) modules
 
-lint: ## Looks at the form of the code: rustfmt, clippy, checkpatch, shellcheck, promtool, licences
+lint: ## Runs rustfmt, clippy, checkpatch, shellcheck, promtool and checks of licences and comments
 	@$(RUNNER) lint
 
-check: ## Says what a build for this machine's kernel (or KVER=…, KDIR=…) lacks
+check: ## Says what is missing to build for this machine's kernel (or KVER=…, KDIR=…)
 	@$(LOOK)
 
 object: $(OBJECT) ## Compiles the Rust code into the object of the portable build, with rustc and rust-src and without a kernel
@@ -129,10 +129,10 @@ $(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs 
 	portable/object.sh $* build/object/$*/nvidia_peermem.o
 	cp build/object/$*/nvidia_peermem.o $@
 
-dist: $(OBJECTS) ## Makes a release in build/dist: the source of this commit with the objects, a Debian package, their hashes
+dist: $(OBJECTS) ## Builds a release in build/dist: the source of this commit with the objects, a Debian package, their hashes
 	packaging/dist
 
-module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` has nothing against it
+module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` finds nothing missing
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
 	@$(MAKE) --no-print-directory compile
 
@@ -159,7 +159,7 @@ compile:
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
 # the user runs it after the files are copied to a host. A compiled module is
 # not checked again: root need not have the compilers in PATH.
-install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs it for this machine's kernel, as root; see docs/install.md
+install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs the module for this machine's kernel, as root; see docs/install.md
 	rm -rf $(STAGED)
 	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_PATH=$(STAGED) INSTALL_MOD_DIR=peermem-rs DEPMOD=true modules_install
 	rm -rf $(OURS)
@@ -169,23 +169,23 @@ install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Ins
 	packaging/host install $(MODULES) $(KVER)
 	$(if $(DESTDIR),,depmod $(KVER))
 
-uninstall: ## Removes it again, as root
+uninstall: ## Removes the module, as root
 	rm -rf $(OURS)
 	rmdir $(MODULES)/$(KVER)/updates 2>/dev/null || true
 	packaging/host remove $(MODULES)
 	$(if $(DESTDIR),,depmod $(KVER))
 
-tools: ## Compiles peermemctl, what operators run, for this machine (docs/peermemctl.md)
+tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md)
 	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl
 
 # Compiled tools are not checked again: root need not have cargo.
 install-tools: $(if $(wildcard $(PEERMEMCTL)),,tools) ## Installs peermemctl, its man pages, completions and units below PREFIX, as root
 	packaging/tools install $(PEERMEMCTL) $(PREFIX) $(abspath $(DESTDIR))
 
-uninstall-tools: ## Removes them again, as root
+uninstall-tools: ## Removes peermemctl and its files, as root
 	packaging/tools remove $(PREFIX) $(abspath $(DESTDIR))
 
-deb: ## Makes a Debian package of the source for DKMS, in build/deb
+deb: ## Builds a Debian package of the source for DKMS in build/deb
 	@$(RUNNER) deb
 
 clean: ## Removes what `make module` left here; the test runner's products lie in the user's cache

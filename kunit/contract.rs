@@ -93,7 +93,7 @@ suite!(
         logged![Register(Other), Unregister(Other)];
     }
 
-    /// Some tickets of the first registration may remain.
+    /// Tickets of the first registration may still exist, so a second registration returns `EBUSY`.
     fn a_client_that_revokes_is_registered_once(_: NoClient) {
         drop(revocable(ClientUnmaps)?);
         log();
@@ -159,7 +159,8 @@ suite!(
         }
     }
 
-    /// The code must not become success or a pointer: ib_core would make a pointer of it.
+    /// A positive code must not reach ib_core, which would take it for success or turn it into a
+    /// pointer.
     fn a_positive_code_of_a_pin_is_a_refusal(_: BothClients) {
         for code in rows([1, 5, c_int::MAX]) {
             fail_once(Call::Pin, code)?;
@@ -169,8 +170,8 @@ suite!(
         }
     }
 
-    /// The second client refuses a range that the first has just refused for the same NIC. It takes
-    /// all other ranges.
+    /// The second client refuses a range that the first has just refused for the same NIC. The
+    /// second client takes all other ranges.
     fn what_the_first_client_refuses_is_refused_once(_: BothClients) {
         let can_lose = EachNic::CAN_LOSE.range();
         let cannot_lose = EachNic::CANNOT_LOSE.range();
@@ -179,14 +180,13 @@ suite!(
             check!(not_mine(can_lose));
             get(next)?.release();
         }
-        // A refusal on another thread does not count on this one.
+        // A refusal on another thread does not count on this thread.
         fail_once(Call::Pin, ENOMEM.to_errno())?;
         Thread::start(move || check!(not_mine(can_lose)))?.join();
         get(cannot_lose)?.release();
     }
 
-    /// The client is the last one that ib_core asks, as between the registrations of the two
-    /// clients.
+    /// ib_core asks no client after the first one, as between the registrations of the two clients.
     fn what_the_first_client_refuses_is_forgotten_in_the_next_search(_: NoClient) {
         let _first = revocable(ClientUnmaps)?;
         fail_once(Call::Pin, ENOMEM.to_errno())?;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! ib_core as a peer-memory client sees it: MLNX_OFED and DOCA-OFED from 25.04 on, and in one place
-//! OFED 4.9. The order of calls and the difficult cases are those of the test VM's `peer_mem.c`.
+//! OFED 4.9. The order of calls and the difficult cases match the test VM's `peer_mem.c`.
 //!
-//! The fake calls the functions that the module has registered, through the pointers that it
-//! registered, and checks all results. A client that breaks the contract fails the running test,
-//! whatever that test checks.
+//! The fake calls the module's functions through the registered pointers, and checks all results. A
+//! client that breaks the contract fails the running test, whatever that test checks.
 
 use core::{
     mem::offset_of,
@@ -118,11 +117,11 @@ extern "C" {
     fn fake_sg_has_page(sg: *mut bindings::scatterlist) -> bool;
 }
 
-/// A device to map for.
+/// The device for which a region is mapped.
 #[derive(Clone, Copy)]
 pub(crate) struct Device(*mut bindings::device);
 
-// SAFETY: The device is alive for as long as a test, and nothing is done with it here.
+// SAFETY: The device outlives the test, and this type only passes the pointer on.
 unsafe impl Send for Device {}
 // SAFETY: The pointer is only passed on, and the device outlives the test.
 unsafe impl Sync for Device {}
@@ -178,8 +177,8 @@ unsafe impl Send for Client {}
 unsafe impl Sync for Client {}
 
 impl Client {
-    /// Returns the client's functions. Reads them anew each time, like ib_core: the client keeps
-    /// the structure.
+    /// Returns the client's functions. Reads the functions anew each time, like ib_core, because
+    /// the client keeps the structure.
     fn ops(&self) -> c::peer_memory_client {
         // SAFETY: The client keeps the structure until it has unregistered, which waits for all
         // users.
@@ -204,7 +203,7 @@ impl Client {
 
 /// # Safety
 ///
-/// `ops` must be a client as `ib_register_peer_memory_client()` requires it.
+/// `ops` must meet the requirements of `ib_register_peer_memory_client()`.
 unsafe fn describe(ops: NonNull<c::peer_memory_client>, can_revoke: bool) -> Description {
     // SAFETY: The caller promises that `ops` is a valid client.
     let client = unsafe { *ops.as_ptr() };
@@ -213,7 +212,7 @@ unsafe fn describe(ops: NonNull<c::peer_memory_client>, can_revoke: bool) -> Des
         let ex = ops.as_ptr().cast::<c::peer_memory_client_ex>();
         let behind = ops.as_ptr().wrapping_add(1).cast::<[usize; 2]>();
         // SAFETY: The flag says that the extended structure follows. The bytes behind the flags
-        // mean nothing to current ib_core. MLNX_OFED 4.9 reads them.
+        // mean nothing to current ib_core, but MLNX_OFED 4.9 reads them.
         unsafe { ((*ex).ex_size, (*ex).flags, behind.read_volatile()) }
     } else {
         (0, 0, [0; 2])
@@ -354,7 +353,7 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
     client.put();
     client.unused.wait_for_completion();
     // ib_core keeps the pointer to the client's structure, which must not have changed.
-    // SAFETY: The client keeps it until this function returns.
+    // SAFETY: The client keeps the structure until this function returns.
     let description = unsafe { describe(client.ops, client.can_revoke) };
     same!(description, client.description);
 }
@@ -392,7 +391,7 @@ typed_as_real!(
 /// The way in which an RDMA driver and ib_core handle a revocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Form {
-    /// The driver stops the NIC, ib_core does the rest.
+    /// The driver only stops the NIC. ib_core does the rest of the revocation.
     Modern,
     /// OFED 4.9: the driver deregisters the region inside the invalidation, `release` included.
     Ofed49,
@@ -414,7 +413,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Returns a request for a range and a NIC that can lose it.
+    /// Returns a request for a range, and for a NIC that can lose the region.
     pub(crate) fn new(addr: u64, len: usize) -> Self {
         Request {
             addr,
@@ -480,7 +479,8 @@ impl Saved {
         let mut entry = RawSgEntry::default();
         // SAFETY: The entry belongs to the client's table, which the client keeps until `release`.
         unsafe { fake_sg_read(sg, &mut entry) };
-        // Otherwise ib_core's arithmetic would wrap.
+        // ib_core's arithmetic would wrap if the trimmed bytes were not fewer than the entry's
+        // bytes.
         check!(head + tail < u64::from(entry.dma_length));
         // CAST: The sum was just checked to be less than the length.
         let len = entry.dma_length.wrapping_sub((head + tail) as u32);
@@ -531,7 +531,7 @@ struct Peer {
     mapping: Mutex<Mapping>,
 }
 
-/// A test's handle of such a region.
+/// A test's handle of a registered region.
 #[derive(Clone)]
 pub(crate) struct Umem {
     peer: Arc<Peer>,
@@ -591,8 +591,9 @@ pub(crate) fn get(request: Request) -> Result<Umem, Failed> {
     } else {
         NO_TICKET
     };
-    // lockdep gets two classes. nvidia.ko maps a region that is never revoked under this lock, and
-    // no callback ever waits for the lock of such a region.
+    // nvidia.ko maps a persistent region with `mapping_lock` held, and no callback ever waits for
+    // the `mapping_lock` of a persistent region. `mapping_lock` therefore has one lockdep class for
+    // each kind.
     let [revocable, persistent] = [static_lock_class!(), static_lock_class!()];
     let class = if client.can_revoke {
         revocable
@@ -777,9 +778,8 @@ impl Peer {
         if call_client {
             reach(Point::BeforeDmaUnmap);
         }
-        // This writes to the client's memory. The client must keep the table until `release`, even
-        // after it has revoked. The order is reversed because a single entry has been trimmed
-        // twice.
+        // The loop writes to the client's table, which the client must keep until `release`, even
+        // after a revocation. The order is reversed because a single entry has been trimmed twice.
         for saved in [mapping.last.take(), mapping.first.take()]
             .into_iter()
             .flatten()
@@ -799,7 +799,7 @@ impl Peer {
         mapping.table = bindings::sg_table::default();
     }
 
-    /// Invalidates the region, which was already found.
+    /// Invalidates the region. The caller has looked up the region by its ticket.
     fn invalidate(&self) {
         let mut held = self.lock();
         let mapping = &mut *held.guard;
@@ -836,14 +836,14 @@ impl Peer {
         drop(forgotten);
     }
 
-    /// Calls the client's `release`, and ends its use.
+    /// Calls the client's `release`, and ends the region's use of the client.
     fn release_context(&self) {
         self.forget_ticket();
         reach(Point::BeforeRelease);
         record(Event::Release);
         if let Some(release) = self.client.ops().release {
-            // SAFETY: This calls the client's function as the contract specifies. It is the last
-            // call for this context.
+            // SAFETY: This calls the client's function as the contract specifies. No later call
+            // uses the context.
             unsafe { release(self.context()) };
         }
         self.client.put();
@@ -877,7 +877,7 @@ impl Umem {
         self.peer.page_size()
     }
 
-    /// Maps a region that is already mapped. No ib_core does this.
+    /// Maps an already mapped region again, which no ib_core does.
     pub(crate) fn map_again(&self) -> c_int {
         self.peer.dma_map(&mut Mapping::default())
     }
@@ -916,7 +916,7 @@ impl Umem {
     }
 
     /// Calls `stop`, dma_unmap with an empty table, and `release`. The contract allows dma_unmap
-    /// after an invalidation, and OFED did so.
+    /// after an invalidation, and OFED made such calls.
     pub(crate) fn release_with_late_unmap(&self) {
         self.stop();
         self.peer.unmap(&mut Mapping::default(), true);
@@ -924,8 +924,9 @@ impl Umem {
     }
 }
 
-/// Frees the memory when a thread reaches `point`. The thread continues after the free. Another
-/// thread frees, because the first may hold a lock that comes after nvidia.ko's lock.
+/// Frees the memory on a new thread when another thread reaches `point`, and continues that thread
+/// after the free. The thread at `point` does not free the memory itself, because it may hold a
+/// lock that comes after nvidia.ko's lock.
 pub(crate) fn free_at(point: Point) -> Result {
     at(point, || match Thread::start(fakes::free_memory) {
         Ok(thread) => thread.join(),

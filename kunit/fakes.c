@@ -251,7 +251,10 @@ void fake_gpu_leaves(void)
 	gpu->dev.kobj.state_in_sysfs = 0;
 }
 
-/* Like pci_get_device(): drops the reference to @from, returns the next. */
+/*
+ * Like pci_get_device(): drops the reference to @from and returns the next
+ * device.
+ */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from)
 {
@@ -386,7 +389,8 @@ bool fake_thread_sleeps(struct task_struct *task)
 }
 
 /*
- * Requires that the thread's function has ended. No line of it runs afterwards.
+ * Requires that the thread's function has ended. No line of the function runs
+ * afterwards.
  */
 void fake_thread_join(struct task_struct *task)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * The C side of the fakes (fakes.c). Also declares the stand-ins for kernel
- * functions that kernel.c and memory_peers.c call. fakes.rs defines these.
+ * functions that kernel.c and memory_peers.c call. fakes.rs defines the
+ * stand-ins.
  */
 #ifndef PEERMEM_KUNIT_FAKES_H
 #define PEERMEM_KUNIT_FAKES_H
@@ -14,10 +15,10 @@
 #include <linux/scatterlist.h>
 #include <linux/types.h>
 
-/* BARs of the fake GPU, where no test VM has RAM. */
+/* BARs of the fake GPU, at addresses where no test VM has RAM. */
 #define FAKE_BAR_START		BIT_ULL(44)
 #define FAKE_BAR_LEN		BIT_ULL(36)
-/* An I/O range, and a BAR without an address of its own. */
+/* An I/O range, and an unassigned BAR. */
 #define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
 #define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
 /*
@@ -55,9 +56,9 @@ void fake_iova_unlink(struct device *dev, struct dma_iova_state *state,
 void fake_iova_free(struct device *dev, struct dma_iova_state *state);
 
 /*
- * The path between the fake NIC and memory, numbered as Guard of fakes.rs: DMA
- * operations of the architecture, a direct path, an IOMMU that passes through,
- * translates or blocks, and a bus with its own addresses.
+ * The path between the fake NIC and memory, with the same numbers as Guard in
+ * fakes.rs: DMA operations of the architecture, a direct path, an IOMMU that
+ * passes through, translates or blocks, and a bus with its own addresses.
  */
 enum {
 	FAKE_OPS,
@@ -77,9 +78,9 @@ struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
 int fake_pci_domain(struct pci_bus *bus);
 /*
- * Gives @len bytes from @start on struct pages and a pagemap, in addition to
- * those of RAM. @type is an enum memory_type, or 0 for a pagemap that is being
- * removed.
+ * Adds struct pages and a pagemap for @len bytes from @start on, in addition to
+ * the struct pages of RAM. @type is an enum memory_type, or 0 for a pagemap
+ * that is being removed.
  */
 void fake_pages(u64 start, u64 len, int type);
 bool fake_pfn_valid(unsigned long pfn);
@@ -90,11 +91,11 @@ int fake_pagemap_refs(void);
 int fake_machine_new(void);
 void fake_machine_free(void);
 /*
- * Returns the number of calls of fake_pci_get() so far. Each is a step over a
- * device, or the end.
+ * Returns the number of calls of fake_pci_get() so far. Each call returns the
+ * next device, or NULL after the last one.
  */
 unsigned int fake_pci_steps(void);
-/* Removes the GPU. Its BARs then belong to no device. */
+/* Removes the GPU. The GPU's BARs then belong to no device. */
 void fake_gpu_leaves(void);
 /* Puts another GPU in the place of the first. */
 int fake_gpu_is_replaced(void);
@@ -108,12 +109,12 @@ struct device *fake_plain_device(void);
 /*
  * Returns the number of references to fake devices that belong neither to the
  * code that made them nor to the devices that the module remembers.
- * fake_remembered() returns the number of the latter.
+ * fake_remembered() returns the number of remembered devices.
  */
 unsigned int fake_device_refs(void);
 unsigned int fake_remembered(void);
 
-/* kernel.c: the module's parameters. */
+/* kernel.c defines these functions, which set the module's parameters. */
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 void fake_provider_maps(bool maps);
 void fake_user_limit(unsigned int mib);
@@ -124,12 +125,18 @@ void fake_user_limit(unsigned int mib);
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
 		      unsigned int *fail_registration);
 
-/* memory_peers.c calls these: failures, and changes of its directory. */
+/*
+ * memory_peers.c calls these functions, which inject failures and record when
+ * the directory is created or removed.
+ */
 bool fake_kobject_fails(void);
 bool fake_group_fails(void);
 void fake_directory(bool made);
 
-/* memory_peers.c: a place in sysfs, the parameter, and the contents. */
+/*
+ * memory_peers.c defines these functions for a place in sysfs, the parameter,
+ * and the contents.
+ */
 int fake_sysfs_new(void);
 void fake_sysfs_free(void);
 void fake_sysfs_parameter(bool memory_peers);
@@ -141,8 +148,8 @@ ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
 			size_t size);
 
 /*
- * Makes the calling thread's allocations wait for nothing, until
- * fake_no_reserves().
+ * Lets the calling thread's allocations use the reserves instead of waiting for
+ * reclaim, until fake_no_reserves().
  */
 unsigned int fake_reserves(void);
 void fake_no_reserves(unsigned int flags);

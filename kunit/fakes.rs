@@ -3,12 +3,13 @@
 //! Fakes of nvidia.ko and ib_core, and of the few kernel functions that a test observes. A test can
 //! see the calls and their order, make a call fail, and run code in the middle of a call.
 //!
-//! The fake of nvidia.ko has its difficult cases: the API lock, a put that finds nothing and
-//! returns 0, garbage in the page table's pointer after a failure, a callback before the pin has
-//! returned, and a table that dies when the callback returns. `ib_core` has the fake of ib_core.
+//! The fake of nvidia.ko reproduces nvidia.ko's difficult cases: the API lock, a put that finds
+//! nothing and returns 0, garbage in the page table's pointer after a failure, a callback before
+//! the pin has returned, and a table that is freed when the callback returns. The module `ib_core`
+//! contains the fake of ib_core.
 //!
 //! Only one [`World`] exists at a time, because the C functions have no argument that could
-//! identify one. KUnit runs its tests one after another, each inside [`test`].
+//! identify a world. KUnit runs its tests one after another, each inside [`test`].
 
 use core::{
     iter,
@@ -67,25 +68,25 @@ use crate::{
     task,
 };
 
-/// First address of the fake GPU's BAR, as `FAKE_BAR_START` of `fakes.h`.
+/// First address of the fake GPU's BAR: `FAKE_BAR_START` in `fakes.h`.
 pub(crate) const BAR: u64 = 1 << 44;
 /// Length of the fake GPU's first BAR, in bytes.
 pub(crate) const BAR_LEN: u64 = 1 << 36;
 /// First number of a range of I/O ports.
 pub(crate) const IO: u64 = BAR + (1 << 40);
-/// A BAR without an assigned address.
+/// First address of an unassigned BAR.
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
-/// Memory with a `struct page` that claims to be a BAR.
+/// First address of memory with a `struct page` that claims to be a BAR.
 pub(crate) const RAM: u64 = 1 << 30;
-/// A second BAR, as `FAKE_SECOND_START` of `fakes.h`.
+/// First address of a second BAR: `FAKE_SECOND_START` in `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
-/// A third BAR, directly behind the second, as `FAKE_THIRD_START`.
+/// First address of a third BAR, directly behind the second: `FAKE_THIRD_START`.
 pub(crate) const THIRD: u64 = SECOND + SMALL_LEN;
-/// The first BAR of [`fake_more_gpus`], as `FAKE_MORE_START`.
+/// First address of the first BAR that [`fake_more_gpus`] adds: `FAKE_MORE_START`.
 pub(crate) const MORE: u64 = BAR + (8 << 40);
-/// Length of every BAR except the first, as `FAKE_SMALL_LEN`.
+/// Length of every BAR except the first, in bytes: `FAKE_SMALL_LEN`.
 pub(crate) const SMALL_LEN: u64 = 16 << 20;
-/// Difference between DMA addresses and physical addresses, unless nothing translates.
+/// Difference between DMA addresses and physical addresses, on a path that translates addresses.
 pub(crate) const DMA_OFFSET: u64 = 1 << 50;
 /// Size of one of nvidia.ko's pages.
 pub(crate) const KIB_64: u64 = 64 << 10;
@@ -94,8 +95,8 @@ const SIZE_64: u32 = 1;
 /// Value of the pointer to a page table after nvidia.ko has failed.
 const GARBAGE: usize = 0xdead_4000;
 
-// The declarations match `fakes.h`. A `safe` function takes numbers, or references for its results.
-// The devices and objects that it accesses exist while a test runs.
+// The declarations match `fakes.h`. A `safe` function takes numbers, or references for its results,
+// and accesses only devices and objects that exist while a test runs.
 unsafe extern "C" {
     safe fn fake_machine_new() -> c_int;
     safe fn fake_machine_free();
@@ -104,14 +105,15 @@ unsafe extern "C" {
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
     safe fn fake_plain_device() -> *mut c_void;
-    /// Returns the number of references to the fake devices that are not the machine's own.
+    /// Returns the number of references to the fake devices, without the fake machine's own
+    /// references.
     pub(crate) safe fn fake_device_refs() -> c_uint;
     fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
     /// Returns the number of times that the module asked for the machine's next device.
     pub(crate) safe fn fake_pci_steps() -> c_uint;
     /// Removes the GPU.
     pub(crate) safe fn fake_gpu_leaves();
-    /// Gives a range struct pages. See `fakes.h`.
+    /// Adds struct pages to a range. See `fakes.h`.
     pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
     pub(crate) safe fn fake_pagemap_refs() -> c_int;
     /// Puts another GPU in the place of the first.
@@ -133,7 +135,7 @@ unsafe extern "C" {
     );
     safe fn fake_sysfs_new() -> c_int;
     safe fn fake_sysfs_free();
-    /// Sets the module parameter of that name.
+    /// Sets the module parameter `memory_peers`.
     pub(crate) safe fn fake_sysfs_parameter(memory_peers: bool);
     /// Removes `mm` from sysfs.
     pub(crate) safe fn fake_sysfs_without_mm();
@@ -195,7 +197,7 @@ pub(crate) enum Event {
     IovaFree,
     /// The module creates `memory_peers`.
     Shows,
-    /// `memory_peers` is gone, and no reader is in it.
+    /// `memory_peers` is removed, and no reader uses it.
     Hides,
     /// A mark of the test itself.
     Mark(&'static str),
@@ -255,7 +257,8 @@ pub(crate) enum Point {
     Allocating,
     /// In `dma_unmap_phys()`, or `dma_iova_unlink()`.
     BarUnmapping,
-    // The points of ib_core follow. They are those of the test VM: `peer_holds` of its peer_mem.c.
+    // The points of ib_core follow. The test VM has the same points: `peer_holds` in its
+    // peer_mem.c.
     /// `mapping_lock` is held.
     BeforeGetPages,
     /// `mapping_lock` is held.
@@ -276,7 +279,7 @@ pub(crate) enum Point {
 
 struct Failure {
     call: Call,
-    /// Number of calls that succeed before.
+    /// Number of calls that succeed before the first failure.
     skip: u32,
     times: u32,
     code: c_int,
@@ -296,9 +299,9 @@ pub(crate) struct TableForm {
     /// Number of surplus entries. Negative for missing entries.
     pub(crate) surplus: i32,
     pub(crate) flags: u32,
-    /// `true` for no list of pages.
+    /// `true` if the page table has no list of pages.
     pub(crate) no_pages: bool,
-    /// `true` for success without a table.
+    /// `true` if a pin succeeds without returning a table.
     pub(crate) no_table: bool,
     pub(crate) address: Layout,
 }
@@ -324,7 +327,7 @@ pub(crate) struct MappingForm {
     /// Difference between nvidia.ko's DMA addresses and physical addresses.
     pub(crate) offset: u64,
     pub(crate) no_addresses: bool,
-    /// `true` for success without a mapping.
+    /// `true` if nvidia.ko's `dma_map_pages()` succeeds without returning a mapping.
     pub(crate) no_mapping: bool,
 }
 
@@ -348,7 +351,7 @@ struct TableMemory {
     list: KVVec<*mut c::nvidia_p2p_page>,
 }
 
-// SAFETY: The pointers lead into memory that the structure owns.
+// SAFETY: The pointers point into memory that the structure owns.
 unsafe impl Send for TableMemory {}
 
 struct Pinned {
@@ -358,7 +361,7 @@ struct Pinned {
     /// The process that made the pin.
     owner: Pid,
     callback: Option<FreeCallback>,
-    /// The argument of the callback. It is opaque, hence a number.
+    /// The callback's opaque argument, as a number.
     data: usize,
 }
 
@@ -374,7 +377,7 @@ struct MappingMemory {
     addresses: KVVec<u64>,
 }
 
-// SAFETY: The pointers lead into memory that the structure owns, or to a device that no code
+// SAFETY: The pointers point into memory that the structure owns, or to a device that no code
 // accesses through them.
 unsafe impl Send for MappingMemory {}
 
@@ -392,7 +395,7 @@ pub(crate) struct BarRange {
     pub(crate) len: usize,
 }
 
-/// The path between the NIC and memory. The numbers are those of `fakes.h`.
+/// The path between the NIC and memory. The numbers match `fakes.h`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Guard {
     Ops,
@@ -426,7 +429,7 @@ impl Link {
 
 type Hook = KBox<dyn FnMut() + Send>;
 
-/// The surroundings of the module in one test.
+/// The state of the fakes in one test.
 pub(crate) struct World {
     log: KVec<Event>,
     failures: KVec<Failure>,
@@ -507,7 +510,7 @@ static API_OWNER: Atomic<usize> = Atomic::new(0);
 pub(crate) struct Fakes(());
 
 impl Fakes {
-    /// Initializes the fakes. Must be called once.
+    /// Initializes the fakes. The caller must call this function once.
     pub(crate) fn new() -> Self {
         // SAFETY: Called once, before every use.
         unsafe {
@@ -528,18 +531,19 @@ impl Drop for Fakes {
     }
 }
 
-/// Keeps the record of the module's life.
+/// Stores the record of the module's run.
 pub(crate) fn remember(life: Life) {
     *LIFE.lock() = Some(life);
 }
 
-/// Calls `look` with the record of the module's life.
+/// Calls `look` with the record of the module's run.
 pub(crate) fn remembered(look: impl FnOnce(&Life) -> Result) -> Result {
     look(LIFE.lock().as_ref().ok_or(ENOENT)?)
 }
 
-/// Calls `f` with the world of the fakes. Allocations in `f` do not wait: callbacks come here, too,
-/// and lockdep would report the fake's allocation instead of the module's.
+/// Calls `f` with the world of the fakes. Allocations in `f` do not wait for reclaim. Callbacks
+/// also call this function, and lockdep would otherwise report the fake's allocation instead of the
+/// module's.
 pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
     let mut world = WORLD.lock();
     let flags = fake_reserves();
@@ -566,7 +570,7 @@ pub(crate) fn log() -> KVec<Event> {
     with(|world| mem::take(&mut world.log))
 }
 
-/// Makes the `nth` call of `call` from now on, and those after it, `times` in all, return `code`.
+/// Makes `times` consecutive calls of `call` return `code`, beginning with the `nth` call from now.
 pub(crate) fn fail(call: Call, nth: u32, times: u32, code: c_int) -> Result {
     let failure = Failure {
         call,
@@ -600,7 +604,7 @@ pub(crate) fn failing(call: Call) -> Option<c_int> {
     })
 }
 
-/// Runs `hook` when `point` is reached next, once.
+/// Runs `hook` once, when a thread next reaches `point`.
 pub(crate) fn at(point: Point, hook: impl FnMut() + Send + 'static) -> Result {
     let hook: Hook = KBox::new(hook, GFP_KERNEL)?;
     with(|world| world.hooks.push((point, hook), GFP_KERNEL)).map_err(Into::into)
@@ -696,8 +700,7 @@ macro_rules! logged {
     }};
 }
 
-/// Runs a step and returns its value. Then checks like [`logged!`] all calls until the end of the
-/// step.
+/// Runs a step, checks all calls of the step like [`logged!`], and returns the step's value.
 macro_rules! calls {
     ($step:expr => $($want:tt)*) => {{
         let result = $step;
@@ -711,20 +714,20 @@ pub(crate) use check;
 pub(crate) use logged;
 pub(crate) use same;
 
-/// Runs `body` in a new world. Afterwards nothing may be left, and no prepared failure or hook may
-/// be unused.
+/// Runs `body` in a new world. Makes the test fail if the module still holds anything, or if a
+/// prepared failure or hook is unused.
 pub(crate) fn test(body: impl FnOnce() -> Result) -> Result {
     fake_test_begins();
     alone(|| body().inspect(|()| nothing_left()))
 }
 
-/// Runs `body` like [`test`], without the final checks. For code that is not a KUnit test.
+/// Runs `body` like [`test`] but without the final checks, for code that is not a KUnit test.
 pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     with(|world| mem::replace(world, World::new()));
     to_result(fake_machine_new())?;
     fake_parameters(0, 1);
     let result = to_result(fake_sysfs_new()).and_then(|()| body());
-    // The next test has another machine.
+    // The BARs are forgotten, because the next test has another machine.
     drop(Bars::new());
     // Code that still uses an object or a device holds a reference to it.
     fake_sysfs_free();
@@ -732,7 +735,7 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     result
 }
 
-/// Makes the test fail if the module has anything left.
+/// Makes the test fail if the module still holds a reference, a pin, a mapping, or a registration.
 pub(crate) fn nothing_left() {
     same!(fake_device_refs(), 0);
     for counts in entries::registry(Registry::counts) {
@@ -788,7 +791,7 @@ pub(crate) fn read_shown(client: &CStr, file: &CStr) -> Result<KVec<u8>> {
     Ok(text)
 }
 
-/// Returns a NIC on the PCI bus, which lives as long as the test.
+/// Returns a NIC on the PCI bus, which exists as long as the test.
 pub(crate) fn nic() -> ib_core::Device {
     ib_core::Device::new(fake_nic().cast())
 }
@@ -807,7 +810,7 @@ pub(crate) fn nothing_mapped() {
 /// Sets the path between the NIC and memory.
 pub(crate) fn guard(guard: Guard) {
     with(|world| world.guard = guard);
-    // CAST: The numbers are those of `fakes.h`.
+    // CAST: The numbers match `fakes.h`.
     fake_nic_guard(guard as c_int);
 }
 
@@ -845,7 +848,8 @@ struct Start {
     state: Arc<ThreadState>,
 }
 
-/// A kernel thread. To nvidia.ko it is also its own process. Its drop waits for its end.
+/// A kernel thread. nvidia.ko takes each of these threads for a process of its own. The drop waits
+/// until the thread has ended.
 pub(crate) struct Thread {
     task: NonNull<c_void>,
     state: Arc<ThreadState>,
@@ -883,8 +887,8 @@ impl Thread {
         self.state.finished.load(Acquire)
     }
 
-    /// Waits until the thread sleeps for a lock or an event, or has ended. Returns `true` if it
-    /// sleeps.
+    /// Waits until the thread sleeps for a lock or an event, or has ended. Returns `true` if the
+    /// thread sleeps.
     pub(crate) fn waits(&self) -> bool {
         while !self.finished() {
             // SAFETY: This thread has a reference to the task.
@@ -910,7 +914,7 @@ pub(crate) fn keep(thread: Thread) {
     }
 }
 
-/// Waits for all threads that were kept. There must be at least one.
+/// Waits for all kept threads. At least one thread must have been kept.
 pub(crate) fn join_kept() {
     let threads = with(|world| mem::take(&mut world.threads));
     check!(!threads.is_empty());
@@ -927,7 +931,7 @@ impl Drop for Thread {
 
 /// # Safety
 ///
-/// `data` must be a [`Start`] of [`Thread::start`]. This function takes ownership of it.
+/// `data` must be a [`Start`] of [`Thread::start`]. This function takes ownership of `data`.
 unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
     // SAFETY: The caller passes ownership of a `Start`.
     let start = unsafe { <KBox<Start>>::from_raw(data.cast()) };
@@ -939,7 +943,7 @@ unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
     0
 }
 
-/// A latch that stops one thread until another opens it. It stays open.
+/// A latch that stops one thread until another thread opens the latch. An open latch stays open.
 #[derive(Clone)]
 pub(crate) struct Latch(Arc<Passage>);
 
@@ -987,10 +991,11 @@ fn this_process() -> Pid {
     task::process()
 }
 
-/// Runs `f` with the API lock held, for a call by the module. Returns -EIO on the thread that holds
-/// the lock. The module must never cause that.
+/// Runs `f` with the API lock held, for a call by the module. Returns -EIO if the calling thread
+/// already holds the lock. The module must never call nvidia.ko on such a thread.
 fn api_locked(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
-    // The callback takes both locks in the opposite order.
+    // A callback takes the API lock before `mapping_lock`, so the module must not take the API lock
+    // under `mapping_lock`.
     if with(|world| world.core.has_mapping_lock(this_task())) {
         fails(c"nvidia.ko", 0, fmt!("{} under mapping_lock", what));
     }
@@ -1053,7 +1058,7 @@ fn aligned(va: u64, len: u64) -> bool {
     len != 0 && (va | len) & (KIB_64 - 1) == 0
 }
 
-/// The common part of both pins. Returns the code and the table.
+/// The common part of both functions that pin. Returns the code and the table.
 fn pin(
     va: u64,
     len: u64,
@@ -1141,7 +1146,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
 fn remove_pin(table: usize) -> Option<Pinned> {
     with(|world| {
         let index = world.pin_of(table)?;
-        // A put itself unmaps what is still mapped. The module must not rely on that.
+        // nvidia.ko's put unmaps the remaining mappings, but the module must unmap them itself.
         while take_first(&mut world.mappings, |mapping| mapping.table == table).is_some() {
             fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
         }
@@ -1149,7 +1154,7 @@ fn remove_pin(table: usize) -> Option<Pinned> {
     })
 }
 
-/// Poisons and frees the memory of a pin. Code that reads it later sees no table.
+/// Poisons and frees the memory of a pin. Code that reads the memory later sees no table.
 fn free_pin(mut pin: Pinned) {
     pin.memory.table.version = 0x6b6b_6b6b;
     pin.memory.table.entries = 0;
@@ -1212,7 +1217,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
     check!(flags == 0);
     let table = page_table.addr();
     api_locked("a put", || {
-        // The GPU's reference is dropped in any case.
+        // The put drops its reference to the GPU in any case.
         let code = failing(Call::PutPersistent).unwrap_or(0);
         match remove_pin(table) {
             Some(pin) if pin.persistent => free_pin(pin),
@@ -1273,7 +1278,7 @@ fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
         }
         memory.raw.version = form.version;
         memory.raw.page_size_type = form.page_size;
-        // CAST: Small.
+        // CAST: The number of pages is small.
         memory.raw.entries = (pages.len() as u32).wrapping_add_signed(form.surplus);
         memory.raw.dma_addresses = if form.no_addresses {
             ptr::null_mut()
@@ -1363,7 +1368,7 @@ fn free(which: impl Fn(&Pinned) -> bool, in_reclaim: bool) {
     });
 }
 
-/// Calls back again for the pin with this number. nvidia.ko would not do this.
+/// Makes the callback for the pin with this number a second time, unlike nvidia.ko.
 pub(crate) fn call_back_again(callback: FreeCallback, data: usize) {
     // SAFETY: This is process context. The module accepts any number.
     unsafe { callback(ptr::without_provenance_mut(data)) };
@@ -1375,7 +1380,7 @@ pub(crate) fn forget_pins() {
     pins.into_iter().for_each(free_pin);
 }
 
-/// Returns callback and data of the first pin.
+/// Returns the callback and the data of the first pin.
 pub(crate) fn callback_of_first_pin() -> Option<(FreeCallback, usize)> {
     with(|world| {
         let pin = world.pins.first()?;
@@ -1422,7 +1427,7 @@ extern "C" fn fake_directory(made: bool) {
 
 #[no_mangle]
 pub(crate) extern "C" fn fake_remembered() -> c_uint {
-    // CAST: Few.
+    // CAST: The module remembers few devices.
     Bars::remembered() as c_uint
 }
 
@@ -1470,7 +1475,7 @@ unsafe extern "C" fn fake_sg_alloc(
 ) -> c_int {
     reach(Point::Allocating);
     if let Some(code) = failing(Call::SgAlloc) {
-        // The kernel leaves such numbers if it fails half way.
+        // `sg_alloc_table()` leaves counts in the table if it fails half way.
         // SAFETY: The caller promises that the table is valid for writes.
         unsafe { (*table).nents = 127 };
         // SAFETY: The caller promises that the table is valid for writes.
@@ -1512,7 +1517,7 @@ extern "C" fn fake_dma_map(
             Guard::Nothing | Guard::Identity | Guard::RangeMap
         );
         let mut dma = addr + if direct { 0 } else { DMA_OFFSET };
-        // An IOMMU does not hand out an address twice.
+        // An IOMMU does not allocate an address twice.
         while world.guard == Guard::Translates && world.bar.iter().any(|have| have.dma == dma) {
             dma += ELSEWHERE;
         }

@@ -3,16 +3,16 @@
 //! Tests of the whole module from its init to its exit, with the parameters that the test module
 //! was loaded with.
 //!
-//! Much of the module exists only once, as in the shipped module. It therefore lives once, while
-//! the test module is loaded, and the tests check the record of that life. Loading with other
-//! parameters records another life.
+//! Many of the module's objects can exist only once, as in the shipped module. The module therefore
+//! runs once, while the test module is loaded, and the tests check the record of that run. To
+//! record a run with other parameters, load the test module again with those parameters.
 
 use crate::{
     setup::*,
     PeerMem, //
 };
 
-/// The record of a life of the module.
+/// The record of one run of the module, from init to exit.
 pub(crate) struct Life {
     pub(crate) peerdirect_support: c_int,
     pub(crate) persistent_api_support: c_int,
@@ -25,8 +25,8 @@ pub(crate) struct Life {
     left: (i64, usize, u32),
 }
 
-/// Runs the module from init to exit. Must be called once, before other objects that may exist only
-/// once.
+/// Runs the module from init to exit. The caller must call this function once, before it creates
+/// any other singleton.
 pub(crate) fn live(module: &'static ThisModule) -> Result {
     let (mut peerdirect_support, mut persistent_api_support, mut fail_registration) = (0, 0, 0);
     fake_loaded_with(
@@ -87,7 +87,7 @@ impl Life {
             && (0..=1).contains(&self.persistent_api_support)
     }
 
-    /// Returns the calls between two marks: those of init, of use, or of exit.
+    /// Returns the calls between two marks: the calls of init, of use, or of exit.
     fn part(&self, from: &'static str, to: &'static str) -> &[Event] {
         let mark = |name| self.log.iter().position(|event| *event == Mark(name));
         let start = mark(from).map_or(0, |at| at + 1);
@@ -110,7 +110,7 @@ suite!(
         let want: &[Event] = match (life.is_good(), life.persistent_api_support) {
             (true, 1) => &[Register(NvMem)],
             (true, _) => &[Register(NvMem), Register(NvMemNc)],
-            // The client whose registration failed is the last one.
+            // No registration follows the failed one.
             (false, 0) if life.fail_registration == 2 => &[Register(NvMem), Register(NvMemNc)],
             (false, _) if life.fail_registration == 1 => &[Register(NvMem)],
             (false, _) => &[],
@@ -147,7 +147,7 @@ suite!(
         let count = |event| used.iter().filter(|have| **have == event).count();
         let want = match (life.is_good(), life.persistent_api_support) {
             (false, _) => (0, 0),
-            // One more pin, of one page, is made to check that the NIC reaches the GPU.
+            // The module makes one more pin, of one page, to check that the NIC reaches the GPU.
             (true, 0) => (1, 2),
             (true, _) => (0, 3),
         };
@@ -187,7 +187,8 @@ suite!(
         );
     }
 
-    /// Before that time, an ib_core that makes the directory itself would find it taken.
+    /// If the module showed the directory earlier, an ib_core that creates the directory itself
+    /// would fail.
     fn others_see_the_clients_when_ib_core_knows_all_of_them(life: Life) {
         let init = life.part("", "up");
         let shows = init.iter().filter(|event| **event == Shows).count();

@@ -45,7 +45,7 @@ suite!(
     }
 
     fn entries_are_the_pages_at_their_dma_addresses(nic: EachNic) {
-        // The rows of `want` are the number of the first page, and the number of pages.
+        // Each row of `want` is the number of the first page and the number of pages.
         for (layout, want) in rows([
             (CONTIGUOUS, &[(0, 6)][..]),
             // The layout has a gap after each two pages.
@@ -72,8 +72,9 @@ suite!(
         }
     }
 
-    /// A list of more than the 128 entries that fit a page is chained. The allocated entries are
-    /// exactly the used ones, because ib_core walks the former and counts by the latter.
+    /// A list of more than 128 entries, which fill a page, is chained. The list has exactly as many
+    /// allocated entries as used entries, because ib_core walks the allocated entries and counts
+    /// the used ones.
     fn nents_is_orig_nents_and_what_dma_map_says(nic: EachNic) {
         lies(|page| BAR + (page + page / 3) * KIB_64);
         for count in rows([
@@ -206,8 +207,7 @@ suite!(
             (-12, -12),
             (-22, -22),
             (-4095, -4095),
-            // This is the kernel's own ENOTSUPP, which user space does not know. It becomes
-            // EOPNOTSUPP.
+            // The kernel's own ENOTSUPP, which user space does not know, becomes EOPNOTSUPP.
             (-524, -95),
             (-4096, EINVAL.to_errno()),
             (c_int::MIN, EINVAL.to_errno()),
@@ -220,8 +220,8 @@ suite!(
         }
     }
 
-    /// The table has three chunks. Each allocation fails once, and then the one that cuts the last
-    /// chunk to its length.
+    /// The table has three chunks. Each chunk's allocation fails once, and then the allocation of
+    /// the last chunk at its exact length.
     fn a_scatter_list_that_cannot_be_allocated_leaves_nothing_mapped(_: ProviderMaps) {
         lies(EVERY_OTHER);
         for nth in rows(1..=4) {
@@ -238,8 +238,8 @@ suite!(
         get(pages(THREE_CHUNKS))?.release();
     }
 
-    /// The first four allocations are for the list of physical addresses. The revocable client
-    /// reads these in `acquire`. If nothing translates, they become the scatter list.
+    /// The first four allocations are for the list of physical addresses, which the revocable
+    /// client reads in `acquire`. If no address is translated, this list becomes the scatter list.
     fn a_list_of_addresses_that_cannot_be_allocated_leaves_nothing(_: BothClients) {
         lies(EVERY_OTHER);
         for (guard_is, count) in
@@ -263,7 +263,8 @@ suite!(
         }
     }
 
-    /// The mapping includes everything between the pages. The NIC could reach that before.
+    /// The mapping includes everything between the pages. The NIC could reach all of this memory
+    /// before the mapping, too.
     fn where_nothing_translates_one_mapping_is_for_all(_: RevocableClient) {
         lies(EVERY_OTHER);
         for guard_is in rows([Guard::Nothing, Guard::Identity]) {
@@ -281,7 +282,8 @@ suite!(
             umem.stop();
             logged![DmaUnmap, BarUnmap, PutPages];
             umem.release();
-            // The NIC does not reach everything in between, so only the pages are mapped.
+            // The NIC does not reach all memory between the pages, so the module maps only the
+            // pages.
             fail_once(Call::BarMap, EIO.to_errno())?;
             let umem = get(pages(40))?;
             same!(umem.entries().len(), 40);
@@ -295,7 +297,8 @@ suite!(
         }
     }
 
-    /// The list is built anew, because the list of physical addresses has no limit for an entry.
+    /// The module builds the scatter list anew, because entries in the list of physical addresses
+    /// have no maximum length.
     fn where_nothing_translates_an_entry_is_what_the_nic_takes(_: RevocableClient) {
         guard(Guard::Nothing);
         for (segment, want) in rows([(1 << 31, 1), (1 << 17, 8), (1 << 16, 16)]) {
@@ -306,8 +309,8 @@ suite!(
         }
     }
 
-    /// If a translation is not excluded, or if the memory is in two BARs, only the pages are
-    /// mapped.
+    /// If an address translation is possible, or if the memory is in two BARs, the module maps only
+    /// the pages.
     fn nothing_else_is_mapped_where_anything_may_translate(_: RevocableClient) {
         let in_two_bars: Layout = |page| if page < 20 { BAR } else { SECOND } + page * KIB_64;
         for (guard_is, layout, want) in rows([
@@ -362,7 +365,8 @@ suite!(
         umem.release();
     }
 
-    /// The addresses agree from 2 MiB on, wherever the range starts.
+    /// Memory of 2 MiB or more has equal IOMMU and virtual addresses modulo 2 MiB, wherever the
+    /// IOMMU's range starts.
     fn behind_an_iommu_large_memory_is_congruent_to_its_virtual_addresses(_: RevocableClient) {
         guard(Guard::Translates);
         let mib_2 = 2 << 20;
@@ -388,8 +392,8 @@ suite!(
         umem.release();
     }
 
-    /// OFED 25.07 and 25.10 compute wrong addresses if an HCA page is larger than 2 GiB. This
-    /// memory gets no such page at any `iova`.
+    /// OFED 25.07 and 25.10 compute wrong addresses if an HCA page is larger than 2 GiB. The tested
+    /// memory gets no larger page at any `iova`.
     fn behind_an_iommu_bit_31_differs_between_the_runs_of_more_than_four_gib(_: RevocableClient) {
         guard(Guard::Translates);
         for base in rows([0x1_0000_1000, 0x1_7fff_f000, 0x2_0000_0000]) {
@@ -425,8 +429,8 @@ suite!(
         umem.release();
     }
 
-    /// The IOMMU's address space has no room for a hole, and `dma_map_resource()` returns one run
-    /// of addresses.
+    /// The IOMMU has no room for a gap between the ranges, and the calls of `dma_map_resource()`
+    /// return adjacent addresses.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib(_: RevocableClient) {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
@@ -474,13 +478,13 @@ suite!(
             same!(failure(pages(4)), Some(Failed::DmaMap(EINVAL.to_errno())));
             nothing_mapped();
         }
-        // The IOMMU has no range for all pages. It may have one for each page.
+        // The IOMMU has no range for all pages, but may have a range for each page.
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
         let umem = get(pages(4))?;
         same!(umem.entries().len(), 4);
         umem.release();
-        // A range longer than the memory does not fit. The range for the memory alone first fits,
-        // and then does not.
+        // A range longer than the memory does not fit. A range for the memory alone fits in the
+        // first row, but not in the second.
         for (times, entries) in rows([(1, 1), (2, 64)]) {
             fail(Call::IovaAlloc, 1, times, ENOMEM.to_errno())?;
             let umem = get(pages(64))?;
@@ -542,7 +546,7 @@ suite!(
         same!(fake_remembered(), 2);
     }
 
-    /// The module asks for each GPU that has a number. It does not ask for a GPU without a number.
+    /// The module asks for each GPU that has a number, but not for a GPU without a number.
     fn of_each_gpu_nvidia_ko_is_asked_once(_: NoClient) {
         static GPU: Atomic<u64> = Atomic::new(0);
         let most = u64::from(Gpus::MOST);
@@ -572,7 +576,7 @@ suite!(
         }
     }
 
-    /// The module then maps nothing in another way than nvidia.ko would.
+    /// The module then leaves all mappings to nvidia.ko, because its own would differ.
     fn where_nvidia_ko_maps_otherwise_it_maps_all(_: NoClient) {
         let _up = persistent(c"nv_mem")?;
         for (guard_is, offset, own) in rows([
@@ -625,13 +629,14 @@ suite!(
         check!(log().contains(&BarMap));
     }
 
-    /// This holds until one of the two devices is removed. nvidia.ko itself refuses each
-    /// registration.
+    /// The module remembers the refusal until the GPU or the NIC is removed. nvidia.ko itself
+    /// refuses each registration.
     fn a_nic_that_is_denied_is_not_asked_about_again(_: NoClient) {
         let _up = persistent(c"nv_mem")?;
         for replaced in rows([fake_nic_is_replaced, fake_gpu_is_replaced]) {
             to_result(replaced())?;
-            // Returns the number of questions to nvidia.ko in a registration that it refuses.
+            // Returns how often the module asks nvidia.ko during a registration that nvidia.ko
+            // refuses.
             let asks = |times| {
                 fail(Call::Map, 1, times, ENOTSUPP)?;
                 log();
@@ -655,7 +660,7 @@ suite!(
         }
     }
 
-    /// The revocable mode never asks. It uses nvidia.ko's answer from a mapping for the other
+    /// The revocable mode never asks nvidia.ko, but uses the answer from a mapping for the other
     /// client.
     fn in_revocable_mode_a_nic_that_was_denied_is_refused(_: NoClient) {
         let _up = (revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?);

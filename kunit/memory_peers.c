@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * The module's memory_peers.c on the kernel's own sysfs. The directory is in
- * /sys/peermem_kunit instead of /sys/kernel, where it does not disturb others.
+ * /sys/peermem_kunit, so that it does not disturb the users of /sys/kernel.
  */
 
 #include <linux/gfp.h>
@@ -137,7 +137,9 @@ static struct kernfs_node *step(struct kernfs_node *from, const char *name)
 	return to;
 }
 
-/* Returns the node with these names, referenced. A NULL name is left out. */
+/*
+ * Returns the node with these names, and takes a reference. Skips a NULL name.
+ */
 static struct kernfs_node *walk(const char *client, const char *file)
 {
 	if (!fake_mm)

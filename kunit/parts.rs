@@ -108,10 +108,10 @@ suite!(
         check!(table(0).is_err());
     }
 
-    /// `sg_alloc_table()` leaves numbers in the table if it fails half way.
+    /// `sg_alloc_table()` leaves counts in the table if it fails half way.
     fn a_table_that_could_not_be_allocated_is_not_looked_at(_: NoClient) {
-        // The allocations are those of the first three chunks, and the one that cuts the last chunk
-        // to its length.
+        // The first three allocations are for the chunks. The fourth allocation is for the last
+        // chunk at its exact length.
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
             same!(table(THREE_CHUNKS).err(), Some(Reason::NoMemory));
@@ -136,7 +136,7 @@ suite!(
         fake_nic_max_segment(0x1234_0000);
         let device = nic().as_pci();
         same!(device.as_ref().map(|d| d.max_segment()), Some(0x1234_0000));
-        // This takes one more reference, and drops both.
+        // The clone takes one more reference, and this test drops both references.
         drop(device.clone());
     }
 
@@ -157,7 +157,7 @@ suite!(
         ]) {
             same!(not_found(addr, len), Some(Reason::NotInBar));
         }
-        // An address with a struct page is refused, whatever calls it a BAR.
+        // The finder refuses an address with a struct page, even if the address is in a BAR.
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
     }
 
@@ -191,7 +191,7 @@ suite!(
         same!(fake_pagemap_refs(), 0);
     }
 
-    /// The finder remembers the BAR that it has found, but not for addresses outside of it.
+    /// The finder reuses the BAR that it has found only for addresses inside that BAR.
     fn what_is_remembered_is_still_looked_at(_: NoClient) {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([
@@ -235,7 +235,7 @@ suite!(
         same!(bounds(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
     }
 
-    /// Memory on both sides of a border is one range for a reader of the addresses.
+    /// The reader joins memory on both sides of the boundary between two BARs into one range.
     fn bars_side_by_side_are_two(_: NoClient) {
         let (last, two) = (THIRD - KIB_64, 2 * KIB_64);
         same!(not_found(last, two), None);
@@ -254,7 +254,7 @@ suite!(
         same!(memory.into_table().entries(), 1);
     }
 
-    /// The result is remembered from finder to finder, and so from registration to registration.
+    /// Each finder reuses the results of earlier finders, and thus of earlier registrations.
     fn the_owner_of_a_bar_is_looked_for_once(_: NoClient) {
         let find = |addr| {
             let before = fake_pci_steps();
@@ -266,12 +266,12 @@ suite!(
         for page in 0..4 {
             same!(find(BAR + page * KIB_64), (None, 0));
         }
-        // An address outside of its BARs is searched for in all devices, to the end.
+        // For an address outside of the GPU's BARs, the finder searches all devices.
         same!(find(BAR + BAR_LEN), (Some(Reason::NotInBar), 3));
         same!(find(BAR + 9 * KIB_64), (None, 0));
         same!(fake_remembered(), 1);
-        // However many pages lie in no BAR, the search runs once, because each search would be as
-        // long.
+        // The search runs once for all pages that lie in no BAR, because each further search would
+        // go through all devices too.
         let (before, nowhere) = (fake_pci_steps(), [BAR + BAR_LEN; 100]);
         let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
         same!(refused.err(), Some(Reason::NotInBar));
@@ -305,8 +305,8 @@ suite!(
         same!(gpu_of(&page(MORE)), Gpus::one(1));
     }
 
-    /// 64 GPUs have a number. Additional GPUs are searched for each time, and the module remembers
-    /// nothing about them.
+    /// 64 GPUs have a number. The module searches for each additional GPU every time, and remembers
+    /// nothing about such a GPU.
     fn each_of_64_gpus_is_looked_for_once(_: NoClient) {
         to_result(fake_more_gpus(Gpus::MOST + 2))?;
         let nic = nic().as_pci().ok_or(ENODEV)?;
@@ -347,7 +347,7 @@ suite!(
         to_result(fake_nic_is_replaced())?;
         let second = nic().as_pci().ok_or(ENODEV)?;
         same!(recall(gpu, &second), None);
-        // The answer takes the place of the one that is gone.
+        // The new answer takes the place of the removed NIC's answer.
         remember(gpu, &second, Reach::Otherwise);
         same!(recall(gpu, &second), Some(Reach::Otherwise));
         same!(fake_remembered(), 2);
@@ -362,7 +362,7 @@ suite!(
             (BAR, false),
             (BAR + BAR_LEN - 2 * KIB_64, false),
             (BAR + BAR_LEN - KIB_64, true),
-            // Another BAR begins there.
+            // Another BAR begins directly behind this page.
             (THIRD - KIB_64, true),
             (IO, true),
         ]) {
@@ -372,14 +372,14 @@ suite!(
 
     fn a_gpu_has_the_number_and_the_address_of_its_device(_: NoClient) {
         same!(gpu_of(&page(BAR)), Gpus::one(0));
-        // The fakes define these: domain 3, bus 0x81, device 2, function 1.
+        // The fakes define this address: domain 3, bus 0x81, device 2, function 1.
         same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8111)));
         same!(gpu_address(1), None);
         let mut finder = BarFinder::default();
         same!(finder.gpus(), Gpus::default());
         same!(finder.lookup(page(BAR)), Ok(()));
         same!(finder.gpus(), Gpus::one(0));
-        // Memory with struct pages is not searched for.
+        // The finder does not search the PCI devices for memory with struct pages.
         let before = fake_pci_steps();
         same!(gpu_of(&page(RAM)), Gpus::default());
         same!(fake_pci_steps(), before);
@@ -429,7 +429,7 @@ suite!(
         check!(ModuleRef::try_new().is_none());
     }
 
-    /// The data that is read disappears with that module.
+    /// The data of a loaded module disappears when that module is unloaded.
     fn a_neighbour_that_goes_is_not_looked_at(_: NoClient) {
         let look = || LoadedModule::find(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! KUnit tests of `nvidia-peermem`. They run the module's own sources in the kernel, on fakes of
-//! ib_core and nvidia.ko. They need neither of these, and no hardware.
+//! KUnit tests of `nvidia-peermem`. The tests run the module's own sources in the kernel, on fakes
+//! of ib_core and nvidia.ko. The tests need no ib_core, no nvidia.ko, and no hardware.
 //!
-//! `root` is the shipped module, including the order of its start and stop. It differs in two ways:
-//! it is not a kernel module here, and [`c`] gives fakes to its abstractions.
+//! `root` is the shipped module, including the order of its start and stop. There are two
+//! differences: `root` is not a kernel module here, and [`c`] gives fakes to its abstractions.
 //!
-//! The tests are a separate module, and no part of them is in the shipped one. The results are in
-//! `/sys/kernel/debug/kunit/peermem*/results`.
+//! The tests are a separate module, and the shipped module contains no part of them. The results
+//! are in `/sys/kernel/debug/kunit/peermem*/results`.
 
 use kernel::prelude::*;
 

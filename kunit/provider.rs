@@ -19,9 +19,9 @@ fn table(change: impl FnOnce(&mut TableForm), revocable: bool, persistent: bool)
         same!(failed, (!taken).then_some(Failed::NotMine));
         let log = log();
         let count = |event| log.iter().filter(|have| **have == event).count();
-        // A client that is asked pins once and puts once, whether it takes the range or not. The
-        // persistent client is asked after the revocable one, if the revocable one cannot map the
-        // memory.
+        // Each client that ib_core asks makes one pin and one put, even if the client does not take
+        // the range. ib_core asks the persistent client after the revocable client, if the
+        // revocable client cannot map the memory.
         let asked = usize::from(can_lose);
         same!((count(Pin), count(Put)), (asked, asked));
         let asked = usize::from(!can_lose || (!revocable && persistent));
@@ -54,7 +54,7 @@ suite!(
         for page_size in rows([0, 3, u32::MAX]) {
             table(|form| form.page_size = page_size, false, false)?;
         }
-        // The pages of the mapping are checked against those of the table.
+        // The module checks the pages of the mapping against the pages of the table.
         with(|world| world.mapping.page_size = 2);
         let large = |form: &mut TableForm| (form.page_size, form.address) = (2, EVERY_OTHER);
         table(large, true, true)?;
@@ -73,15 +73,15 @@ suite!(
         table(|form| form.no_pages = true, false, false)?;
     }
 
-    /// nvidia.ko maps it for the persistent client. The revocable client only knows addresses in a
-    /// BAR.
+    /// For the persistent client, nvidia.ko maps the cached memory. The revocable client only knows
+    /// addresses in a BAR.
     fn memory_that_cpus_cache_is_for_the_persistent_client(_: BothClients) {
         table(|form| form.flags = 1, false, true)?;
-        // Other flags are unknown, and change nothing.
+        // The module ignores unknown flags.
         table(|form| form.flags = 2, true, true)?;
     }
 
-    /// The structure ends before the flags.
+    /// The structure of version 1.2 ends before the flags.
     fn a_table_of_1_2_has_no_flags(_: BothClients) {
         let old = |form: &mut TableForm| (form.version, form.flags) = (0x0001_0002, u32::MAX);
         table(old, true, true)?;
@@ -94,7 +94,7 @@ suite!(
             |page| RAM + page * KIB_64,
             |page| BAR - KIB_64 + page * KIB_64,
             |page| BAR + BAR_LEN - 3 * KIB_64 + page * KIB_64,
-            // Only the last page is elsewhere.
+            // Only the last page is outside of the BAR.
             |page| if page == 3 { IO } else { EVERY_OTHER(page) },
         ]) {
             table(|form| form.address = address, false, true)?;
@@ -110,7 +110,7 @@ suite!(
         forget_pins();
     }
 
-    /// The module has no table to put the pin by, so the callback may come.
+    /// Without a table, the module cannot put the pin, so the callback may still come.
     fn a_revocable_pin_without_a_table_holds_the_module_until_its_callback(_: RevocableClient) {
         with(|world| world.table.no_table = true);
         check!(not_mine(range()));
@@ -118,7 +118,7 @@ suite!(
         calls!(free_memory() => Acquire, Pin, Callback, CallbackReturns);
     }
 
-    /// A mapping that is refused is unmapped, if it exists.
+    /// The module unmaps a mapping that it refuses, if nvidia.ko has returned one.
     fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table(_: ProviderMaps) {
         let refused = Some(Failed::DmaMap(EINVAL.to_errno()));
         for (change, want) in rows([
@@ -152,7 +152,7 @@ suite!(
         same!(failed, refused);
     }
 
-    /// The error means that nothing was done.
+    /// `ENOMEM` means that the put has done nothing.
     fn a_revocable_put_that_fails_with_enomem_is_tried_again(_: RevocableClient) {
         let umem = get(range())?;
         fail(Call::Put, 1, 3, ENOMEM.to_errno())?;
@@ -174,7 +174,7 @@ suite!(
         free_memory();
     }
 
-    /// Any failure has already dropped the GPU's reference.
+    /// A persistent put that fails has already dropped its reference to the GPU.
     fn a_persistent_put_that_fails_is_not_tried_again(_: PersistentClient) {
         for code in rows([ENOMEM, EIO, EINVAL, EBUSY, ENODEV]) {
             let umem = get(range())?;
@@ -185,7 +185,7 @@ suite!(
         }
     }
 
-    /// The pin is still there, and its callback will come.
+    /// The pin still exists, and its callback will come.
     fn a_revocable_put_that_fails_otherwise_holds_the_module_until_the_callback(
         _: RevocableClient,
     ) {
@@ -198,7 +198,7 @@ suite!(
         calls!(free_memory() => Callback, CallbackReturns);
     }
 
-    /// By the next try, another pin may have the address of its table.
+    /// By the next try, the table of another pin may have the address of the revoked pin's table.
     fn a_pin_that_is_revoked_between_two_tries_is_not_put_again(_: RevocableClient) {
         let umem = get(range())?;
         fail_once(Call::Put, ENOMEM.to_errno())?;
@@ -214,8 +214,8 @@ suite!(
         calls!(umem.release() => DmaUnmap, Unmap, PutPages, Release, PutPersistent);
     }
 
-    /// nvidia.ko lets only the process that pinned put the pin. It returns 0 to every other
-    /// process, and does nothing.
+    /// nvidia.ko lets only the process that made the pin put it. For every other process, nvidia.ko
+    /// returns 0 and does nothing.
     fn a_revocable_pin_is_not_put_by_another_process_and_stays_until_its_callback(_: NoClient) {
         let up = revocable(ClientUnmaps)?;
         let umem = mapped(range())?;
@@ -235,7 +235,7 @@ suite!(
         logged![DmaUnmap, BarUnmap, PutPages, Release, PutPersistent];
     }
 
-    /// nvidia.ko holds a number of this module, which is never reused.
+    /// nvidia.ko holds a number that this module never reuses.
     fn a_callback_for_a_pin_that_is_gone_finds_nothing(_: RevocableClient) {
         let umem = get(range())?;
         let (callback, gone) = callback_of_first_pin().ok_or(ENOENT)?;

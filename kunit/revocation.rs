@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests in which the memory is freed first. A callback of nvidia.ko meets the calls of ib_core at
-//! every step of a registration.
+//! Tests in which the memory is freed before the region is released. A callback of nvidia.ko runs
+//! beside the calls of ib_core at every step of a registration.
 //!
 //! In tests with two threads, each thread is stopped at a named point, or is observed to sleep for
 //! a lock. No test depends on time.
@@ -54,8 +54,8 @@ fn waits_for((latch, first): (Latch, Thread), second: Thread) {
     second.join();
 }
 
-/// The client alone. Each test runs once with a client that unmaps, and once with an ib_core that
-/// does.
+/// The revocable client alone. Each test runs once with a client that unmaps, and once with an
+/// ib_core that unmaps.
 struct EachInvalidation;
 
 impl SetUp for EachInvalidation {
@@ -74,7 +74,7 @@ impl SetUp for EachInvalidation {
 suite!(
     mod peermem_revocation;
 
-    // --- one thread: what is called, in which order ----------------------------------------------
+    // --- one thread: the calls and their order ---------------------------------------------------
 
     fn a_client_that_unmaps_stops_the_nic_first_and_core_calls_neither_function(
         _: RevocableClient,
@@ -121,7 +121,8 @@ suite!(
     }
 
     /// nvidia.ko holds the locks of the GPUs while it waits for a callback, and an allocation may
-    /// take long. The first allocation is for the list of the pages read so far, or for its end.
+    /// take long. The first allocation either grows the list of the pages read so far, or completes
+    /// the list.
     fn a_callback_beside_an_allocation_of_acquire_waits_for_nothing(_: RevocableClient) {
         lies(EVERY_OTHER);
         for count in rows([1, PAGES, THREE_CHUNKS]) {
@@ -137,8 +138,8 @@ suite!(
         }
     }
 
-    /// lockdep checks this, so the test can fail only on the debug kernel. The callback takes all
-    /// locks that any callback can take, because it drops the last reference to the region.
+    /// lockdep makes the check, so the test can fail only on the debug kernel. The callback takes
+    /// all locks that any callback can take, because it drops the last reference to the region.
     fn no_lock_that_a_callback_takes_is_held_across_an_allocation(_: NoClient) {
         let _up = revocable(ClientUnmaps)?;
         fake_user_limit(1 << 20);
@@ -150,8 +151,7 @@ suite!(
         fake_user_limit(0);
     }
 
-    /// The persistent client, which is asked next, does not take the memory that is then at the
-    /// address.
+    /// ib_core asks the persistent client next, which does not take the new memory at the address.
     fn memory_that_was_revoked_in_acquire_is_not_the_next_clients(_: BothClients) {
         free_at(Point::Pinning)?;
         let is_refused = calls!(not_mine(range()) =>
@@ -230,7 +230,7 @@ suite!(
         check!(!log().contains(&NicStops));
     }
 
-    /// If the put did nothing, a callback comes after `release`. By then another region has the
+    /// If the put did nothing, a callback comes after `release`, when another region has the
     /// ticket.
     fn a_callback_after_release_does_not_revoke_the_next_owner_of_the_ticket(_: RevocableClient) {
         let orphan = mapped(with_ticket(3))?;
@@ -246,9 +246,9 @@ suite!(
 
     // --- two threads -----------------------------------------------------------------------------
 
-    /// ib_core holds `mapping_lock` from get_pages on. The callback waits for that lock with the
-    /// API lock held. dma_map can wait for neither lock, and nothing would unmap a mapping that it
-    /// made now.
+    /// ib_core holds `mapping_lock` from get_pages on. The callback waits for `mapping_lock` with
+    /// the API lock held. dma_map can wait for neither lock, and no later call would unmap a
+    /// mapping that dma_map made at this point.
     fn dma_map_after_a_callback_has_begun_is_refused(_: RevocableClient) {
         callback_waits_at(Point::BeforeDmaMap)?;
         let failed = failure(with_ticket(9));
@@ -276,28 +276,28 @@ suite!(
         umem.release();
     }
 
-    /// ib_core holds `mapping_lock` around both calls. `fakes::api_locked` checks in every
-    /// registration that they do not take the API lock.
+    /// ib_core holds `mapping_lock` around get_pages and dma_map. `fakes::api_locked` checks in
+    /// every registration that get_pages and dma_map do not take the API lock.
     fn get_pages_and_dma_map_take_no_lock_that_is_held_around_a_callback(_: EachInvalidation) {
         let umem = mapped(range())?;
         umem.stop();
         umem.release();
-        // The same holds if they fail.
+        // The same holds for a registration that fails.
         let mut request = range();
         request.device = Device::NULL;
         check!(get(request).is_err());
     }
 
-    /// The callback has found its pin alive, or is in any later state. `release` on another thread
-    /// waits for the callback in each, because ib_core clears a pointer after `release` that the
-    /// invalidation reads.
+    /// The callback has found its pin alive, or is in any later state. In each state, `release` on
+    /// another thread waits for the callback, because the invalidation reads a pointer that ib_core
+    /// clears after `release`.
     fn release_waits_for_a_callback_inside_ib_core(_: RevocableClient) {
         for point in rows([
             Point::InvalidateGotRef,
             Point::InvalidateLocked,
             Point::InvalidateUnlocked,
-            // The release must not unmap while the callback does: the callback is stopped before it
-            // unmaps.
+            // The release must not unmap while the callback unmaps. The callback is therefore
+            // stopped just before it unmaps.
             Point::BarUnmapping,
         ]) {
             let umem = mapped(range())?;
@@ -316,7 +316,8 @@ suite!(
         }
     }
 
-    /// The process that pinned releases. Its put waits for the API lock, and then finds nothing.
+    /// The process that made the pin releases the region. The put waits for the API lock, and then
+    /// finds no pin.
     fn a_put_beside_a_callback_waits_and_finds_nothing(_: RevocableClient) {
         let umem = mapped(range())?;
         umem.stop();
@@ -329,8 +330,8 @@ suite!(
         logged![Release, Callback, CallbackReturns, PutNothing];
     }
 
-    /// nvidia.ko marks the pin after the module does. In between, the table's address may become
-    /// another pin's.
+    /// The module marks the pin before nvidia.ko does. Between the two marks, another pin may get
+    /// the table's address.
     fn no_pin_is_made_between_the_check_and_the_put(nic: EachNic) {
         let umem = mapped(range())?;
         umem.stop();
@@ -350,7 +351,7 @@ suite!(
         free_memory();
     }
 
-    /// Only puts take the semaphore exclusively. Many processes pin at the same time.
+    /// Only puts take the semaphore exclusively, so many processes can pin at the same time.
     fn pins_are_made_beside_each_other(_: RevocableClient) {
         let (latch, first) = stopped_at(Point::Pinning, || same!(failure(range()), None))?;
         let second = get(pages(1))?;
@@ -360,8 +361,9 @@ suite!(
         second.release();
     }
 
-    /// The thread of ib_core is in dma_unmap with `mapping_lock` held. The callback waits for that
-    /// lock with the API lock held. Neither dma_unmap nor put_pages may take the API lock.
+    /// The thread of ib_core is in dma_unmap with `mapping_lock` held. The callback waits for
+    /// `mapping_lock` with the API lock held. Neither dma_unmap nor put_pages may take the API
+    /// lock.
     fn dma_unmap_and_put_pages_need_nothing_that_a_callback_has(_: CoreUnmapsClient) {
         let umem = mapped(range())?;
         callback_waits_at(Point::BeforeDmaUnmap)?;
@@ -371,8 +373,8 @@ suite!(
         calls!(umem.release() => Release);
     }
 
-    /// A client that unmaps can be called during its own invalidation. Exactly one of the two
-    /// unmaps.
+    /// A client that unmaps can be called during its own invalidation. Either dma_unmap or the
+    /// callback unmaps the region, never both.
     fn dma_unmap_beside_a_callback_that_unmaps_waits_and_does_nothing(_: RevocableClient) {
         let umem = mapped(range())?;
         let callback = stopped_at(Point::BarUnmapping, free_memory)?;
@@ -393,7 +395,7 @@ suite!(
         umem.release();
     }
 
-    /// A callback stays on its thread while other regions come and go.
+    /// A callback stays on its thread while other regions are registered and released.
     fn a_callback_of_one_region_does_not_keep_another_from_its_release(_: RevocableClient) {
         let first = mapped(range())?;
         let second = mapped(elsewhere())?;
@@ -408,13 +410,14 @@ suite!(
         first.release();
     }
 
-    /// A put would fail with -EIO there.
+    /// A put inside a callback would fail with -EIO.
     fn a_region_released_inside_the_callback_of_another_is_put_by_its_own_callback(
         _: RevocableClient,
     ) {
         let first = mapped(range())?;
         let second = mapped(elsewhere())?;
-        // The release is outside `mapping_lock`, because it takes its own `mapping_lock`.
+        // The release is outside `mapping_lock`, because it takes the `mapping_lock` of its own
+        // region.
         at(Point::InvalidateUnlocked, move || second.release())?;
         calls!(free_memory_at(VA) =>
             Callback, Invalidate(first.ticket()), NicStops, DmaUnmap, BarUnmap, PutPages, Release,

@@ -156,16 +156,18 @@ pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
 
 /// A setup without a registered client.
 pub(crate) struct NoClient;
-/// The client whose pins are never revoked, alone. It knows that the NIC reaches the GPU.
+/// The persistent client alone, whose pins are never revoked. The client knows that the NIC reaches
+/// the GPU.
 pub(crate) type PersistentClient = Up<clients::Persistent>;
 /// The persistent client with `provider_maps=1`.
 pub(crate) struct ProviderMaps {
     _up: PersistentClient,
 }
-/// The client whose pins are revoked when the memory is freed, alone. It unmaps by itself.
+/// The revocable client alone, whose pins are revoked when the memory is freed. The client unmaps
+/// by itself.
 pub(crate) type RevocableClient = Up<OfTest>;
-/// Both clients, in the order in which the module registers them. The second knows that the NIC
-/// reaches the GPU.
+/// Both clients, in the order in which the module registers them. The second client knows that the
+/// NIC reaches the GPU.
 pub(crate) type BothClients = (RevocableClient, PersistentClient);
 /// The revocable client alone, with an ib_core that unmaps: `peerdirect_support=1`.
 pub(crate) struct CoreUnmapsClient {
@@ -223,7 +225,7 @@ impl SetUp for CoreUnmapsClient {
     }
 }
 
-/// Both clients, and a NIC for which one of them is asked. The case runs for each NIC, and once
+/// Both clients, and a NIC for which ib_core asks one of them. The case runs for each NIC, and once
 /// more with `provider_maps=1`.
 pub(crate) struct EachNic {
     /// `true` if the revocable client is asked.
@@ -294,15 +296,15 @@ impl SetUp for EachNic {
     }
 }
 
-/// [`clients::Revocable`] with another cell. A client that revokes can be registered once, and each
-/// test registers one.
+/// [`clients::Revocable`] with a new cell for each test, because a client that revokes can be
+/// registered only once.
 pub(crate) struct OfTest;
 
 static CELLS: [RevokerCell; 256] = [const { RevokerCell::new() }; 256];
 static CELL: Atomic<usize> = Atomic::new(0);
 
 impl OfTest {
-    /// Makes this type another client from now on.
+    /// Selects the next cell, so that this type registers as a new client.
     pub(crate) fn next() {
         CELL.fetch_add(1, Relaxed);
     }

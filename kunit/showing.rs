@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the data that others see about the clients: the counters of each, and the directory
-//! that shows them if ib_core does not.
+//! Tests of the data that others see about the clients: the counters of each client, and the
+//! directory that shows the counters if ib_core does not.
 
 use kernel::{
     str::{
@@ -132,7 +132,7 @@ suite!(
     // --- the directory ---------------------------------------------------------------------------
 
     fn it_is_there_from_show_to_drop_and_not_before(_: NoClient) {
-        // This is done twice, as for a module that is loaded again.
+        // The loop runs twice, as for a module that is loaded again.
         for _ in 0..2 {
             let peers = MemoryPeers::probe(FIRST)?;
             check!(!shows(None, None));
@@ -168,7 +168,7 @@ suite!(
 
     fn that_of_ib_core_is_left_alone(_: NoClient) {
         let peers = MemoryPeers::probe(FIRST)?;
-        // An ib_core that creates the directory with its first client does this.
+        // Simulates an ib_core that creates the directory when its first client registers.
         occupy(Some(FIRST));
         let peers = peers.show(&one());
         check!(shows(Some(FIRST), None) && !shows(Some(FIRST), Some(c"version")));
@@ -233,15 +233,14 @@ suite!(
         drop(MemoryPeers::probe(FIRST)?);
     }
 
-    // --- the registry
-    // --------------------------------------------------------------------------------
+    // --- the registry ----------------------------------------------------------------------------
 
     fn a_registration_is_in_the_registry_from_acquire_to_release(nic: EachNic) {
         let umem = get(nic.range())?;
         let registration = only()?;
         same!(registration.state, State::Mapped);
         same!(registration.entries, 1);
-        // The fakes define these: domain 3, bus 0x81, device 1, function 0.
+        // The fakes define this address: domain 3, bus 0x81, device 1, function 0.
         same!(registration.hca, Some(PciAddress(3 << 16 | 0x8108)));
         same!(registration.info.mode == PinMode::Revocable, nic.can_lose);
         same!(
@@ -271,21 +270,21 @@ suite!(
         for (at, number) in all.iter().enumerate() {
             same!(*number, before + 1 + at as u64);
         }
-        // 37 and 64 have no common factor, so each is released once. The last one released is
-        // neither the first nor the last.
+        // 37 and 64 have no common factor, so the loop releases each registration once. The
+        // registration released last is neither the first nor the last of the registry.
         for step in 0..COUNT {
             let at = (step * 37 + 11) % COUNT;
             release(&mut umems, at)?;
             same!(standing()?.len() as u64, COUNT - 1 - step);
             let next = registry_from(before + 1 + at);
             check!(next.is_none_or(|registration| registration.number > before + 1 + at));
-            // Another registration comes and goes behind all of them.
+            // Registers and releases one more range, with a number above all others.
             get(range())?.release();
         }
     }
 
-    /// One reader continues after the last one that it met, another starts again, and a third never
-    /// continues.
+    /// One reader continues after the last registration that it read. Another starts again, and a
+    /// third never continues.
     fn readers_go_on_where_they_were_whatever_goes_and_comes(_: NoClient) {
         const COUNT: u64 = 32;
         let up = persistent(c"nv_mem")?;
@@ -297,7 +296,8 @@ suite!(
         let number = |found: Option<Registration>| found.map(|registration| registration.number);
         for at in 0..COUNT {
             let here = first + at;
-            // A reader looks again if a line did not fit. The registration may be gone by then.
+            // A reader looks again if a line did not fit, when the registration may already be
+            // gone.
             same!(number(reader.find(here)), Some(here));
             same!(number(reader.find(here)), Some(here));
             same!(number(other.find(0)), Some(here));
@@ -331,7 +331,7 @@ suite!(
         check!(registry_from(0).is_none());
     }
 
-    /// Another process releases, so nvidia.ko keeps the pin.
+    /// Another process releases the region, so nvidia.ko keeps the pin.
     fn who_is_orphaned_is_in_the_registry_until_the_memory_is_freed(_: RevocableClient) {
         let umem = get(range())?;
         Thread::start(move || umem.release())?.join();
@@ -407,8 +407,8 @@ suite!(
         }
     }
 
-    /// ib_core counts a region as ended at its revocation, and its bytes when the application
-    /// releases it.
+    /// ib_core counts a region as ended when the region is revoked. ib_core counts the bytes when
+    /// the application releases the region.
     fn a_revocation_counts_once_and_the_bytes_follow(_: RevocableClient) {
         let of = Revocable::peer_stats();
         let umem = get(range())?;

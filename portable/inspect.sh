@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Checks the object that object.sh has made for faults that no kernel tolerates:
-# `inspect.sh OBJECT [PREFIX]`. Prints a sentence for each fault. The status is
-# 1 if there is any. PREFIX is that of the names of objdump and nm.
+# Checks the output of object.sh for faults that no kernel tolerates:
+# `inspect.sh OBJECT [PREFIX]`. Prints a sentence for each fault. The exit status
+# is 1 if the object has a fault. PREFIX is the prefix of the names of objdump
+# and nm.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -63,11 +64,11 @@ if [ "$arch" = aarch64 ]; then
 	registers=$(printf '%s\n' "$code" | sed 's/^ *[0-9a-f]*:/ /; s/[0-9a-f]* <.*>//' | grep -owE '[xw]18|[vqdshb]([0-9]|[12][0-9]|3[01])(\.[0-9]*[bhsd])?' | sort -u) || :
 	[ -z "$registers" ] || fault "registers that are not the module's:" "$registers"
 
-	# A kernel that enforces BTI needs landing pads. A function begins with
-	# one in three cases: other objects may call it, something other than a
-	# direct call refers to it, or a call to it crosses the border of
-	# .init.*. The memory of .init.* may be so far away that the kernel adds
-	# code that branches through a register.
+	# A kernel that enforces BTI needs landing pads. A function needs a
+	# landing pad in three cases: another object may call the function,
+	# something other than a direct call refers to it, or a call to it
+	# crosses the border of .init.*. The memory of .init.* may be so far
+	# away that the kernel adds code that branches through a register.
 	pads=$({
 		"${tools}nm" "$object" | sed 's/^/nm /'
 		printf '%s\n' "$code" | sed 's/^/code /'
@@ -92,8 +93,8 @@ if [ "$arch" = aarch64 ]; then
 	[ -z "$pads" ] || fault "functions without a landing pad:" "$pads"
 fi
 
-# Undefined symbols are in our C files, in ib_core, in nvidia.ko, or in every
-# kernel under the same name.
+# The object's undefined symbols are in our C files, in ib_core, in nvidia.ko,
+# or in every kernel under the same name.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
 for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The C side of portable/kernel/kunit.rs. It includes shim.c, because the tests
- * are a separate module.
+ * The C side of portable/kernel/kunit.rs. This file includes shim.c, because
+ * the tests are a separate module.
  */
 
 /* shim.c must come first, because it defines pr_fmt(). */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Asserts, for the kernel of the build, the sizes and offsets that
+ * Asserts that the kernel being built for has the sizes and offsets that
  * portable/kernel assumes for every kernel.
  */
 

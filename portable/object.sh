@@ -5,9 +5,10 @@
 #
 # Needs rustc with its source (rust-src), and GNU's objdump, objcopy and nm, but
 # no kernel. RUSTC names another rustc. The architecture is x86_64 or aarch64,
-# as `uname -m` prints it. If it is not this machine's, the three programs are
-# those of the package binutils-x86-64-linux-gnu or binutils-aarch64-linux-gnu.
-# Equal sources and equal rustc give equal bytes in any folder.
+# as `uname -m` prints it. For an architecture other than this machine's, the
+# script needs objdump, objcopy and nm of binutils-x86-64-linux-gnu or
+# binutils-aarch64-linux-gnu. Equal sources and equal rustc give equal bytes in
+# any folder.
 #
 # ROOT=kunit/peermem_kunit.rs compiles the KUnit tests instead of
 # src/nvidia_peermem.rs.
@@ -50,11 +51,12 @@ mkdir -p "$(dirname "$2")"
 out=$(cd "$(dirname "$2")" && pwd)/$(basename "$2")
 work=$(mktemp -d "$out.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-# core stays beside the object, for later runs.
+# The compiled core library stays beside the object, so that later runs need not
+# compile it again.
 core=$out.core/$({ "$rustc" -vV && cat "$0"; } | cksum | cut -d ' ' -f 1)
 
 # The compiler is stable, but the kernel needs unstable options. The kernel's
-# own build sets this too.
+# own build sets this variable too.
 export RUSTC_BOOTSTRAP=1
 has() { "$rustc" "$1" help | grep -qw -e "$2"; }
 edition=$(sed -n 's/^edition *= *"\([0-9]*\)".*/\1/p' "$library/core/Cargo.toml")
@@ -67,9 +69,9 @@ if has -C jump-tables=val; then set -- "$@" -Cjump-tables=n; else set -- "$@" -Z
 # The options below cover everything that a kernel may require of its code.
 case $arch in
 x86_64)
-	# Retpolines, return thunks, landing pads of IBT, and room before each
-	# function. thunks.S provides the thunks for kernels that have none. The
-	# other features have no effect there.
+	# Enables retpolines, return thunks, landing pads of IBT, and 16 NOPs
+	# before each function. thunks.S provides the thunks for kernels that
+	# have none. The other features have no effect on kernels without them.
 	set -- "$@" --target=x86_64-unknown-none -Zplt=yes -Ccode-model=kernel -Cno-redzone=y -Zfunction-return=thunk-extern \
 		-Zcf-protection=branch -Zpatchable-function-entry=16,16
 	if has -Z retpoline-external-thunk=val; then
@@ -111,10 +113,12 @@ esac
 PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$root" .rs)" --crate-type staticlib -Clto=fat \
 	-Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' --cfg=CONFIG_NEED_SG_DMA_LENGTH \
 	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../$root"
-# The archive has this one object, and the empty one of compiler_builtins.rs.
+# The archive contains the module's object and the empty object of
+# compiler_builtins.rs.
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
-# The room before each function stays without its list, because older linkers do
-# not join that list with gcc's. Older linkers do not know the attributes either.
+# The NOPs before each function stay. objcopy removes the list of these NOPs,
+# the section __patchable_function_entries, because older linkers do not merge
+# that section with gcc's. Older linkers do not know the attributes either.
 "${tools}objcopy" -R .llvmbc -R .llvmcmd -R .comment -R .ARM.attributes -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
 "${tools}objcopy" --add-symbol "$(sh "$here/abi.sh")=0,local" "$work/object.o"
 # Tests may panic.

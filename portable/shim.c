@@ -146,7 +146,7 @@ void shim_seq_write(struct seq_file *seq, const void *text, size_t length)
 	seq_write(seq, text, length);
 }
 
-/* sg_next() is an inline function since Linux 7.x. */
+/* In recent kernels sg_next() is an inline function. */
 struct scatterlist *shim_sg_next(struct scatterlist *at)
 {
 	return sg_next(at);

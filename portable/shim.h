@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * The C side of portable/kernel: one function for each kernel service that is a
- * macro or an inline function in some kernel. None depends on the module.
+ * macro or an inline function in some kernel. No function depends on the
+ * module.
  */
 #ifndef PEERMEM_SHIM_H
 #define PEERMEM_SHIM_H

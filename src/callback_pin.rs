@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! A pin of memory that may be freed before the pin is released. nvidia.ko then calls back.
+//! A pin of memory that may be freed before the pin is released. When the memory is freed,
+//! nvidia.ko calls back.
 //!
 //! ```text
 //! CallbackPin::new    adds an entry with a number, then calls nvidia.ko's get
@@ -22,10 +23,10 @@
 //! `put_rwsem`.
 //!
 //! nvidia.ko also holds the locks of the GPUs during a callback. An allocation may wait for
-//! reclaim. If a thread allocated while it holds a lock that a callback takes, every GPU of the
-//! machine would wait for that allocation. Four locks are therefore never held across an
+//! reclaim. If a thread allocated memory while holding a lock that a callback takes, every GPU of
+//! the machine would wait for that allocation. Four locks are therefore never held across an
 //! allocation: the table's, an entry's, a region's and the quota's. Code allocates first, takes the
-//! lock, and then checks again what it knew before.
+//! lock, and then repeats its earlier checks.
 //!
 //! # Rules, and the failures that they prevent
 //!
@@ -33,47 +34,50 @@
 //!   and holds a reference while it works. If nvidia.ko did not unpin, the callback can come long
 //!   after the drop of its pin.
 //! - The page table is read only while it is known to be alive: in [`CallbackPin::read`], with the
-//!   entry locked and alive. The callback waits for that lock before it returns, and the table dies
-//!   when the callback returns. After that, the table's address is only a key.
+//!   entry locked and alive. The callback waits for the entry's lock before it returns, and the
+//!   table dies when the callback returns. From then on, the table's address is only a key.
 //! - A pin whose callback has come is never put, because its table's address may belong to another
-//!   pin by then. This module makes no new pin of either mode between the check and the put: pins
-//!   are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]), check and put run with
-//!   it held for writing ([`env::put_rwsem_write`]). `put_rwsem` is taken before the API lock. It
-//!   does not protect against pins that another module makes for the same process.
+//!   pin by then. This module makes no new pin of either mode between the check and the put. Pins
+//!   are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]). The check and the put
+//!   run with `put_rwsem` held for writing ([`env::put_rwsem_write`]). `put_rwsem` is taken before
+//!   the API lock, and does not protect against pins that another module makes for the same
+//!   process.
 //! - nvidia.ko looks for the pin to put only among the pins of the calling process. If another
 //!   process calls put, nvidia.ko does nothing and reports success. This module then keeps the
 //!   entry, and everything that the entry holds, until the callback.
-//! - nvidia.ko does not always find a pin of the calling process either: see below. In doubt, this
-//!   module asks first. If nvidia.ko would not find the pin, the pin is not put, and the entry
-//!   stays until the callback.
-//! - OFED 4.9 releases inside a callback. There nvidia.ko refuses to put, and another thread may
-//!   hold `put_rwsem` while it waits for the API lock. The live pins of the region then also keep
-//!   their entries until their own callbacks.
+//! - nvidia.ko does not always find a pin of the calling process either: see below. If this module
+//!   is not sure that nvidia.ko can find the pin, it asks nvidia.ko first ([`CallbackPin::ask`]).
+//!   If nvidia.ko cannot find the pin, this module does not put the pin, and the entry stays until
+//!   the callback.
+//! - OFED 4.9 calls `release` inside a callback. During a callback, nvidia.ko refuses to put, and
+//!   another thread may hold `put_rwsem` while it waits for the API lock. The live pins of the
+//!   region therefore also keep their entries until their own callbacks.
 //!
 //! # Puts that count as done
 //!
 //! A put returns 0 even if it did not find the pin. nvidia.ko searches the objects whose lists
-//! contain the calling process. The process was on such a list when it made the pin. It leaves the
-//! list when its client of the resource manager is freed, under the API lock. There are two cases:
+//! contain the calling process. The process was on such a list when it made the pin. nvidia.ko
+//! removes the process from the list when the process's resource-manager client is freed, under the
+//! API lock. There are two cases:
 //!
-//! - The object belongs to that client itself, as in a process that allocates for itself. The
-//!   object is freed with its client, after callbacks for all its pins. A put finds every live pin.
-//! - The object belongs to another process, which shares it with this one (MPS; up to 256
-//!   processes). The pin outlives the client. No put finds it any more, and its callback comes when
-//!   the other process frees the memory.
+//! - The object belongs to the process's own client, as in a process that allocates for itself. The
+//!   object is freed with the client, after callbacks for all its pins. A put finds every live pin.
+//! - The object belongs to another process, which shares the object with this one (MPS; up to 256
+//!   processes). The pin outlives the client. No put finds the pin any more, and the pin's callback
+//!   comes when the other process frees the memory.
 //!
 //! nvidia.ko does not tell the two cases apart. A put therefore counts as done, and the entry is
 //! removed, in two situations:
 //!
-//! - The process is running. It keeps its client as long as it uses the GPU.
+//! - The process is running. A running process keeps its client as long as it uses the GPU.
 //! - The process is exiting, and nvidia.ko has just pinned the first page for it once more
 //!   ([`CallbackPin::ask`]). An exiting process closes its descriptors in any order.
 //!
-//! The first rule is an assumption, because asking costs a get and a put for each pin. It is wrong
-//! for a process that closes the GPU and continues: by hand, by `execve()`, or in a thread with its
-//! own descriptors. A callback for a pin that was put reveals such a process. The callback finds no
-//! entry and does no harm, unless the module was unloaded in the meantime. From then on, this
-//! module asks nvidia.ko before every put.
+//! The first rule is an assumption, because asking costs a get and a put for each pin. The
+//! assumption is wrong for a process that closes the GPU and continues: explicitly, by `execve()`,
+//! or in a thread with its own descriptors. A callback for a pin that was put reveals such a
+//! process. The callback finds no entry and does no harm, unless the module was unloaded in the
+//! meantime. From then on, this module asks nvidia.ko before every put.
 //!
 //! The second rule fails only in two cases: the client is freed between the question and the put,
 //! or the address belongs to other memory by then, and the answer is about that memory. If
@@ -120,8 +124,8 @@ pub(crate) trait Revoke: Send + Sync + 'static {
     fn orphaned(&self);
 }
 
-/// Entry that a callback finds by its number. It holds the region, and a `bool` that is `true`
-/// while the memory is alive. The callback clears the `bool` first.
+/// Entry that a callback finds by its number. The entry holds the region, and a `bool` that is
+/// `true` while the memory is alive. The callback clears the `bool` first.
 pub(crate) type CallbackEntry = EntryLock<Shared<dyn Revoke>>;
 
 /// All entries that are waiting for a callback, by number.
@@ -209,7 +213,8 @@ impl Pinned {
         self.entry.with(|alive| *alive)
     }
 
-    /// Puts the pin and removes its entry from the table. On failure, returns why both stay.
+    /// Puts the pin and removes its entry from the table. On failure, returns the reason for which
+    /// both stay.
     fn put(&self) -> Result<(), PutError> {
         // Each try checks again, since `put_rwsem` is released between tries.
         let check_and_put = || match self.alive() {
@@ -269,7 +274,7 @@ impl CallbackPin {
         })
     }
 
-    /// Puts the pin, unless nvidia.ko would not find it.
+    /// Puts the pin. If nvidia.ko could not find the pin, returns an error and does not put it.
     fn put(&self) -> Result<(), PutError> {
         let this = Thread::current();
         let (callback, late) = callbacks(|callbacks| (callbacks.callback, callbacks.late));
@@ -315,7 +320,7 @@ impl CallbackPin {
 }
 
 impl Drop for CallbackPin {
-    /// Unpins, unless the callback has come. The callback removes its number itself. Takes the API
+    /// Unpins, unless the callback has come. The callback removes the entry itself. Takes the API
     /// lock.
     fn drop(&mut self) {
         if self.pin.alive() {

@@ -2,7 +2,7 @@
 
 //! Pins for a range that spans several adjacent allocations.
 //!
-//! nvidia.ko pins only within one allocation. It reports only that a range is not in one
+//! nvidia.ko pins only within one allocation. nvidia.ko reports only that a range is not in one
 //! allocation, and never where an allocation ends. Allocators on `cuMemMap` place many allocations
 //! in one range (PyTorch's `expandable_segments`: one for each 2 or 20 MiB). The search uses two
 //! facts: allocations begin and end at multiples of [`UNIT`], and adjacent ones often have the same
@@ -19,20 +19,22 @@
 //! # Measuring
 //!
 //! A pin that begins in the last unit known to belong to the allocation shows whether the
-//! allocation extends to the end of that pin. A pin that *begins* after that unit does not, because
-//! it also succeeds in the next allocation. The search for a border therefore uses pins that
-//! overlap with the known part by one unit. Its steps double until a pin fails, and are then
-//! halved. These pins are dropped at once, and the chunk is then pinned as a whole. Each measured
-//! chunk is thus one allocation. The memory that the search pins is a small multiple of the range,
-//! which matters because the cost of a pin depends on its length.
+//! allocation extends to the end of that pin. A pin that *begins* after that unit proves nothing,
+//! because such a pin also succeeds in the next allocation. The search for a border therefore uses
+//! pins that overlap with the known part by one unit. The steps of the search double until a pin
+//! fails, and are then halved. The overlapping pins are dropped at once, and the chunk is then
+//! pinned as a whole. Each measured chunk is thus one allocation. The memory that the search pins
+//! is a small multiple of the range, which matters because the cost of a pin depends on its length.
 //!
-//! If nvidia.ko allocates BAR1 space at each pin, a pin over a live pin shares its extent and gets
-//! another extent for the rest, elsewhere. The memory then has one more range for the lifetime of
-//! the pin. The search therefore keeps a pin only if no other pin of the search was beneath it.
+//! If nvidia.ko allocates BAR1 space at each pin, a pin that overlaps a live pin shares the live
+//! pin's extent and gets another extent for the rest. The memory then has one more range for the
+//! lifetime of the pin. The search therefore keeps a pin only if no other pin of the search
+//! overlapped its range when the pin was made.
 //!
 //! If a pin of the expected length succeeds, its allocation may still be longer. The search checks
-//! this for the first chunk of a length, then after 1, 2, 4, … chunks, and finally after each
-//! [`PATIENCE`]. A large allocation after many small ones is cut into at most that many chunks.
+//! this for the first chunk of a length, then after 1, 2, 4, … chunks, and finally after every
+//! [`PATIENCE`] chunks. A large allocation after many small ones is cut into at most [`PATIENCE`]
+//! chunks.
 //!
 //! # Cost
 //!
@@ -65,15 +67,15 @@ pub(crate) const UNIT: u64 = 1 << 21;
 
 /// Maximum number of calls to pin for each allowed chunk.
 pub(crate) const CALLS_PER_CHUNK: u64 = 8;
-/// Number of calls to pin that a search may make in addition.
+/// Number of calls to pin that a search may make beyond [`CALLS_PER_CHUNK`] for each chunk.
 pub(crate) const CALLS_MORE: u64 = 64;
 
 /// Maximum number of chunks of the expected length between two checks for a longer allocation.
 pub(crate) const PATIENCE: u64 = 32;
 
-/// Pins all of `span` by calls to `pin`, or nothing. Pins it as a whole, or in at most `limit`
-/// chunks in the order of their addresses. Calls `go_on` before each call of `pin` except the
-/// first. May sleep if `pin` or the drop of a pin does.
+/// Pins all of `span` by calls to `pin`, or nothing. Pins the span as a whole, or in at most
+/// `limit` chunks in the order of their addresses. Calls `go_on` before each call of `pin` except
+/// the first. May sleep if `pin` or the drop of a pin does.
 ///
 /// Returns the error for the whole span if that is not -EINVAL, or if the first unit is refused,
 /// too. Returns [`Reason::Hole`] or [`Reason::TooManyChunks`] for later failures. Any other error
@@ -203,9 +205,9 @@ where
         self.first.saturating_add(at.saturating_mul(UNIT))
     }
 
-    /// Finds the end of the allocation at `at`, and keeps a pin of the whole. `known` is a pin from
-    /// `at` on. If it is `None`, even the first unit may not be GPU memory. The caller knows that
-    /// `high` units from `at` on are not in one allocation, or exceed the span.
+    /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is
+    /// a pin from `at` on. If `known` is `None`, even the first unit may not be GPU memory. The
+    /// caller knows that `high` units from `at` on are not in one allocation, or exceed the span.
     fn measure(
         &mut self,
         at: u64,
@@ -225,7 +227,7 @@ where
             match self.try_at(at + from, len - from)? {
                 Some(pin) => {
                     // A pin over a known part is not one extent, so both pins are dropped. Only a
-                    // pin over nothing is kept.
+                    // pin that overlaps no other pin is kept.
                     known = (low == 0).then_some(Chunk { len, pin });
                     low = len;
                     jump = jump.map(|jump| jump.saturating_mul(2));

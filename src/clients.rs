@@ -42,7 +42,7 @@ use crate::{
     task::Thread, //
 };
 
-/// Permission to accept ranges. Before it exists and after its drop, `acquire` answers "not mine".
+/// Permission to accept ranges. `acquire` answers "not mine" while no `Ready` exists.
 ///
 /// ib_core may call `acquire` as soon as the first client is registered, before the module is
 /// completely set up.
@@ -92,13 +92,13 @@ impl LastRefused {
         self.thread.store(Thread::current().addr(), Relaxed);
     }
 
-    /// Returns `true` if this range was refused to this thread, and forgets the refusal. It must be
-    /// forgotten, since the next registration may be for an HCA for which ib_core skips the
-    /// revocable client.
+    /// Returns `true` if this range was refused to this thread, and forgets the refusal. The
+    /// refusal must be forgotten, since the next registration may be for an HCA for which ib_core
+    /// skips the revocable client.
     ///
     /// If another module's client accepts the range in between, the refusal stays until the
-    /// revocable client is asked again. Until then, the thread, or a new one at the same address,
-    /// may be refused the range once for an HCA that cannot revoke.
+    /// revocable client is asked again. Until then, the thread, or a new thread at the same
+    /// address, may be refused the range once for an HCA that cannot revoke.
     fn take(&self, addr: u64, size: u64) -> bool {
         let found = self.thread.load(Relaxed) == Thread::current().addr()
             && self.addr.load(Relaxed) == addr

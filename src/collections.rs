@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Collections that report a lack of memory.
+//! Collections that return an error when an allocation fails.
 
 use core::ops::{
     Deref,
@@ -17,7 +17,7 @@ use kernel::{
 
 use crate::reason::Reason;
 
-/// A list that may become long, but mostly has one element. A single element needs no allocation.
+/// A list that usually has one element, but can become long. A single element needs no allocation.
 pub(crate) enum SmallVec<T> {
     Inline(Option<T>),
     Heap(KVVec<T>),

@@ -6,20 +6,22 @@
  *
  * Before the module's C files are compiled, rust-bindings/probe.sh compiles
  * each line of this file that begins with PROBE, as the body of a function with
- * the parameters "void *p" and "unsigned long n". The answer is yes if the line
- * compiles and the kernel exports every function that the line calls. For a
- * yes, compat-found.h defines PEERMEM_HAS_ plus the name in the line. Then this
- * file is compiled alone. If no form fits the kernel, the build ends there with
- * an error message. For that reason, all forms are functions and not macros.
+ * the parameters "void *p" and "unsigned long n". The probe succeeds if the
+ * line compiles and the kernel exports every function that the line calls. If
+ * the probe succeeds, compat-found.h defines PEERMEM_HAS_ plus the name in the
+ * line. Then this file is compiled alone. If no form fits the kernel, the build
+ * ends with an error message. For that reason, all forms are functions and not
+ * macros.
  *
  * If PEERMEM_NO_GPL_ONLY is set, the module uses no function that the kernel
- * exports to GPL modules only. Otherwise the kernel would not let it use the
- * proprietary nvidia.ko. Such a function counts as missing. If there is no
- * other form, the module works without it.
+ * exports to GPL modules only. Otherwise the kernel would not let the module
+ * use the proprietary nvidia.ko. A function for GPL modules only counts as
+ * missing. If there is no other form, the module works without the function.
  *
- * To support another form, add one such line and its two forms. An #ifdef is
- * enough for an interface that is a macro in every kernel that has it.
- * docs/kernels.md lists the form of each kernel.
+ * To support another variant of an interface, add a PROBE line and an
+ * implementation for each result. An #ifdef is enough for an interface that is
+ * a macro in every kernel that has it. docs/kernels.md lists the form of each
+ * kernel.
  */
 #ifndef PEERMEM_COMPAT_H
 #define PEERMEM_COMPAT_H
@@ -47,7 +49,7 @@
 #include <linux/trace_events.h>
 #include <linux/types.h>
 #include <linux/uaccess.h>
-/* Since 5.10. Before, linux/dma-mapping.h has its functions. */
+/* New in 5.10. Older kernels declare the functions in linux/dma-mapping.h. */
 #if __has_include("linux/dma-map-ops.h")
 #include <linux/dma-map-ops.h>
 #endif
@@ -119,7 +121,7 @@ static inline void compat_sleep(unsigned long microseconds)
 }
 
 /*
- * Returns the monotonic time in microseconds. The coarse clock is the same
+ * Returns the monotonic time in microseconds. The coarse clock is the monotonic
  * clock as of the last tick.
  */
 /* PROBE ktime_get: ktime_get(); */
@@ -171,8 +173,9 @@ static inline struct file *compat_anon_file(const char *name,
 }
 
 /*
- * These two guard all of trace.c and memory_peers.c. Without the functions, the
- * module has no tracepoints, or no /sys/kernel/mm/memory_peers of its own.
+ * The two probes guard all of trace.c and memory_peers.c. If the first probe
+ * fails, the module has no tracepoints. If the second probe fails, the module
+ * has no /sys/kernel/mm/memory_peers of its own.
  */
 /* PROBE tracepoints: *(void **)p = trace_event_reg; */
 /* PROBE memory_peers: kernfs_put(kernfs_find_and_get(kernel_kobj->sd, p)); *(void **)p = kobject_create_and_add(p, p); n = sysfs_create_group(p, p); */
@@ -180,7 +183,7 @@ static inline struct file *compat_anon_file(const char *name,
 /*
  * Folders and files for administrators: in debugfs, or in /proc if the module
  * cannot use debugfs. Without CONFIG_DEBUG_FS, the functions of debugfs exist
- * and do nothing. PDE_DATA() is in lower case since 5.17.
+ * and do nothing. PDE_DATA() has been in lower case since 5.17.
  */
 /* PROBE debugfs: BUILD_BUG_ON(!IS_ENABLED(CONFIG_DEBUG_FS)); debugfs_create_file(p, 0, debugfs_create_dir(p, p), p, (struct file_operations *)p); debugfs_remove(p); */
 /* PROBE pde_data: *(void **)p = pde_data(p); */
@@ -201,7 +204,7 @@ static inline void *compat_proc_data(const struct inode *inode)
  * since its driver may remove the pagemap at any time, and waits for the
  * reference. nr_range is 0 while the only range is being added.
  *
- * Without FOLL_PCI_P2PDMA, processes have no such memory, and
+ * Without FOLL_PCI_P2PDMA, processes have no peer-to-peer DMA memory, and
  * dma_map_resource() of kernels of that age may refuse all memory that has a
  * struct page.
  */
@@ -253,8 +256,8 @@ static inline bool compat_has_page(unsigned long pfn, bool unknown)
 /*
  * Maps @len bytes of a BAR for @dev, with or without struct pages.
  * dma_map_resource() refuses memory with struct pages on 5.10, and also on 7.0
- * if CONFIG_DMA_API_DEBUG is set. This includes a BAR's peer-to-peer DMA
- * memory.
+ * if CONFIG_DMA_API_DEBUG is set. The refused memory includes a BAR's
+ * peer-to-peer DMA memory.
  */
 /* PROBE dma_map_phys: dma_map_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
 /* PROBE dma_unmap_phys: dma_unmap_phys(p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
@@ -308,8 +311,8 @@ static inline bool compat_iommu_translates(struct device *dev, bool unknown)
 
 /*
  * Returns the size to which the DMA API rounds mappings for @dev, or a larger
- * one. Returns 1 if it does not round. The size is that of a page of the IOMMU.
- * It is no larger than a page of the CPU, as init_iova_domain() enforces.
+ * one. Returns 1 if the DMA API does not round. The size is that of an IOMMU
+ * page, and is no larger than a CPU page, as init_iova_domain() enforces.
  */
 static inline unsigned long compat_dma_granule(struct device *dev)
 {
@@ -326,8 +329,8 @@ static inline unsigned long compat_dma_granule(struct device *dev)
 }
 
 /*
- * Ranges of an IOMMU's addresses. A kernel without these functions cannot
- * allocate any, and the module maps each range of memory separately.
+ * I/O virtual address (IOVA) ranges. A kernel without these functions cannot
+ * allocate a range, and the module maps each range of memory separately.
  */
 struct dma_iova_state;
 /* PROBE iova_alloc: dma_iova_try_alloc(p, p, 0, n); dma_iova_free(p, p); */

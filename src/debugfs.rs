@@ -28,7 +28,7 @@ use crate::c;
 
 /// The contents of a file that is one record.
 pub(crate) trait Contents: 'static {
-    /// Writes the contents. Called again if they did not fit. May sleep.
+    /// Writes the contents. Called again if the contents did not fit. May sleep.
     fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
@@ -42,8 +42,8 @@ pub(crate) trait Lines: Sized + Send + 'static {
     fn open() -> Result<Pin<KBox<Self>>>;
 
     /// Moves to the first line whose number is at least `number`, and returns its number. Numbers
-    /// begin with 1, and 0 stands for the beginning of the file. Lines that come or go in between
-    /// do not shift the others.
+    /// begin with 1, and 0 stands for the beginning of the file. Lines that come or go between two
+    /// calls do not shift the other lines.
     fn find(&self, number: u64) -> Option<u64>;
 
     /// Writes the line that `find` found.
@@ -155,7 +155,7 @@ unsafe impl Send for Folder {}
 unsafe impl Sync for Folder {}
 
 impl Folder {
-    /// Makes the folder without files. Only one may exist at a time.
+    /// Makes the folder without files. Only one folder may exist at a time.
     pub(crate) fn new() -> Self {
         // SAFETY: This runs in process context, where sleeping is allowed.
         // INVARIANT: The result is a new folder, or an error.

@@ -34,7 +34,7 @@ pub(crate) enum Reach {
     Denied,
 }
 
-/// A set of GPUs that the module has met, by number.
+/// A set of GPUs, stored as a bit mask of the module's GPU numbers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Gpus(u64);
 

@@ -5,12 +5,12 @@
 //!
 //! There are three ways of mapping, depending on the path between the device and the BAR:
 //!
-//! - If nothing translates, there is one mapping, from the memory's lowest address to its highest.
-//!   DMA addresses are physical addresses. A mapping then gives the device no access that it did
-//!   not have before.
-//! - If an IOMMU translates, exactly the memory is mapped, in one range of DMA addresses. Memory
-//!   that is fragmented behind the BAR is contiguous for the device, up to 4 GiB. Longer memory has
-//!   two runs ([`IovaLayout`]).
+//! - If nothing translates the device's addresses, there is one mapping, from the memory's lowest
+//!   address to its highest. DMA addresses are physical addresses. A mapping then gives the device
+//!   no access that it did not have before.
+//! - If an IOMMU translates the device's addresses, exactly the memory is mapped, in one range of
+//!   DMA addresses. Memory that is fragmented behind the BAR is contiguous for the device, up to 4
+//!   GiB. Longer memory has two runs ([`IovaLayout`]).
 //! - Otherwise, each range is mapped separately. Examples are an architecture's own DMA operations,
 //!   memory in several BARs, and a failure of one of the other two ways.
 //!
@@ -50,7 +50,7 @@ struct Resched {
 }
 
 impl Resched {
-    /// Records that `bytes` more bytes are done. May sleep.
+    /// Records that `bytes` more bytes have been mapped or unmapped. May sleep.
     fn after(&mut self, bytes: u64) {
         self.since = self.since.wrapping_add(bytes);
         if self.since >= MAX_STEP {
@@ -75,8 +75,8 @@ impl ResourceMapping {
     /// Maps each of `ranges`, which lie in BARs: see [`PhysRanges`].
     ///
     /// If the kernel happens to return consecutive DMA addresses for several ranges, this function
-    /// keeps them from becoming a run of [`LONG_RUN`] bytes. It cannot prevent such a run if the
-    /// DMA addresses are derived from the physical ones.
+    /// keeps them from becoming a run of [`LONG_RUN`] bytes. This function cannot prevent such a
+    /// run if the DMA addresses are derived from the physical ones.
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),
@@ -116,7 +116,7 @@ fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
     // CAST: Addresses have 64 bits.
     let len = range.len as usize;
     // SAFETY: `dma_map_phys()` with `DMA_ATTR_MMIO` needs a live device, and memory of an I/O
-    // device: see `map`. It does not use `struct page`s. `dma` is valid for writes.
+    // device: see `map`. The function does not use `struct page`s. `dma` is valid for writes.
     let ret = unsafe { c::peermem_bar_map(device.as_raw(), range.addr, len, &mut dma) };
     (ret == 0).then_some(dma)
 }
@@ -144,12 +144,12 @@ impl Drop for ResourceMapping {
     }
 }
 
-/// Memory that is linked into a range of an IOMMU's addresses, until dropped.
+/// Memory that is linked into an IOVA range, until dropped.
 ///
 /// # Invariants
 ///
 /// `state` is an address range that was allocated for `device`. The first `linked` bytes of the
-/// runs of `layout` from `start` on are linked in it, and nothing else.
+/// runs of `layout` from `start` on are linked in this range, and nothing else is.
 pub(crate) struct IovaMapping {
     device: PciDevice,
     state: bindings::dma_iova_state,
@@ -161,8 +161,8 @@ pub(crate) struct IovaMapping {
 
 impl IovaMapping {
     /// Maps `memory`, which backs the virtual addresses from `va` on. Returns `None`, with nothing
-    /// mapped, if no IOMMU translates for this device, or if its addresses or the memory for its
-    /// page tables are exhausted.
+    /// mapped, if no IOMMU translates for this device, or if IOVA space or memory for IOMMU page
+    /// tables is exhausted.
     fn map(device: &PciDevice, memory: &PhysRanges, va: u64) -> Option<Self> {
         let len = memory.len();
         let layout = IovaLayout::new(va, len);
@@ -250,9 +250,9 @@ impl Drop for IovaMapping {
     fn drop(&mut self) {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
-        // The memory is unlinked in steps, although each step is a flush. No step ends inside a
-        // larger page of the IOMMU: such a page begins at a multiple of its size, and is not larger
-        // than one linked step.
+        // The memory is unlinked in steps, although each step is a flush. No step ends inside an
+        // IOMMU huge page. A huge page begins at a multiple of its size, and is not larger than one
+        // linked step.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
             // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no
@@ -276,8 +276,8 @@ pub(crate) enum BarMapping {
 
 impl BarMapping {
     /// Maps all of `memory` for `device`, or nothing, and makes the scatter list. `memory` backs
-    /// the virtual addresses from `va` on, and `page` is its page size. `memory` becomes the list
-    /// if its entries already fit. May sleep.
+    /// the virtual addresses from `va` on, and `page` is its page size. Uses the scatter list
+    /// inside `memory` without a copy if its entries already fit the device. May sleep.
     pub(crate) fn map(
         device: &PciDevice,
         memory: PhysRanges,
@@ -297,8 +297,8 @@ impl BarMapping {
 
     /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if the
     /// DMA address differs from the physical address, and `None` if the page cannot be mapped now.
-    /// Does not map a page whose `struct page` is not of peer-to-peer DMA memory, since Linux may
-    /// print a warning for it, and returns `false`. May sleep.
+    /// Returns `false`, without mapping, for a page whose `struct page` is not of peer-to-peer DMA
+    /// memory, since Linux may print a warning for such a page. May sleep.
     pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
         // SAFETY: The function has no preconditions.
         if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, true) } {

@@ -46,7 +46,7 @@ static REGISTRY: StaticSpinLock<Locked> = StaticSpinLock::new(
     },
 );
 
-/// A registration's entry. It is in the list while it has a [`Registration`].
+/// A registration's entry. The entry is in the list while it has a [`Registration`].
 pub(crate) struct Entry(Node<Option<Registration>>);
 
 impl Entry {
@@ -57,8 +57,8 @@ impl Entry {
     }
 
     /// Runs `f` with the registry locked, and traces the returned transition after unlocking. `f`
-    /// must not call other parts of the module. It may add a registration with the highest number,
-    /// remove the registration, or change anything of it but the number.
+    /// must not call other parts of the module. `f` may add a registration with the highest number,
+    /// remove the registration, or change any of its fields except the number.
     #[inline]
     pub(crate) fn update(
         &self,
@@ -118,7 +118,7 @@ impl<T, L> Registered<T, L> {
 /// A reader's place in the list, used by one thread at a time.
 pub(crate) struct Cursor {
     node: Node<Option<Registration>>,
-    /// The entries before the cursor have lower numbers than this.
+    /// Number from which the last search began. All entries before the cursor have lower numbers.
     from: Cell<u64>,
 }
 

@@ -9,7 +9,7 @@
 //! and under loom (`tests/loom`), another `env.rs` with the same names replaces this file. cargo
 //! thus compiles the same code that runs in the kernel.
 //!
-//! The comments say what the logic relies on, with every implementation.
+//! The comments state the facts that the logic relies on in every implementation.
 
 use super::history::Task;
 
@@ -19,7 +19,7 @@ pub(crate) use kernel::sync::Arc as Shared;
 /// A value that is set once.
 pub(crate) use kernel::sync::SetOnce;
 
-/// A growing list that reports a lack of memory.
+/// A growable list whose functions return an error when an allocation fails.
 pub(crate) use super::collections::SmallVec;
 
 /// A map from numbers to values. Adding a value allocates nothing.
@@ -37,12 +37,12 @@ pub(crate) use super::sync::QUOTA_LOCK;
 /// A sleeping lock around a value. For process context only.
 pub(crate) use super::sync::Lock;
 
-/// A [`Lock`] that threads can also wait on. A callback of nvidia.ko takes it, so do not allocate
-/// while it is held.
+/// A [`Lock`] that threads can also wait on. A callback of nvidia.ko takes this lock, so do not
+/// allocate while holding it.
 pub(crate) use super::sync::Monitor;
 
 /// A sleeping lock around a `bool`, with a value beside it (`of`), in its own allocation. A
-/// callback of nvidia.ko takes it, so do not allocate while it is held.
+/// callback of nvidia.ko takes this lock, so do not allocate while holding it.
 pub(crate) use super::sync::EntryLock;
 
 /// Runs a function concurrently with other [`put_rwsem_read`]s, but not with a [`put_rwsem_write`].
@@ -132,15 +132,15 @@ pub(crate) use super::nv::TablePtr as PageTable;
 pub(crate) use super::nv::Callback;
 
 /// Pins a span in the calling process. Takes the API lock. [`Callback::free_callback`] may then be
-/// called with the number, at most once, even before this returns. The table dies when that call
-/// returns. `None` means that the memory is pinned, but there is no table to put.
+/// called with the number, at most once, even before this returns. The table dies when
+/// `free_callback` returns. `None` means that the memory is pinned, but there is no table to put.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table belongs to a pin of the calling process. Does not read the table. Takes the
 /// API lock. Returns 0 if no callback will come, or if the pin was not found.
 pub(crate) use super::nv::put_pages;
 
-/// Calls a put until it returns anything but -ENOMEM, for a limited time.
+/// Repeats a put that returns -ENOMEM, for up to a second.
 pub(crate) use super::nv::retry;
 
 /// Logs that memory stays pinned until it is freed.

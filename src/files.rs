@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! The files in `/sys/kernel/debug/nvidia_peermem` or `/proc/driver/nvidia-peermem`.
-//! `docs/observe.md` promises their format to programs.
+//! `docs/observe.md` specifies the format of these files for programs.
 
 use core::cell::Cell;
 
@@ -139,7 +139,7 @@ impl<const NON_GPU: bool> Contents for Refusals<NON_GPU> {
 struct Registrations {
     #[pin]
     cursor: Cursor,
-    /// The last number to print. It ends the file even if new registrations keep coming.
+    /// The last number to print. This limit ends the file even if new registrations keep coming.
     last: Cell<u64>,
     /// The registration to write next.
     registration: Cell<Option<Registration>>,

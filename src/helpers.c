@@ -2,7 +2,8 @@
 /*
  * The kernel services behind the Rust code. Rust code does not access
  * structures whose layout differs between kernels, and cannot call macros and
- * inline functions. All of these are used here.
+ * inline functions. This file accesses such structures, and calls such macros
+ * and functions.
  */
 
 #include <linux/capability.h>
@@ -32,7 +33,7 @@
 
 /*
  * Locks of statics. Rust can make locks only at run time. sync.rs wraps all of
- * these.
+ * these locks.
  */
 DEFINE_SPINLOCK(peermem_registry_lock);
 DEFINE_SPINLOCK(peermem_history_lock);
@@ -40,7 +41,7 @@ DEFINE_MUTEX(peermem_quota_lock);
 DEFINE_MUTEX(peermem_callbacks_lock);
 /*
  * dma_map takes this lock under ib_core's mapping_lock. Locks of the PCI core
- * are taken under it.
+ * are taken under this lock.
  */
 DEFINE_MUTEX(peermem_bars_lock);
 DECLARE_RWSEM(peermem_put_rwsem);
@@ -51,7 +52,8 @@ bool peermem_is_killed(void)
 }
 
 /*
- * Returns true once the thread is in do_exit(). It may have closed descriptors.
+ * Returns true once the thread is in do_exit(). The thread may have closed
+ * descriptors by then.
  */
 bool peermem_is_exiting(void)
 {
@@ -120,8 +122,9 @@ static const struct file_operations peermem_settle_fops = {
 /*
  * Calls @settlement->settle() when the calling thread returns from its system
  * call, since fput() is deferred until then. If the thread exits first, a
- * kernel thread calls it. The file keeps this module loaded until then. Returns
- * false, and never calls settle(), if no file can be made. May sleep.
+ * kernel thread calls settle(). The file keeps this module loaded until
+ * settle() has returned. Returns false, and never calls settle(), if no file
+ * can be made. May sleep.
  */
 bool peermem_at_return(struct peermem_settlement *settlement)
 {
@@ -166,10 +169,10 @@ bool peermem_finds_modules(void)
 }
 
 /*
- * Looks for the loaded module @name, and writes its version if it is live. The
- * reference to the kobject keeps the module's memory, since the unloading of a
- * module waits for it. The version is freed earlier, so reading it needs a
- * reference to the module.
+ * Looks for the loaded module @name, and writes its version if the module is
+ * live. The reference to the kobject keeps the module's memory, since the
+ * unloading of a module waits for that reference. The version is freed earlier,
+ * so reading it needs a reference to the module.
  */
 bool peermem_module_find(const char *name, char *version, size_t room,
 			 bool *proprietary)
@@ -258,9 +261,9 @@ u64 peermem_pci_address(struct pci_dev *pdev)
  * Returns true if any page of @len bytes from @addr on has a struct page,
  * unless it is one of peer-to-peer DMA memory of the BAR between @first and
  * @last. A BAR has struct pages only if a driver made them, in steps of a
- * memory subsection: nvidia-uvm turns the whole BAR into peer-to-peer DMA
- * memory on hosts that are set up for GPUDirect Storage. If the kernel cannot
- * tell, a page counts as having one if @unknown is set.
+ * memory subsection. On hosts that are set up for GPUDirect Storage, nvidia-uvm
+ * turns the whole BAR into peer-to-peer DMA memory. If the kernel cannot tell
+ * whether a page has a struct page, @unknown is the answer.
  */
 bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 			     bool unknown)
@@ -320,7 +323,10 @@ bool peermem_is_direct(struct pci_dev *pdev)
 	       !compat_iommu_translates(dev, true);
 }
 
-/* Returns true if an IOMMU translates. Returns false if this is not known. */
+/*
+ * Returns true if an IOMMU translates the DMA addresses of @pdev. Returns false
+ * if this is not known.
+ */
 bool peermem_is_translated(struct pci_dev *pdev)
 {
 	struct device *dev = &pdev->dev;
@@ -329,9 +335,9 @@ bool peermem_is_translated(struct pci_dev *pdev)
 }
 
 /*
- * The DMA API rounds to whole pages of the IOMMU. Returns true if it maps
- * exactly what was requested. @bits is the bitwise OR of all addresses and
- * lengths.
+ * The DMA API rounds to whole pages of the IOMMU. Returns true if the DMA API
+ * maps exactly the requested bytes. @bits is the bitwise OR of all addresses
+ * and lengths.
  */
 bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 {
@@ -460,7 +466,7 @@ static const struct file_operations peermem_fops = {
 	.release	= peermem_release,
 };
 
-/* Without debugfs, these do nothing. */
+/* Without debugfs, these functions do nothing. */
 
 struct peermem_folder *peermem_folder_add(void)
 {
@@ -494,12 +500,12 @@ static int peermem_proc_open(struct inode *inode, struct file *file)
 }
 
 /*
- * An open file does not keep the module loaded. No function of the module is
- * called through it after proc_remove() has returned. proc_remove() first
- * blocks new calls, and waits for running ones (proc_entry_rundown()). Then it
- * calls proc_release for each open file (close_pdeo()), and a later close()
- * does not call it again. A later read() returns -EIO. The file's own
- * operations belong to procfs.
+ * An open file does not keep the module loaded. After proc_remove() has
+ * returned, procfs no longer calls the module for an open file. proc_remove()
+ * first blocks new calls, and waits for running ones (proc_entry_rundown()).
+ * Then it calls proc_release for each open file (close_pdeo()), and a later
+ * close() does not call proc_release again. A later read() returns -EIO. The
+ * file's own operations belong to procfs.
  */
 static const struct proc_ops peermem_proc_ops = {
 	.proc_open	= peermem_proc_open,
@@ -508,7 +514,10 @@ static const struct proc_ops peermem_proc_ops = {
 	.proc_release	= peermem_release,
 };
 
-/* Without procfs, these do nothing. The kernel makes /proc/driver at boot. */
+/*
+ * Without procfs, these functions do nothing. The kernel makes /proc/driver at
+ * boot.
+ */
 
 struct peermem_folder *peermem_folder_add(void)
 {

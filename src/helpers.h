@@ -113,16 +113,16 @@ void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state);
 
 /*
- * The callbacks of a file. Rust code knows its contents and the position of
- * each reader. @open, @release and @find are NULL for a file that is one
- * record.
+ * The callbacks of a file. Rust code produces the contents of the file, and
+ * keeps the position of each reader. @open, @release and @find are NULL for a
+ * file that is one record.
  */
 struct peermem_file_ops {
 	int (*open)(void **reader);
 	void (*release)(void *reader);
 	/*
 	 * Sets @number to the number of the first line from @number on. Returns
-	 * false if there is none.
+	 * false if there is no such line.
 	 */
 	bool (*find)(void *reader, u64 *number);
 	void (*show)(struct seq_file *seq, void *reader);
@@ -145,8 +145,9 @@ void peermem_folder_remove(struct peermem_folder *folder);
  * linked like those of sg_alloc_table(). All members are zero before the first
  * call. sg_free_table() accepts @table at any time afterwards.
  *
- * Rust code fills PEERMEM_SG_CHUNK entries between two calls. This is the
- * number of entries in a page of 4 KiB, for every page size of the kernel.
+ * Rust code fills PEERMEM_SG_CHUNK entries between two calls. PEERMEM_SG_CHUNK
+ * is the number of entries in a page of 4 KiB, for every page size of the
+ * kernel.
  */
 enum { PEERMEM_SG_CHUNK = 128 };
 

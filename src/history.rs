@@ -2,7 +2,7 @@
 
 //! The last refusals: a list of limited length, and one line of text for each.
 //!
-//! `docs/observe.md` promises the format of the line to programs.
+//! `docs/observe.md` specifies the format of these lines for programs.
 //!
 //! Uses only `core`: see `ranges`.
 
@@ -80,7 +80,7 @@ pub(crate) struct Task {
     pub(crate) tgid: i32,
     /// Thread ID.
     pub(crate) pid: i32,
-    /// The thread's name, up to the first NUL. The thread can choose it.
+    /// The thread's name, up to the first NUL. The thread can choose its name.
     pub(crate) comm: [u8; COMM_LEN],
 }
 
@@ -109,8 +109,8 @@ pub(crate) struct Refusal {
     pub(crate) step: Step,
     /// Reason for the refusal.
     pub(crate) reason: Reason,
-    /// First address. In `acquire` it is the requested address, and later it is rounded to whole
-    /// GPU pages.
+    /// First address: as requested for a refusal in `acquire`, rounded down to a GPU page for a
+    /// later step.
     pub(crate) addr: u64,
     /// Length in bytes, rounded like `addr`.
     pub(crate) len: u64,

@@ -94,7 +94,7 @@ pub(crate) fn check() -> Result {
 /// HCA's driver has activated it. An ib_core that does not survive this hangs forever with locks
 /// held, and no client can prevent that.
 ///
-/// Only OFED has mlx_compat. OFED's mlx5_core has a version, its ib_core has none.
+/// Only OFED has mlx_compat. OFED's mlx5_core has a version, but its ib_core has none.
 pub(crate) fn check_revocation() {
     const ADVICE: &str = "a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1";
     if !LoadedModule::can_be_found() {
@@ -131,8 +131,8 @@ pub(crate) fn check_revocation() {
     }
 }
 
-/// A peer-memory client of ib_core. ib_core asks it about addresses that `get_user_pages()`
-/// refused.
+/// A peer-memory client of ib_core. ib_core asks its clients about addresses that
+/// `get_user_pages()` refused.
 ///
 /// For each registration, ib_core calls [`acquire`](Client::acquire),
 /// [`get_pages`](Client::get_pages), [`dma_map`](Client::dma_map),
@@ -247,7 +247,7 @@ impl RevokerCell {
 
     fn call(&self, number: u64, stats: &MrStats) {
         // This thread increments `calls` before it reads `closed`. `close` sets `closed` before it
-        // reads `calls`. At least one of the two therefore sees the other.
+        // reads `calls`. At least one of the two threads therefore sees the other's write.
         self.calls.fetch_add(1, Full);
         let open = !self.closed.load(Acquire);
         if let Some(revoker) = self.revoker.copy().filter(|_| open) {
@@ -498,8 +498,8 @@ impl<C: Client> VTable<C> {
         client_context: *mut c_void,
         _dma_device: *mut bindings::device,
     ) -> c_int {
-        // SAFETY: ib_core calls `release` later. Inside an invalidation, MLNX_OFED 4.9 calls it
-        // later on this thread.
+        // SAFETY: ib_core calls `release` later. Inside an invalidation, MLNX_OFED 4.9 calls
+        // `release` later on this thread.
         let mr = unsafe { Self::mr(client_context) };
         C::dma_unmap(&mr);
         C::stats(&mr).unmapped();

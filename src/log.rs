@@ -89,7 +89,7 @@ impl RatelimitState {
     }
 }
 
-/// The end of a message that has occurred before.
+/// The end of a repeated message: the number of occurrences.
 struct Times(u64);
 
 impl fmt::Display for Times {
@@ -260,7 +260,7 @@ pub(crate) fn not_unmapped(span: &Span, ret: c_int) {
     report(Event::NotUnmapped, Some(span), Some(ret));
 }
 
-/// Logs that the module is unloaded without knowing that the last callback has returned.
+/// Logs that the module is unloaded although the last callback may not have returned.
 pub(crate) fn not_fenced(ret: c_int) {
     pr_err!(
         "nvidia.ko did not let its callbacks be waited for (error {})\n",

@@ -2,16 +2,17 @@
 /*
  * /sys/kernel/mm/memory_peers, if ib_core does not have it.
  *
- * ib_core shows its peer-memory clients there if it can. Since Linux 6.4 it
- * cannot, because mm_kobj is no longer exported. Software that looks only there
- * then works without GPUDirect RDMA, and prints no message. This module
- * therefore shows its own clients, in ib_core's format, unless ib_core does.
+ * ib_core shows its peer-memory clients in this directory if it can. Since
+ * Linux 6.4, ib_core cannot do so, because mm_kobj is no longer exported.
+ * Software that looks only in this directory then works without GPUDirect RDMA,
+ * and prints no message. This module therefore shows its own clients, in
+ * ib_core's format, unless ib_core does.
  *
  * This is a hack: kernel_kobj and kernfs_find_and_get_ns() are exported, and
  * together they lead to the object that is not exported. The hack has a file of
- * its own, and is not part of helpers.c, so that it is easy to remove. It is in
- * C because the kernel crate has neither kobjects nor kernfs, and all of the
- * Rust code would be unsafe.
+ * its own, and is not part of helpers.c, so that it is easy to remove. The file
+ * is in C because the kernel crate has neither kobjects nor kernfs, and all of
+ * the Rust code would be unsafe.
  *
  * The order of calls is: probe, register all clients with ib_core, show; hide,
  * unregister the clients. If ib_core has the directory, it makes the directory
@@ -21,16 +22,16 @@
  * directory will not appear any more, and an existing one stays until the
  * client is unregistered.
  *
- * This file never writes to a memory_peers of another module, since its owner
- * may remove it, and its kobject with it, at any time.
+ * This file never writes to a memory_peers of another module, since the owner
+ * may remove the directory and its kobject at any time.
  *
  * Objects that may outlive this module contain no code of this module:
  * kobject_create_and_add() makes them, and they free themselves. The attributes
  * belong to this module. kobject_del() waits until nobody runs their functions.
- * These take no lock and do not sleep. Nobody can delay them, because their
- * output is copied to the reader after they have returned. kobject_del() does
- * not wait for readers that only have a file open; they get -ENODEV from then
- * on.
+ * The attribute functions take no lock and do not sleep. Nobody can delay these
+ * functions, because their output is copied to the reader after they have
+ * returned. kobject_del() does not wait for readers that only have a file open.
+ * Such readers get -ENODEV from then on.
  */
 
 #define pr_fmt(fmt) "nvidia-peermem: " fmt
@@ -58,7 +59,10 @@ MODULE_PARM_DESC(memory_peers,
 
 /* /sys/kernel/mm, with a reference, from probe to hide. */
 static struct kobject *mm;
-/* True if a client of our name existed before we registered with ib_core. */
+/*
+ * True if a client of the same name existed before the registration with
+ * ib_core.
+ */
 static bool was_there;
 
 static struct kobject *directory;
@@ -262,8 +266,8 @@ static void remove_all(void)
 }
 
 /*
- * Shows the @count clients, at most PEERMEM_PEERS. Called when all of them are
- * registered. Their counters are read until peermem_memory_peers_hide().
+ * Shows the @count clients, at most PEERMEM_PEERS. Called when all clients are
+ * registered. The clients' counters are read until peermem_memory_peers_hide().
  */
 void peermem_memory_peers_show(const struct peermem_peer *peers,
 			       unsigned int count)
@@ -300,7 +304,7 @@ void peermem_memory_peers_hide(void)
 
 #else
 
-/* Without the kernel functions, these do nothing. */
+/* Without the kernel functions, these functions do nothing. */
 
 void peermem_memory_peers_probe(const char *name)
 {

@@ -45,9 +45,9 @@ const _: () = {
 pub(crate) struct MemoryPeers(());
 
 impl MemoryPeers {
-    /// Checks whether a client `name` is already there. Must be called before the first client is
-    /// registered with ib_core. `name` is the name of that client. Returns `EBUSY` if another value
-    /// of this type exists.
+    /// Checks whether sysfs already shows a client `name`. Must be called before the first client
+    /// is registered with ib_core. `name` is the name of the first client. Returns `EBUSY` if
+    /// another value of this type exists.
     pub(crate) fn probe(name: &CStr) -> Result<Self> {
         if MEMORY_PEERS.xchg(true, Full) {
             return Err(EBUSY);
@@ -55,12 +55,12 @@ impl MemoryPeers {
         // INVARIANT: The exchange succeeds only once before the drop.
         let this = MemoryPeers(());
         // SAFETY: The string is NUL-terminated, and used only during the call. No other function of
-        // `memory_peers.c` runs, because only the single value of this type calls them.
+        // `memory_peers.c` runs, because only the single value of this type calls these functions.
         unsafe { c::peermem_memory_peers_probe(name.as_char_ptr()) };
         Ok(this)
     }
 
-    /// Shows the clients, unless ib_core does. Must be called after all of them are registered.
+    /// Shows the clients, unless ib_core does. Must be called after all clients are registered.
     pub(crate) fn show(self, clients: &[(&CStr, &'static PeerStats)]) -> Self {
         let mut peers = [c::peermem_peer::default(); c::PEERMEM_PEERS as usize];
         let mut count = 0;
@@ -71,7 +71,7 @@ impl MemoryPeers {
         }
         // SAFETY: The first `count` peers are initialized. The names are used only during the call.
         // The statistics are atomic, live as long as the module, and have the layout that C
-        // expects. No other function of `memory_peers.c` runs, as in `probe`.
+        // expects. No other function of `memory_peers.c` runs, for the reason given in `probe`.
         unsafe { c::peermem_memory_peers_show(peers.as_ptr(), count) };
         self
     }
@@ -79,7 +79,7 @@ impl MemoryPeers {
 
 impl Drop for MemoryPeers {
     fn drop(&mut self) {
-        // SAFETY: No other function of `memory_peers.c` runs, as in `probe`.
+        // SAFETY: No other function of `memory_peers.c` runs, for the reason given in `probe`.
         unsafe { c::peermem_memory_peers_hide() };
         MEMORY_PEERS.store(false, Release);
     }

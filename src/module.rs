@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! References to modules: this one, and the ones that export the functions that it calls.
+//! References to this module, and to the modules whose functions it calls.
 //!
 //! C header: [`include/linux/module.h`](srctree/include/linux/module.h)
 
@@ -56,7 +56,7 @@ impl Drop for ModuleRef {
 /// A module that is loaded.
 pub(crate) struct LoadedModule {
     version: [u8; 32],
-    /// `true` if Linux does not take the module's licence for a free one.
+    /// `true` if Linux considers the module's licence proprietary.
     pub(crate) is_proprietary: bool,
 }
 
@@ -119,13 +119,13 @@ impl WeakSymbol {
 ///
 /// If a symbol is missing, the kernel normally does not load the module, and the user only reads
 /// "Unknown symbol". These symbols are therefore weak: the kernel loads the module, and its init
-/// function reports the missing symbol. Init must check before anything else, since the address of
-/// a missing weak symbol is 0. Rust has no stable attribute for weak symbols.
+/// function reports the missing symbol. Init must check the symbols before anything else, since the
+/// address of a missing weak symbol is 0. Rust has no stable attribute for weak symbols.
 ///
 /// Nothing else changes. An existing symbol is resolved as usual: the kernel takes a reference to
 /// its module and checks the symbol's version. The kernel refuses a wrong version of a weak symbol,
-/// too. depmod and modpost compute the same dependencies. Only modpost ignores a weak symbol that
-/// it does not know; the Kbuild makes up for that.
+/// too. depmod and modpost compute the same dependencies. There is one exception: modpost ignores a
+/// weak symbol that it does not know. The Kbuild file checks for such symbols.
 macro_rules! weak_symbols {
     ($($function:ident,)*) => {
         #[cfg(not(peermem_kunit))]

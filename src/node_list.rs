@@ -19,10 +19,10 @@ use core::{
 ///
 /// # Invariants
 ///
-/// The node is used with one list, and does not move. It is in that list if and only if `is_linked`
-/// is set. It is not in the list when it is dropped. The fields are accessed while the list is
-/// borrowed mutably. A caller with exclusive access to the node may also access `is_linked` and
-/// `value`.
+/// The node is used with one list, and does not move. The node is in that list if and only if
+/// `is_linked` is set, and is not in the list when it is dropped. The fields are accessed while the
+/// list is borrowed mutably. A caller with exclusive access to the node may also access `is_linked`
+/// and `value`.
 pub(crate) struct Node<T> {
     links: UnsafeCell<Links<T>>,
     is_linked: UnsafeCell<bool>,
@@ -64,7 +64,8 @@ impl<T> Node<T> {
         }
     }
 
-    /// Returns `true` if the node is in its list. No other thread can add or remove it any more.
+    /// Returns `true` if the node is in its list. No other thread can add or remove the node any
+    /// more.
     pub(crate) fn is_linked(&mut self) -> bool {
         *self.is_linked.get_mut()
     }
@@ -163,8 +164,8 @@ impl<T> NodeList<T> {
         Some(self.value(node))
     }
 
-    /// Adds `node`, which is not in the list, before `next`, which is in the list. Adds it at the
-    /// end if `next` is null.
+    /// Adds `node`, which is not in the list, before `next`, which is in the list. Adds `node` at
+    /// the end if `next` is null.
     fn insert(&mut self, node: &Node<T>, next: *const Node<T>) {
         // SAFETY: `next` is null or a node of the list, which is alive by the type invariant.
         let prev = match unsafe { next.as_ref() } {

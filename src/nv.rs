@@ -5,8 +5,8 @@
 //! C header: `nv-p2p.h` of NVIDIA's driver.
 //!
 //! This file knows nothing about ib_core. A [`PersistentPin`] lives until it is dropped. A
-//! revocable pin can lose its memory earlier. [`callback_pin`](crate::callback_pin) builds it from
-//! a page table, a number for the [`Callback`], `get_pages` and `put_pages`.
+//! revocable pin can lose its memory earlier. [`callback_pin`](crate::callback_pin) builds a
+//! revocable pin from a page table, a number for the [`Callback`], `get_pages` and `put_pages`.
 
 use core::{
     ptr::{
@@ -105,7 +105,7 @@ const MAPPING_2: u32 = 0x0002_0003;
 /// in total. More retries would only add warnings: nvidia.ko logs one for each failure.
 const PUT_RETRIES: u32 = 10;
 
-/// Calls `put` until it returns anything but -ENOMEM, for up to a second. Only for
+/// Calls `put`, and repeats the call for up to a second while `put` returns -ENOMEM. Only for
 /// `nvidia_p2p_put_pages()`, where -ENOMEM means that nothing was done.
 pub(crate) fn retry(mut put: impl FnMut() -> c_int) -> c_int {
     for retry in 0..PUT_RETRIES {
@@ -240,7 +240,7 @@ impl Checked<'_> {
 }
 
 /// GPU memory that stays pinned until this is dropped, even after the memory was freed and its
-/// process is gone. It may be mapped for a device.
+/// process is gone. The memory may be mapped for a device.
 ///
 /// # Invariants
 ///
@@ -426,11 +426,11 @@ impl Drop for PersistentPin {
     }
 }
 
-/// nvidia.ko may call back while this exists. The drop waits until no callback is running.
+/// Token that exists while nvidia.ko may call back. The drop waits until no callback is running.
 ///
 /// Must be dropped after the last pin. A callback drops its reference to the module before it
 /// returns. nvidia.ko holds the API lock during a callback. The drop therefore puts a table that
-/// was never given out: that call takes the lock, does nothing, and returns 0.
+/// was never given out. This put takes the lock, does nothing, and returns 0.
 pub(crate) struct Callbacks(());
 
 /// `true` while [`Callbacks`] exists.

@@ -22,7 +22,7 @@
 //! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`],
 //!   [`collections`]: abstractions over the rest of the kernel.
 //! - [`registry`], [`history`], [`reason`], [`peer_stats`], [`device`], [`ranges`], [`ofed`]: the
-//!   data shown of a registration, the reasons for refusals, the statistics of each client,
+//!   displayed data of a registration, the reasons for refusals, the statistics of each client,
 //!   addresses, versions. These files use `core` and little else.
 
 use kernel::prelude::*;
@@ -115,8 +115,8 @@ impl kernel::Module for PeerMem {
             pr_err!("parameter max_chunks cannot be 0: 1 or more\n");
             return Err(EINVAL);
         }
-        // nv_peer_mem is the predecessor of NVIDIA's nvidia-peermem. If it is loaded, two clients
-        // have the same name.
+        // nv_peer_mem is the predecessor of NVIDIA's nvidia-peermem. If nv_peer_mem is loaded, two
+        // clients have the same name.
         let has_nv_peer_mem = LoadedModule::find(c"nv_peer_mem").is_some();
         // Applications look for this name.
         let first = c"nv_mem";

@@ -11,7 +11,7 @@ type Version = (u32, u32);
 /// activated. Older ones deadlock.
 const STOPS_EARLY: Version = (25, 4);
 
-/// The DOCA that contains this OFED. DOCA has its own version numbers.
+/// First DOCA version that contains OFED [`STOPS_EARLY`]. DOCA has its own version numbers.
 const STOPS_EARLY_IN_DOCA: Version = (3, 0);
 
 /// Returns the first number in `text`, and the text after it. Returns `None` if there is no number,
@@ -29,7 +29,7 @@ fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     Some((value, rest))
 }
 
-/// Returns the first version in `text`. The minor number is 0 if there is none.
+/// Returns the first version in `text`. The minor number is 0 if `text` has none.
 fn version(text: &[u8]) -> Option<Version> {
     let (major, rest) = number(text)?;
     let minor = match rest {
@@ -42,9 +42,9 @@ fn version(text: &[u8]) -> Option<Version> {
 /// Returns `true` if a revocable registration may safely fail at any time with the OFED that `text`
 /// names. Returns `None` if `text` has no version.
 ///
-/// `text` is the version of one of OFED's modules. If it names DOCA, the number can be that of
-/// DOCA. A 3.x is always taken for DOCA's: OFED's own 3.x ended in 2016, and this module cannot be
-/// built with it.
+/// `text` is the version of one of OFED's modules. If `text` names DOCA, the number can be that of
+/// DOCA. A version 3.x is always treated as a DOCA version: OFED's own 3.x ended in 2016, and this
+/// module cannot be built with it.
 pub(crate) fn stops_early(text: &[u8]) -> Option<bool> {
     let version = version(text)?;
     let names_doca = text

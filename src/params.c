@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The module's parameters and its version. They are in C because parameters of
- * Rust's module! are not in sysfs, where users look for these, and because
- * module! has no key for a version.
+ * The module's parameters and its version. This file is in C because parameters
+ * of Rust's module! are not in sysfs, where users look for parameters, and
+ * because module! has no key for a version.
  */
 
 #include <linux/module.h>
@@ -24,7 +24,10 @@ struct peermem_params peermem_params = {
 	module_param_named(_name, peermem_params._name, _type, 0444);	\
 	MODULE_PARM_DESC(_name, _text)
 
-/* The first two have the names, types, values and modes of NVIDIA's module. */
+/*
+ * The first two have the names, types, values and modes of NVIDIA's
+ * nvidia-peermem.
+ */
 PARAM(peerdirect_support, int,
 	"How invalidations reach ib_core: 0 [default], or 1 for MLNX_OFED 4.9 LTS");
 PARAM(persistent_api_support, int,

@@ -80,7 +80,7 @@ impl PciDevice {
         NonNull::new(unsafe { c::pci_get_device(any, any, from) }).map(PciDevice)
     }
 
-    /// Returns the pointer for C functions. It is valid as long as `self`.
+    /// Returns the pointer for C functions. The pointer is valid as long as `self`.
     pub(crate) fn as_raw(&self) -> *mut bindings::pci_dev {
         self.0.as_ptr()
     }
@@ -97,8 +97,8 @@ impl PciDevice {
         PciAddress(unsafe { c::peermem_pci_address(self.as_raw()) })
     }
 
-    /// Returns `true` if nothing translates the device's DMA addresses. A mapping then gives it no
-    /// access that it did not have before.
+    /// Returns `true` if nothing translates the device's DMA addresses. A mapping then gives the
+    /// device no access that it did not have before.
     pub(crate) fn is_direct(&self) -> bool {
         // SAFETY: The device is alive by the type invariant.
         unsafe { c::peermem_is_direct(self.as_raw()) }
@@ -294,7 +294,7 @@ pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
     BAR_CACHE.with(|cache| *cache.gpus.get(number as usize)?)
 }
 
-/// Devices are remembered until this is dropped. Must be dropped after the last pin.
+/// Token that exists while devices are remembered. Must be dropped after the last pin.
 pub(crate) struct Bars(());
 
 impl Bars {
@@ -350,8 +350,8 @@ pub(crate) struct BarFinder {
 }
 
 impl BarFinder {
-    /// Checks `range`. Returns `true` if it is in the last BAR and has no other `struct page`.
-    /// Takes no lock.
+    /// Checks `range`. Returns `true` if `range` is in the BAR that was found last and passes the
+    /// check for `struct page`s. Takes no lock.
     #[inline(always)]
     pub(crate) fn lookup_here(&mut self, range: &AddrRange) -> bool {
         self.clear.contains(range) || self.bar.is_some_and(|bar| self.lookup_in(&bar, range))

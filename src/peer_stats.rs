@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The statistics that ib_core keeps for each peer-memory client, kept by the client itself. For
+//! The statistics that ib_core keeps for each peer-memory client, kept by the client itself for
 //! kernels on which ib_core does not show them.
 //!
 //! Everything is counted at the same time and in the same way as in ib_core, with three exceptions:
@@ -26,8 +26,8 @@ pub(crate) struct PeerStats {
     pub(crate) alloc_mrs: Atomic<u64>,
     /// Mapped registrations that have since been deregistered or revoked.
     pub(crate) dealloc_mrs: Atomic<u64>,
-    /// Scatter-list entries of the mapped registrations, of any size. This is the meaning of
-    /// `num_reg_pages`.
+    /// Scatter-list entries of the mapped registrations, of any size. ib_core's `num_reg_pages`
+    /// counts the same entries.
     pub(crate) reg_pages: Atomic<u64>,
     /// Scatter-list entries of registrations that have ended.
     pub(crate) dereg_pages: Atomic<u64>,
@@ -66,8 +66,8 @@ pub(crate) struct MrStats {
 /// The registration is not mapped, or no longer mapped.
 const UNMAPPED: u32 = 0;
 const MAPPED: u32 = 1;
-/// The registration was revoked, and ib_core does not count it as mapped. It ends when ib_core
-/// unmaps or releases it.
+/// The registration was revoked, and ib_core does not count it as mapped. The registration ends
+/// when ib_core unmaps or releases it.
 const REVOKED: u32 = 2;
 
 impl MrStats {
@@ -90,7 +90,7 @@ impl MrStats {
         self.of.reg_bytes.add(self.bytes, Relaxed);
     }
 
-    /// Records that ib_core is about to be asked to revoke the registration.
+    /// Records that this module is about to ask ib_core to revoke the registration.
     pub(crate) fn revoking(&self) {
         self.of.free_callbacks.add(1, Relaxed);
     }

@@ -12,11 +12,13 @@
 //! ```
 //!
 //! NVIDIA's nvidia-peermem pins twice, in `acquire` and again in `get_pages`. A single pin in
-//! `acquire` costs half. It also avoids taking nvidia.ko's lock under ib_core's `mapping_lock`.
+//! `acquire` costs half, and avoids taking nvidia.ko's lock under ib_core's `mapping_lock`.
 //!
-//! A range over several allocations has one pin for each ([`chunks`]), and one scatter list.
+//! A range over several allocations has one pin for each allocation ([`chunks`]), and one scatter
+//! list.
 //!
-//! The region frees what it holds itself, and never relies on pointers that ib_core passes back.
+//! The region frees all of its own resources, and never relies on pointers that ib_core passes
+//! back.
 //!
 //! Uses only `core` and [`env`].
 
@@ -57,9 +59,8 @@ pub(crate) struct State {
     mapping: Option<BarMapping>,
     /// If nvidia.ko maps the pins, each pin holds its own mapping.
     pins: SmallVec<PersistentPin>,
-    /// Set from the first `map` on. ib_core writes to its first and last entry before it calls
-    /// `dma_unmap`, and may do that even after an invalidation. The table therefore stays until
-    /// `release`.
+    /// Set from the first `map` on. ib_core writes to the first and last entry of the table before
+    /// it calls `dma_unmap`, even after an invalidation. The table therefore stays until `release`.
     table: Option<SgTable>,
 }
 
@@ -75,8 +76,8 @@ impl State {
 
 /// A registration that holds its memory until `release`.
 ///
-/// ib_core makes the calls for one region one after another, so the lock is never contended. It is
-/// held across calls to nvidia.ko, which never calls back in this mode.
+/// ib_core makes the calls for one region one after another, so the lock is never contended. The
+/// lock is held across calls to nvidia.ko, which never calls back in this mode.
 pub(crate) type PersistentMr = Registered<Fixed, Lock<State>>;
 
 impl Mr for PersistentMr {

@@ -5,8 +5,8 @@
 //! nvidia.ko maps each page separately, under its API lock. This module maps contiguous pages at
 //! once, and takes no lock of nvidia.ko. However, nvidia.ko (driver 580 and later) knows of
 //! machines in which a device does not reach a GPU, and reports that only when it maps. This module
-//! therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one page. It
-//! remembers the answer until the GPU or the device is removed:
+//! therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one page. This
+//! module remembers the answer until the GPU or the device is removed:
 //!
 //! - The answer applies to every process. The process may have mapped another GPU's memory at the
 //!   address since the registration was pinned. The page must therefore lie on the registration's
@@ -21,11 +21,12 @@
 //!   DMA memory.
 //! - This module cannot map: the IOMMU's DMA addresses or page tables are exhausted, or the device
 //!   does not reach all of the memory.
-//! - nvidia.ko did not map the page of the question. Its result for the registration itself then
-//!   decides, even after a denial.
+//! - nvidia.ko did not map the page that this module asked about. nvidia.ko's result for the
+//!   registration itself then decides, even after a denial.
 //! - nvidia.ko returns the BAR's own addresses although something may translate the device's
-//!   addresses, or other addresses although the kernel returns the BAR's own. nvidia.ko was then
-//!   configured with knowledge of the machine that this module lacks (`NVreg_DmaRemapPeerMmio=0`).
+//!   addresses, or other addresses although the kernel returns the BAR's own. In this case,
+//!   nvidia.ko was configured with knowledge of the machine that this module lacks
+//!   (`NVreg_DmaRemapPeerMmio=0`).
 //! - `provider_maps=1` is set.
 //!
 //! Uses only `core` and [`env`].
@@ -64,8 +65,8 @@ use super::{
 pub(crate) const DENIED: Reason = Reason::Map(ENOTSUPP);
 
 /// Maps all of `pins` for `device`, or none, and makes the scatter list. `pins` belong to the
-/// registration `fixed`. Returns the mapping if this module maps; otherwise each pin holds its own.
-/// May sleep, and may take nvidia.ko's API lock.
+/// registration `fixed`. Returns the mapping if this module maps; otherwise each pin holds its own
+/// mapping. May sleep, and may take nvidia.ko's API lock.
 pub(crate) fn map(
     pins: &mut [PersistentPin],
     device: &PciDevice,
@@ -132,8 +133,8 @@ fn memory(
     match PhysRanges::read(va, |reader| {
         pins.iter().try_for_each(|pin| pin.read(reader))
     }) {
-        // One allocation is on one GPU, as far as is known. If another GPU shows up here, nvidia.ko
-        // was not asked about it.
+        // One allocation is on one GPU, as far as is known. If the pages are on a GPU that is not
+        // in `reached`, nvidia.ko was not asked about that GPU.
         Ok((memory, gpus)) => Ok((gpus == reached).then_some(memory)),
         Err(reason) if reason.is_handed_on() => Ok(None),
         Err(reason) => Err(reason),
@@ -152,8 +153,8 @@ fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
 
 /// Makes nvidia.ko map one page of `pin`, which is on `gpu`, for `device`. Returns `None` if there
 /// is no answer.
-// On arm64, inlining would make the caller's stack frame exceed 1 KiB. On x86-64 it does not.
-// There, `cold` would add an instruction for each page to the loop that is inlined in the caller.
+// On arm64, inlining would make the caller's stack frame exceed 1 KiB. On x86-64, inlining does
+// not, and `cold` would add an instruction for each page to the loop that is inlined in the caller.
 #[cfg_attr(target_arch = "aarch64", cold, inline(never))]
 fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     // nvidia.ko never maps the last page of a BAR separately.

@@ -24,8 +24,8 @@ use crate::{
 
 /// The physical ranges behind a registration, in the order of its virtual addresses.
 ///
-/// They are stored as a scatter list whose DMA addresses are the physical ones. If nothing
-/// translates, ib_core gets that list.
+/// The ranges are stored as a scatter list whose DMA addresses are the physical ones. If nothing
+/// translates DMA addresses, ib_core gets that list.
 ///
 /// # Invariants
 ///
@@ -51,7 +51,7 @@ pub(crate) struct Reader<'a, 'b> {
 }
 
 impl Reader<'_, '_> {
-    /// Announces that the next pages begin in `bar`, if that was just found. The current entry may
+    /// Announces that the next pages begin in `bar`, unless `bar` is `None`. The current entry may
     /// lie in the previous BAR, which is then looked up again. Ranges over several BARs are rare.
     pub(crate) fn begin_in(&mut self, bar: Option<Bar>) {
         if let Some(bar) = bar {
@@ -84,9 +84,9 @@ impl Reader<'_, '_> {
         (left > 0).then(|| pages.len().saturating_sub(left))
     }
 
-    /// Calls `batch` with the first page number of each batch, beginning with 0, until it returns
-    /// `None`. Stops at the first memory that does not lie in a BAR, or has a wrong `struct page`.
-    /// May sleep between the calls.
+    /// Calls `batch` with the first page number of each batch, beginning with 0, until `batch`
+    /// returns `None`. Stops at the first memory that does not lie in any BAR, or that has a wrong
+    /// `struct page`. May sleep between the calls.
     #[inline(always)]
     pub(crate) fn batches(
         &mut self,
@@ -119,7 +119,7 @@ impl Reader<'_, '_> {
 
 impl PhysRanges {
     /// Returns the ranges that `read` reads for virtual addresses from `va` on, and their GPUs.
-    /// Fails unless all of them lie in BARs.
+    /// Fails unless all ranges lie in BARs.
     #[inline(always)]
     pub(crate) fn read(
         va: u64,

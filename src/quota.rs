@@ -2,10 +2,10 @@
 
 //! GPU memory that each user has pinned through this module, and its limit.
 //!
-//! A [`Charge`] is taken before the pin, in the context of the process that registers. It lives as
-//! long as the memory may be pinned. For a revocable region that another process released, that is
-//! until its callback. The charge is returned to the user that paid it. Both clients share one
-//! limit.
+//! A [`Charge`] is taken before the pin, in the context of the process that registers. The charge
+//! lives as long as the memory may be pinned. If another process released a revocable region, the
+//! charge lives until the region's callback. The charge is returned to the user that paid it. Both
+//! clients share one limit.
 //!
 //! Two registrations of one range are charged twice, as with `RLIMIT_MEMLOCK`, although the pages
 //! occupy BAR1 once.
@@ -24,11 +24,11 @@ use super::{
     reason::Reason, //
 };
 
-/// Pinned bytes of each user that has pinned any, by user.
+/// Pinned bytes of each user that has pinned memory, by user.
 pub(crate) type Usages = Option<IdMap<u64>>;
 
-/// Usage of all users, if there is a limit. A callback of nvidia.ko takes this lock. While it is
-/// held, do not allocate, and do not call anything that waits for a callback.
+/// Usage of all users, if there is a limit. A callback of nvidia.ko takes this lock. While this
+/// lock is held, do not allocate, and do not call anything that waits for a callback.
 static USAGES: StaticMutex<Usages> = StaticMutex::new(QUOTA_LOCK, None);
 
 /// Bytes that are charged to a user until this is dropped. `None` if there is no limit.

@@ -4,8 +4,8 @@
 //! entries.
 //!
 //! Uses only `core`, so cargo also compiles this file on the host (`tests/host`). No page size is
-//! hard-coded: nvidia.ko reports its own with each page table, and kernels use pages of 4, 16 or 64
-//! KiB.
+//! hard-coded: nvidia.ko reports its page size with each page table, and kernels use pages of 4, 16
+//! or 64 KiB.
 
 use core::num::{
     NonZeroU32,
@@ -31,8 +31,8 @@ impl PageSize {
     /// The larger page size that the interface has.
     pub(crate) const KIB_128: PageSize = PageSize::of_shift(17);
 
-    /// Returns the page size of `1 << shift` bytes, for constants. Inline, so that the panic is not
-    /// part of a module.
+    /// Returns the page size of `1 << shift` bytes, for constants. Inline, so that the module
+    /// contains no code for the panic of `assert!`.
     #[inline]
     pub(crate) const fn of_shift(shift: u32) -> PageSize {
         assert!(shift <= 31);
@@ -159,7 +159,8 @@ impl AddrRange {
         }
     }
 
-    /// Returns the range from the lowest to the highest address of both. Neither is empty.
+    /// Returns the range from the lowest to the highest address of both ranges. Neither range is
+    /// empty.
     pub(crate) fn bounding(&self, other: &AddrRange) -> AddrRange {
         AddrRange::between(self.addr.min(other.addr), self.last().max(other.last()))
     }
@@ -178,8 +179,8 @@ impl AddrRange {
 }
 
 /// Maximum number of bytes that are mapped for a device in one call. A translating IOMMU fills its
-/// page tables for all of them at once, with allocations that cannot sleep: 2 MiB of tables, if the
-/// IOMMU has no larger pages.
+/// page tables for all of these bytes at once, with allocations that cannot sleep: 2 MiB of tables,
+/// if the IOMMU has no huge pages.
 pub(crate) const MAX_STEP: u64 = 1 << 30;
 
 /// Splits `range` at multiples of [`MAX_STEP`].
@@ -213,7 +214,7 @@ pub(crate) fn iova_slack(len: u64) -> u64 {
     }
 }
 
-/// Placement of memory in a range of an IOMMU's addresses.
+/// Placement of memory in an IOVA range.
 ///
 /// Memory of up to [`LONG_RUN`] bytes is one run. Longer memory is two runs, with a hole of
 /// [`MAX_ENTRY`] bytes after the first window of virtual addresses. The distance between DMA and
@@ -331,7 +332,8 @@ pub(crate) struct SgLayout {
     /// Bytes to the end of the window. 0 if the next range begins a new window.
     left: u64,
     /// The current range, which lies in one window: its first address, and the address after its
-    /// last. `end` may be 0 after the highest address. The range is empty if both are equal.
+    /// last one. `end` may be 0 after the highest address. The range is empty if `start` equals
+    /// `end`.
     start: u64,
     end: u64,
 }
@@ -362,8 +364,9 @@ impl SgLayout {
     }
 
     /// Adds `pages`, whose addresses `addr` returns. Calls `each` with every finished entry until
-    /// `each` returns `false`. Returns the pages that are left then. The pages back virtual
-    /// addresses that begin at a multiple of the page size.
+    /// `each` returns `false`. Returns the pages that were not added when `each` returned `false`,
+    /// or an empty slice. The pages back virtual addresses that begin at a multiple of the page
+    /// size.
     ///
     /// The function has one loop over the pages of each window, because the work for each page
     /// dominates the cost of large regions.

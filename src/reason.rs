@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The reasons for which registrations are refused, and the other events that are counted. Each has
-//! one table, which the log, the files in debugfs, `docs/observe.md` and `peermemctl` share.
-//! `peermemctl` includes this file by its path.
+//! The reasons for which registrations are refused, and the other events that are counted. Reasons
+//! and events each have one table, which the log, the files in debugfs, `docs/observe.md` and
+//! `peermemctl` share. `peermemctl` includes this file by its path.
 //!
 //! ib_core turns every refusal of `acquire` into `EFAULT`, so only this module keeps the reason.
-//! nvidia.ko uses one code for several causes. A message then names all of them.
+//! nvidia.ko uses one code for several causes. The message for such a code names all causes.
 //!
 //! Uses only `core`.
 
@@ -29,15 +29,15 @@ pub(crate) const EINVAL: i32 = -22;
 /// The kernel-internal `ENOTSUPP`, as a negative number. User space does not know this error.
 pub(crate) const ENOTSUPP: i32 = -524;
 
-/// The mapping of the process at an address that is not a GPU's. Recorded only if it shows that the
-/// address was never meant for a GPU.
+/// The mapping of the process at an address that is not a GPU's. Recorded only if the mapping shows
+/// that the address was never meant for a GPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum VmaKind {
     /// The address is outside user space.
     Invalid,
-    /// Nothing is mapped there.
+    /// Nothing is mapped at the address.
     Unmapped,
-    /// CPU memory is mapped there.
+    /// CPU memory is mapped at the address.
     Host,
 }
 
@@ -161,7 +161,8 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All reasons, in the order of the lines in `counters`. New ones are added at the end.
+            /// All reasons, in the order of the lines in `counters`. New reasons are added at the
+            /// end.
             pub(crate) const ALL: &[ReasonInfo] = &[$(ReasonInfo {
                 name: $name,
                 errno: $errno,
@@ -308,13 +309,14 @@ impl Reason {
     }
 
     /// Returns `true` for reasons that are logged only once. Any process can trigger some of them
-    /// at any time. The others are properties of the machine and refuse nobody.
+    /// at any time. The other reasons are properties of the machine, and leave the range to the
+    /// persistent client.
     pub(crate) fn is_logged_once(&self) -> bool {
         self.is_handed_on() || self.is_non_gpu()
     }
 
     /// Returns a more precise reason, if `look` finds one. `look` returns the mapping at the
-    /// beginning of the range, and is called only if it matters.
+    /// beginning of the range, and is called only for a reason that the mapping can refine.
     pub(crate) fn refine(self, look: impl FnOnce() -> Option<VmaKind>) -> Reason {
         match self {
             Reason::Pin(EINVAL) => look().map_or(self, Reason::NonGpu),
@@ -322,8 +324,8 @@ impl Reason {
         }
     }
 
-    /// Returns the negative errno that a step after `acquire` returns to ib_core. ib_core can take
-    /// it neither for success nor for a pointer.
+    /// Returns the negative errno that a step after `acquire` returns to ib_core. ib_core cannot
+    /// mistake this value for success or for a pointer.
     pub(crate) fn errno(&self) -> i32 {
         let errno = self.info().and_then(|info| info.errno);
         match errno.unwrap_or(self.code()) {
@@ -418,7 +420,7 @@ pub(crate) enum Severity {
 
 /// A row of the table of events.
 pub(crate) struct EventInfo {
-    /// Name for programs, with the same promise as in [`ReasonInfo`].
+    /// Name for programs. A name never changes after a release.
     pub(crate) name: &'static str,
     /// Log level of the event.
     pub(crate) severity: Severity,

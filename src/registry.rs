@@ -17,10 +17,11 @@
 //! while it is held. A reader copies one entry at a time, unlocks, and continues after the number
 //! of that entry.
 //!
-//! The functions that a registration calls are inline. Each has two callers, one for each mode, and
-//! so many arguments that a call would cost more than its body.
+//! The functions that a registration calls are inline. Each function has two callers, one for each
+//! mode, and so many arguments that a call would cost more than its body.
 //!
-//! Uses only `core`: see `ranges`. `docs/observe.md` promises the format of the line to programs.
+//! Uses only `core`: see `ranges`. `docs/observe.md` specifies the format of a registration's line
+//! for programs.
 
 use core::fmt;
 
@@ -116,7 +117,7 @@ pub(crate) struct Counts {
     pub(crate) active_bytes: u64,
 }
 
-/// The last number and the counters. The lock of the entries protects them.
+/// The last number and the counters. The lock of the entries protects these fields.
 #[derive(Debug)]
 pub(crate) struct Registry {
     /// The last number that was given out. 64 bits do not wrap in practice.
@@ -268,7 +269,8 @@ impl Registry {
         ))
     }
 
-    /// Removes the registration, if it is still there, when its entry is dropped.
+    /// Removes the registration from the registry when its entry is dropped, unless `released` has
+    /// already removed it.
     pub(crate) fn remove(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
         self.uncount(&slot.take()?);
         None

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The life of one registration in revocable mode: the memory may be freed first.
+//! The life of one registration in revocable mode: the memory may be freed before `release`.
 //!
 //! ```text
 //! acquire    RevocableMr::pin         one pin for each allocation, usually one, until release;
@@ -21,41 +21,43 @@
 //! ```
 //!
 //! `revoke` runs with the API lock held, and calls ib_core, which takes `mapping_lock`. ib_core
-//! calls `map` and `unmap` with `mapping_lock` held. This gives three rules:
+//! calls `map` and `unmap` with `mapping_lock` held. Three rules follow:
 //!
 //! - The region's lock is never held across a call into ib_core, because ib_core may call `unmap`
-//!   from there, on the same thread or another.
-//! - The API lock is never taken under the region's lock, so neither pin nor unpin is called there.
-//!   Mapping and unmapping addresses of a BAR take no API lock.
-//! - Nothing is allocated under the region's lock, and so nothing is mapped there: see
+//!   during such a call, on the same thread or another.
+//! - The API lock is never taken under the region's lock, so the holder of that lock neither pins
+//!   nor unpins. Mapping and unmapping addresses of a BAR take no API lock.
+//! - Nothing is allocated, and therefore nothing is mapped, under the region's lock: see
 //!   [`callback_pin`](super::callback_pin). Unmapping does not wait for memory.
 //!
 //! # Rules, and the failures that they prevent
 //!
-//! - A range over several allocations has one pin for each ([`chunks`]). If one of the allocations
-//!   is freed, the whole region is revoked, because the HCA has one key for all of it. The other
-//!   allocations stay pinned until `release`.
+//! - A range over several allocations has one pin for each allocation ([`chunks`]). If one of the
+//!   allocations is freed, the whole region is revoked, because the HCA has one key for all of it.
+//!   The other allocations stay pinned until `release`.
 //! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` then fails.
 //!   Otherwise ib_core would get a region that nobody ever revokes.
 //! - A callback without a ticket never calls ib_core. Tickets are small numbers that ib_core
-//!   reuses, and a stale one would revoke another region. `release` clears the ticket under the
+//!   reuses, and a stale ticket would revoke another region. `release` clears the ticket under the
 //!   lock.
 //! - `release` returns only when no callback of this region is inside ib_core or tearing down.
 //!   ib_core writes to its own structure after `release`, and a running invalidation reads that
-//!   structure. `release` waits with no lock held. It never waits for a callback on its own thread,
-//!   because OFED 4.9 calls `release` inside the callback.
+//!   structure. `release` waits with no lock held, and never waits for a callback on its own
+//!   thread, because OFED 4.9 calls `release` inside the callback.
 //! - `map` maps with the region unlocked, and then locks the region again. If a callback has come
 //!   by then, `map` unmaps and fails. ib_core, and thus the HCA, never gets an address of memory
 //!   that is gone. The callback does not wait for `map`. From OFED 5 on, ib_core holds
-//!   `mapping_lock` across `dma_map`, so an invalidation waits for it. A client cannot change this.
-//! - Only `release` frees the scatter list. ib_core writes to its first and last entry before it
-//!   calls `dma_unmap`, even after an invalidation.
+//!   `mapping_lock` across `dma_map`, so an invalidation waits for `dma_map`. A client cannot
+//!   change this.
+//! - Only `release` frees the scatter list. ib_core writes to the list's first and last entry
+//!   before it calls `dma_unmap`, even after an invalidation.
 //! - This mode does not use nvidia.ko's `dma_map_pages`, which reads the page table without a lock.
-//!   A concurrent callback can neither wait for it, because it takes the API lock, nor return,
-//!   because the table would be freed. Instead, the physical addresses are copied while the table
-//!   is known to be alive, and this module maps them. The disadvantage: nvidia.ko's topology check
-//!   (driver 580 and later) is skipped. `map` refuses a device only if nvidia.ko has denied it one
-//!   of the GPUs before, when nvidia.ko mapped for the persistent client.
+//!   A concurrent callback could not wait for `dma_map_pages`, which takes the API lock, and could
+//!   not return, because the table would then be freed. Instead, the physical addresses are copied
+//!   while the table is known to be alive, and this module maps them. The disadvantage is that
+//!   nvidia.ko's topology check (driver 580 and later) is skipped. `map` refuses a device only if
+//!   nvidia.ko has denied it one of the GPUs before, when nvidia.ko mapped for the persistent
+//!   client.
 //!
 //! Uses `core`, [`env`], and files that use nothing else.
 
@@ -111,7 +113,7 @@ pub(crate) struct State {
     table: Option<SgTable>,
     /// Set from `pin` until `release`.
     pins: SmallVec<RevocablePin>,
-    /// The physical ranges of the memory and its GPUs. Set from `pin` until `map` or `release`,
+    /// The physical ranges of the memory, and its GPUs. Set from `pin` until `map` or `release`,
     /// whichever comes first. ib_core does not call `map` again after a failure.
     memory: Option<(PhysRanges, Gpus)>,
 }
@@ -126,8 +128,8 @@ impl State {
     }
 }
 
-/// A registration whose memory may be freed. ib_core holds it from `acquire` to `release`. It lives
-/// until its last callback has returned.
+/// A registration whose memory may be freed. ib_core holds the registration from `acquire` to
+/// `release`. The registration lives until its last callback has returned.
 pub(crate) type RevocableMr = Registered<Fixed, Monitor<State>>;
 
 /// Pins the whole region, and adds it to the registry.
@@ -171,7 +173,7 @@ impl Mr for RevocableMr {
         }
     }
 
-    /// Stores the ticket. From now on, a callback revokes it.
+    /// Stores the ticket. From now on, a callback revokes the registration.
     #[inline]
     fn set_ticket(&self, ticket: Ticket) -> Result<(), Reason> {
         self.state.with(|state| {
@@ -233,8 +235,8 @@ impl Mr for RevocableMr {
         // the pin.
         let thread = Thread::current();
         state.wait_while(|state| state.callback.is_some_and(|callback| callback != thread));
-        // The region may outlive this function until a pending callback. The resources that it
-        // holds do not.
+        // The region may outlive this function until a pending callback, but its resources are
+        // freed now.
         let held = state.with(|own| {
             // Every pin has been put or orphaned by now. If any is orphaned, the region stays in
             // the registry.
@@ -259,8 +261,8 @@ impl Revoke for RevocableMr {
             self.entry.update(Registry::revoked);
             state.ticket.take()
         });
-        // ib_core stops the HCA first, and the mapping goes afterwards. No lock of this module is
-        // held while ib_core stops the HCA.
+        // ib_core stops the HCA first, and the mapping is dropped afterwards. No lock of this
+        // module is held while ib_core stops the HCA.
         if let Some(ticket) = ticket {
             ticket.invalidate(self.of.stats());
         }

@@ -22,7 +22,7 @@ use crate::{
 /// [`callback_pin`](crate::callback_pin).
 ///
 /// The drop unpins, unless the callback has run. No callback starts after the drop, except if
-/// nvidia.ko would not unpin. In that case the callback comes later and has nothing to do. Do not
+/// nvidia.ko did not unpin. In that case the callback comes later and has nothing to do. Do not
 /// make or drop this value with the region's lock held, since both take nvidia.ko's API lock.
 pub(crate) struct RevocablePin {
     held: CallbackPin,

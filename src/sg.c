@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Growing scatter lists of DMA addresses, for sg.rs. They are in C because the
- * kernel crate has no function for the links between chunks.
+ * Growing scatter lists of DMA addresses, for sg.rs. This file is in C because
+ * the kernel crate has no function for the links between chunks.
  */
 
 #include <linux/scatterlist.h>
@@ -21,9 +21,9 @@ static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 
 /*
  * Makes room after the @filled entries from @first on, in the rest of the last
- * chunk or in a new one. If there is a @chunk, these are all of its entries.
- * Returns the number of filled entries in the new @chunk, or 0 if there is no
- * memory. May sleep.
+ * chunk or in a new one. If @chunk is set, @first is its first entry, and the
+ * chunk is full. Returns the number of filled entries in the new @chunk, or 0
+ * if there is no memory. May sleep.
  */
 unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 			     unsigned int filled)
@@ -56,7 +56,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 
 /*
  * Ends the list with the @filled entries from @first on, and frees the unused
- * rest. If there is a @chunk, these are all of its entries. May sleep.
+ * rest. If @chunk is set, @first is its first entry. May sleep.
  */
 int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
 		      unsigned int filled)

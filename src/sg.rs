@@ -28,7 +28,7 @@ use crate::{
 /// # Invariants
 ///
 /// The entries are allocated, and only the drop frees them. The holder of an [`SgTableHead`] may
-/// write to them until then.
+/// write to the entries until then.
 pub(crate) struct SgTable(bindings::sg_table);
 
 // SAFETY: The table only owns memory.
@@ -44,8 +44,8 @@ pub(crate) const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
 /// entries that it needs.
 const FEW: usize = 8;
 
-/// The end of a growing [`SgTable`]. The memory need not be walked twice to count its entries
-/// first.
+/// The end of a growing [`SgTable`]. A growing table needs no first pass over the memory to count
+/// the entries.
 ///
 /// # Invariants
 ///
@@ -59,7 +59,7 @@ pub(crate) struct SgBuilder<'a> {
     _few: PhantomData<&'a mut [MaybeUninit<bindings::scatterlist>; FEW]>,
     /// `list.table` is always a valid table.
     list: c::peermem_sg,
-    /// `true` once there was no memory for a chunk.
+    /// `true` once the allocation of a chunk has failed.
     failed: bool,
 }
 
@@ -146,7 +146,7 @@ impl<'a> SgBuilder<'a> {
             unsafe { c::peermem_sg_finish(&mut self.list, self.first, count) == 0 }
         };
         // INVARIANT: The C functions allocated the entries. `sg_free_table()` accepts the table
-        // after any result of theirs.
+        // after any result of these functions.
         let table = SgTable(self.list.table);
         match filled {
             Ok(filled) if ended => Ok((table, filled)),

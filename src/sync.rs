@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The locks that the module's logic uses: around a closure, and around a static.
+//! The locks that the module's logic uses: functions that run a closure with a lock held, and locks
+//! that protect a static.
 //!
 //! C headers: [`include/linux/rwsem.h`](srctree/include/linux/rwsem.h),
 //! [`include/linux/mutex.h`](srctree/include/linux/mutex.h); C side: [`helpers.c`](helpers.c).
 //!
-//! All of this is for process context, the only context in which ib_core and nvidia.ko call this
-//! module.
+//! Everything in this file may be used only in process context. ib_core and nvidia.ko call this
+//! module in no other context.
 
 use core::cell::UnsafeCell;
 
@@ -40,7 +41,7 @@ use crate::{
 /// The pointer is that of an initialized static.
 pub(crate) struct StaticLock<B: Backend>(*mut B::State);
 
-// INVARIANT: `helpers.c` defines all of these with static initializers.
+// INVARIANT: `helpers.c` defines all of these locks with static initializers.
 pub(crate) const REGISTRY_LOCK: StaticLock<SpinLockBackend> =
     StaticLock(&raw mut c::peermem_registry_lock);
 pub(crate) const HISTORY_LOCK: StaticLock<SpinLockBackend> =
@@ -99,8 +100,8 @@ pub(crate) struct Lock<T> {
 impl<T: Unpin> Lock<T> {
     /// Makes a lock around `value`.
     pub(crate) fn new(value: T) -> impl PinInit<Self> {
-        // This mutex has its own lock class. It is held across calls to nvidia.ko, unlike the mutex
-        // of a `Monitor`.
+        // This mutex has its own lock class, because it is held across calls to nvidia.ko, unlike
+        // the mutex of a `Monitor`.
         pin_init!(Lock {
             value <- new_mutex!(value, "peermem_persistent"),
         })

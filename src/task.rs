@@ -19,8 +19,8 @@ use crate::{
 /// Process ID in the initial PID namespace.
 pub(crate) type Process = i32;
 
-/// Address of a task, for comparison with another. After a task has ended, a new one may have its
-/// address.
+/// Address of a task, for comparison with another. After a task has ended, a new task may have the
+/// same address.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) struct Thread(usize);
 
@@ -43,7 +43,7 @@ pub(crate) fn is_killed() -> bool {
     unsafe { c::peermem_is_killed() }
 }
 
-/// Returns `true` once the calling thread is in `do_exit()`. It may have closed some of its
+/// Returns `true` once the calling thread is in `do_exit()`. The thread may have closed some of its
 /// descriptors.
 pub(crate) fn is_exiting() -> bool {
     // SAFETY: The function has no preconditions.

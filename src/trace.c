@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The tracepoints of trace.h, for trace.rs. They are in C because the kernel
- * crate can call only the kernel's own tracepoints.
+ * The tracepoints of trace.h, for trace.rs. This file is in C because the
+ * kernel crate can call only the kernel's own tracepoints.
  */
 
 #ifndef PEERMEM_FOUND

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * Tracepoints: docs/observe.md promises their fields to programs.
+ * Tracepoints: docs/observe.md specifies their fields for programs.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM nvidia_peermem
@@ -13,7 +13,7 @@
 
 /*
  * Copies the string into the room that __string() reserved. __assign_str() has
- * one argument since 6.10, and had two before.
+ * taken one argument since 6.10, and took two before.
  */
 #define ASSIGN_STRING(_field)						\
 	memcpy(__get_str(_field), _field, __get_dynamic_array_len(_field))

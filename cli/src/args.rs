@@ -9,11 +9,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
-  peermemctl topo                             which RDMA device is nearest to each GPU
-  sudo peermemctl doctor                      what is wrong, and how to fix it
-  sudo peermemctl doctor --pair 0,mlx5_0      one path in full
-  sudo peermemctl record -o host.json         for somebody else to look at, with
-  peermemctl doctor --machine host.json";
+  peermemctl topo                             shows which RDMA device is nearest to each GPU
+  sudo peermemctl doctor                      says what is wrong, and how to fix it
+  sudo peermemctl doctor --pair 0,mlx5_0      shows all details of one path
+  sudo peermemctl record -o host.json         records the state of this machine in a file
+  peermemctl doctor --machine host.json       looks for causes in such a file, on any machine";
 
 /// Name of the hidden command that `verify` runs in its child processes.
 pub(crate) const VERIFY_PART: &str = "verify-part";
@@ -30,13 +30,13 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Common {
-    /// Prints JSON: one object with `schema`, `version` and what docs/peermemctl.md says
+    /// Prints one JSON object; docs/peermemctl.md lists its keys
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Colours: where standard output is a terminal, always, or never; NO_COLOR is heeded
+    /// When to print colours; `auto` needs a terminal and no NO_COLOR
     #[arg(
         long,
         global = true,
@@ -47,15 +47,15 @@ pub(crate) struct Common {
     pub(crate) color: Color,
 }
 
-/// What the commands take that read a machine and change nothing.
+/// Option of the commands that only read a machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Source {
-    /// Answers from a recording of `peermemctl record` in place of this machine
+    /// Reads a recording of `peermemctl record` instead of this machine
     #[arg(long, value_name = "FILE")]
     pub(crate) machine: Option<PathBuf>,
 }
 
-/// When to colour.
+/// When to print colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
     Auto,
@@ -63,28 +63,28 @@ pub(crate) enum Color {
     Never,
 }
 
-/// What to do.
+/// A command and its options.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Every GPU against every RDMA device: class of the path, bridges, links, the best pair
+    /// Shows the path between each GPU and each RDMA device, and the best pairs
     Topo(Topo),
-    /// Looks for what makes GPUDirect RDMA slow or impossible, and says how to fix it
+    /// Finds causes of slow or failing GPUDirect RDMA, and says how to fix them
     Doctor(Doctor),
-    /// The active registrations of GPU memory, and who uses GPUDirect RDMA (root)
+    /// Lists registrations of GPU memory, and the processes that use GPUDirect RDMA (root)
     List(List),
-    /// What the module counts: registrations, refusals by reason, BAR1 by GPU (root)
+    /// Shows the module's counters: registrations, refusals by reason, BAR1 by GPU (root)
     Stats(Stats),
-    /// Registers GPU memory in every way there is, moves bytes, and says what works
+    /// Registers GPU memory in each possible way, moves bytes, and says what works
     Verify(Verify),
-    /// Metrics for Prometheus
+    /// Writes or serves metrics for Prometheus
     Export(Export),
-    /// Writes down what this machine answers, for --machine
+    /// Records the state of this machine, for --machine
     Record(Record),
     /// Prints completions for a shell
     Completions(Completions),
-    /// Writes the man pages into a directory
+    /// Writes the man pages to a directory
     Man(Man),
-    /// What `verify` starts as processes of their own
+    /// Runs one part of `verify` in a child process
     #[command(hide = true, name = VERIFY_PART)]
     VerifyPart(VerifyPart),
 }
@@ -171,26 +171,26 @@ impl FromStr for Listen {
 pub(crate) struct Topo {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// The bridges of each path, and each device in full
+    /// Also shows the bridges of each path, and all details of each device
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// What is other than in this recording of `peermemctl record`; the exit status is 1 if anything is
+    /// Shows differences from this recording of `peermemctl record`; exits with 1 if there are any
     #[arg(long, value_name = "RECORDING", conflicts_with = "verbose")]
     pub(crate) diff: Option<PathBuf>,
 }
 
-/// What `doctor`'s checks compare a machine with.
+/// Files that `doctor` compares a machine with.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Expectation {
-    /// Compares with this recording of `peermemctl record`, made when all was well: devices, ports, links, versions
+    /// Compares devices, ports, links and versions with this recording of the healthy machine
     #[arg(long, value_name = "FILE")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Compares with the counts, links, rates and versions in this file; --write-expect prints one
+    /// Compares counts, links, rates and versions with this file; --write-expect prints one
     #[arg(long, value_name = "FILE")]
     pub(crate) expect: Option<PathBuf>,
 }
 
-/// From which level on a finding makes the exit status 1.
+/// Lowest level of a finding that makes the exit status 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FailOn {
     Fault,
@@ -201,15 +201,15 @@ pub(crate) enum FailOn {
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// One pair in full: a GPU by index or PCI address, an RDMA device by name
+    /// Shows all details of one pair: a GPU by index or PCI address, an RDMA device by name
     #[arg(long, value_name = "GPU,HCA", conflicts_with_all = ["baseline", "expect"])]
     pub(crate) pair: Option<String>,
     #[command(flatten)]
     pub(crate) expectation: Expectation,
-    /// Prints what this machine has as a file for --expect
+    /// Prints a file for --expect that describes this machine
     #[arg(long, conflicts_with_all = ["json", "nagios", "pair"])]
     pub(crate) write_expect: bool,
-    /// Waits so many seconds, and says which error counters of ports, GPUs and NICs have grown meanwhile
+    /// Waits this many seconds, and reports error counters of ports, GPUs and NICs that grew meanwhile
     #[arg(
         long,
         value_name = "SECONDS",
@@ -217,13 +217,13 @@ pub(crate) struct Doctor {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     pub(crate) interval: Option<u64>,
-    /// All that was checked, also what is in order
+    /// Also shows checks that found nothing
     #[arg(long, short)]
     pub(crate) all: bool,
-    /// One line and an exit status as monitoring plugins have them: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
+    /// Acts as a monitoring plugin: one line, and status 0 OK, 1 WARNING, 2 CRITICAL or 3 UNKNOWN
     #[arg(long, conflicts_with = "json")]
     pub(crate) nagios: bool,
-    /// What makes the exit status 1: a fault alone, or a warning, too
+    /// Lowest level of a finding that makes the exit status 1
     #[arg(
         long,
         value_enum,
@@ -232,10 +232,10 @@ pub(crate) struct Doctor {
         conflicts_with = "nagios"
     )]
     pub(crate) fail_on: FailOn,
-    /// Leaves these checks out
+    /// Skips these checks
     #[arg(long, value_name = "CHECK", value_delimiter = ',')]
     pub(crate) skip: Vec<String>,
-    /// Runs these checks and no others
+    /// Runs only these checks
     #[arg(
         long,
         value_name = "CHECK",
@@ -243,7 +243,7 @@ pub(crate) struct Doctor {
         conflicts_with = "skip"
     )]
     pub(crate) only: Vec<String>,
-    /// Names the checks, and looks at nothing
+    /// Lists the checks and runs none
     #[arg(long)]
     pub(crate) list_checks: bool,
 }
@@ -252,19 +252,19 @@ pub(crate) struct Doctor {
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Shows it again every so many seconds, until interrupted
+    /// Repeats the list at this interval, until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     pub(crate) watch: Option<f64>,
-    /// Of this process
+    /// Shows only registrations of this process
     #[arg(long, value_name = "PID")]
     pub(crate) pid: Option<u32>,
-    /// Of this GPU, by index or PCI address
+    /// Shows only registrations of this GPU, given by index or PCI address
     #[arg(long, value_name = "GPU")]
     pub(crate) gpu: Option<String>,
-    /// Sums by process in place of each registration
+    /// Shows one sum for each process instead of each registration
     #[arg(long)]
     pub(crate) by_process: bool,
-    /// All memory regions by process, whatever registered them, and who uses GPUDirect RDMA: needs no module
+    /// Shows all memory regions by process, and the processes that use GPUDirect RDMA; needs no module
     #[arg(long, conflicts_with_all = ["gpu", "by_process"])]
     pub(crate) all: bool,
 }
@@ -273,39 +273,39 @@ pub(crate) struct List {
 pub(crate) struct Stats {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Shows it again every so many seconds, with what came since, until interrupted
+    /// Repeats the counters and their growth at this interval, until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     pub(crate) watch: Option<f64>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
-    /// This GPU, by index or PCI address; all without
+    /// GPU by index or PCI address [default: all]
     #[arg(long, value_name = "GPU")]
     pub(crate) gpu: Option<String>,
-    /// This RDMA device; the best of each GPU without
+    /// RDMA device by name [default: the nearest to each GPU]
     #[arg(long, value_name = "HCA")]
     pub(crate) hca: Option<String>,
-    /// Every GPU with every RDMA device
+    /// Tests each GPU with each RDMA device
     #[arg(long, conflicts_with = "hca")]
     pub(crate) all_pairs: bool,
     /// Size of each buffer: bytes, or K, M, G for powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = size)]
     pub(crate) size: u64,
-    /// What needs no RDMA device
+    /// Runs only the steps that need no RDMA device
     #[arg(long)]
     pub(crate) gpu_only: bool,
-    /// Seconds that a step may take before it counts as hanging
+    /// Time limit of a step, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub(crate) timeout: u64,
-    /// The stand-in GPU of the project's test VM, though CUDA be there
+    /// Uses the stand-in GPU of the project's test VM even if CUDA is installed
     #[arg(long, hide = true)]
     pub(crate) stand_in: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyPart {
-    /// What it does, as JSON
+    /// The part to run, as JSON
     pub(crate) role: String,
 }
 
@@ -313,15 +313,15 @@ pub(crate) struct VerifyPart {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Writes this file, for node_exporter's textfile collector, in one piece; standard output without
+    /// Replaces this file atomically, for node_exporter's textfile collector [default: standard output]
     #[arg(long, value_name = "FILE", conflicts_with = "listen")]
     pub(crate) output: Option<PathBuf>,
-    /// Serves /metrics there until interrupted, as in 127.0.0.1:9837; :9837 is on all addresses
+    /// Serves /metrics on this address, such as 127.0.0.1:9837; `:9837` means all addresses
     #[arg(long, value_name = "[ADDRESS]:PORT")]
     pub(crate) listen: Option<Listen>,
     #[command(flatten)]
     pub(crate) expectation: Expectation,
-    /// Leaves out what doctor finds, which is most of the work of a scrape
+    /// Leaves out the findings of doctor, which are most of the work of a scrape
     #[arg(long, conflicts_with_all = ["baseline", "expect"])]
     pub(crate) no_doctor: bool,
 }
@@ -330,10 +330,10 @@ pub(crate) struct Export {
 pub(crate) struct Record {
     #[command(flatten)]
     pub(crate) source: Source,
-    /// Where to; standard output without
+    /// Output file [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Leaves in what tells one machine from another: serial numbers, UUIDs, host names, addresses, command lines
+    /// Keeps serial numbers, UUIDs, host names, addresses and command lines, which identify the machine
     #[arg(long)]
     pub(crate) keep_identity: bool,
 }
@@ -346,7 +346,7 @@ pub(crate) struct Completions {
 
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// The directory, which must be there
+    /// An existing directory
     pub(crate) directory: PathBuf,
 }
 

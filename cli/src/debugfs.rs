@@ -15,11 +15,11 @@ use crate::host::{number, Host, Unseen};
 
 /// The module's directory in debugfs.
 pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
-/// The module's directory if it was built for the proprietary nvidia.ko. It then has no files in
-/// debugfs.
+/// The module's directory if the module was built for the proprietary nvidia.ko. Such a module has
+/// no files in debugfs.
 pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
-/// Supported versions of the line format. Version 2 counts as `not_in_bar` what version 3 counts as
-/// `has_struct_pages`.
+/// Supported versions of the line format. Version 2 counts memory with struct pages as
+/// `not_in_bar`, version 3 counts it as `has_struct_pages`.
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Reason why the module's files cannot be read.
@@ -28,7 +28,7 @@ pub(crate) enum Missing {
     NotLoaded,
     /// /sys cannot be read, so it is unknown whether the module is loaded.
     NoSysfs(Unseen),
-    /// Another module with this name is loaded. Holds its version.
+    /// Another module with this name is loaded, with this version.
     Other(String),
     /// Access to the files in this directory is denied.
     Denied(&'static str),
@@ -37,9 +37,9 @@ pub(crate) enum Missing {
     NotMounted,
     /// debugfs is mounted, but the module's directory is neither there nor in `/proc`.
     NoFiles,
-    /// Unknown format version, or an invalid version line, as the file has it.
+    /// Unknown format version, or an invalid version line, unchanged.
     Format(String),
-    /// The module is older than this file.
+    /// The module is too old to have this file.
     Older {
         module: String,
         file: &'static str,
@@ -154,8 +154,8 @@ impl Module {
     }
 
     fn why_absent(host: &dyn Host) -> Missing {
-        // NVIDIA's module has the driver's version. Ours contains "-rs", unless the builder changed
-        // it.
+        // The version of NVIDIA's nvidia_peermem is the driver's version. The version of peermem-rs
+        // contains "-rs", unless the builder changed it.
         if let Ok(version) = host.text("/sys/module/nvidia_peermem/version") {
             if !version.contains("-rs") {
                 return Missing::Other(version);
@@ -219,8 +219,8 @@ pub(crate) fn is_mounted(host: &dyn Host) -> Result<(), Missing> {
     }
 }
 
-/// Returns the directory of the module's files, or their place in debugfs. Every user can see if
-/// the directory in `/proc` exists.
+/// Returns the directory of the module's files, or their place in debugfs. Every user can see
+/// whether the directory in `/proc` exists.
 pub(crate) fn directory(host: &dyn Host) -> &'static str {
     match host.has(PROC) {
         Ok(true) => PROC,
@@ -422,7 +422,7 @@ pub(crate) struct Registration {
     pub(crate) chunks: Option<u64>,
     /// Number of scatter list entries; 0 until mapped.
     pub(crate) entries: Option<u64>,
-    /// PCI addresses. Empty if the module does not know.
+    /// PCI addresses of the GPUs. Empty if the module does not know the GPUs.
     pub(crate) gpus: Vec<String>,
     /// PCI address of the device that does the DMA.
     pub(crate) hca: Option<String>,
@@ -431,7 +431,7 @@ pub(crate) struct Registration {
     /// Thread that made the registration.
     pub(crate) pid: Option<u32>,
     pub(crate) since: Option<Time>,
-    /// Name of the thread at that time.
+    /// Name of the thread when it made the registration.
     pub(crate) comm: Option<String>,
     pub(crate) other: BTreeMap<String, String>,
 }
@@ -489,7 +489,7 @@ impl Counter {
 /// A line of `refusals` or `non_gpu`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// Number from 0. A gap means overwritten entries.
+    /// Number of the refusal, from 0. A gap between numbers means overwritten entries.
     pub(crate) seq: u64,
     pub(crate) first: Option<Time>,
     pub(crate) last: Option<Time>,
@@ -555,7 +555,7 @@ mod tests {
     }
 
     proptest! {
-        /// Lines that the module's code writes read back as the values that it was given.
+        /// Parsing the lines that the module's code writes returns the original values.
         #[test]
         fn the_modules_refusals_are_read_back(
             reason in reasons(),

@@ -11,11 +11,11 @@ pub(crate) enum Level {
     Ok,
     /// Useful information; nothing is wrong.
     Note,
-    /// Could not be examined; `found` says why.
+    /// The subject could not be examined; `found` says why.
     NotVisible,
-    /// Reduces performance, or may do so.
+    /// The problem reduces performance, or may do so.
     Warning,
-    /// Does not work.
+    /// The subject does not work.
     Fault,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Subject {
 /// Result of one check for one subject.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Finding {
-    /// Stable name of the check, which scripts rely on. Set by `Check::findings`.
+    /// Stable name of the check, which scripts rely on. `Check::findings` sets the name.
     pub(crate) check: &'static str,
     pub(crate) level: Level,
     pub(crate) subject: Subject,
@@ -69,7 +69,7 @@ pub(crate) struct Finding {
     /// Command or setting that fixes the problem. Backticks enclose commands only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
-    /// Set with [`Level::NotVisible`] if root could see the data.
+    /// `true` with [`Level::NotVisible`] if root could see the data.
     #[serde(skip_serializing_if = "is_false")]
     pub(crate) needs_root: bool,
 }
@@ -112,7 +112,7 @@ impl Finding {
         parts.skip(1).step_by(2).collect()
     }
 
-    /// Sets the fix. Leaves out commands with a name that the shell would need quoted.
+    /// Sets the fix. Leaves out commands with a name that a shell command would have to quote.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(without_unfit(fix.into()));
         self
@@ -128,7 +128,7 @@ pub(crate) enum Status {
     Findings,
     /// 2: the command failed. Standard error has the reason.
     Failed,
-    /// Exit status of a monitoring plugin, whose numbers mean something else: 0, 1, 2, 3.
+    /// Exit status of a monitoring plugin, whose numbers 0, 1, 2 and 3 have other meanings.
     Plugin(Plugin),
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn argument(name: &str) -> &str {
     word(name, "_.:-")
 }
 
-/// Returns a file's path as a word of a command, or the same placeholder.
+/// Returns a file's path as a word of a command, or the placeholder of [`argument`].
 pub(crate) fn path_argument(path: &str) -> &str {
     word(path, "_.:-/@")
 }

@@ -35,7 +35,7 @@ struct Body<'a> {
     notes: Vec<String>,
 }
 
-/// Lists the registrations. Returns an error if they cannot be read.
+/// Lists the registrations. Returns an error if the registrations cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
     if args.all {
         return regions::run(host, args, out);

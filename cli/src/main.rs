@@ -2,7 +2,7 @@
 //! `peermemctl` shows, checks and proves the path between GPUs and RDMA devices.
 //!
 //! [`host`] reads a machine. [`machine`] and [`software`] model the parts that matter. Each command
-//! is a module that takes both, and returns text or JSON and a [`finding::Status`].
+//! is a module that uses these models, and returns text or JSON and a [`finding::Status`].
 
 mod args;
 mod debugfs;
@@ -104,11 +104,12 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
         return command(&Live, &cli.command, out);
     };
     let recording = Recording::load(file)?;
-    // Names the recording in the error: the failure is the recorded machine's, not this one's.
+    // Names the recording in the error: the failure is that of the recorded machine, not of this
+    // machine.
     command(&recording, &cli.command, out).with_context(|| format!("{}", file.display()))
 }
 
-/// Runs one command on one host. `main` and the tests of all commands use it.
+/// Runs one command on one host, for `main` and for the tests of all commands.
 pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyhow::Result<Status> {
     match command {
         Command::Topo(args) => topo::run(host, args, out),

@@ -180,7 +180,8 @@ impl Answer {
             NLMSG_NOOP => {}
             NLMSG_OVERRUN => return Err(Refused::Answer("a part of it is lost".to_owned())),
             NLMSG_ERROR | NLMSG_DONE => {
-                // 0 or a negative errno. Old kernels end a list without a number.
+                // The number is 0 or a negative errno. Old kernels send NLMSG_DONE without a
+                // number.
                 let code = match payload.get(..4) {
                     Some(code) => parse_i32(code)?,
                     None if kind == NLMSG_DONE && payload.is_empty() => 0,
@@ -291,7 +292,7 @@ pub(crate) mod tests {
         .concat();
         let whole = || (vec![b"first".to_vec(), b"second!!".to_vec()], true);
         assert_eq!(taken(&[two.clone(), done.clone()]), Ok(whole()));
-        // All in one datagram, and the end marker of an old kernel.
+        // One datagram has the whole answer, with the end marker of an old kernel.
         assert_eq!(taken(&[[two.clone(), done].concat()]), Ok(whole()));
         assert_eq!(
             taken(&[two.clone(), message(NLMSG_DONE, 7, b"")]),

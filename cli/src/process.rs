@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Lookup of a process by the process ID that the module recorded.
 //!
-//! The module records process IDs of the first PID namespace. Another process may have the ID by
-//! now. Data from `/proc` counts only if that process is old enough.
+//! The module records process IDs of the first PID namespace. Another process may have the recorded
+//! ID by now. Data from `/proc` counts only if the process that has the ID now is old enough.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub(crate) enum State {
     Gone,
     /// Another process has this ID now.
     Reused,
-    /// This program runs in its own PID namespace, and sees other IDs than the module.
+    /// This program runs in its own PID namespace, and sees different IDs than the module.
     Elsewhere,
     NotVisible,
 }
@@ -64,12 +64,12 @@ struct Entry {
     process: Process,
     /// Start time by the monotonic clock.
     start: Option<Time>,
-    /// Read on first use. `None` if not readable.
+    /// Mapped ranges, read on first use. `None`: not readable.
     mapped: OnceCell<Option<Mapped>>,
 }
 
-/// Address ranges of a process, in ascending order. Each is extended to whole pages of the GPU.
-/// They may overlap.
+/// Address ranges of a process, in ascending order. The ranges are extended to whole pages of the
+/// GPU, and may overlap.
 struct Mapped(Vec<(u64, u64)>);
 
 impl Mapped {
@@ -103,7 +103,7 @@ impl Mapped {
     }
 }
 
-/// Processes of a host. Each is read once.
+/// Processes of a host, each of which is read once.
 pub(crate) struct Processes<'a> {
     host: &'a dyn Host,
     is_elsewhere: bool,
@@ -145,7 +145,7 @@ impl<'a> Processes<'a> {
         self.is_elsewhere
     }
 
-    /// Returns the process of a thread, or the thread itself if it is not visible.
+    /// Returns the process of a thread, or the thread's ID if the process is not visible.
     pub(crate) fn of_thread(&self, thread: u32) -> u32 {
         let status = self.host.text(&format!("/proc/{thread}/status"));
         let process = status.ok().and_then(|status| {
@@ -160,7 +160,7 @@ impl<'a> Processes<'a> {
         process.unwrap_or(thread)
     }
 
-    /// Returns the process that had this ID at that time.
+    /// Returns the process that had the ID `number` at the time `then`.
     pub(crate) fn of(&mut self, number: u32, then: Option<Time>) -> Process {
         match self.entry(number, then) {
             Ok(entry) => entry.process.clone(),
@@ -271,7 +271,7 @@ fn command(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Parses field 22 of `/proc/PID/stat`. The name before it may contain anything, including
+/// Parses field 22 of `/proc/PID/stat`. The process name, field 2, may contain anything, including
 /// brackets.
 fn start(stat: &str, suspended: u64) -> Option<Time> {
     let (_, fields) = stat.rsplit_once(')')?;
@@ -337,7 +337,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a check of each byte.
+        /// Compares the result with a check of each byte.
         #[test]
         fn what_is_not_mapped_counts(
             lengths in prop::collection::vec((0..4_u64, 1..5_u64), 0..8), start in 0..64_u64, len in 0..64_u64

@@ -77,11 +77,11 @@ pub(crate) struct Registration {
     pub(crate) user: Option<String>,
     pub(crate) since_seconds: Option<f64>,
     pub(crate) age_seconds: Option<f64>,
-    /// Keys of a newer module.
+    /// Keys of a newer module, unknown to this version.
     pub(crate) other: BTreeMap<String, String>,
 }
 
-/// Writes addresses in the usual notation. 64-bit numbers are also unsafe in JSON.
+/// Serializes an address as hexadecimal text, because JSON readers may round 64-bit numbers.
 pub(crate) fn hexadecimal<S: serde::Serializer>(
     number: &Option<u64>,
     serializer: S,
@@ -101,7 +101,7 @@ pub(crate) struct Share {
     /// Sum of the lengths.
     pub(crate) bytes: u64,
     /// Sum of the lengths, but memory that one process registered several times counts once.
-    /// nvidia.ko maps it into BAR1 once.
+    /// nvidia.ko maps such memory into BAR1 once.
     pub(crate) distinct_bytes: u64,
 }
 
@@ -200,8 +200,8 @@ impl Stranded {
         functions it uses: both stay until the machine restarts";
 }
 
-/// Selects registrations that hold memory of their process. Others hold nothing, or no longer
-/// belong to the process.
+/// Selects registrations that hold memory of their process. Other registrations hold nothing, or no
+/// longer belong to the process.
 fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Registration> {
     let holds = |state: &str| matches!(state, "pinned" | "mapped");
     all.iter()
@@ -214,8 +214,8 @@ fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Regi
 pub(crate) struct Freed(BTreeMap<u64, u64>);
 
 impl Freed {
-    /// Computes the freed memory of `all`, which was read before. Memory is freed if its process
-    /// does not map it.
+    /// Computes the freed memory of `all`, which was read before the call. Memory counts as freed
+    /// if its process no longer maps the addresses.
     pub(crate) fn among(
         host: &dyn Host,
         module: &Module,
@@ -234,8 +234,8 @@ impl Freed {
         freed
     }
 
-    /// Keeps registrations that still exist in `now`. Software that first frees and then
-    /// deregisters thus causes no finding.
+    /// Keeps registrations that still exist in `now`. Thus, software that deregisters memory
+    /// shortly after the free causes no finding.
     fn keep_held(&mut self, now: &[debugfs::Registration]) {
         let held: BTreeSet<u64> = holding(now).map(|one| one.id).collect();
         self.0.retain(|id, bytes| *bytes == 0 || held.contains(id));
@@ -282,7 +282,7 @@ impl Listing {
     pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         let module = Module::scan(host)?;
         let read = module.registrations(host)?;
-        // Read after the registrations, so that none is younger.
+        // The clock is read after the registrations, so that no registration is younger.
         let now = now(host);
         let machine = Machine::scan(host);
         let stranded = Stranded::among(host, &read.records);
@@ -352,7 +352,7 @@ impl Listing {
     }
 }
 
-/// Translates the PCI addresses in a registration.
+/// Names of GPUs and RDMA devices for the PCI addresses in a registration.
 struct PciNames<'a>(Option<&'a Machine>);
 
 impl PciNames<'_> {
@@ -537,7 +537,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a bit for each byte.
+        /// Compares the result with a count of one bit for each byte.
         #[test]
         fn what_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)

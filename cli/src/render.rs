@@ -46,7 +46,7 @@ impl Paint {
         }
     }
 
-    /// Returns the paint that a mark begins. `Some(None)` stands for the end mark.
+    /// Returns the paint whose start mark this is. `Some(None)` stands for the end mark.
     pub(crate) fn of_mark(mark: char) -> Option<Option<Self>> {
         if mark == PLAIN {
             return Some(None);
@@ -176,7 +176,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if bytes % size == 0 {
         return format!("{} {name}", bytes / size);
     }
-    // Rounded down, so that the text never exceeds the real amount.
+    // The number is rounded down, so that the text never exceeds the real amount.
     let tenths = (u128::from(bytes) * 10 / u128::from(size)) % 10;
     format!("{}.{tenths} {name}", bytes / size)
 }
@@ -200,7 +200,7 @@ pub(crate) fn counted<N: Copy + Display + PartialEq + From<u8>>(number: N, thing
 
 /// Formats seconds as `5 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
 pub(crate) fn seconds(seconds: f64) -> String {
-    // CAST: Not negative, and whole seconds suffice.
+    // CAST: The number is not negative, and only whole seconds are shown.
     let seconds = seconds as u64;
     let pair = |large: &str, size: u64, small: &str, part: u64| {
         let rest = seconds % size / part;

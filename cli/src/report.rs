@@ -15,14 +15,15 @@ use serde::Serialize;
 use crate::args::{Color, Common};
 use crate::render::{clean, Paint, Table};
 
-/// Default width if standard output is no terminal and `COLUMNS` is unset.
+/// Default width if standard output is not a terminal and `COLUMNS` is unset.
 const COLUMNS: usize = 100;
 
 /// `true` if standard output was closed at program start.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Records whether standard output is open. Must run before Rust's runtime, which opens /dev/null
-/// in place of a closed standard output. Later writes would then be lost without an error.
+/// Records whether standard output is open. This function must run before Rust's runtime, which
+/// opens /dev/null in place of a closed standard output. Later writes to /dev/null would be lost
+/// without an error.
 extern "C" fn look_at_standard_output() {
     let is_open = rustix::io::fcntl_getfd(io::stdout()).is_ok();
     CLOSED.store(!is_open, Ordering::Relaxed);
@@ -124,7 +125,8 @@ impl Out {
         self.json
     }
 
-    /// Returns `true` if each round needs a heading. A terminal is cleared instead.
+    /// Returns `true` if each round needs a heading. A terminal needs no headings, because it is
+    /// cleared.
     pub(crate) fn wants_heading(&self) -> bool {
         self.repeated && !self.terminal
     }
@@ -148,8 +150,8 @@ impl Out {
         }
     }
 
-    /// Prints a wrapped paragraph. The first line begins with `first`, the others with equally many
-    /// spaces.
+    /// Prints a wrapped paragraph. The first line begins with `first`. All other lines begin with
+    /// spaces of the same width.
     pub(crate) fn paragraph(&mut self, first: &str, text: &str) {
         let blanks = " ".repeat(textwrap::core::display_width(first));
         let options = textwrap::Options::new(self.columns)
@@ -194,7 +196,8 @@ impl Out {
         };
         for character in text.chars() {
             match character {
-                // JSON allows these, but terminals act on them. They only occur in strings.
+                // JSON allows these characters, but terminals act on them. JSON has these
+                // characters only inside strings.
                 '\x7f'..='\u{9f}' => {
                     let _ = write!(self.gathered, "\\u{:04x}", u32::from(character));
                 }

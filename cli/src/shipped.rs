@@ -21,7 +21,7 @@ pub(crate) mod registry;
 
 use reason::{Event, Reason, ReasonInfo};
 
-/// Returns the table row of a reason, or `None` if it is of a newer module.
+/// Returns the table row of a reason, or `None` for a reason of a newer module.
 pub(crate) fn row(name: &str) -> Option<&'static ReasonInfo> {
     Reason::ALL
         .iter()

@@ -27,8 +27,8 @@ const LAST: usize = 5;
 pub(crate) struct Counted {
     #[serde(flatten)]
     pub(crate) counter: Counter,
-    /// Change since the last round of `--watch`. Negative if fewer are alive, or if the module was
-    /// reloaded.
+    /// Change since the last round of `--watch`. Negative if fewer registrations are alive, or if
+    /// the module was reloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) more: Option<i128>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +42,7 @@ pub(crate) struct Counted {
 pub(crate) struct Held {
     /// The GPU, or `None` for registrations whose GPU the module does not know.
     pub(crate) gpu: Option<GpuId>,
-    /// Number of registrations. `None` if the module has no list of them, like `bytes` and
+    /// Number of registrations. `None` if the module has no list of registrations, like `bytes` and
     /// `distinct_bytes`.
     pub(crate) registrations: Option<u64>,
     pub(crate) bytes: Option<u64>,
@@ -99,7 +99,7 @@ fn key(counter: &Counter) -> Key {
     )
 }
 
-/// Prints the module's counters. Returns an error if they cannot be read.
+/// Prints the module's counters. Returns an error if the counters cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::Stats, out: &mut Out) -> anyhow::Result<Status> {
     let interval = watch::interval(args.watch)?;
     let mut before: Option<BTreeMap<Key, u64>> = None;
@@ -161,7 +161,7 @@ fn scan(
     notes.dedup();
     let aged = |all: Option<Vec<Refusal>>| -> Option<Vec<Refused>> {
         let mut all: Vec<Refused> = all?.into_iter().map(|one| of(one, now)).collect();
-        // Sorted by the latest occurrence, regardless of the first.
+        // Refusals are sorted by the latest occurrence, regardless of the first occurrence.
         all.sort_by(|one, other| {
             let last = |one: &Refused| one.last_seconds.unwrap_or(0.0);
             last(one).total_cmp(&last(other))

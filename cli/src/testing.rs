@@ -18,7 +18,7 @@ pub(crate) fn golden(name: &str, text: &str) {
     same_as_file(name, &folded(text));
 }
 
-/// Compares with a file below `cli/tests`. `UPDATE_GOLDEN=1` rewrites it.
+/// Compares with a file below `cli/tests`. `UPDATE_GOLDEN=1` rewrites the file.
 pub(crate) fn same_as_file(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Tests of the manifests for Kubernetes, line by line, and of the scripts for schedulers with
-//! `doctor` on a recording. They use no cluster.
+//! `doctor` on a recording. The tests use no cluster.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -95,8 +95,8 @@ fn the_pod_monitor_finds_the_pods() {
     assert!(has(DAEMONSET, &["ports:", "name: metrics"]));
 }
 
-/// `doctor` reads PFC and DSCP by netlink. Without netlink they are not visible, and no warning
-/// appears.
+/// `doctor` reads PFC and DSCP by netlink. Without netlink, PFC and DSCP are not visible, and no
+/// warning appears.
 #[test]
 fn the_units_leave_netlink() {
     for unit in ["peermemctl-export", "peermemctl-export-http"] {
@@ -261,7 +261,7 @@ fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
     let (status, _, said) = blind().run(SCRIPT, &[]);
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("status 2: peermemctl: "), "{said}");
-    // Without a file there is no expectation, but the script still checks.
+    // A missing file means no expectation, but the script still checks.
     let none = [("EXPECT", "/none.json")];
     assert_eq!(slow.run(SCRIPT, &none).0, Some(0));
 }

@@ -108,7 +108,7 @@ fn every_command_has_a_man_page() {
     ] {
         let text = std::fs::read_to_string(directory.join(page)).unwrap();
         assert!(text.contains(".TH peermemctl"), "{page}: {text}");
-        // Commands that read no machine, and the one that moves bytes on this machine, take no
+        // Commands that read no machine, and `verify`, which moves bytes on this machine, take no
         // recording.
         let reads = !["peermemctl.1", "peermemctl-man.1", "peermemctl-verify.1"].contains(&page);
         assert_eq!(text.contains("machine\\fR"), reads, "{page}: {text}");
@@ -186,7 +186,7 @@ impl Drop for Running {
     }
 }
 
-/// Longer than any of these steps takes on a busy machine.
+/// Time limit that is longer than any of these steps takes on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 #[test]
@@ -303,7 +303,7 @@ fn a_plugin_that_cannot_look_is_unknown() {
         assert!(out.contains(why), "{words:?}: {out}");
         assert_eq!(out.lines().count(), 1, "{words:?}: {out}");
     }
-    // Nothing can be printed there.
+    // Nothing can be printed to a closed standard output.
     let output = Command::new("sh")
         .args(["-c", "exec \"$0\" doctor --nagios --machine \"$1\" >&-"])
         .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])

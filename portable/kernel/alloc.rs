@@ -132,7 +132,7 @@ impl<T> KBox<T> {
     ///
     /// `raw` must come from [`KBox::into_raw`], and no code may use it again.
     pub unsafe fn from_raw(raw: *mut T) -> Self {
-        // SAFETY: By the safety requirements, `raw` was the pointer of a box, which is not null.
+        // SAFETY: By the safety requirements, `raw` came from `into_raw`, which never returns null.
         // INVARIANT: The caller gives up the ownership that `into_raw` passed to it.
         KBox(unsafe { NonNull::new_unchecked(raw) })
     }
@@ -179,8 +179,8 @@ impl<T: ?Sized> DerefMut for KBox<T> {
 
 impl<T: ?Sized> Drop for KBox<T> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant, the box owns the value and its memory. No code uses them
-        // after the drop.
+        // SAFETY: By the type invariant, the box owns the value and its memory. No code uses the
+        // box after the drop.
         unsafe {
             ptr::drop_in_place(self.0.as_ptr());
             free(self.0);
@@ -243,7 +243,7 @@ impl<T> KVVec<T> {
         let capacity = needed.max(self.capacity.saturating_mul(2));
         let bytes = capacity
             .checked_mul(size_of::<T>())
-            // Rust allows no longer object.
+            // Rust forbids objects of more than `isize::MAX` bytes.
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or(AllocError)?;
         // SAFETY: `kvmalloc()` accepts any size. The module calls this crate in process context,
@@ -311,7 +311,7 @@ impl<T> DerefMut for KVVec<T> {
 impl<T> Drop for KVVec<T> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant, the vector owns its values and its memory. No code uses
-        // them after the drop.
+        // the vector after the drop.
         unsafe {
             ptr::drop_in_place(&raw mut **self);
             self.free();
@@ -336,7 +336,8 @@ impl<T> IntoIterator for KVVec<T> {
 ///
 /// # Invariants
 ///
-/// `next <= vector.len`. The values of `vector` before `next` were moved out. The others were not.
+/// `next <= vector.len`. The values of `vector` before `next` were moved out. The values from
+/// `next` on were not.
 pub struct IntoIter<T> {
     vector: ManuallyDrop<KVVec<T>>,
     next: usize,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Types and functions of the kernel's C code. They are the same for all kernels: `layout.c`
-//! asserts the sizes and offsets below when the module is built. `shim.c` has the functions named
-//! `shim_*`.
+//! Types and functions of the kernel's C code, the same for all kernels. `layout.c` asserts the
+//! sizes and offsets below when the module is built. `shim.c` has the functions named `shim_*`.
 
 #![allow(
     missing_docs,
@@ -90,7 +89,7 @@ pub struct rb_root {
 
 pub const PCI_ANY_ID: c_int = -1;
 
-/// Declares C functions. In host tests these are Rust functions, which may panic.
+/// Declares C functions. In host tests the functions are Rust functions, which may panic.
 macro_rules! c_functions {
     ($($all:tt)*) => {
         #[cfg(not(test))]

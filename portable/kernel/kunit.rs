@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Items that the KUnit tests (`kunit/`) use and `src/` does not. The module's object contains none
-//! of them.
+//! Items that the KUnit tests (`kunit/`) use and `src/` does not. The module's object contains no
+//! such item.
 //!
 //! C headers: `include/kunit/test.h`, `include/linux/completion.h`. The C side is
 //! `portable/kunit.c`.
@@ -180,8 +180,8 @@ impl<T> KVVec<T> {
             ptr::copy(first.add(1), first, count);
             value
         };
-        // INVARIANT: The first `len` elements are values. There was at least one, and one was moved
-        // out.
+        // INVARIANT: The first `len` elements are values. The vector had at least one element, and
+        // `first` was moved out.
         self.len -= 1;
         Ok(value)
     }
@@ -309,7 +309,7 @@ impl<T> GlobalLock<T> {
     ///
     /// # Safety
     ///
-    /// This must be called once, before every use.
+    /// The caller must call this function once, before every use.
     pub unsafe fn init(&'static self) {
         // SAFETY: By the safety requirements, no other code uses the static yet. A static does not
         // move.

@@ -5,8 +5,8 @@
 //!
 //! The crate has the names that `src/` uses. Each item follows the contract of the kernel's item,
 //! as far as `src/` relies on it. `bindings` declares the C functions behind the items. `shim.c`
-//! wraps those that are inline functions or macros in C. Callers are in process context. A function
-//! that sleeps says so.
+//! wraps the functions that are inline functions or macros in C. Callers are in process context. A
+//! function that sleeps says so.
 //!
 //! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
 
@@ -49,7 +49,7 @@ pub use kunit::{
 pub struct ThisModule(());
 
 impl ThisModule {
-    /// Only `module!` uses this.
+    /// Only `module!` uses this function.
     #[doc(hidden)]
     pub const fn new() -> Self {
         ThisModule(())
@@ -82,9 +82,9 @@ macro_rules! module {
             static THIS: $crate::ThisModule = $crate::ThisModule::new();
             static mut MODULE: ::core::option::Option<$type> = ::core::option::Option::None;
 
-            // On arm64 the function stays in `.text`. The kernel may make calls between two
-            // sections through code that it adds, and that code's branch only lands on functions
-            // with a landing pad.
+            // On arm64 the function stays in `.text`. The kernel may insert a veneer for calls
+            // between two sections. A veneer branches through a register, so its target needs a
+            // landing pad.
             #[no_mangle]
             #[cfg_attr(target_arch = "x86_64", link_section = ".init.text")]
             pub extern "C" fn init_module() -> $crate::ffi::c_int {

@@ -25,8 +25,8 @@ pub(crate) const EMERG: c_int = 0;
 /// module's prefix.
 struct Line {
     text: [u8; Line::LEN],
-    /// Number of bytes of `text` that are written. They form whole characters, and are at most
-    /// `Line::LEN`.
+    /// Number of bytes of `text` that are written. The bytes form whole characters. `used` is at
+    /// most `Line::LEN`.
     used: usize,
     /// `true` if a part of the line did not fit.
     is_cut: bool,
@@ -37,7 +37,8 @@ impl Line {
 }
 
 impl Line {
-    /// Ends a line that is too long. Without a newline, the next message could continue it.
+    /// Ends a line that is too long. Without a newline, the next message could continue the cut
+    /// line.
     fn cut(&mut self) {
         self.is_cut = true;
         // A full line loses its last character. Bytes of the form 10xxxxxx continue a character.
@@ -109,7 +110,7 @@ pub fn call_printk(level: c_int, arguments: fmt::Arguments<'_>) {
 #[doc(hidden)]
 pub struct Argument<'a, T: ?Sized>(pub &'a T);
 
-/// A C string with a `Display`. Bytes that are not UTF-8 become `\x..`.
+/// A C string that implements `Display`. Bytes that are not UTF-8 become `\x..`.
 #[doc(hidden)]
 pub struct Text<'a>(&'a CStr);
 
@@ -126,8 +127,8 @@ impl fmt::Display for Text<'_> {
 }
 
 impl<'a> Argument<'a, &'a CStr> {
-    /// Returns the string in a form that has a `Display`. The compiler prefers this method to that
-    /// of the trait.
+    /// Returns the string as a type that implements `Display`. The compiler prefers this method to
+    /// the trait's method.
     pub fn shown(&self) -> Text<'a> {
         Text(self.0)
     }

@@ -54,7 +54,7 @@ impl<K, V> RBTreeNodeReservation<K, V> {
     }
 }
 
-/// A node that is in no tree. Its drop frees the node and drops its key and value.
+/// A node that is in no tree. The drop frees the node and drops its key and value.
 pub struct RBTreeNode<K, V>(KBox<Node<K, V>>);
 
 /// A map from keys to values, in the order of the keys.
@@ -101,7 +101,7 @@ impl<K: Ord, V> RBTree<K, V> {
         // other users. `new` is alive and in no tree. `place` is the empty link where the key
         // belongs. `parent` is the node that has this link, or null for the root.
         // `rb_insert_color()` therefore finds `new` as `rb_link_node()` leaves a node.
-        // INVARIANT: `new` came from `KBox::into_raw`. It is in its place in the order, and no
+        // INVARIANT: `new` came from `KBox::into_raw`. `new` is in its place in the order, and no
         // other node has its key any more.
         unsafe {
             while !(*place).is_null() {

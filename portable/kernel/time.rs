@@ -21,19 +21,19 @@ pub mod delay {
     use super::Delta;
     use crate::bindings;
 
-    /// The longest delay, in microseconds. `fsleep()` has no defined behaviour for a longer one.
+    /// The longest delay, in microseconds. `fsleep()` has no defined behaviour for a longer delay.
     const MAX_MICROS: u64 = i32::MAX as u64;
 
     /// Sleeps for at least `delta`, with `fsleep()`. Process context, no spinlock held.
     ///
-    /// A negative span, or one of more than `i32::MAX` microseconds (35 minutes), is a defect of
-    /// the caller. The function then sleeps for the longest delay.
+    /// A negative span, or one of more than `i32::MAX` microseconds (35 minutes), is a bug in the
+    /// caller. The function then sleeps for the longest delay.
     pub fn fsleep(delta: Delta) {
         let micros = u64::try_from(delta.0)
             .map_or(MAX_MICROS, |nanos| nanos.div_ceil(1_000))
             .min(MAX_MICROS);
-        // SAFETY: `fsleep()` accepts any number in this range. The module calls this crate in process context, with no
-        // spinlock held.
+        // SAFETY: `fsleep()` accepts any number in this range. The module calls this crate in
+        // process context, with no spinlock held.
         unsafe { bindings::shim_sleep(micros) };
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! The search for the borders of allocations, tested against a model of allocations: all small
-//! cases, and random ones. The tests also check its cost.
+//! cases, and random ones. The tests also check the cost of the search.
 
 use std::sync::{
     atomic::AtomicU32,
@@ -42,8 +42,8 @@ struct Seen {
     tried: u64,
     /// Live pins.
     live: Vec<(u64, u64)>,
-    /// Extents of BAR1, each with the number of pins that share it. No two extents are adjacent
-    /// there.
+    /// Extents of BAR1, each with the number of pins that share it. No two extents are adjacent in
+    /// BAR1.
     extents: Vec<((u64, u64), u64)>,
     /// The call that fails, and its error.
     failing: Option<(u64, Reason)>,
@@ -51,7 +51,7 @@ struct Seen {
 
 impl Seen {
     /// Adds a pin to the extents that `range` touches, and makes an extent of each part that lies
-    /// in none, like nvidia.ko when it allocates BAR1 space at each get. Returns the number of
+    /// in no extent, like nvidia.ko when it allocates BAR1 space at each get. Returns the number of
     /// extents.
     fn map(&mut self, range: (u64, u64)) -> u64 {
         let (mut at, mut count) = (range.0, 0);
@@ -353,7 +353,7 @@ fn all_limits() {
 }
 
 /// The usual layouts of allocators: many allocations of one size. The range begins anywhere in the
-/// first and ends anywhere in the last.
+/// first allocation and ends anywhere in the last one.
 #[test]
 fn neighbours_of_one_size_cost_a_call_each() {
     for (units, count) in [
@@ -398,8 +398,8 @@ fn each_call_may_fail() {
                 assert_eq!(model.cover(from, to, 64, || Ok(())).err(), Some(reason));
                 assert_eq!(lock(&model.seen).calls, call);
             }
-            // One allocation is freed at that moment. The search finds the rest in another way, or
-            // refuses.
+            // Call number `call` fails as if an allocation had been freed. The search then covers
+            // the range with other pins, or returns an error.
             lock(&model.seen).failing = Some((call, Reason::Pin(EINVAL)));
             if let Err(reason) = model.cover(from, to, 64, || Ok(())) {
                 let known = matches!(reason, Reason::Pin(EINVAL) | Reason::Hole { .. });

@@ -47,8 +47,8 @@ fn read<const N: usize>(ring: &Ring<N>) -> Vec<Record> {
     all
 }
 
-/// Returns the keys and values of a line. `text` is the last, and the only one that contains
-/// blanks.
+/// Returns the keys and values of a line. `text` is the last key, and the only one whose value
+/// contains blanks.
 fn keys(line: &str) -> Vec<(String, String)> {
     let (words, text) = line.split_once(" text=\"").expect("a text");
     let text = text.strip_suffix('"').expect("quoted to the end");
@@ -61,7 +61,8 @@ fn keys(line: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// This is the line in docs/observe.md. A change here changes the format that programs read.
+/// The line of this test is the line in docs/observe.md. A change here changes the format that
+/// programs read.
 #[test]
 fn the_line_is_as_documented() {
     let mut ring = Ring::<4>::new();
@@ -201,8 +202,8 @@ fn a_ring_without_places_holds_nothing() {
 }
 
 proptest! {
-    /// A reader gets each record at most once and in order, even if others come between two calls.
-    /// It gets all of the last N records after which none came.
+    /// A reader gets each record at most once and in order, even if other records come between two
+    /// calls. A reader that starts after the last addition gets exactly the last N records.
     #[test]
     fn readers_see_each_record_once(steps in prop::collection::vec(any::<(bool, u8)>(), 0..200)) {
         const N: usize = 5;

@@ -22,7 +22,7 @@ fn span(addr: u64, len: u64) -> Result<Span, Reason> {
 }
 
 /// Returns the entries for the pages of these pins, and checks that reading in batches gives the
-/// same.
+/// same entries.
 fn entries_of_pins(
     pins: &[(&[u64], PageSize)],
     va: u64,
@@ -54,7 +54,8 @@ fn entries_of_pins(
     entries
 }
 
-/// Returns the entries for these pages, and checks that one pin, two pins and ranges give the same.
+/// Returns the entries for these pages, and checks that one pin, two pins and ranges give the same
+/// entries.
 fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
     let entries = entries_of_pins(&[(addrs, page)], va, page, max_segment);
     let (first, second) = addrs.split_at(addrs.len() / 2);
@@ -176,8 +177,9 @@ fn ranges_at_the_end_of_the_address_space() {
     assert_eq!(end.start_in(&all).len, KIB - 1);
 }
 
-/// A range of DMA addresses may begin at any page of the IOMMU. The memory lies in it. If an HCA
-/// has larger pages for congruent addresses, DMA addresses are congruent to virtual ones.
+/// A range of DMA addresses may begin at any page of the IOMMU. The memory lies within that range
+/// of DMA addresses. If an HCA has larger pages for congruent addresses, DMA addresses are
+/// congruent to virtual ones.
 #[test]
 fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
     for len in [
@@ -446,8 +448,8 @@ fn the_end_of_the_address_space_is_no_trouble() {
     let page = PageSize::KIB_64;
     let last = 0u64.wrapping_sub(page.bytes());
     assert_eq!(list(&[last], last, page, 1 << 31).len(), 1);
-    // Addresses are added with wrap-around here, as everywhere: after the last address comes the
-    // first.
+    // Addresses are added with wrap-around here, as everywhere: the first address follows the last
+    // one.
     assert_eq!(list(&[last, 0], 0, page, 1 << 31).len(), 1);
     assert_eq!(list(&[last, 0, last], 0, page, 1 << 31).len(), 2);
     assert_eq!(list(&[0], 0, page, 1 << 31).len(), 1);
@@ -578,7 +580,7 @@ fn check_registration(
 
 /// Tests every range of up to four pages, at every byte of the first page, in memory with and
 /// without a break after each page. Covers every ratio of GPU pages to kernel pages, and every
-/// limit up to more than is useful.
+/// limit up to one that no longer matters.
 #[test]
 fn small_scopes_with_trimming_exhaustively() {
     let mut cases = 0u64;
@@ -634,7 +636,7 @@ proptest! {
             1 => any::<u32>(),
         ],
     ) {
-        // The list has at most some thousand entries.
+        // Limits the length of the list.
         let most = lens.iter().sum::<u64>() * page.bytes() / window(page, max_segment);
         prop_assume!(most < 20_000);
         let mut next = 0x38_0000_0000;

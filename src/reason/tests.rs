@@ -133,8 +133,8 @@ fn words_need_no_quoting() {
     }
 }
 
-/// nvidia.ko has one code for several causes. The mappings of the process make several reasons of
-/// that code, if they show anything. No other code is refined.
+/// nvidia.ko has one code for several causes. The mappings of the process can refine that code into
+/// several reasons. No other code is refined.
 #[test]
 fn only_what_nvidia_ko_does_not_know_is_looked_up() {
     let place = Reason::Pin(EINVAL).refine(|| Some(VmaKind::Host));

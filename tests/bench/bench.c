@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Measures any peer-memory module from outside. For each client that registers,
- * ib_core gets a copy. The functions of the copy read a clock, call the
+ * Measures any peer-memory module from outside. ib_core gets a copy of each
+ * client that registers. The functions of the copy read a clock, call the
  * client's function, and read the clock again. A kprobe replaces the client by
  * its copy. There is no probe in the measured code.
  *
@@ -14,7 +14,7 @@
  *
  *	calls	a line for each function: name, calls, cycles, and the calls
  *		and cycles of each kind of nvidia.ko's calls in it. A write
- *		sets all of it to zero except "empty" (the cost of a function
+ *		sets all values to zero except "empty" (the cost of a function
  *		that does nothing) and "provider" (the cost that a call of
  *		nvidia.ko adds to the caller's part)
  *	memory	see memory.c
@@ -24,8 +24,8 @@
  *		see provider.c
  *	table	see table.c
  *
- * Load it before the module under test, and unload it after that module.
- * Threads that call at the same time share their sums.
+ * Load this module before the module under test, and unload it last. Threads
+ * that call at the same time share their sums.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -78,7 +78,7 @@ struct cost {
 static struct cost costs[NR_FUNCTIONS];
 static struct dentry *root;
 
-/* The thread in a client's function, or one of several. */
+/* The thread that is in a client's function, or one of several such threads. */
 struct task_struct *inside_client;
 
 /* The clock */
@@ -255,11 +255,14 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	struct client *client;
 	unsigned int n;
 
-	/* The module of a known client was reloaded. */
+	/* A known client registers again if its module was reloaded. */
 	for (n = 0; n < nr_clients; n++)
 		if (!strcmp(clients[n].copy.client.name, real->name))
 			break;
-	/* Measures all functions or none: ib_core checks which exist. */
+	/*
+	 * Do not measure a client that lacks an optional function: ib_core
+	 * checks which functions exist, so the copy must not add one.
+	 */
 	if (n >= CLIENTS || !real->release || !real->get_page_size)
 		return 0;
 
@@ -301,7 +304,7 @@ static noinline void nothing(void)
 
 static void (*empty)(void) = nothing;
 
-/* A call of nvidia.ko that does nothing. */
+/* Calls a function of nvidia.ko that does nothing. */
 static noinline void call_provider(void)
 {
 	nvidia_p2p_free_page_table(NULL);

@@ -22,7 +22,10 @@ static inline bool is_client(struct task_struct *task)
 	       !atomic_read(&standin_spent.inside);
 }
 
-/* Like is_client(), for the current thread outside an interrupt. */
+/*
+ * Returns true if the current thread is in a client's function, outside
+ * nvidia.ko and outside an interrupt.
+ */
 static inline bool in_client(void)
 {
 	return in_task() && is_client(current);

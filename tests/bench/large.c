@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Simulates a host with fragmented memory for a client's functions only. While
- * it is on, the page allocator refuses them everything larger than a page. Code
- * with a fallback continues, with a slab of one page, or with vmalloc() behind
- * kvmalloc().
+ * the simulation is on, the page allocator refuses these functions everything
+ * larger than a page. Code with a fallback continues, with a slab of one page,
+ * or with vmalloc() behind kvmalloc().
  *
  * kmalloc() of two pages may find an object in an existing slab, without the
  * page allocator. Such an allocation counts as given, unless its caller has a
  * fallback, as kvmalloc() has.
  *
- * /sys/kernel/debug/bench/page_order: "1" switches on and tests that the right
- * allocations are refused and no others, or fails with EIO; "0" switches off;
- * reads as "on=0|1 refused=N given=N".
+ * /sys/kernel/debug/bench/page_order: Writing "1" switches the simulation on.
+ * The write fails with EIO unless exactly the right allocations are refused.
+ * Writing "0" switches the simulation off. A read returns
+ * "on=0|1 refused=N given=N".
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -47,8 +48,8 @@ static void answer_null(struct pt_regs *regs)
 }
 
 /*
- * Like in_client(), for the code that a probe has interrupted. A probe is a
- * trap, which counts as a non-maskable interrupt.
+ * Does the same as in_client(), for the code that a probe has interrupted. A
+ * probe is a trap, which counts as a non-maskable interrupt.
  */
 static bool probed_in_client(void)
 {
@@ -83,7 +84,10 @@ static struct kprobe pages_probe = {
 	.post_handler	= not_optimised,
 };
 
-/* The first try of kvmalloc() gives up early, earlier on newer kernels. */
+/*
+ * Returns true if the caller has a fallback, as in the first try of kvmalloc(),
+ * which newer kernels make without direct reclaim.
+ */
 static bool can_do_without(gfp_t gfp)
 {
 	return !(gfp & __GFP_DIRECT_RECLAIM) || gfp & __GFP_NORETRY;
@@ -109,7 +113,7 @@ static void stop(void)
 	on = false;
 }
 
-/* Returns true if a client is refused what it must be, and others are not. */
+/* Returns true if the right allocations are refused, and only to clients. */
 static bool proven(void)
 {
 	void *page, *two, *four, *many, *others;

@@ -2,20 +2,21 @@
 /*
  * Kernel memory that a client's functions allocate, without nvidia.ko's.
  *
- * Uses the tracepoints of the allocators. An allocation by a thread that is in
- * a client's function, outside nvidia.ko, belongs to the client until anybody
- * frees it. It counts with the size that the allocator reserved. The pages of
- * the slab allocator and of large kmalloc() calls are compound. Pages that are
- * not compound were allocated as pages.
+ * The module uses the tracepoints of the allocators. An allocation by a thread
+ * that is in a client's function, outside nvidia.ko, belongs to the client
+ * until anybody frees it. Each allocation counts with the size that the
+ * allocator reserved. The pages of the slab allocator and of large kmalloc()
+ * calls are compound. Pages that are not compound were allocated as pages.
  *
  * The slab allocator also allocates arrays of free objects for each processor
- * during a client's call. They do not belong to the client: they come at any
- * time, and stay. The calling function identifies them.
+ * during a client's call. These arrays do not belong to the client, because
+ * they may be allocated at any time, and stay. The calling function identifies
+ * them.
  *
  * /sys/kernel/debug/bench/memory: "1" clears the table and starts, "0" stops,
- * "2" continues with the table, of which nothing may have been freed meanwhile;
- * reads as "held=BYTES peak=BYTES objects=N lost=N". Lost allocations found no
- * room in the table. The numbers are wrong if any were lost.
+ * "2" continues with the table, if no object in it was freed meanwhile; reads
+ * as "held=BYTES peak=BYTES objects=N lost=N". An allocation is lost if the
+ * table has no room for it. The numbers are wrong if any allocation was lost.
  */
 #include <linux/debugfs.h>
 #include <linux/gfp.h>
@@ -31,7 +32,7 @@
 
 #include "bench.h"
 
-/* For 100,000 registrations of little more than ten objects each. */
+/* Room for 100,000 registrations of little more than ten objects each. */
 #define SLOT_BITS	21
 #define SLOTS		BIT(SLOT_BITS)
 
@@ -57,7 +58,7 @@ static struct slot *slot_of(unsigned long key)
 	return NULL;
 }
 
-/* Closes the gap, so that entries behind it are still found. */
+/* Frees a slot and closes the gap, so that the entries behind it are found. */
 static void slot_free(struct slot *slot)
 {
 	unsigned long gap = slot - slots, at = gap, home;
@@ -67,7 +68,7 @@ static void slot_free(struct slot *slot)
 		if (!slots[at].key)
 			break;
 		home = hash_long(slots[at].key, SLOT_BITS);
-		/* Move the entry if the gap is between its home and it. */
+		/* Move the entry if a search for it would meet the gap. */
 		if (((at - home) % SLOTS) >= ((at - gap) % SLOTS)) {
 			slots[gap] = slots[at];
 			gap = at;
@@ -76,7 +77,10 @@ static void slot_free(struct slot *slot)
 	slots[gap] = (struct slot) {};
 }
 
-/* Allocating functions of the slab allocator: sheaves, since Linux 6.18. */
+/*
+ * Parts of the names of the functions that allocate arrays of free objects,
+ * which are called sheaves since Linux 6.18.
+ */
 static const char * const allocators[] = { "sheaf", "__pcs_" };
 
 /* Cache of call sites, under the lock. */
@@ -104,7 +108,7 @@ static bool is_allocators(unsigned long address)
 	return site.is_allocators;
 }
 
-/* @site: return address of the call, or 0 if unknown */
+/* Records an allocation. @site: return address of the call, or 0 if unknown */
 static void taken(unsigned long key, size_t bytes, unsigned long site)
 {
 	unsigned long flags;
@@ -272,7 +276,7 @@ static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
 	return simple_read_from_buffer(buf, len, pos, text, n);
 }
 
-/* For one process at a time, like the whole file. */
+/* This function is for one process at a time, like the whole file. */
 static ssize_t memory_write(struct file *file, const char __user *buf,
 			    size_t len, loff_t *pos)
 {

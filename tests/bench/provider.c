@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The rate that nvidia.ko's own lock allows: its calls for the life of one
- * registration, without a client, ib_core or an RDMA device.
+ * The rate that nvidia.ko's own lock allows: nvidia.ko's calls for the life of
+ * one registration, without a client, ib_core or an RDMA device.
  *
  * /sys/kernel/debug/bench/persistent, revocable: a write of an address in the
  * writer's GPU memory pins and unpins 64 KiB there. In persistent mode, it also
  * maps the memory for the first NIC and unmaps it. A revocable pin needs no
- * mapping, because its page table has all addresses.
+ * mapping, because the page table has all addresses.
  */
 #include <linux/debugfs.h>
 #include <linux/module.h>
@@ -35,7 +35,7 @@ static int persistent_life(void *unused, u64 address)
 	return ret ?: err;
 }
 
-/* The writer keeps the memory until its write ends. */
+/* Warns of a callback: the writer keeps the memory until its write ends. */
 static void revoked(void *data)
 {
 	WARN_ON(1);

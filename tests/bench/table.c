@@ -5,7 +5,7 @@
  * /sys/kernel/debug/bench/table: "1" records each table that is mapped from now
  * on, "0" stops and clears; reads the last table as 64-bit numbers: address and
  * length of the registration, number of entries, and DMA address and length of
- * each entry. Empty if no table was mapped.
+ * each entry. The file is empty if no table was mapped.
  */
 #include <linux/debugfs.h>
 #include <linux/mm.h>

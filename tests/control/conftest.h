@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * What NVIDIA's configure step would have found out about the test VM's kernel, as
- * far as nvidia-peermem.c asks: ib_core has the peer-memory interface.
+ * Result of NVIDIA's configure step that nvidia-peermem.c needs for the test
+ * VM's kernel: ib_core has the peer-memory interface.
  */
 #ifndef _TEST_CONFTEST_H
 #define _TEST_CONFTEST_H

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Makes registrations with our module, or with NVIDIA's, in a user process.
- * callgrind counts the instructions. tests/runner/src/cost.rs builds this
- * program and reads its output.
+ * Makes registrations with our module, or with NVIDIA's nvidia-peermem, in a
+ * user process. callgrind counts the instructions. tests/runner/src/cost.rs
+ * builds this program and reads its output.
  *
  * The arguments are the module, ours or nvidia, and the mode, persistent or
  * revocable. callgrind writes a dump for each callback of each registration,
@@ -13,8 +13,8 @@
  *	calls <shape> <service> <times>	in a registration
  *	holds <shape> <what> <number>	while it is registered
  *
- * Each counted registration follows one of the same kind that is not counted,
- * because the module remembers the GPU that it found.
+ * An uncounted registration of the same kind precedes each counted one. The
+ * first registration finds the GPU, and the module remembers it.
  */
 
 #include <malloc.h>
@@ -154,8 +154,8 @@ static void registrations(int persistent)
 
 /*
  * memcpy() runs other code if the low bits of addresses differ, and the stack's
- * address depends on the environment. main() has one of these, which aligns its
- * frame.
+ * address depends on the environment. main() has a variable of this type, which
+ * aligns its frame.
  */
 struct aligned {
 	_Alignas(4096) char first;

@@ -4,9 +4,10 @@
  * process: the functions that the callbacks of a registration call, and the
  * structures that they read.
  *
- * kbuild compiles this with the kernel's headers and flags, so structures and
- * prototypes are the kernel's. A call of a function that is neither here nor in
- * the kernel's objects linked by the test runner ends the process: see main.c.
+ * kbuild compiles this file with the kernel's headers and flags, so structures
+ * and prototypes are the kernel's. A call of a function that is neither here
+ * nor in the kernel's objects linked by the test runner ends the process: see
+ * main.c.
  *
  * Everything succeeds, nothing ever waits, and there is one thread.
  */
@@ -384,7 +385,10 @@ void pci_dev_put(struct pci_dev *dev)
 		held[DEVICES]--;
 }
 
-/* The HCA, then the GPU. Puts the reference to @from, like the kernel. */
+/*
+ * Returns the HCA first, then the GPU. Puts the reference to @from, as the
+ * kernel does.
+ */
 struct pci_dev *pci_get_device(unsigned int vendor, unsigned int device,
 			       struct pci_dev *from)
 {
@@ -397,7 +401,7 @@ struct pci_dev *pci_get_device(unsigned int vendor, unsigned int device,
 	return from ? &gpu : &hca;
 }
 
-/* No IOMMU translates. */
+/* Returns NULL, because no IOMMU translates DMA addresses. */
 struct iommu_domain *iommu_get_domain_for_dev(struct device *dev)
 {
 	COUNT("iommu_get_domain_for_dev");
@@ -423,8 +427,9 @@ void dma_unmap_phys(struct device *dev, dma_addr_t addr, size_t len,
 
 static const struct cost_shape *shape;
 /*
- * The pin of the registration, the pin of one page for the question if the HCA
- * reaches the GPU, and a mapping. Their contents are nvidia.ko's own.
+ * The pin of the registration, the pin of one page with which the module asks
+ * if the HCA reaches the GPU, and a mapping. Only nvidia.ko uses their
+ * contents.
  */
 static struct pin {
 	struct nvidia_p2p_page_table table;
@@ -543,7 +548,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	return 0;
 }
 
-/* Both do nothing in nv-p2p.c either: see revoke(). */
+/* This function and the next one do nothing, as in nv-p2p.c: see revoke(). */
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *undone)
 {
 	COUNT("nvidia_p2p_free_dma_mapping");
@@ -565,7 +570,10 @@ int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *put)
 static const struct peer_memory_client *client;
 static bool wants_persistent, is_revoking;
 
-/* ib_core's part of a revocation. Called once, for the revoked region. */
+/*
+ * Plays ib_core's part in a revocation. The module calls this function once,
+ * for the revoked region.
+ */
 static int invalidate(void *handle, u64 ticket)
 {
 	COUNT("ib_invalidate_peer_memory");
@@ -575,7 +583,7 @@ static int invalidate(void *handle, u64 ticket)
 	return 0;
 }
 
-/* A client with the callback is revocable. */
+/* Registers a client. A client with the callback is revocable. */
 void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
 				     invalidate_peer_memory *callback)
 {
@@ -586,13 +594,16 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
 	return (void *)peer;
 }
 
-/* Only called by a module that fails to load. */
+/* Ends the process, because only a module that fails to load calls this. */
 void ib_unregister_peer_memory_client(void *handle)
 {
 	host_fail("a client is taken back", (long)handle);
 }
 
-/* A counted registration logs nothing, because the call would be counted. */
+/*
+ * Does nothing. A counted registration does not log, because the call would be
+ * counted.
+ */
 int _printk(const char *fmt, ...)
 {
 	return 0;
@@ -631,12 +642,15 @@ static const struct kernel_param *parameter(const char *name)
 
 int init_module(void);
 
-/* NVIDIA's module makes an entry for each page. */
+/*
+ * True if an entry covers several pages. NVIDIA's nvidia-peermem makes an entry
+ * for each page.
+ */
 static bool joins_pages;
 
 /*
- * Loads the module. NVIDIA's module registers both clients. Ours registers the
- * persistent one alone, or both.
+ * Loads a module. NVIDIA's nvidia-peermem registers both clients. Our module
+ * registers the persistent client alone, or both.
  */
 void cost_load(int is_ours, int persistent)
 {
@@ -646,7 +660,7 @@ void cost_load(int is_ours, int persistent)
 	joins_pages = is_ours;
 	if (is_ours) {
 		*(int *)parameter("persistent_api_support")->arg = persistent;
-		/* Accesses sysfs, which no registration does. */
+		/* memory_peers accesses sysfs, which no registration does. */
 		*(bool *)parameter("memory_peers")->arg = false;
 	}
 	ret = init_module();
@@ -751,8 +765,8 @@ static void release_callback(void)
 
 /*
  * Frees the memory: nvidia.ko calls the callback of the pin, and frees the page
- * table and its mapping. A client that unmaps itself
- * (PEER_MEM_INVALIDATE_UNMAPS) is only asked to release afterwards.
+ * table and its mapping. Afterwards, a client that unmaps the memory itself
+ * (PEER_MEM_INVALIDATE_UNMAPS) is only asked to release the memory.
  */
 static void revoke(void)
 {

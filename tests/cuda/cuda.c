@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A stand-in for libcuda.so.1: the memory functions of CUDA's driver API on the
- * stand-in GPU (tests/gpu), for unmodified consumers. It runs no kernels. A
- * missing function fails at link time or when it is looked up.
+ * stand-in GPU (tests/gpu), for unmodified consumers. The stand-in runs no
+ * kernels. A missing function fails at link time or when it is looked up.
  *
  * Memory (memory.c) is a mapping of /dev/nvidia<N> in the GPU's BAR. The CPU
  * copies it, so each copy is complete when its call returns.

@@ -23,7 +23,7 @@ cudaError_t cudaSetDevice(int device)
 	return error ? error : cuCtxSetCurrent(context);
 }
 
-/* A thread without a device uses the first one. */
+/* Makes a thread without a device use the first one. */
 static cudaError_t choose(void)
 {
 	CUcontext context;

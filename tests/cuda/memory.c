@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Memory: each allocation is a mapping of /dev/nvidia<N>, which is in the GPU's
- * BAR and which the CPU can copy.
+ * GPU memory. Each allocation is a mapping of /dev/nvidia<N> in the GPU's BAR,
+ * which the CPU can copy.
  *
  * The stand-in GPU has no memory without an address. The result of
  * cuMemCreate() therefore gets its memory when cuMemMap() maps it, once.
@@ -21,9 +21,9 @@
 
 /*
  * UCX intercepts allocations by a jump that it writes over the beginning of a
- * function. It keeps the overwritten instructions, and understands only the
- * usual first instructions of functions with little optimisation. The beginning
- * is therefore not left to the compiler. It has room for a jump to any address.
+ * function. UCX keeps the overwritten instructions, and understands only the
+ * usual first instructions of functions with little optimisation. This macro
+ * therefore writes the beginning, with room for a jump to any address.
  */
 #define STRING(text)	#text
 #define BEGINNING(name, body)			\
@@ -76,8 +76,8 @@ struct reservation {
 };
 
 /*
- * Nothing is mapped or unmapped under the lock: UCX intercepts that too, and
- * may be asking about an address with its own lock held.
+ * No thread maps or unmaps memory with this lock held. UCX also intercepts such
+ * calls, and may ask about an address with its own lock held.
  */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *allocations;
@@ -248,7 +248,7 @@ static BODY CUresult release_host(void *address)
 	return CUDA_SUCCESS;
 }
 
-/* The CPU can copy host memory without preparation. */
+/* Does nothing, because the CPU can copy host memory without preparation. */
 CUresult cuMemHostRegister(void *address, size_t size, unsigned int flags)
 {
 	(void)flags;
@@ -274,7 +274,10 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 	return CUDA_SUCCESS;
 }
 
-/* The stand-in GPU exports nothing, so consumers must register the address. */
+/*
+ * Always fails. The stand-in GPU exports nothing, so consumers must register
+ * the address.
+ */
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
 				       unsigned long long flags)
@@ -468,7 +471,10 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size,
 	return CUDA_SUCCESS;
 }
 
-/* Frees a whole reservation, once nothing is mapped there. */
+/*
+ * Frees a whole reservation. Fails while the range has memory, even unmapped
+ * memory with a handle.
+ */
 CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 {
 	struct reservation **link, *old;
@@ -564,7 +570,10 @@ static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
 	return CUDA_SUCCESS;
 }
 
-/* The CPU acts for the GPU with the memory. The flags are mprotect()'s. */
+/*
+ * Sets the CPU's access to the memory, because the CPU acts for the GPU. The
+ * flags are mprotect()'s.
+ */
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc access[],
 			size_t count)
 {
@@ -654,7 +663,7 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size)
 	return cuMemcpy(to, (uintptr_t)from, size);
 }
 
-/* Pointers into allocations. All others are unknown to CUDA. */
+/* Pointers into allocations. All other pointers are unknown to CUDA. */
 
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address)
@@ -697,7 +706,7 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 	return CUDA_SUCCESS;
 }
 
-/* Attributes of an unknown address are zero, without an error. */
+/* Returns zero for the attributes of an unknown address, without an error. */
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute attributes[],
 				void **values, CUdeviceptr address)
 {
@@ -726,7 +735,7 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute attribut
 
 /*
  * Copies are complete when their calls return, so the attribute has no effect.
- * It cannot be set for parts.
+ * The attribute cannot be set for parts.
  */
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A stand-in for libnvidia-ml.so.1, for consumers that are linked to it. It
- * reports that there is no driver, so they use CUDA only.
+ * A stand-in for libnvidia-ml.so.1, for consumers that are linked to it. The
+ * stand-in reports that there is no driver, so these consumers use CUDA only.
  */
 
 /* From NVML's public documentation. */

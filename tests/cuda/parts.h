@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * Memory of several adjacent allocations, as in PyTorch's expandable segments:
- * first the addresses, then one part after the other. All parts have the same
- * size. The addresses include room for one more part, which stays empty, so
- * that no other memory is adjacent.
+ * Memory of several adjacent allocations, as in PyTorch's expandable segments.
+ * The addresses are reserved first, then the parts are mapped one after the
+ * other. All parts have the same size. The addresses include room for one more
+ * part, which stays empty, so that no other memory is adjacent.
  */
 #ifndef _TESTS_CUDA_PARTS_H_
 #define _TESTS_CUDA_PARTS_H_

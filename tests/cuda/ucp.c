@@ -66,7 +66,7 @@ static void release(void *memory)
 		check("cuMemFree", cuMemFree((uintptr_t)memory));
 }
 
-/* Does the same as PyTorch, which has a handle of each part. */
+/* Unmaps the second part and releases its handle, as PyTorch does. */
 static void remove_second(void *memory)
 {
 	CUdeviceptr second = (uintptr_t)memory + part;

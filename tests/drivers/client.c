@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A peer-memory client of another driver, with the name CLIENT. It takes ranges
- * between @start and @end, and maps the memory at @phys, in a PCI BAR, for
- * each. It takes no address if it has no parameters, and then imitates
- * nv_peer_mem, the predecessor of NVIDIA's module with a client of the same
- * name.
+ * A peer-memory client of another driver, with the name CLIENT. The client
+ * takes ranges between @start and @end, and maps the memory at @phys, in a PCI
+ * BAR, for each range. Without parameters, the client takes no address, and
+ * imitates nv_peer_mem, the predecessor of NVIDIA's nvidia-peermem with a
+ * client of the same name.
  */
 
 #include <linux/dma-mapping.h>

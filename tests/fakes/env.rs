@@ -37,7 +37,7 @@ pub(crate) type User = usize;
 /// PCI address of the HCA.
 pub(crate) const HCA: PciAddress = PciAddress(0x0300 | 5 << 3 | 1);
 
-/// Difference between DMA addresses and physical addresses where this module maps.
+/// Difference between DMA addresses and physical addresses in mappings that this module makes.
 pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 
 fn share<T>(value: T) -> Result<Shared<T>, Reason> {
@@ -78,10 +78,10 @@ impl<T: Copy> SetOnce<T> {
     }
 }
 
-/// Stand-in for a registration's statistics in ib_core. Empty.
+/// Empty stand-in for a registration's statistics in ib_core.
 pub(crate) struct MrStats;
 
-/// ib_core's reference to a registration. Its drop calls `release`.
+/// ib_core's reference to a registration. Dropping the reference calls `release`.
 pub(crate) struct Held<M: Mr>(Option<Shared<M>>);
 
 impl<M: Mr> Held<M> {
@@ -186,7 +186,7 @@ impl Thread {
     }
 }
 
-/// The lock of a persistent registration. No callback takes it.
+/// The lock of a persistent registration, which no callback takes.
 pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
@@ -677,7 +677,7 @@ impl Drop for RevocablePin {
     }
 }
 
-/// A DMA mapping. The HCA uses its memory until the HCA is stopped.
+/// A DMA mapping. The HCA uses the mapped memory until the HCA is stopped.
 pub(crate) struct BarMapping {
     memory: usize,
     umem: Option<usize>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! ib_core and an RDMA driver. It follows the test VM's `peer_mem.c` function by function, wherever
-//! a client can tell the difference. It has one client, which can revoke.
+//! A model of ib_core and an RDMA driver. The model follows the test VM's `peer_mem.c` function by
+//! function, wherever a client can tell the difference. There is one client, which can revoke.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ struct Mapped {
 pub(crate) struct Umem {
     number: usize,
     kref: AtomicUsize,
-    /// The memory of the structure itself. It is freed when `kref` reaches 0.
+    /// The memory of the structure itself, which is freed when `kref` reaches 0.
     record: usize,
     /// `true` while `client` is set.
     client: AtomicBool,
@@ -190,9 +190,9 @@ impl Core {
         umem.put();
     }
 
-    /// Deregisters as OFED 4.9 does, where the first thread takes all of the registration. A
-    /// deregistration that comes second waits. An invalidation that comes second returns at once,
-    /// which is no fault of the client. Here the HCA has stopped by then.
+    /// Deregisters as OFED 4.9 does, where the first thread takes all of the registration. If the
+    /// second thread deregisters, it waits. If the second thread invalidates, it returns at once,
+    /// which is no fault of the client. In this model the HCA has stopped by then.
     fn deregister_49(&self, umem: &Umem) {
         umem.stop_hca();
         let mut taken = umem.taken.lock().expect("no poison");
@@ -245,8 +245,8 @@ impl Core {
         }
     }
 
-    /// Makes a callback use the tickets that `release` has cleared, if the model is broken that
-    /// way.
+    /// Makes a callback use the tickets that `release` has cleared. Only `Break::StaleTicket` keeps
+    /// such tickets.
     pub(crate) fn stale_tickets(&self) {
         let stale = std::mem::take(&mut *self.stale.borrow_mut());
         for (ticket, meant) in stale {

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Stand-ins for the module's surroundings, for `tests/host` and `tests/loom`. Each of these
-//! packages has a `sync` module with its own locks.
+//! Stand-ins for the module's surroundings, for the packages `tests/host` and `tests/loom`. Each
+//! package has a `sync` module with its own locks.
 //!
 //! - `env`: the kernel services that the logic uses. `src/env.rs` has the kernel's versions and
 //!   documents each name.
-//! - `provider`: nvidia.ko, modelled after `tests/gpu/p2p.c`. It has the API lock, makes the
+//! - `provider`: nvidia.ko, modelled after `tests/gpu/p2p.c`. The model has the API lock, makes the
 //!   callback with that lock held, and frees the table after the callback. A put finds a pin by
 //!   process and by the value of a pointer, which is reused at once. Tests select the calls that
 //!   fail.
 //! - `ib_core`: ib_core, modelled after `tests/kernel/overlay/drivers/infiniband/core/peer_mem.c`.
-//!   It has `mapping_lock`, tickets that are reused, the writes to the scatter list before
-//!   `dma_unmap`, and the pointer that is cleared after `release`. It has both ways to invalidate,
-//!   and a third one after OFED 4.9, which releases inside the callback.
-//! - `world`: the shared state, and the properties that must hold. Everything that is allocated is
-//!   a `Memory`, which panics if it is used after its end, or if two uses are not ordered.
+//!   The model has `mapping_lock`, tickets that are reused, the writes to the scatter list before
+//!   `dma_unmap`, and the pointer that is cleared after `release`. There are three ways to
+//!   invalidate: the client unmaps, ib_core unmaps, or, as in OFED 4.9, ib_core unmaps and releases
+//!   inside the callback.
+//! - `world`: the shared state, and the properties that must hold. Every allocated object is a
+//!   `Memory`, which panics if it is used after its end, or if two uses are not ordered.
 
 #![allow(dead_code, reason = "each of the two packages uses a part")]
 #![allow(

@@ -13,8 +13,8 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
 use crate::sync::{thread, Cell, Mutex, MutexGuard, RefCell, SCRIPTED};
 
-/// Length of an allocation in the models, in bytes. Each address that a model registers has its
-/// own.
+/// Length of an allocation in the models, in bytes. Each address that a model registers lies in its
+/// own allocation.
 pub(crate) const ALLOCATION: u64 = 1 << 20;
 
 /// Physical address of the start of the BAR.
@@ -100,8 +100,8 @@ pub(crate) struct Provider {
     pins: RefCell<Vec<Pinned>>,
     /// Start of the memory.
     start: u64,
-    /// The allocations that can be pinned. If empty, one allocation covers all addresses, and
-    /// exists anew as soon as it is freed. Each allocation has its own memory.
+    /// The allocations that can be pinned. If the list is empty, one allocation covers all
+    /// addresses, and exists anew as soon as it is freed. Each allocation has its own memory.
     pub(crate) layout: RefCell<Vec<Allocation>>,
     /// The memory of each allocation that was ever accessed, until it is freed.
     gpu: RefCell<BTreeMap<u64, usize>>,
@@ -109,13 +109,13 @@ pub(crate) struct Provider {
     tables: RefCell<Vec<Record>>,
     /// Pointers of the live tables.
     pointers: RefCell<Vec<usize>>,
-    /// `true` if no process is found any more.
+    /// `true` if nvidia.ko finds no process any more.
     pub(crate) unlisted: Cell<bool>,
     /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,
     /// Error code of all pins. `None` if pins succeed.
     pub(crate) refuses: Cell<Option<i32>>,
-    /// `true` if pins succeed, but return no table to put them by.
+    /// `true` if pins succeed without a table, which a put would need.
     pub(crate) no_table: Cell<bool>,
     /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
@@ -169,7 +169,7 @@ impl Provider {
         Some((number, *found))
     }
 
-    /// Answers a call to pin. Returns the number of the call, and the pinned contents. The caller
+    /// Handles a call to pin. Returns the number of the call, and the pinned contents. The caller
     /// holds the API lock.
     fn answer(&self, world: &World, span: &Span) -> Result<(u64, Content), Reason> {
         world.record("pin");
@@ -282,8 +282,8 @@ impl Provider {
             self.in_text.fetch_add(1, Ordering::SeqCst);
             (pin.freed)(pin.number);
             world.ib_core.stale_tickets();
-            // This is the module's last instruction, after it has dropped its reference to the
-            // module.
+            // Here the callback executes its last instruction, after it has dropped its reference
+            // to the module.
             self.in_text.fetch_sub(1, Ordering::SeqCst);
             world.record("callback returns");
             self.tables.borrow_mut()[pin.table.serial].returned = Some(world.tick());

@@ -19,7 +19,7 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
 use crate::sync::{thread, Cell, Mutex, RefCell, RwLock, UnsafeCell, SCRIPTED};
 
-/// Upper bound on the bytes that one user may pin in a model. It allows all that the model pins at
+/// Upper bound on the bytes that one user may pin in a model, enough for all pins of the model at
 /// once.
 const LIMIT: u64 = 8 * LEN;
 
@@ -243,7 +243,7 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// Number of nvidia.ko's calls to map up to the one that fails. Only that one fails.
+    /// Number of nvidia.ko's calls to map until the only one that fails, inclusive.
     pub(crate) fail_map: Cell<Option<u64>>,
     /// nvidia.ko's error code for a call to map that fails. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
@@ -263,9 +263,9 @@ pub(crate) struct World {
     pub(crate) bar_end: Cell<Option<u64>>,
     /// Runs before a persistent pin is put.
     pub(crate) on_unpin: Cell<Option<Hook>>,
-    /// Runs while ib_core revokes.
+    /// Runs while ib_core revokes a registration.
     pub(crate) on_revoke: Cell<Option<Hook>>,
-    /// Runs while the module maps.
+    /// Runs while the module maps memory.
     pub(crate) on_map: Cell<Option<Hook>>,
     /// Runs between two batches of a page table.
     pub(crate) on_batch: Cell<Option<Hook>>,
@@ -286,7 +286,7 @@ thread_local! {
     static WORLD: StdRefCell<Option<Arc<World>>> = const { StdRefCell::new(None) };
 }
 
-/// Returns the world of this thread. Each test has its own.
+/// Returns the world of this thread. Each test has its own world.
 pub(crate) fn world() -> Arc<World> {
     WORLD
         .with_borrow(Clone::clone)
@@ -340,7 +340,7 @@ impl World {
         Self::of_a_test(start, world().registry.clone())
     }
 
-    /// Makes this world that of the calling thread.
+    /// Makes this world the world of the calling thread.
     pub(crate) fn add(self: &Arc<Self>) {
         WORLD.set(Some(self.clone()));
     }
@@ -389,7 +389,8 @@ impl World {
         self.clock.get()
     }
 
-    /// Allocates. The returned number identifies the memory where a value must be `Send`.
+    /// Allocates an object. Returns a number that identifies the memory, for values that must be
+    /// `Send`.
     pub(crate) fn alloc(&self, what: &'static str) -> usize {
         let mut memory = self.memory.borrow_mut();
         memory.push(Arc::new(Memory {

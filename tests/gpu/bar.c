@@ -8,7 +8,7 @@
  * chooses the place when it pins. NVIDIA's upper half, if used, also moves
  * memory at that time (nvidia/bar1.c). Pinned pages are counted as on a real
  * GPU. Memory is never cleared: new memory may still hold its last owner's
- * data, like on a GPU.
+ * data, as on a GPU.
  */
 #include <linux/bitmap.h>
 #include <linux/mm.h>
@@ -94,7 +94,9 @@ static const struct kernel_param_ops layout_seed_ops = {
 module_param_cb(layout_seed, &layout_seed_ops, &layout_seed, 0644);
 MODULE_PARM_DESC(layout_seed, "starts the sequence that the random layout draws from");
 
-/* An unseeded generator would return zeros forever. */
+/*
+ * Seeds the generator of layouts, which would otherwise return zeros forever.
+ */
 void bar_init(void)
 {
 	prandom_seed_state(&random_state, layout_seed);
@@ -141,7 +143,8 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
  * @page: index of the page in the table
  * @persistent: the mode
  *
- * Return: the address. If table_phys is set, revocable tables get a false one.
+ * Return: the address. If table_phys is set, revocable tables get a false
+ * address.
  */
 phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 			     bool persistent)
@@ -153,7 +156,9 @@ phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 	return vidmem_phys(mem, first + page);
 }
 
-/* Bitmap of the used pages of the BAR or the coherent memory, and its size. */
+/*
+ * Return the bitmap of used pages of the BAR or coherent memory, and its size.
+ */
 static unsigned long *used_in(const struct vidmem *mem)
 {
 	return mem->coherent ? coherent_memory.used : mem->gpu->used;
@@ -198,12 +203,12 @@ static int take_pages(struct vidmem *mem)
 }
 
 /*
- * The layouts. Each permutes an ascending list of pages, in pieces of @piece
- * pages.
+ * The layouts. Each layout permutes an ascending list of pages, in pieces of
+ * @piece pages.
  */
 
 /*
- * Takes every second piece from the second on, then every second one from the
+ * Takes every second piece from the second on, then every second piece from the
  * first on. No piece is followed by its neighbour.
  */
 static void interleave(u32 *to, const u32 *from, u32 pages, u32 piece)
@@ -385,7 +390,8 @@ void vidmem_put(struct vidmem *mem)
  * @gpu: the GPU
  * @pages: number of additional pages
  *
- * Return: true if the BAR has room for them, without the reserve.
+ * Return: true if @pages more pages fit into the BAR beside its reserve
+ * (bar1_reserve_mib).
  */
 bool bar_has_room(const struct gpu *gpu, u64 pages)
 {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The memory of coherent GPUs, as on Grace. It is not behind a BAR, CPUs cache
- * it, and each of its pages has a struct page. Processes map it like the BAR,
- * by page frame numbers, and get_user_pages() refuses it. This imitates a
- * driver that keeps the memory to itself and does not give it to the kernel as
- * a NUMA node.
+ * The memory of coherent GPUs, as on Grace. The memory is not behind a BAR,
+ * CPUs cache it, and each of its pages has a struct page. Processes map it like
+ * the BAR, by page frame numbers, and get_user_pages() refuses it. The stand-in
+ * imitates a driver that keeps the memory to itself and does not give it to the
+ * kernel as a NUMA node.
  *
  * The memory is RAM that is reserved on the kernel's command line, by memmap=,
  * or on arm64 by mem=, which leaves out the end. rxe maps a peer's memory
  * write-combined, and a page must not have CPU mappings of two types. All
- * mappings are therefore write-combined, which looks like cached in a VM. On
- * arm64, the kernel's own mapping stays cached, which an emulator does not
- * show.
+ * mappings are therefore write-combined, which makes no difference to a test in
+ * a VM. On arm64, the kernel's own mapping stays cached, and an emulator does
+ * not show the conflict.
  */
 #include <linux/bitmap.h>
 #include <linux/dma-mapping.h>
@@ -51,14 +51,14 @@ bool coherent_is_wanted(void)
 }
 
 /**
- * coherent_map - map pages for a device in the way of the kernel's own memory
+ * coherent_map - map pages for a device, like the kernel's own memory
  * @peer: the device
  * @sgt: (out) table for coherent_unmap()
  * @addresses: (in) address of each 64 KiB page, (out) its DMA address
  * @pages: number of pages
  *
  * An IOMMU may map each of the kernel's smaller pages to any address. The
- * interface cannot describe a 64 KiB page that is fragmented that way.
+ * interface cannot describe a 64 KiB page with several such addresses.
  *
  * Return: 0, -ENOMEM or -EIO.
  */
@@ -122,7 +122,7 @@ void coherent_unmap(struct device *peer, struct sg_table *sgt)
 /**
  * coherent_init - take over the memory that the parameters name
  *
- * Return: 0, or an error. -EINVAL if the RAM is not reserved.
+ * Return: 0, -EINVAL if the RAM is not reserved, or another error.
  */
 int __init coherent_init(void)
 {

@@ -84,7 +84,10 @@ DEFINE_SHOW_STORE_ATTRIBUTE(counters);
 struct standin_spent standin_spent;
 EXPORT_SYMBOL_GPL(standin_spent);
 
-/* The clock is read last here and first below, to measure only the call. */
+/*
+ * spent_begin() reads the clock last, and spent_end() reads it first, to
+ * measure only the call.
+ */
 struct spent spent_begin(enum spent_on on)
 {
 	struct spent spent = { .on = on };
@@ -121,7 +124,8 @@ static DEFINE_SPINLOCK(events_lock);
 
 /**
  * event - append to the log
- * @op: name of the event. The string outlives the module's use.
+ * @op: name of the event. The string must stay valid, as the log does not copy
+ * it.
  * @ret: result of the operation
  * @fmt: key=value pairs
  */
@@ -254,7 +258,7 @@ int fail_here(enum fail_site site)
 	struct fail *f = &fails[site];
 	int ret = 0;
 
-	/* A call that races with the arming may or may not count. */
+	/* A call that races with the arming may or may not decrement left. */
 	if (!READ_ONCE(f->left))
 		return 0;
 

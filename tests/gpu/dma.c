@@ -34,9 +34,9 @@ module_param(topology_deny, bool, 0644);
 MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
 
 /*
- * If an IOMMU translates, DMA addresses have no fixed order. This parameter
- * maps the pages of a table in reverse order. The DMA addresses then descend
- * and differ from the table's, even without an IOMMU.
+ * DMA addresses behind an IOMMU have no fixed order. This parameter maps the
+ * pages of a table in reverse order. The DMA addresses then descend and differ
+ * from the table's, even without an IOMMU.
  */
 static bool dma_permute;
 module_param(dma_permute, bool, 0644);
@@ -79,7 +79,7 @@ static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
 	map = kzalloc_obj(*map);
 	if (!map)
 		return NULL;
-	/* One entry more, for a client that trusts a high count. */
+	/* Allocate one more entry, for a client that trusts a high count. */
 	map->dma.dma_addresses = kvmalloc_array(pages + 1UL, sizeof(u64),
 						GFP_KERNEL);
 	if (!map->dma.dma_addresses) {
@@ -118,7 +118,7 @@ static void mapping_free(struct mapping *map)
 	kfree(map);
 }
 
-/* Coherent memory is not in a BAR, so the bounds are not checked. */
+/* Maps coherent memory. It is not in a BAR, so the bounds are not checked. */
 static int map_coherent(struct mapping *map, u32 pages)
 {
 	int ret = coherent_map(&map->dma.pci_dev->dev, &map->sgt,
@@ -193,7 +193,7 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 	if (ret)
 		goto free_mapping;
 	ret = topology_deny ? -ENOTSUPP : 0;
-	/* A callback may have run while this waited for the lock. */
+	/* A callback may have run while this thread waited for the lock. */
 	if (!is_live(pin, "dma_map"))
 		ret = -EIO;
 	if (!ret)
@@ -283,8 +283,8 @@ static struct mapping *unlink_mapping(struct pin *pin,
  * @page_table: the table
  * @dma_mapping: the mapping. Ignored if the table does not have it.
  *
- * Does not take the API lock. May be called from a free callback, and
- * concurrently with one.
+ * This function does not take the API lock. A client may call it from a free
+ * callback, and concurrently with one.
  *
  * Return: 0, or -EINVAL for a NULL argument.
  */
@@ -321,7 +321,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 	id = map->id;
 	WARN(map->dma.pci_dev != peer, "nvidia: dma_unmap for another device\n");
 
-	/* The table may be freed during this. */
+	/* The table may be freed meanwhile. */
 	test_hold_here(&dma_unmap_after_unlink);
 	mapping_free(map);
 log:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The API lock. A thread that holds it gets an error if it takes it again, and
- * no deadlock. A client gets this error if it calls in from its callback.
+ * The API lock. A thread that takes the lock twice gets an error, not a
+ * deadlock. A client gets this error if it calls nvidia.ko from its callback.
  */
 #include <linux/delay.h>
 #include <linux/moduleparam.h>
@@ -10,8 +10,8 @@
 #include "nvidia.h"
 
 /*
- * Cost of a pin and an unpin on a GPU. The thread sleeps that long with the
- * lock held.
+ * Cost of a pin and of an unpin on a GPU. The thread sleeps for this time with
+ * the lock held.
  */
 static uint pin_us;
 module_param(pin_us, uint, 0644);
@@ -26,7 +26,7 @@ static struct task_struct *api_owner;
 
 int api_lock(void)
 {
-	/* Only the current thread can set this to current. */
+	/* Only the current thread can set api_owner to current. */
 	if (READ_ONCE(api_owner) == current)
 		return -EIO;
 	down_write(&api_sem);

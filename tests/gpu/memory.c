@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * GPU memory of a process. mmap() of /dev/nvidia<N> allocates it, and the CPU
- * accesses it through page faults. It is freed by munmap() of its last piece,
- * by the end of the process, or by an ioctl.
+ * GPU memory of a process. mmap() of /dev/nvidia<N> allocates the memory, and
+ * the CPU accesses it through page faults. munmap() of the last piece, the end
+ * of the process, or an ioctl frees the memory.
  *
  * The mapping has no struct pages, so get_user_pages() refuses it. Like a CUDA
- * context, it is not inherited by a child. madvise() or mprotect() may split it
- * into pieces, which are still one allocation.
+ * context, the mapping is not inherited by a child. madvise() or mprotect() may
+ * split the mapping into pieces, which are still one allocation.
  */
 #include <linux/file.h>
 #include <linux/mm.h>
@@ -63,9 +63,9 @@ static LIST_HEAD(allocs);
 
 /*
  * A process that has opened a GPU is a client of its driver. A process may give
- * other clients access to its memory there. The list of processes is short,
- * like the real driver's. A process leaves the list when the client that it was
- * listed for is freed, whatever it has pinned by then.
+ * other clients access to its memory on that GPU. The list of processes is
+ * short, like the real driver's. A process leaves the list when the client that
+ * it was listed for is freed, whatever it has pinned by then.
  */
 #define MAX_LISTED	256
 
@@ -87,7 +87,10 @@ static LIST_HEAD(guests);
 
 static struct workqueue_struct *free_wq;
 
-/* Each allocation has its own range in its file's mapping. mem_lock. */
+/*
+ * Offset of the next allocation in the file's mapping, so that each allocation
+ * has its own range. Protected by mem_lock.
+ */
 static loff_t next_offset;
 
 static void alloc_release(struct kref *kref)
@@ -105,12 +108,15 @@ static void alloc_put(struct alloc *alloc)
 
 /*
  * Imitates a GPU that has fallen off the bus. The resource manager frees the
- * memory without callbacks. The callbacks run when this is set to N again,
- * which never happens in reality. Otherwise the VM could not shut down.
+ * memory without callbacks. The callbacks run when this parameter is set to N
+ * again, which never happens in reality. Without these callbacks, the VM could
+ * not shut down.
  */
 static bool gpu_lost;
 
-/* Freed while gpu_lost was Y. Protected by the API lock. */
+/*
+ * Allocations that were freed while gpu_lost was Y. Protected by the API lock.
+ */
 static LIST_HEAD(uncalled);
 
 static int gpu_lost_set(const char *val, const struct kernel_param *kp)
@@ -142,7 +148,7 @@ static const struct kernel_param_ops gpu_lost_ops = {
 module_param_cb(gpu_lost, &gpu_lost_ops, &gpu_lost, 0644);
 MODULE_PARM_DESC(gpu_lost, "memory is freed without callbacks, which wait for N");
 
-/* Ends an allocation. A second thread that does so waits for the first. */
+/* Ends an allocation. A second thread that ends it waits for the first. */
 static void alloc_free(struct alloc *alloc)
 {
 	struct vidmem *mem;
@@ -332,7 +338,7 @@ static void memory_close(struct vm_area_struct *vma)
 	alloc_put(alloc);
 }
 
-/* The address of GPU memory never changes. */
+/* Always fails, because the address of GPU memory never changes. */
 static int memory_mremap(struct vm_area_struct *vma)
 {
 	return -EINVAL;
@@ -415,7 +421,9 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 		ret = -ENODEV;
 		goto unlock;
 	}
-	/* An allocation may still be there after a part was unmapped. */
+	/*
+	 * An allocation may still exist here after a part of it was unmapped.
+	 */
 	if (overlaps(alloc)) {
 		ret = -EBUSY;
 		goto unlock;
@@ -459,7 +467,10 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 					      unsigned long pgoff,
 					      unsigned long flags)
 {
-	/* Refused here, because mmap() would first unmap other mappings. */
+	/*
+	 * Check the address here, because mmap() would first unmap other
+	 * mappings.
+	 */
 	if (flags & MAP_FIXED)
 		return IS_ALIGNED(addr, STANDIN_GRANULE) ? addr : -EINVAL;
 

@@ -12,8 +12,8 @@
  *	mem_lock		allocations, the BAR and its counters
  *	gpus_lock		the list of GPUs
  *
- * Free callbacks run with the API lock held, so every lock that a client
- * takes in its callback is inside it. User memory is never accessed with
+ * Free callbacks run with the API lock held, so every lock that a client takes
+ * in its callback is inside the API lock. User memory is never accessed with
  * any of these locks held, because munmap and exit take the API lock under
  * mmap_lock.
  */
@@ -48,8 +48,8 @@
 /*
  * A page may be mapped any number of times. CONFIG_DMA_API_DEBUG takes more
  * than eight mappings for a leak, unless this attribute is set. Kernels without
- * it also report the second mapping, unless CPU caches need no sync. A BAR is
- * not cached.
+ * the attribute report even the second mapping of a page, except mappings with
+ * DMA_ATTR_SKIP_CPU_SYNC. A BAR is not cached.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -86,7 +86,7 @@ struct sg_table;
  * @pinned: number of 64 KiB pages with at least one pin; mem_lock
  * @refs: number of persistent pins; mem_lock
  * @opens: open files and persistent pins. At 0 the GPU stops; mem_lock
- * @stopped: true from then until the GPU is opened again; mem_lock
+ * @stopped: true from the stop until the GPU is opened again; mem_lock
  * @idle: woken when @refs falls to 0
  */
 struct gpu {
@@ -231,7 +231,7 @@ struct pin {
 /* lock.c */
 int __must_check api_lock(void);
 void api_unlock(void);
-/* Sleeps for the cost of a pin or an unpin, with the lock held. */
+/* Sleep for the cost of a pin or an unpin, with the lock held. */
 void api_pay_pin(void);
 void api_pay_unpin(void);
 
@@ -280,7 +280,7 @@ struct coherent_memory {
 
 extern struct coherent_memory coherent_memory;
 
-/* Returns true if @phys is coherent memory. For code without a vidmem. */
+/* Returns true if @phys is coherent memory, for code without a vidmem. */
 static inline bool coherent_has(phys_addr_t phys)
 {
 	return phys - coherent_memory.start <
@@ -315,7 +315,7 @@ void bar1_release_gpu(struct gpu *gpu);
 int bar1_add_memory(struct vidmem *mem);
 void bar1_release_memory(struct vidmem *mem);
 
-/* Start of memory that is not in BAR1, away from the pages of BAR1. */
+/* Returns a place for memory that is not in BAR1, away from BAR1's pages. */
 static inline unsigned long bar1_home(const struct gpu *gpu)
 {
 	return gpu->pages / 2;
@@ -353,7 +353,10 @@ void proc_add_gpu(struct gpu *gpu);
 
 /* debug.c */
 
-/* State first, then events. Writing to the file resets the events only. */
+/*
+ * Counters of states come first, then counters of events. Writing to the file
+ * resets the events only.
+ */
 enum counter {
 	PINS_LIVE,
 	PINS_PERSISTENT_LIVE,

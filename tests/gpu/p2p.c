@@ -3,7 +3,7 @@
  * Pins: nvidia_p2p_get_pages(), nvidia_p2p_put_pages(), their persistent
  * counterparts, and pins whose memory is freed first.
  *
- * All of this imitates the real driver's pitfalls on purpose: see README.md.
+ * These functions imitate the real driver's pitfalls on purpose: see README.md.
  */
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -95,8 +95,9 @@ static void pin_memory_free(struct pin *pin, size_t size)
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
 /*
- * Tables whose memory was freed between get and registration. Neither the
- * getter nor the resource manager frees them. They stay here until unload.
+ * Tables whose memory was freed between get and registration. Neither
+ * get_table() nor the resource manager frees these tables, so they stay here
+ * until unload.
  */
 static LIST_HEAD(leaked_pins);
 static u64 last_id;
@@ -156,8 +157,9 @@ static struct nvidia_p2p_page **pages_alloc(u32 n)
 }
 
 /*
- * An older version of the table has no flags. KASAN detects an access to them.
- * Without KASAN, they have bytes that no client can take for flags.
+ * Returns the size of a pin. An older version of the table has no flags. KASAN
+ * detects an access to the flags. Without KASAN, their place holds a value that
+ * no client can mistake for flags.
  */
 static size_t pin_size(bool has_flags)
 {
@@ -183,12 +185,11 @@ static void pin_free(struct pin *pin)
 }
 
 /*
- * The data about each page is allocated before the address is checked. In
- * the real driver, it is three arrays with 16 bytes per page in total, so
- * an absurd length costs memory. Here it must not exhaust the machine:
- * this fails where the real driver would invoke the OOM killer. The
- * entries of the table are allocated when the pages are pinned: see
- * pin_fill().
+ * Allocates a pin and the data about each page, before the address is checked.
+ * In the real driver, the data is three arrays with 16 bytes per page in total,
+ * so an absurd length costs memory. The stand-in must not exhaust the machine,
+ * so this function fails where the real driver would invoke the OOM killer. The
+ * entries of the table are allocated when the pages are pinned: see pin_fill().
  */
 static struct pin *pin_alloc(u64 length, struct page_info **info)
 {
@@ -207,7 +208,7 @@ static struct pin *pin_alloc(u64 length, struct page_info **info)
 	pin = pin_memory(size);
 	if (!pin)
 		return NULL;
-	/* Fills fields that are not set below, above all missing flags. */
+	/* Fill the fields that are not set below, above all missing flags. */
 	memset(&pin->table, 0xa5, size - offsetof(struct pin, table));
 
 	pin->table.gpu_uuid = kzalloc(NVIDIA_P2P_GPU_UUID_LEN, GFP_KERNEL);
@@ -688,8 +689,8 @@ EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
  * p2p_revoke - revoke the pins of memory that is being freed
  * @alloc: the memory. The caller holds the API lock.
  *
- * Runs in the calling thread, one pin at a time: callback, DMA mappings, table,
- * BAR. No reference keeps the module with the callback loaded.
+ * The function runs in the calling thread, one pin at a time: callback, DMA
+ * mappings, table, BAR. No reference keeps the callback's module loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -704,7 +705,10 @@ void p2p_revoke(struct alloc *alloc)
 		pin->alloc = NULL;
 
 		if (!pin->free_callback) {
-			/* The getter notices when it registers. */
+			/*
+			 * get_table() notices the loss when it registers the
+			 * callback.
+			 */
 			pin_detach(pin);
 			continue;
 		}
@@ -810,7 +814,7 @@ void p2p_hold_points(struct dentry *dir)
 
 int p2p_init(void)
 {
-	/* A separate cache, so another user does not reuse a stale page. */
+	/* Use a separate cache, so that no other user reuses a stale page. */
 	page_cache = kmem_cache_create("nvidia_p2p_page",
 				       sizeof(struct nvidia_p2p_page), 0,
 				       SLAB_NO_MERGE, NULL);

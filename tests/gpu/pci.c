@@ -53,7 +53,7 @@ void gpu_open(struct gpu *gpu)
 }
 
 /**
- * gpu_close - release a use of a GPU, whoever had it
+ * gpu_close - release one use of a GPU, no matter which client had taken it
  * @gpu: the GPU. The last use stops it.
  */
 void gpu_close(struct gpu *gpu)
@@ -79,7 +79,7 @@ void gpu_use(struct gpu *gpu)
 
 /**
  * gpu_unuse - release the use of a persistent pin
- * @gpu: the GPU. The real driver does not check whose use this is either.
+ * @gpu: the GPU. Like in the real driver, the owner of the use is not checked.
  */
 void gpu_unuse(struct gpu *gpu)
 {
@@ -96,7 +96,7 @@ void gpu_unuse(struct gpu *gpu)
 	uncount(DEVICE_REFS);
 }
 
-/* Every user may open the device, like that of the real driver. */
+/* Lets every user open the device, as the real driver does. */
 static char *devnode(const struct device *dev, umode_t *mode)
 {
 	if (mode)
@@ -104,7 +104,9 @@ static char *devnode(const struct device *dev, umode_t *mode)
 	return NULL;
 }
 
-/* Before 6.4 the kernel writes to it. Before 6.2 devnode() has no const. */
+/*
+ * Before 6.4 the kernel writes to the class. Before 6.2 devnode() has no const.
+ */
 static struct class gpu_class = {
 	.name		= "nvidia",
 	.devnode	= (void *)devnode,
@@ -131,7 +133,10 @@ static void make_uuid(struct gpu *gpu)
 
 static bool p2pdma;
 
-/* nvidia-uvm does this when it starts on a GPU with static BAR1. */
+/*
+ * Adds the struct pages, like nvidia-uvm when it starts on a GPU with static
+ * BAR1.
+ */
 static int p2pdma_add(struct gpu *gpu)
 {
 	int ret;
@@ -143,7 +148,10 @@ static int p2pdma_add(struct gpu *gpu)
 	return ret;
 }
 
-/* nvidia-uvm does this when it stops. Waits for users of the pagemap. */
+/*
+ * Removes the struct pages, like nvidia-uvm when it stops. Waits for users of
+ * the pagemap.
+ */
 static void p2pdma_remove(struct gpu *gpu)
 {
 	if (!gpu->has_p2pdma)
@@ -173,7 +181,7 @@ static void stray_remove(void)
 {
 	if (!stray_pages)
 		return;
-	/* Restores the range that the kernel made, for its removal. */
+	/* Restore the kernel's range, so that the kernel can remove it. */
 	if (stray_pages == MEMORY_DEVICE_PCI_P2PDMA)
 		stray.range.end -= STANDIN_GRANULE;
 	stray_pages = 0;
@@ -182,9 +190,9 @@ static void stray_remove(void)
 }
 
 /*
- * The pages are made as generic ones, which have the fewest requirements, and
- * are not used. Only the pagemap gives them another type, or extends them
- * beyond the BAR, where other devices may be.
+ * Adds generic struct pages, which have the fewest requirements and are not
+ * used. Only the pagemap gives these pages another type, or extends them beyond
+ * the BAR, where other devices may be.
  */
 static int stray_add(int type)
 {
@@ -309,8 +317,8 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 	/*
 	 * All mappings of the BAR are write-combined, including CPU mappings of
-	 * user space, so that they have the same memory type. If the BAR has
-	 * struct pages, they are uncached, like the real driver's with
+	 * user space, so that they have the same memory type. With struct
+	 * pages, the mappings are uncached, like those of the real driver with
 	 * RMForceDisableIomapWC.
 	 */
 	gpu->is_wc = !p2pdma;
@@ -410,8 +418,9 @@ static struct pci_driver driver = {
 
 /*
  * The module loader refuses the symbols of a module with this taint to modules
- * that use GPL-only symbols. The stand-in's own symbols are already resolved.
- * Like the closed driver, it exports its symbols to all modules.
+ * that use GPL-only symbols. The loader has already resolved the GPL-only
+ * symbols that the stand-in itself uses. Like the closed driver, the stand-in
+ * exports its symbols to all modules.
  */
 static bool proprietary;
 module_param(proprietary, bool, 0444);

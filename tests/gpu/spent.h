@@ -4,7 +4,7 @@
  *
  * The clock is the processor's cycle counter, read at the beginning and at the
  * end of a call. tests/bench subtracts this time from the time of a client's
- * functions. The real driver has nothing like it.
+ * functions. The real driver has no such interface.
  */
 #ifndef _STANDIN_SPENT_H_
 #define _STANDIN_SPENT_H_

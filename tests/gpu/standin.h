@@ -26,7 +26,8 @@
  * @reserved: 0
  *
  * Returns when the memory is freed and all callbacks have run. The mapping
- * stays, but an access raises SIGBUS. -EINVAL if there is no allocation.
+ * stays, but an access raises SIGBUS. Fails with -EINVAL if there is no
+ * allocation.
  */
 struct standin_free {
 	__u64 va;
@@ -66,14 +67,14 @@ struct standin_info {
 };
 
 /**
- * struct standin_admit - give another process access to this one's memory
+ * struct standin_admit - give another process access to the caller's memory
  * @pid: (in) the process, which has opened this GPU
  * @reserved: 0
  *
  * The process may then pin all memory of the calling process on this GPU, at
  * the same addresses, until it closes its first file of the GPU. There are 256
- * places, including the calling process's own. -EINVAL if none is left, or if
- * the process has not opened the GPU.
+ * places, including the calling process's own. Fails with -EINVAL if no place
+ * is left, or if the process has not opened the GPU.
  */
 struct standin_admit {
 	__u32 pid;

@@ -54,7 +54,7 @@ static noinline int injected_use_after_free(void)
 static DEFINE_MUTEX(injected_first);
 static DEFINE_MUTEX(injected_second);
 
-/* Cannot deadlock: one thread takes the locks in both orders in turn. */
+/* Takes two locks in both orders, one after the other, so no thread hangs. */
 static noinline int injected_lock_inversion(void)
 {
 	mutex_lock(&injected_first);
@@ -106,7 +106,10 @@ static struct pci_driver injected_driver = {
 	.probe		= injected_probe,
 };
 
-/* Reported when the driver is unbound from its device. */
+/*
+ * Leaks a mapping, which is reported when the driver is unbound from its
+ * device.
+ */
 static noinline int injected_mapping(void)
 {
 	int ret = pci_register_driver(&injected_driver);

@@ -2,8 +2,9 @@
 /*
  * Changes calls between a module under test and the kernel, in three ways that
  * no stand-in of the test VM can: an allocation fails half-way, a caller
- * changes data that it was lent, and a call returns late. Uses kprobes, so the
- * kernel and both peer-memory modules are the same as elsewhere.
+ * changes data that it was lent, and a call returns late. The module uses
+ * kprobes, so the kernel and both peer-memory modules are the same as
+ * elsewhere.
  *
  * Under /sys/kernel/debug/interpose:
  *

@@ -99,7 +99,7 @@ fn of_switch(
     }
 }
 
-/// Judges ACS where Data Direct and the GPU meet.
+/// Judges the ACS bits of the ports on the route between Data Direct and the GPU.
 fn of_data_direct(
     scan: &Scan<'_>,
     pair: &Pair,
@@ -178,7 +178,7 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     Some(Finding::new(Level::Note, Subject::pair(pair), found))
 }
 
-/// Returns commands that clear the redirecting bits, and nothing else.
+/// Returns commands that clear the redirecting bits, and no other bits.
 fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
     let mut lines: Vec<String> = bad.iter().map(Wanted::command).collect();
     lines.push(
@@ -337,7 +337,8 @@ mod tests {
             assert_eq!(text.matches("setpci -s").count(), 1, "{text}");
             assert!(text.contains(DATA_DIRECT_ACS), "{text}");
         }
-        // Bits that do not matter, here and elsewhere.
+        // Irrelevant bits on the ports of the route, and cleared bits on a port outside the route,
+        // are not faults.
         let mut fixture = fixture::data_direct();
         fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
         fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
@@ -367,7 +368,8 @@ mod tests {
         assert_eq!(text.matches(before).count(), 1, "{text}");
     }
 
-    /// A NIC farther away is not the best of any GPU. Its port is left alone.
+    /// The settings for the kernel's command line do not name the port of a distant NIC that is in
+    /// no best pair of a GPU.
     #[test]
     fn ports_of_pairs_that_do_not_count_are_not_named() {
         let mut fixture = fixture::acs();
@@ -385,7 +387,7 @@ mod tests {
         assert!(text.contains(far), "{text}");
         let line = "pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (";
         assert!(text.contains(line), "{text}");
-        // The pair is judged if it is asked for.
+        // The pair is judged if `--pair` selects it.
         let (text, _) = says(&fixture, &["--pair", "0,mlx5_9"]);
         assert!(text.contains("x0x00xx@0000:17:02.0"), "{text}");
     }

@@ -29,7 +29,7 @@ pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 
      firmware's setup, or of the virtual machine; pci=realloc on the kernel's command line; `dmesg | grep -i -e 'BAR.*no \
      space' -e 'failed to assign'`";
 
-/// Returns the name of a BAR, NVIDIA's or that of PCI, with its size.
+/// Returns NVIDIA's name or the PCI number of a BAR, with the BAR's size.
 fn named(bar: &Bar) -> String {
     let name = match is_bar1(bar) {
         true => "BAR1".to_owned(),
@@ -155,7 +155,7 @@ mod tests {
             name: "a BAR1 of 256 MiB that can be larger",
             inject: |fixture| {
                 fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
-                // 256 MiB or 32 GiB for BAR 2, set to 256 MiB.
+                // BAR 2 supports 256 MiB and 32 GiB, and is set to 256 MiB.
                 let gpu = Pci {
                     resizable: Some((2, (1 << 8) | (1 << 15), 8)),
                     ..Pci::h100(0)

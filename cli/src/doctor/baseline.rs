@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Differences to a recording of this machine, or of one like it: missing devices, ports that are
-//! down, lower rates, slower links.
+//! Differences from a recording of this machine, or of a similar machine: missing devices, ports
+//! that are down, lower rates, slower links.
 //!
-//! A missing device leaves no trace in sysfs. Only a comparison finds it.
+//! A missing device leaves no trace in sysfs. Only a comparison reveals a missing device.
 
 use super::port;
 use super::scan::{Check, Scan};
@@ -176,7 +176,7 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
             );
         }
     }
-    // The baseline does not apply to the speed of an idle GPU's link.
+    // The speed is not compared, because the link of an idle GPU is slower.
     findings.extend(narrower(scan, before, was.at, false, Subject::gpu(now)));
     findings
 }
@@ -276,7 +276,7 @@ mod tests {
     use crate::finding::{Level, Status};
     use crate::{fixture, testing};
 
-    /// Compares an HGX machine with its former state. Only losses are found.
+    /// Compares an HGX machine with its former state. Only losses are reported.
     #[test]
     fn a_baseline_finds_what_is_gone() {
         let changes: &[Change] = &[
@@ -338,7 +338,7 @@ mod tests {
         let mut before = fixture::hgx();
         before.software();
         let folder = tempfile::tempdir().unwrap();
-        // Counts of one have no plural.
+        // A count of one has no plural.
         let one = folder.path().join("one.json");
         let mut small = fixture::small();
         small.software();
@@ -358,7 +358,7 @@ mod tests {
             let line = [command, "--baseline", "/none.json"];
             assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
         }
-        // Monitoring has the finding, too.
+        // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
         let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ACS controls: the settings of the ports on a route, the required ones, and the matching kernel
-//! command line.
+//! ACS controls: the present and the required settings of the ports on a route, and the matching
+//! kernel command line.
 //!
 //! A port with ACS can send packets between devices up to the root complex instead of straight
-//! across. Only the ports of a switch above both devices have this choice. In a switch above one
-//! device only, up is the only way. Ports above the common switch see none of these packets.
-//! Between root ports, packets already are in the root complex, and redirection costs nothing. Each
-//! bit acts on certain packets (PCI Express 7.0, 6.12.3):
+//! across. Only the ports of a switch above both devices can send packets either way. A switch
+//! above only one device sends all packets up. Ports above the common switch do not see packets
+//! between the devices. Packets between root ports already are in the root complex, where
+//! redirection costs nothing. Each ACS bit acts on certain packets (PCI Express 7.0, 6.12.3):
 //!
 //! - Request Redirect acts on incoming requests: the NIC's at the NIC's port, the GPU's at the
 //!   GPU's port.
@@ -14,14 +14,15 @@
 //!   port. Completions marked as relaxed ordered are exempt.
 //! - Egress Control blocks requests to a list of ports, or redirects them if Request Redirect is
 //!   on.
-//! - Upstream Forwarding concerns packets that were redirected below. Source Validation concerns
-//!   forged requesters. Neither matters here.
+//! - Upstream Forwarding (packets that a lower port redirected) and Source Validation (forged
+//!   requesters) do not matter here.
 //! - Direct Translated lets requests with an address that the IOMMU has translated (ATS) go
 //!   straight, despite redirection. Translation Blocking drops such requests.
 //!
 //! nvidia.ko gives Data Direct the PCI addresses of GPU memory, bypassing the IOMMU, only if both
 //! functions are in one IOMMU group (`nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` of
-//! the open driver). Groups follow from ACS. Linux reads ACS when it enumerates the devices.
+//! the open driver). Linux forms the groups from the ACS settings that it reads when it enumerates
+//! the devices.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +34,8 @@ use crate::machine::config::{Acs, Config};
 use crate::machine::pci::{Address, Function};
 use crate::machine::Pair;
 
-/// Bits that send packets between devices up to the root complex. `pci=disable_acs_redir` clears
-/// the same ones.
+/// ACS bits that send packets between devices up to the root complex. `pci=disable_acs_redir`
+/// clears the same bits.
 pub(super) const REDIRECTS: u16 = Acs::RR | Acs::CR | Acs::EC;
 
 /// Returns the ACS bits that are on at a port, or 0 for a port without ACS.
@@ -105,7 +106,7 @@ pub(super) struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    /// Returns `None` if packets do not turn round in a switch.
+    /// Returns the settings, or `None` if packets do not turn round in a switch.
     pub(super) fn of(route: &Route<'a>) -> Option<Seen<Self>> {
         let (nic_port, gpu_port) = route.turn()?;
         let wanted = |port: &'a Function, what| -> Seen<Wanted<'a>> {
@@ -146,7 +147,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Returns the ports that redirect.
+    /// Returns the ports that redirect packets.
     pub(super) fn redirecting(self) -> impl Iterator<Item = Wanted<'a>> {
         [self.nic, self.gpu]
             .into_iter()
@@ -154,8 +155,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Returns all ports that the kernel's command line must name, by address: those of each pair that
-/// counts.
+/// Returns the settings that the kernel's command line must contain, as a map from port address to
+/// setting. Covers all pairs for which [`Scan::counts`] is true.
 pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
     let mut ports = BTreeMap::new();
     let pairs = scan.machine.pairs.iter();
@@ -187,7 +188,7 @@ pub(super) const WRITES: &str = "`rdma_topo write-grub-acs`, of a new rdma-core,
 /// Root ports of Grace, as in rdma-core's rdma_topo.
 const GRACE: [(u16, u16); 3] = [(0x10de, 0x22b1), (0x10de, 0x22b2), (0x10de, 0x22b8)];
 
-/// Bits that Linux turns on by default.
+/// ACS bits that Linux turns on by default.
 const ISOLATED: u16 = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
 
 /// Returns the required ACS for Data Direct below a root port of Grace, as in rdma-core's
@@ -224,27 +225,27 @@ pub(super) fn for_data_direct<'a>(pair: &Pair, route: &Route<'a>) -> Option<Seen
     Some(wanted.collect())
 }
 
-/// The parameter that [`fixture::data_direct_acs`](crate::fixture::data_direct_acs) needs.
+/// Kernel parameter that [`fixture::data_direct_acs`](crate::fixture::data_direct_acs) needs.
 #[cfg(test)]
 pub(super) const DATA_DIRECT_ACS: &str =
     "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
      xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
 
-/// Returns the options for the kernel's command line, for all ports of the machine. The kernel uses
-/// only the last such list.
+/// Returns the options for the kernel's command line, for all ports of the machine. If an option is
+/// repeated, the kernel uses only the last list.
 pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
     let each = at_boot.values();
     let each = each.map(|port| format!("{}@{}", port.flags(), port.port.at));
     let list = each.collect::<Vec<_>>().join(";");
     let is_long = at_boot.len() > 1;
-    // Earlier kernels used only the first port (Linux's 9cf8a952d57b).
+    // Kernels without commit 9cf8a952d57b apply only the first port of the list.
     let several = if is_long {
         "; for several ports 6.12.23, 6.13.11, 6.14.2 or 6.15"
     } else {
         ""
     };
     let mut lines = vec![format!("pci=config_acs={list} (since Linux 6.11{several})")];
-    // This option can only clear redirection.
+    // `pci=disable_acs_redir` can only clear redirection.
     if at_boot.values().all(|port| port.on == 0) {
         let each: Vec<String> = at_boot.keys().map(Address::to_string).collect();
         lines.push(format!(

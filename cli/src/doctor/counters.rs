@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Errors that ports and PCI functions count: their growth with `--interval`, their totals without.
+//! Error counters of ports and PCI functions: growth with `--interval`, totals without.
 //!
-//! A total does not say when errors happened: a replaced cable leaves its errors behind. Only
-//! growth is therefore a warning.
+//! A total does not say when errors happened: the errors of a replaced cable remain in the total.
+//! Only growth is therefore a warning.
 
 use super::port;
 use super::scan::{Check, Scan};
@@ -30,7 +30,7 @@ pub(super) const CHECK: Check = Check {
 /// Growth that a healthy fabric may show, per second.
 const FEW: f64 = 1.0;
 /// Symbol errors and corrected PCI errors that a healthy link may show, per minute. FEC and replays
-/// exist for them.
+/// correct such errors.
 const CORRECTED: f64 = 2.0;
 
 fn errors(scan: &Scan<'_>) -> Vec<Finding> {
@@ -89,7 +89,7 @@ fn named(counters: &[(&str, u64)], sign: &str) -> String {
     each.join(", ")
 }
 
-/// Kinds that stand for errors, not for work.
+/// Kinds of counters that count errors, not work.
 const OF_ERRORS: [Kind; 5] = [
     Kind::Link,
     Kind::Discard,
@@ -123,7 +123,7 @@ fn growth(
     now: &[Option<u64>],
     seconds: f64,
 ) -> Vec<Finding> {
-    // A smaller value means a reset in between.
+    // A smaller value means that the counter was reset.
     let more: Vec<Option<u64>> = before
         .iter()
         .zip(now)
@@ -268,8 +268,8 @@ mod tests {
     use crate::report::Out;
     use crate::{fixture, testing};
 
-    /// Reads the small machine's counters, then again after ten seconds and a change. Returns the
-    /// text and the findings.
+    /// Reads the small machine's counters, applies a change, and reads the counters again ten
+    /// seconds later. Returns the text and the findings.
     fn counted(change: impl Fn(&mut fixture::Fixture)) -> (String, Vec<(Level, String)>) {
         let mut fixture = fixture::small();
         fixture.counters("mlx5_0", &[("symbol_error", 7), ("port_rcv_data", 1000)]);
@@ -327,7 +327,7 @@ mod tests {
                 Level::Ok,
                 "port 1 counted no errors in 10 s",
             ),
-            // Reset in between.
+            // The counter was reset between the readings.
             (
                 &[("symbol_error", 0)],
                 Level::Ok,

@@ -2,8 +2,8 @@
 //! Comparison with a file that is written by hand or by `--write-expect`: number of GPUs and RDMA
 //! devices of each model, their links, ports and firmware, and versions of modules.
 //!
-//! Unlike a recording (`baseline.rs`), the file knows no slots. One file therefore serves all nodes
-//! of a model. Omitted values are not compared.
+//! Unlike a recording (`baseline.rs`), the file contains no slots. One file therefore serves all
+//! nodes of a model. Omitted values are not compared.
 
 use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
 use super::port;
@@ -22,7 +22,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "with `--expect`: counts, links, ports, firmware, modules",
-        "as [above](#what-is-gone)",
+        "as [above](#missing-devices)",
         "by finding",
     ],
     applies: |scan| scan.expected.is_some(),
@@ -98,7 +98,8 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// `any` is the filter that makes `lspci -d` list all of them.
+/// Compares a number of devices with the expected number. `any` is the filter with which `lspci -d`
+/// lists devices of any model.
 fn count(
     what: &str,
     any: &str,
@@ -395,7 +396,7 @@ mod tests {
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "expect", file, changes);
-        // Monitoring has the finding, too.
+        // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
         let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";

@@ -36,12 +36,13 @@ pub(super) struct Gpus {
     /// `None`: any model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<Text<Model>>,
-    /// Lanes, and the best speed of both ends. The current speed of an idle GPU is lower.
+    /// Current width, and the best speed that both ends support. The current speed of an idle GPU
+    /// is lower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<Text<Rate>>,
 }
 
-/// RDMA devices of one model. Software devices do not count.
+/// RDMA devices of one model. `count` does not include software devices.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hcas {
@@ -53,7 +54,7 @@ pub(super) struct Hcas {
     pub(super) link: Option<Text<Rate>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) firmware: Option<String>,
-    /// Number for each device.
+    /// Number of ACTIVE ports of each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) active_ports: Option<usize>,
     /// Rate of each ACTIVE port.
@@ -117,7 +118,7 @@ impl FromStr for PortRate {
     }
 }
 
-/// A string with its own format. A wrong one is reported with its line.
+/// A value that the file stores as a formatted string. An invalid string is reported with its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Text<T>(pub(super) T);
 
@@ -203,7 +204,7 @@ impl Expected {
         expected
     }
 
-    /// Adds an RDMA device. Each value of a model is the lowest of its devices, which makes the
+    /// Adds an RDMA device. A model gets the lowest value of all its devices, which makes the
     /// machine match its own file.
     fn add(&mut self, one: Hcas) {
         let Some(same) = self.hcas.iter_mut().find(|hcas| hcas.device == one.device) else {
@@ -246,7 +247,7 @@ fn slowest(hca: &Hca) -> Option<Text<PortRate>> {
 }
 
 pub(super) fn version_file(module: &str) -> String {
-    // The kernel replaces dashes, whatever the file's name is.
+    // The kernel replaces dashes in module names with underscores.
     format!("/sys/module/{}/version", module.replace('-', "_"))
 }
 
@@ -260,7 +261,8 @@ pub(super) fn link(machine: &Machine, at: Address) -> Option<Link> {
     machine.link(at).filter(is_known)
 }
 
-/// Returns the best speed of both ends. The current speed of an idle GPU is lower.
+/// Returns the current width, and the best speed that both ends support. The current speed of an
+/// idle GPU is lower.
 pub(super) fn of_gpu(link: Link) -> Rate {
     Rate {
         speed: link.most.speed,

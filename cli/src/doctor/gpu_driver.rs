@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! nvidia.ko and each GPU: is the driver bound, could it start the GPU, and does the GPU answer?
+//! nvidia.ko and each GPU: a driver that is not bound or could not start the GPU, and a GPU that
+//! does not answer.
 
 use super::scan::{Check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
@@ -52,7 +53,7 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
                      then `modprobe nvidia`",
                     argument(other)
                 )),
-            // The check of BARs has the advice.
+            // The check `bar1` reports the missing addresses and gives the advice.
             None if !gpu.is_coherent && function.unassigned().next().is_some() => new(
                 Level::Note,
                 format!("{at} has no driver, and BARs without an address"),

@@ -22,7 +22,7 @@ pub(super) struct Hop {
     /// Best link that the function supports.
     #[serde(skip_serializing_if = "Option::is_none")]
     link_most: Option<String>,
-    /// Maximum payload that is set, in bytes.
+    /// Configured maximum payload, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_payload: Option<u32>,
     /// ACS controls that are on, with lspci's names. Empty: none are on, or the function has no
@@ -58,7 +58,7 @@ impl Path {
         };
         let (to_gpu, gpu_root) = above(Some(pair.gpu)).unwrap_or_default();
         let nic_root = above(hca).map_or(gpu_root, |(_, root)| root);
-        // Up on the GPU's side, round, and down on the NIC's.
+        // The path goes up on the GPU's side, turns round, and goes down on the NIC's side.
         let (up, down): (Vec<Address>, Vec<Address>) =
             pair.bridges.iter().partition(|at| to_gpu.contains(at));
         hops.extend(up.iter().map(|at| Hop::port(scan, *at)));

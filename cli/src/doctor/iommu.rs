@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! IOMMU translation between NIC and GPU.
 //!
-//! If the IOMMU translates, the NIC uses addresses that no switch knows. Each packet goes up to the
-//! root complex to be translated, even if the GPU is below the same switch. The NIC's group
-//! decides, because the GPU only answers.
+//! If the IOMMU translates, the NIC uses addresses that switches cannot route to the GPU. Each
+//! packet goes up to the root complex to be translated, even if the GPU is below the same switch.
+//! The NIC's IOMMU group decides, because the GPU only answers.
 
 use super::controls::{
     at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
@@ -43,12 +43,12 @@ pub(super) enum Mode {
     Translates(String),
     /// All accesses are blocked.
     Blocked,
-    /// Another user's mode: `unmanaged` is VFIO's.
+    /// Any other mode, such as `unmanaged`, which VFIO uses.
     Other(String),
 }
 
-/// Returns the mode, from the type of the function's group
-/// (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`), and the group.
+/// Returns the mode and the number of the function's IOMMU group. The group's type gives the mode
+/// (`Documentation/ABI/testing/sysfs-kernel-iommu_groups`).
 pub(super) fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     let group = match &function.iommu_group {
         Ok(group) => *group,
@@ -143,7 +143,7 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
                     format!("{found}; GPU memory goes by Data Direct"),
                 );
             }
-            // A GPU whose memory is the processor's has no switch to turn round in.
+            // Packets to the memory of a coherent GPU do not turn round in a switch.
             let mut gpus = scan
                 .pairs()
                 .filter(|pair| pair.hca == hca.name)
@@ -209,13 +209,14 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
     )
 }
 
-/// File with the parameters of nvidia.ko, one of which overrides the check of groups.
+/// File with the parameters of nvidia.ko. One parameter overrides nvidia.ko's check of IOMMU
+/// groups.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 
-/// Judges if Data Direct and a coherent GPU are in one group. Returns `None` if ACS is wrong,
-/// because groups follow from ACS and the check of ACS reports it.
+/// Judges whether Data Direct and a coherent GPU are in one IOMMU group. Returns `None` if ACS is
+/// wrong, because groups follow from ACS, and the check of ACS reports the fault.
 fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
-    // For other GPUs, nvidia.ko gives PCI addresses to any caller.
+    // nvidia.ko gives PCI addresses of a GPU that is not coherent to functions of any group.
     scan.gpu(pair.gpu).filter(|gpu| gpu.is_coherent)?;
     let route = Route::of(scan, pair)?;
     if let Some(Ok(ports)) = for_data_direct(pair, &route) {
@@ -269,7 +270,7 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
     })
 }
 
-/// Returns how to get both functions into one group, if ACS is right or unknown.
+/// Returns the fix that puts both functions into one IOMMU group, if ACS is right or unknown.
 fn group_fix(scan: &Scan<'_>) -> String {
     let at_boot = at_boot(scan);
     if at_boot.is_empty() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Speed and width of the path's links, compared with the best of both ends.
+//! Speed and width of the path's links, compared with the best that both ends support.
 
 use super::route::{Joined, Route};
 use super::scan::{Check, Scan};
@@ -31,7 +31,7 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         };
         let ends = [(route.gpu, true), (route.nic, false)];
-        // Data Direct is on one chip with the switch above it.
+        // Data Direct is on the same chip as the switch above it.
         for (end, is_gpu_side) in ends.into_iter().filter(|(end, _)| !end.is_data_direct()) {
             for joined in route.links(end) {
                 let is_end = joined.lower.at == end.at;
@@ -95,7 +95,7 @@ fn of_link(
             subject,
             format!("{link}, all that both ends can"),
         ),
-        // The GPU's power management, which restores the speed within moments.
+        // The GPU's power management lowers the speed, and restores it within moments.
         (false, true) if gpu.is_some() && work.is_none() => Finding::new(Level::Note, subject, less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
             .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),

@@ -24,7 +24,7 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OnPaths(tests::FAULTS),
 };
 
-/// A function of a path with its payloads in bytes: the configured and the largest supported one.
+/// A function on a path, with its configured and its largest supported payload, in bytes.
 struct Payload<'a> {
     function: &'a Function,
     set: u32,
@@ -79,7 +79,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
                 .map(|it| format!("{} {} B", it.function.at, it.set));
             each.collect::<Vec<_>>().join(", ")
         };
-        // From the GPU up, and then down to the NIC, like a packet.
+        // The order is that of a packet's path: from the GPU up, and then down to the NIC.
         let all: Vec<&Payload<'_>> = gpu_side.iter().rev().chain(&nic_side).collect();
         let sets = || all.iter().map(|it| it.set);
         let (Some(least), Some(largest)) = (sets().min(), sets().max()) else {
@@ -107,7 +107,8 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         }
         if gpu_odd || nic_odd {
-            // `pci=pcie_bus_perf` does this on purpose, and limits reads to the size that fits.
+            // `pci=pcie_bus_perf` configures smaller payloads below a bridge on purpose, and limits
+            // reads to the size that fits.
             let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
             let level = match cmdline.contains("pcie_bus_perf") {
                 true => Level::Note,

@@ -25,7 +25,7 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
     for (hca, function, express) in nics(scan, "MaxReadReq", &mut findings) {
         let (at, bytes) = (function.at, express.read_request);
         let level = match bytes {
-            // A reserved code.
+            // 0 stands for a reserved code.
             0 => continue,
             1..512 => Level::Warning,
             512..4096 => Level::Note,

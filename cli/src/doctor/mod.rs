@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `doctor`: finds causes of slow or impossible GPUDirect RDMA on a machine, and how to fix them.
+//! The command `doctor`: finds the causes of slow or impossible GPUDirect RDMA on a machine, and
+//! their fixes.
 //!
 //! A check is a function from a scan to findings. Each check has its own file, with its
 //! documentation and the faults that the tests inject ([`Check`]). If nothing is wrong, a check
 //! returns nothing, or `Level::Ok` with the state it found. A check does not guess at values that
-//! it could not read ([`Scan::unseen`]). Only the pairs in [`Scan::pairs`] are judged: the best of
-//! each GPU. No machine is built to make all pairs good.
+//! it could not read ([`Scan::unseen`]). Only the pairs in [`Scan::pairs`] are judged, by default
+//! the best pairs of each GPU. No machine is built to make all pairs good.
 
 mod acs;
 mod ats;
@@ -59,8 +60,8 @@ pub(crate) use scan::Scan;
 /// Name of the check of counters.
 pub(crate) const COUNTERS: &str = counters::CHECK.name;
 
-/// Returns all checks. The order decides between findings of the same level: function first, then
-/// the path, then speed.
+/// Returns all checks. Findings of the same level keep the order of their checks: function first,
+/// then the path, then speed.
 pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
     software::OF_SOFTWARE.iter().chain(OF_HARDWARE)
 }
@@ -170,7 +171,7 @@ impl Expectation {
 /// # Errors
 ///
 /// Returns an error if a check or a pair does not exist. If `--nagios` is set, prints the error as
-/// its line instead.
+/// a plugin's line instead.
 pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
     if args.list_checks {
         return print::list(checks(), out);
@@ -213,7 +214,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
     }
 }
 
-/// Tells a monitoring system why the machine could not be examined.
+/// Prints the line for monitoring that says why the machine could not be examined.
 pub(crate) fn unknown(why: &anyhow::Error, out: &mut Out) -> Status {
     out.line(format!("GPUDIRECT UNKNOWN - {why:#}"));
     Status::Plugin(Plugin::Unknown)
@@ -227,7 +228,7 @@ fn gpu_named<'a>(machine: &'a Machine, name: &str) -> Option<&'a Gpu> {
     gpus.find(|gpu| Some(gpu.index) == index || Some(gpu.at) == at)
 }
 
-/// Parses the argument of `--pair`: a GPU by index or PCI address, a comma, an RDMA device.
+/// Parses the argument of `--pair`: a GPU by index or PCI address, a comma, and an RDMA device.
 fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> {
     let (gpu, hca) = name
         .split_once(',')

@@ -4,8 +4,8 @@
 //!
 //! NCCL's default limit is PXB, and `NCCL_NET_GDR_LEVEL` changes it (`ncclTopoCheckGdr` and
 //! `ncclTopoGetSystem` in `src/graph`). NCCL has no class NODE: a path through processors of one
-//! NUMA node is PHB. Paths come from sysfs or from a topology file. A job may have settings that
-//! are not visible here.
+//! NUMA node is PHB. NCCL reads paths from sysfs or from a topology file. A job may have settings
+//! that are not visible here.
 
 use crate::host::Host;
 use crate::machine::Class;
@@ -23,7 +23,7 @@ const FILE: &str = "/etc/nccl.conf";
 /// Topology file that NCCL reads by default.
 const VIRTUAL: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
-/// A variable of NCCL.
+/// Value of an NCCL variable, and the value's origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
     pub(super) value: String,
@@ -61,9 +61,9 @@ impl Setting {
 /// Topology file that NCCL uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Topology {
-    /// No file: NCCL looks at sysfs.
+    /// No file: NCCL reads sysfs.
     None,
-    /// A file, with a description.
+    /// A topology file. The text names the file and, if configured, the setting.
     File(String),
     /// A configured file that does not exist.
     Missing(Setting),
@@ -75,7 +75,8 @@ pub(super) struct Nccl {
     /// `NCCL_NET_GDR_LEVEL`, as the name of a class.
     pub(super) level: Option<Setting>,
     pub(super) topology: Topology,
-    /// `true` if NCCL may go through another GPU on NVLink that has a nearer NIC (PXN).
+    /// `true` if NCCL may send through another GPU, connected by NVLink, that is nearer to the NIC
+    /// (PXN).
     pub(super) has_pxn: bool,
 }
 
@@ -176,7 +177,7 @@ mod tests {
                 "NCCL_NET_GDR_LEVEL=PHB\n",
                 "PHB",
             ),
-            // The variable replaces the file in the home directory.
+            // `NCCL_CONF_FILE` replaces the file in the home directory.
             (
                 "HOME=/home/user\0NCCL_CONF_FILE=/opt/none.conf\0",
                 "",

@@ -65,7 +65,7 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
         let at = function.at;
         let new = |level, found: String| Finding::new(level, Subject::Machine, found);
         if netns::is_elsewhere(scan, at) {
-            // If there is no RDMA device at all, the check of presence reports it.
+            // If there is no RDMA device at all, the check of presence reports that fact.
             if !scan.machine.hcas.is_empty() {
                 let found =
                     format!("the RDMA device of the NIC {at} is in another network namespace");

@@ -17,15 +17,15 @@ pub(super) fn express(function: &Function) -> Seen<Option<Express>> {
     }
 }
 
-/// Virtual functions of ConnectX NICs, from the list of PCI IDs.
+/// Device IDs of virtual functions of ConnectX NICs, from the list of PCI IDs.
 const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x101c, 0x101e];
 
-/// Returns the function whose registers count for `function`. For a virtual function, this is the
-/// physical function, because the bits are reserved in the virtual one (Linux's
+/// Returns the function whose registers control the packets of `function`. For a virtual function,
+/// this is the physical function, because the bits are reserved in the virtual one (Linux's
 /// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
-    // In a virtual machine, a virtual function is known only by its device ID, or by a link that is
-    // never up on most of them.
+    // A virtual machine does not show that a function is virtual. The device ID, or a link that is
+    // down, reveals the function. The link is down on most virtual functions.
     let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {
@@ -35,15 +35,15 @@ pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a
     }
 }
 
-/// Returns each RDMA device whose NIC's registers count, with the function and its PCI Express
-/// capability.
+/// Returns each RDMA device with the function whose registers control its packets, and the PCI
+/// Express capability of that function.
 pub(super) fn nics<'a>(
     scan: &Scan<'a>,
     what: &str,
     findings: &mut Vec<Finding>,
 ) -> Vec<(&'a Hca, &'a Function, Express)> {
     let mut nics = Vec::new();
-    // Soft RoCE sends from GPU memory that the processor has copied.
+    // Soft RoCE sends a copy that the processor has made of GPU memory, so no NIC reads the GPU.
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
     // Data Direct uses its own registers.
     let all = hcas.flat_map(|hca| {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Distance from each GPU to the nearest NIC, compared with NCCL's limit.
 //!
-//! NVIDIA's GPUDirect RDMA guide ("Supported Systems") has three ranks. A path through switches
-//! only is best. A path through one processor works but is slower, above all for reads. A path
-//! between processors is severely limited or unreliable. By default, NCCL uses GPUDirect RDMA only
-//! on the first kind ([`super::nccl`]).
+//! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three kinds of paths. A path through
+//! switches only is best. A path through one processor works but is slower, above all for reads. A
+//! path between processors is severely limited or unreliable. By default, NCCL uses GPUDirect RDMA
+//! only on the best kind ([`super::nccl`]).
 
 use std::collections::BTreeMap;
 
@@ -58,8 +58,9 @@ impl Nccl {
     }
 }
 
-/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never does for rxe, siw,
-/// or a GPU without GPUDirect RDMA. EFA's plugin brings a topology file for NCCL.
+/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never uses GPUDirect RDMA
+/// with rxe or siw, or for a GPU without GPUDirect RDMA. With EFA, NCCL uses the topology file of
+/// EFA's plugin.
 fn is_for_nccl(scan: &Scan<'_>, pair: &Pair) -> bool {
     let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && gpu.why_no_gpudirect().is_none();
     let is_hca = |hca: &Hca| !hca.is_software && hca.driver.as_deref() != Some("efa");
@@ -129,7 +130,7 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     }
 }
 
-/// Reports the nearest paths of a GPU, all of one class and too far for NCCL.
+/// Reports that the nearest paths of a GPU, all of one class, are too far for NCCL.
 fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Finding> {
     let (first, class) = *pairs.first()?;
     let gpu = scan.gpu(first.gpu)?;
@@ -206,7 +207,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }))
 }
 
-/// Returns a GPU on NVLink with a NIC that is near enough for NCCL, and that NIC.
+/// Returns a GPU on NVLink with a NIC that is near enough for NCCL, and the NIC's name.
 fn by_nvlink<'a>(scan: &Scan<'a>, nccl: &Nccl, gpu: &Gpu) -> Option<(&'a Gpu, &'a str)> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let is_joined = |at: Address| {

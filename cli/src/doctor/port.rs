@@ -59,7 +59,7 @@ fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> 
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
     let is_up = ports.iter().any(|(_, port)| port.is_active());
-    // The recording has no state of any port.
+    // Ports are not judged if the state of every port is unknown.
     let is_known = ports.iter().any(|(_, port)| port.state.is_some());
     (is_known && !is_up).then_some(ports)
 }
@@ -84,7 +84,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
     Some(finding.fix(fixes.join("\n")))
 }
 
-/// Returns `mlx5_0 port 1 is DOWN`.
+/// Describes a port and its state: `mlx5_0 port 1 is DOWN`.
 fn named(hca: &Hca, port: &Port) -> String {
     format!(
         "{} port {} is {}",
@@ -110,7 +110,7 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
     }
 }
 
-/// Returns how to examine the cable of a port.
+/// Returns the command that examines the cable of a port.
 pub(super) fn cable(hca: &Hca) -> String {
     format!(
         "`mlxlink -d {} -m -c`\nIt shows the cable and the transceivers; check the switch's port, too.",
@@ -175,8 +175,8 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     }
     let rate = port.rate.as_deref().unwrap_or("unknown rate");
     let found = format!("port {} is ACTIVE, {rate}", port.number);
-    // The number of Ethernet lanes depends on the speed. On InfiniBand, two lanes are HDR100 or
-    // NDR200, and one lane is a bad cable.
+    // The number of Ethernet lanes depends on the speed. On InfiniBand, two lanes mean HDR100 or
+    // NDR200, and one lane means a bad cable.
     let is_narrow = port.layer.as_deref() == Some("InfiniBand") && rate.contains("(1X ");
     if !is_narrow {
         return Some(match faster(scan, hca, port) {

@@ -48,7 +48,7 @@ struct Counts {
     warning: usize,
     note: usize,
     not_visible: usize,
-    /// Number of invisible findings that root would see.
+    /// Number of values that only root can see.
     needs_root: usize,
 }
 
@@ -112,8 +112,8 @@ fn by_key<K: Copy + Eq + Hash, T>(all: impl IntoIterator<Item = (K, T)>) -> Vec<
     groups
 }
 
-/// Returns subjects as short as possible: a GPU by its index, pairs as GPUs with the RDMA devices
-/// that they share.
+/// Formats subjects as short as possible: a GPU by its index, and pairs as GPUs with their common
+/// RDMA devices.
 fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject>) -> String {
     let name_of = |at: &str| {
         let gpu = at.parse().ok().and_then(|at| scan.gpu(at));
@@ -174,7 +174,7 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
             out.paragraph(&format!("  {word:<5}  "), text);
         }
     }
-    // Commands for one device come first, then commands for all.
+    // Commands for one device come first, then commands for all devices.
     let fixes: Vec<&str> = group
         .findings
         .iter()
@@ -197,7 +197,7 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
     out.gap();
 }
 
-/// Returns `1 fault, 2 warnings`.
+/// Formats the counts: `1 fault, 2 warnings`.
 fn summary(counts: Counts) -> String {
     let of = |count: usize, word| (count > 0).then(|| counted(count, word));
     let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
@@ -304,7 +304,7 @@ pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     let checks = unique(bad.map(|finding| finding.check));
     let mut text = match summary(counts) {
         none if none.is_empty() => "nothing wrong was seen".to_owned(),
-        // A bar starts the performance data.
+        // The text has no vertical bar, which would start the performance data.
         some => format!("{some}: {}", checks.join(", ")),
     };
     if counts.needs_root > 0 {

@@ -69,7 +69,7 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Number of bytes that Linux's `iboe_get_mtu()` reserves for headers, then the possible RDMA MTUs.
+/// Number of bytes that Linux's `iboe_get_mtu()` reserves for headers.
 const HEADERS: u64 = 96;
 const MTUS: [u64; 5] = [4096, 2048, 1024, 512, 256];
 /// Bytes of a RoCE v2 packet that are not payload: preamble and gap, Ethernet, IPv4, UDP, BTH, both
@@ -166,12 +166,12 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
             Some(index),
         );
     }
-    // No GID was readable: nothing is known.
+    // If no GID was readable, nothing is reported.
     if !any {
         return (None, None);
     }
     let number = port.number;
-    // There may be more GIDs than those that were read.
+    // There may be more GIDs than the scan has read.
     if let Err(why) = scan.host.names(&types) {
         unseen = unseen.or(Some(why).filter(|_| is_full));
     }
@@ -209,7 +209,7 @@ mod tests {
     use crate::machine::Machine;
     use crate::{fixture, testing};
 
-    /// Two machines in one: the MTU and the GIDs that RoCE needs.
+    /// The two sockets stand for two machines. Each has the MTU and the GIDs that RoCE needs.
     #[test]
     fn roce_has_its_mtu_and_gids() {
         use fixture::{ADDRESS, LINK_LOCAL};
@@ -254,14 +254,14 @@ mod tests {
             }),
             warning("port 1 has no GID of RoCE v2")
         );
-        // One of them got another address first.
+        // The interface of mlx5_1 got another address first.
         assert_eq!(
             found(|fixture| fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, LINK_LOCAL, ADDRESS])),
             warning(
                 "the first GID of RoCE v2 with an IP address is at index 3 on mlx5_0 port 1; 5 on mlx5_1 port 1"
             )
         );
-        // An old recording has no GIDs: nothing is known.
+        // An old recording has no GIDs, and nothing is reported.
         assert_eq!(
             found(|fixture| {
                 for index in 0..4 {
@@ -301,7 +301,7 @@ mod tests {
             text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
             "{text}"
         );
-        // One GID is unreadable, the others are link-local.
+        // One GID is unreadable, and all other GIDs are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
         let (text, status) = testing::says_in_one_line(&fixture.recording, &line);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Settings that prevent packet loss under congestion with RoCE: PFC, the priority of the DSCP,
-//! ECN. The check compares them with each other, and between ports of one kind.
+//! Settings that prevent packet loss of RoCE under congestion: PFC, the priority of each DSCP, and
+//! ECN. The check compares the settings with each other, and between ports of one kind.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,8 +29,8 @@ pub(super) const CHECK: Check = Check {
     faults: super::tests::Faults::OwnTest,
 };
 
-/// Directories in which the driver of MLNX_OFED and DOCA-OFED has the ECN settings: answering ECN
-/// marks, and slowing down on request of the peer.
+/// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED: answering ECN marks,
+/// and slowing down on request of the peer.
 const ECN: [&str; 2] = ["roce_np", "roce_rp"];
 const PRIORITIES: u8 = 8;
 
@@ -40,14 +40,14 @@ struct Interface<'a> {
     port: &'a Port,
     name: String,
     dcb: Seen<Dcb>,
-    /// Priorities that have ECN, one bit each, for both entries of [`ECN`].
+    /// Bit mask of the priorities with ECN, for each entry of [`ECN`].
     ecn: Seen<[u8; 2]>,
     /// Traffic class that the driver of MLNX_OFED gives to all queue pairs. `None`: each queue pair
     /// has its own.
     class: Seen<Option<u8>>,
     /// RDMA CM's traffic class, if its directory exists. 0: not set.
     cm_class: Option<u8>,
-    /// `true` if another interface, such as a VLAN, is on top.
+    /// `true` if another interface, such as a VLAN, is on top of this one.
     is_below: bool,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Interface<'a> {
             },
             ecn: np.and_then(|np| Ok([np, rp?])),
             class: class.map(|text| {
-                // The following lines have rules for single destinations.
+                // All other lines have rules for single destinations.
                 let global = text
                     .lines()
                     .find_map(|line| line.strip_prefix("Global tclass="));
@@ -167,7 +167,7 @@ impl<'a> Interface<'a> {
         self.dcb()?.pfc
     }
 
-    /// Returns `mlx5_0 port 1 (ens1f0np0)`.
+    /// Formats the name of the interface: `mlx5_0 port 1 (ens1f0np0)`.
     fn named(&self) -> String {
         format!(
             "{} port {} ({})",
@@ -175,7 +175,7 @@ impl<'a> Interface<'a> {
         )
     }
 
-    /// Returns a finding with the settings, or one that they are not visible.
+    /// Returns a finding with the settings, or a finding that the settings are not visible.
     fn finding(&self) -> Finding {
         let name = &self.name;
         let pfc = match (self.pfc(), &self.dcb) {
@@ -241,7 +241,7 @@ impl<'a> Interface<'a> {
         }
     }
 
-    /// Reports a traffic class whose priority has no PFC while another priority has it.
+    /// Reports a traffic class whose priority has no PFC while another priority has PFC.
     fn mismarked(&self, scan: &Scan<'_>) -> Vec<Finding> {
         let (Some(mask @ 1..), Some(dcb)) = (self.pfc(), self.dcb()) else {
             return Vec::new();
@@ -306,8 +306,8 @@ impl<'a> Interface<'a> {
 /// A setting that should be the same on ports of one kind.
 struct Aspect {
     what: &'static str,
-    /// Returns the setting of an interface. `mask` has the priorities with PFC on any port. `None`:
-    /// not visible.
+    /// Returns the setting of an interface, or `None` if not visible. `mask` has the priorities
+    /// with PFC on any port.
     of: fn(one: &Interface<'_>, mask: u8) -> Option<String>,
     /// Returns how to copy a setting from one interface to another, if there is a command.
     fix: fn(like: &Interface<'_>, odd: &Interface<'_>, mask: u8) -> Option<String>,
@@ -395,8 +395,8 @@ const ASPECTS: &[Aspect] = &[
     },
 ];
 
-/// Reports settings that differ between ports of one kind. Such ports usually carry the same
-/// collective.
+/// Reports settings that differ between ports of one kind. Ports of one kind usually carry the same
+/// collective operation.
 fn differing(scan: &Scan<'_>, all: &[Interface<'_>]) -> Vec<Finding> {
     let mut kinds: BTreeMap<_, Vec<&Interface<'_>>> = BTreeMap::new();
     for one in all {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Route of a pair's packets, and the place where they turn round.
+//! Route of a pair's packets, and the place where the packets turn round.
 
 use super::scan::Scan;
 use crate::machine::config::PortType;
 use crate::machine::pci::{Address, Function, Link, Rate};
 use crate::machine::{Gpu, Pair};
 
-/// Both ends, and the bridges above one end only.
+/// PCI route between a GPU and a NIC.
 pub(super) struct Route<'a> {
     pub(super) gpu: &'a Function,
     pub(super) nic: &'a Function,
-    /// Number of bridges above both ends. If it is not 0, the last of them is the upstream port of
-    /// the switch where packets turn round.
+    /// Number of bridges above both ends. The last of these bridges, if any, is the upstream port
+    /// of the switch where packets turn round.
     shared: usize,
     functions: &'a std::collections::BTreeMap<Address, Function>,
 }
 
-/// A link with both ends known.
+/// A link whose two ends are known.
 pub(super) struct Joined<'a> {
-    /// The end nearer to the processor.
+    /// End nearer to the processor.
     pub(super) upper: &'a Function,
     pub(super) lower: &'a Function,
     pub(super) now: Rate,
@@ -32,8 +32,8 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
 }
 
 impl<'a> Route<'a> {
-    /// Returns the route, or `None` if the RDMA device is not on PCI, or if PCI is not the only way
-    /// to the GPU's memory. Data Direct gives such memory a route, too.
+    /// Returns the route, or `None` if the RDMA device is not on PCI. Returns `None` for a coherent
+    /// GPU, too, unless the pair uses Data Direct.
     pub(super) fn of(scan: &Scan<'a>, pair: &Pair) -> Option<Self> {
         let is_by_pci = |gpu: &&Gpu| !gpu.is_coherent || pair.is_data_direct();
         let gpu = scan.gpu(pair.gpu).filter(is_by_pci)?;
@@ -73,7 +73,7 @@ impl<'a> Route<'a> {
         self.shared == 0
     }
 
-    /// Returns the bridges above this end only, highest first, and then the end.
+    /// Returns the bridges above this end only, highest first, followed by the end.
     pub(super) fn down_to(&self, end: &'a Function) -> Vec<&'a Function> {
         let bridges = self.side(end).iter();
         let known = bridges.filter_map(|at| self.functions.get(at));
@@ -93,8 +93,8 @@ impl<'a> Route<'a> {
 
 impl<'a> Joined<'a> {
     /// Returns the link between two neighbours. Returns `None` if there is no link, or if the ends
-    /// disagree. The latter happens in a virtual machine, whose bridges are not those of the
-    /// device.
+    /// disagree. The ends disagree in a virtual machine, whose bridges are not those of the
+    /// hardware.
     pub(super) fn of(upper: &'a Function, lower: &'a Function) -> Option<Self> {
         let link = |function: &Function| -> Option<Link> { function.link.as_ref().ok().copied() };
         let (above, below) = (link(upper)?, link(lower)?);

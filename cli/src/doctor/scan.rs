@@ -15,7 +15,7 @@ use crate::machine::{Class, Gpu, Hca, Machine, Pair};
 use crate::software::files::Files;
 use crate::software::Software;
 
-/// A recorded machine in its healthy state: this one or one like it.
+/// Recording of this machine, or of a similar one, in its healthy state.
 pub(crate) struct Baseline {
     pub(super) recording: Recording,
     pub(super) machine: Machine,
@@ -42,7 +42,7 @@ pub(super) type Devices = BTreeMap<Address, Subject>;
 pub(crate) struct Scan<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) machine: &'a Machine,
-    /// The pair that was asked for, if any.
+    /// Pair that `--pair` selects, if any.
     pub(super) only: Option<&'a Pair>,
     /// `true` to judge pairs that are not the best of their GPU, too.
     pub(super) all: bool,
@@ -91,19 +91,20 @@ impl<'a> Scan<'a> {
         nearest.get(hca.name.as_str()).copied()
     }
 
-    /// Returns the software of the machine. Reads it once.
+    /// Returns the machine's software, which is read on first use.
     pub(super) fn software(&self) -> &Software {
         self.software.get_or_init(|| Software::scan(self.host))
     }
 
-    /// Returns the contents of the modules' files, or `None` if modprobe has no such module. Reads
-    /// them on first use, because decompressing nvidia.ko takes half a second.
+    /// Returns the contents of the modules' files, or `None` if modprobe has no such module. The
+    /// files are read on first use, because decompressing nvidia.ko takes half a second.
     pub(super) fn module_files(&self) -> &Seen<Option<Files>> {
         self.module_files.get_or_init(|| Files::scan(self.host))
     }
 
-    /// Returns `true` if modprobe would load peermem-rs, but peermem-rs does not load beside this
-    /// nvidia.ko: a version before 535, or the proprietary one without a build for it.
+    /// Returns `true` if modprobe would load peermem-rs, but peermem-rs does not load beside the
+    /// present nvidia.ko. Such an nvidia.ko is older than version 535, or is proprietary while
+    /// peermem-rs is built for the open one.
     pub(super) fn is_closed_to_ours(&self) -> bool {
         let software = self.software();
         let is_built_for_open = || {
@@ -118,8 +119,8 @@ impl<'a> Scan<'a> {
             })
     }
 
-    /// Returns the pairs to judge: the best of each GPU, the pair that was asked for, or all pairs
-    /// if `--all` is set.
+    /// Returns the pairs to judge: the pair of `--pair`, all pairs if `--all` is set, or the best
+    /// pairs of each GPU.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
         let (only, all) = (self.only, self.all);
         self.machine.pairs.iter().filter(move |pair| match only {
@@ -147,12 +148,12 @@ impl<'a> Scan<'a> {
         self.gpus().next().is_some()
     }
 
-    /// Returns `true` if PCI leads to the memory of any judged GPU.
+    /// Returns `true` if the memory of any judged GPU is reached through PCI.
     pub(super) fn has_pci_gpu(&self) -> bool {
         self.pci_gpus().next().is_some()
     }
 
-    /// Returns the GPUs with memory that is reached through PCI: all but coherent GPUs, and
+    /// Returns the GPUs whose memory is reached through PCI: GPUs that are not coherent, and
     /// coherent GPUs with Data Direct.
     pub(super) fn pci_gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
         let is_direct = |gpu: &Gpu| {
@@ -199,8 +200,8 @@ impl<'a> Scan<'a> {
         devices
     }
 
-    /// Returns `true` if faults of this pair count: the pair is the best of its GPU, or was asked
-    /// for.
+    /// Returns `true` if faults of this pair count: the pair is the best of its GPU, or is selected
+    /// by `--pair`.
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)
@@ -243,7 +244,8 @@ impl<'a> Scan<'a> {
         self.machine.hca(name)
     }
 
-    /// Reports a value that could not be read. `what` begins a sentence: `ACS of 0000:18:01.0`.
+    /// Reports a value that could not be read. `what` names the value, such as `ACS of
+    /// 0000:18:01.0`.
     pub(crate) fn unseen(subject: Subject, what: impl AsRef<str>, why: &Unseen) -> Finding {
         let found = format!("{}: {why}", what.as_ref());
         let mut finding = Finding::new(Level::NotVisible, subject, found);
@@ -276,7 +278,6 @@ impl Subject {
     }
 }
 
-/// A check.
 pub(crate) struct Check {
     /// Stable name, used by `--skip` and the findings.
     pub(crate) name: &'static str,
@@ -340,7 +341,7 @@ mod tests {
         }
     }
 
-    /// Decompressing nvidia.ko takes half a second.
+    /// Commands that need no module file do not spend half a second on decompressing nvidia.ko.
     #[test]
     fn the_modules_files_are_read_once_and_only_for_who_asks() {
         let (one, without) = (fixture::small(), fixture::no_hca());

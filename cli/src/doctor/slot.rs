@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Bandwidth of the NIC's slot, compared with its ports.
+//! Bandwidth of the NIC's slot, compared with that of the NIC's ports.
 
 use super::route::Joined;
 use super::scan::{Check, Scan};

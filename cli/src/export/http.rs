@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A minimal HTTP server for scrapes: `GET /metrics`, one answer per connection.
 //!
-//! Each connection has its own thread, so a slow client blocks nobody. There are at most
-//! [`Limits::connections`] of them. A connection has [`Limits::time`] for its request, and again
-//! for its answer, no matter how much it transfers in that time.
+//! Each connection has its own thread, so a slow client blocks nobody. At most
+//! [`Limits::connections`] connections are open at a time. A connection has [`Limits::time`] for
+//! its request, and the same time again for its answer, regardless of the amount of data.
 //!
-//! The serving thread alone scans the machine, one scan at a time. It reuses an answer that is
-//! younger than [`Limits::fresh`], so frequent scrapes cost the machine nothing extra.
+//! The serving thread alone scans the machine, one scan at a time. An answer younger than
+//! [`Limits::fresh`] is reused, so frequent scrapes cost the machine nothing extra.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -80,7 +80,7 @@ struct Place(Arc<AtomicUsize>);
 impl Place {
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let place = Self(Arc::clone(taken));
-        // If all slots are taken, the drop gives this one back.
+        // If all slots are taken, the drop of `place` gives this slot back.
         (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
@@ -108,7 +108,7 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
         let ask = ask.clone();
         let handled = thread::Builder::new().spawn(move || {
             let _place = place;
-            // On an error the client is gone or too slow, so there is nobody to tell.
+            // After an error, the client is gone or too slow, so nobody can receive a message.
             let _ = connection(&stream, limits, &ask);
         });
         if handled.is_err() {
@@ -204,7 +204,7 @@ fn connection(
         }
     }
     stream.shutdown(Shutdown::Write)?;
-    // Closing a socket with unread input resets it, and the answer may be lost.
+    // A close of a socket with unread input resets the connection, and the answer may be lost.
     let mut sink = [0; 1024];
     let mut most = limits.request;
     while most > 0 {
@@ -223,7 +223,7 @@ enum Asked {
     Metrics {
         is_head: bool,
     },
-    /// Answered with this status.
+    /// A wrong request, answered with this status.
     Wrong(&'static str),
 }
 
@@ -241,7 +241,7 @@ fn request(stream: &TcpStream, limits: Limits) -> io::Result<Asked> {
             Ok(read) => part.get(..read).unwrap_or_default(),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => continue,
-                // The error depends on the system.
+                // The kind of error on a timeout depends on the system.
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => continue,
                 _ => return Err(error),
             },
@@ -256,7 +256,7 @@ fn request(stream: &TcpStream, limits: Limits) -> io::Result<Asked> {
     }
 }
 
-/// Parses a request. Returns `None` if it is incomplete.
+/// Parses a request. Returns `None` if the request is incomplete.
 fn asked(bytes: &[u8]) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -287,7 +287,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// Long enough for slow machines. No test waits for it to expire.
+    /// Time limit that suffices on slow machines. No test waits for the limit to expire.
     const LONG: Duration = Duration::from_secs(600);
 
     /// Starts a server that runs as long as the tests.
@@ -367,7 +367,8 @@ mod tests {
     fn a_request_has_an_end() {
         let address = server(limits(), || Ok(String::new()));
         let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
-        // Exactly the limit, so that the server reads all of it before it answers.
+        // The request has exactly the limit, so that the server reads all of the request before it
+        // answers.
         long.resize(limits().request, b'x');
         assert!(answer(address, &long).starts_with("HTTP/1.1 431 "));
         let mut many = b"GET /metrics HTTP/1.1\r\n".to_vec();

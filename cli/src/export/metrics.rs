@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The metrics of one scrape of a host, in Prometheus' text format 0.0.4. `docs/monitoring.md`
-//! lists them.
+//! lists the metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -231,7 +231,7 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
     let (whose, is_seen) = match &seen {
         Ok(_) => ("peermem-rs", true),
         Err(Missing::Other(_)) => ("other", true),
-        // The files are not readable, so it may be our module or NVIDIA's.
+        // The files are not readable, so the module may be ours or NVIDIA's.
         Err(_) => ("unknown", false),
     };
     let version = host
@@ -472,7 +472,7 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
         "The lanes of a port's cable that are in use.",
         &["hca", "port"],
         each().filter_map(|(labels, port)| {
-            // For example `400 Gb/sec (4X NDR)`.
+            // The rate has the form `400 Gb/sec (4X NDR)`.
             let (_, width) = port.rate.as_deref()?.split_once('(')?;
             Some((labels, width.split_once('X')?.0.parse().ok()?))
         }),
@@ -531,7 +531,7 @@ fn links(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
             links
                 .iter()
                 .map(|(labels, link)| (labels.clone(), value(link)))
-                // The kernel does not know the value.
+                // The value 0 means that the kernel does not know the value.
                 .filter(|(_, value)| *value > 0.0),
         )?;
     }

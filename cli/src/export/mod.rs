@@ -20,7 +20,7 @@ use crate::host::Host;
 use crate::report::Out;
 
 /// Exports one scan, or serves until killed. The findings do not affect the exit status, since the
-/// metrics contain them.
+/// metrics contain the findings.
 ///
 /// # Errors
 /// The file cannot be written, or the server cannot listen on the address.
@@ -57,8 +57,8 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // The temporary file is in the same directory, because a rename cannot cross file systems. Its
-    // name does not end in `.prom`, because the collector reads all such files.
+    // The temporary file is in the same directory, because a rename cannot cross file systems. The
+    // file's name does not end in `.prom`, because the collector reads all files with that suffix.
     let mut new = tempfile::Builder::new()
         .prefix(".peermemctl.")
         .suffix(".new")

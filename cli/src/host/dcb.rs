@@ -4,7 +4,7 @@
 //!
 //! The request is that of `mlnx_qos` and of iproute2's `dcb pfc show` and `dcb app show`:
 //! `RTM_GETDCB` with `DCB_CMD_IEEE_GET` (Linux's `include/uapi/linux/dcbnl.h` and
-//! `net/dcb/dcbnl.c`). It needs no privileges and changes nothing.
+//! `net/dcb/dcbnl.c`). The request needs no privileges and changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ const MESSAGE: [u8; 4] = [0, DCB_CMD_IEEE_GET, 0, 0];
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Dcb {
-    /// Priorities with PFC, one bit each. `None`: the driver reports none.
+    /// Priorities with PFC, one bit each. `None`: the driver does not report PFC.
     pub(crate) pfc: Option<u8>,
     /// Priority of each DSCP that the interface maps.
     pub(crate) dscp: BTreeMap<u8, u8>,
@@ -91,8 +91,8 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
         };
         for inner in attributes(ieee) {
             match inner? {
-                // `struct ieee_pfc`: number of priorities that support PFC, then the mask of those
-                // that use it, and more.
+                // `struct ieee_pfc`: number of priorities that support PFC, then the mask of the
+                // priorities that use PFC, and more.
                 (DCB_ATTR_IEEE_PFC, pfc) => dcb.pfc = pfc.get(1).copied(),
                 (DCB_ATTR_IEEE_APP_TABLE, table) => {
                     for entry in attributes(table) {
@@ -137,7 +137,7 @@ mod tests {
         attribute(DCB_ATTR_IEEE_APP, &[selector, priority, low, high])
     }
 
-    /// An answer as `dcbnl_ieee_fill()` writes it: name, ETS, PFC, table, DCBX.
+    /// Returns an answer as `dcbnl_ieee_fill()` writes it: name, ETS, PFC, table, DCBX.
     fn answer() -> Vec<u8> {
         let mut pfc = vec![8, 0b1000, 0, 0, 7, 0];
         pfc.resize(136, 0xff);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Dcb>(&text).unwrap(), dcb);
     }
 
-    /// The kernel of this machine, asked about every interface. The loopback has no DCB.
+    /// Asks this machine's kernel about every interface. The loopback has no DCB.
     #[test]
     fn this_kernel_is_asked() {
         let said = Interfaces::ask(&Live).unwrap();

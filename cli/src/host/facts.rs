@@ -18,8 +18,8 @@ const SYMBOLS: [&str; 6] = [
 /// Suffix of the function that registers a dma-buf. Each RDMA driver puts its own name before it.
 const DMA_BUF: &str = "_reg_user_mr_dmabuf";
 
-/// Services that start RDMA processes and pass on their limits. sshd is not among them, because PAM
-/// sets the limits of a login.
+/// Services that start RDMA processes and pass on their limits. sshd is not in the list, because
+/// PAM sets the limits of a login.
 const SERVICES: [&str; 9] = [
     "containerd",
     "crio",

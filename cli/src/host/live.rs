@@ -64,7 +64,7 @@ fn kernel_log() -> Seen<String> {
             // End of the log.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Records were overwritten. The next read continues after them.
+            // Records were overwritten. The next read continues after the overwritten records.
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
             Err(error) => return Err(error.into()),
         }
@@ -91,7 +91,7 @@ impl Host for Live {
 
     fn link(&self, path: &str) -> Seen<String> {
         match fs::read_link(path) {
-            // Not a symbolic link.
+            // The path is not a symbolic link.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(Unseen::Absent),
             other => Ok(other?.to_string_lossy().into_owned()),
         }

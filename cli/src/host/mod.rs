@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unseen {
-    /// Nothing is there, which is an answer.
+    /// Nothing is there, which is a valid answer.
     Absent,
     /// This process lacks the privileges.
     Denied,
@@ -113,7 +113,7 @@ pub(crate) trait Host {
             .to_owned())
     }
 
-    /// Returns `true` if the path exists, or an error if that is unknown.
+    /// Returns `true` if the path exists, or an error if the answer is unknown.
     fn has(&self, path: &str) -> Seen<bool> {
         match self.resolved(path) {
             Ok(_) => Ok(true),
@@ -129,7 +129,8 @@ pub(crate) trait Host {
     }
 }
 
-/// Returns the byte that ends each line of a file. It is a zero for the environment of a process.
+/// Returns the byte that ends each line of a file: zero in the environment of a process, a line
+/// feed in all other files.
 pub(crate) fn line_end(path: &str) -> u8 {
     match path.ends_with("/environ") {
         true => b'\0',

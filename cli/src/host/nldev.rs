@@ -20,7 +20,7 @@ use crate::netlink::{attributes, Refused, Socket};
 /// RDMA devices in sysfs.
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
 
-/// `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, command)`.
+/// Returns `RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, command)`.
 const fn kind(command: u16) -> u16 {
     const NLDEV: u16 = 5;
     (NLDEV << 10) | command
@@ -49,11 +49,11 @@ const SYS_NETNS_MODE: u16 = 66;
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Maker {
-    /// Thread ID in this program's PID namespace. `None`: the thread has ended, or has no number
-    /// here.
+    /// Thread ID in this program's PID namespace. `None`: the thread has ended, or has no ID in
+    /// this namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thread: Option<u32>,
-    /// Name of the kernel's part that created it, if no process did.
+    /// Name of the kernel's part that created the object, if no process did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
     /// Number of the protection domain.
@@ -61,7 +61,7 @@ pub(crate) struct Maker {
     pub(crate) domain: Option<u32>,
 }
 
-/// Regions that cannot be told apart.
+/// Number of regions with the same creator and size.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Regions {
@@ -79,7 +79,7 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) regions: Vec<Regions>,
     pub(crate) domains: Vec<Maker>,
-    /// Why the regions are unknown.
+    /// Reason why the regions are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refused: Option<String>,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Device {
 #[serde(default)]
 pub(crate) struct Tracked {
     pub(crate) devices: Vec<Device>,
-    /// `true` if devices may be in other network namespaces, which this one cannot see.
+    /// `true` if devices may be in other network namespaces, which this namespace cannot see.
     pub(crate) is_exclusive: bool,
 }
 
@@ -98,8 +98,8 @@ impl Recorded for Tracked {
     const MISREAD: &'static str = "the list is not understood";
 
     fn ask(host: &dyn Host) -> Seen<Self> {
-        // Without a device there is nothing to ask. A socket of this protocol would make the kernel
-        // load ib_core.
+        // Without a device, this function asks nothing. A socket of this protocol would make the
+        // kernel load ib_core.
         match host.names(CLASS) {
             Ok(names) if names.is_empty() => Ok(Self::default()),
             Err(Unseen::Absent) if host.has("/sys/class") == Ok(false) => {
@@ -115,7 +115,7 @@ fn tracked() -> Result<Tracked, Refused> {
     let mut socket = Socket::open(Some(RDMA))?;
     let is_exclusive = match socket.ask((SYS_GET, 0), &[], &[]) {
         Ok(messages) => is_exclusive(&messages)?,
-        // Kernels before 5.2 do not know the request. They show all devices in all namespaces.
+        // Kernels before 5.2 do not know the request, and show all devices in all namespaces.
         Err(Refused::Kernel(Errno::INVAL)) => false,
         Err(why) => return Err(why),
     };
@@ -155,7 +155,7 @@ fn is_exclusive(messages: &[Vec<u8>]) -> Result<bool, Refused> {
     Ok(false)
 }
 
-/// Returns why the regions of a device are not listed.
+/// Returns the reason why the regions of a device are not listed.
 fn why(refused: &Refused) -> String {
     match refused {
         // The kernel does not know the index or the command.
@@ -200,7 +200,7 @@ fn entries(messages: &[Vec<u8>], table: u16, entry: u16) -> Result<Vec<&[u8]>, R
 }
 
 impl Maker {
-    /// Records an attribute if it is one of those below.
+    /// Stores an attribute of a known kind, and ignores all others.
     fn take(&mut self, kind: u16, value: &[u8]) -> Result<(), Refused> {
         match kind {
             // Kernels before 5.5 write 0 for a thread that has ended.
@@ -262,8 +262,8 @@ mod tests {
         attribute(kind, &number.to_ne_bytes())
     }
 
-    /// A region as `fill_res_mr_entry` writes it for a user with `CAP_NET_ADMIN`: keys, length,
-    /// number, domain, thread.
+    /// Returns a region as `fill_res_mr_entry` writes it for a user with `CAP_NET_ADMIN`: keys,
+    /// length, number, domain, thread.
     fn region(bytes: u64, domain: u32, thread: Option<u32>) -> Vec<u8> {
         let mut entry = [number(42, 0x1234), number(43, 0x1234)].concat();
         entry.extend(attribute(45, &bytes.to_ne_bytes()));
@@ -342,7 +342,7 @@ mod tests {
             of(Some(4712), 1 << 40, 1),
         ];
         assert_eq!(read, expected);
-        // Recordings keep this JSON. It contains no key of a region.
+        // Recordings keep this JSON, which contains no key of a region.
         let json = serde_json::to_string(&read).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Regions>>(&json).unwrap(), read);
         assert!(!json.contains("4660"), "{json}");
@@ -384,7 +384,7 @@ mod tests {
                 "{length}: {read:?}"
             );
         }
-        // The inner length exceeds the outer one.
+        // The inner length exceeds the outer length.
         let mut odd = whole;
         let table = number(1, 0).len() + attribute(2, b"mlx5_0\0").len();
         let entry = table + 4;

@@ -41,7 +41,7 @@ pub(crate) struct Recording {
     pub(crate) version: u32,
     /// Description of the recording's origin.
     pub(crate) about: String,
-    /// Contents of files: text unchanged. Other bytes, and text that begins with `hex:`, are
+    /// Contents of files. Text is unchanged. Other bytes, and text that begins with `hex:`, are
     /// written as `hex:…`, with `+N` for N zeroes at the end. The key `PATH?WORD` has the lines of
     /// PATH that contain WORD.
     pub(crate) files: BTreeMap<String, String>,
@@ -117,7 +117,7 @@ impl Recording {
         follow(path, |at| self.links.get(at).cloned())
     }
 
-    /// Returns why a path has no answer.
+    /// Returns the reason why a path has no answer.
     fn missing(&self, path: &str) -> Unseen {
         let mut below = path;
         if let Some(why) = self.unseen.get(path) {
@@ -145,7 +145,7 @@ impl Recording {
         Unseen::NotRecorded
     }
 
-    /// Returns the answer for the path as given, else for the path with its links followed.
+    /// Returns the answer for the path as given, or else for the path with its links followed.
     fn answer<T>(&self, path: &str, get: impl Fn(&str) -> Option<T>) -> Seen<T> {
         let plain = joined(&components(path).map(str::to_owned).collect::<Vec<_>>());
         if let Some(answer) = get(&plain) {
@@ -217,7 +217,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
 /// target of a link.
 fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let mut followed = 0_usize;
-    // Components still to walk, next one last.
+    // Components still to walk. The last one comes next.
     let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
     let mut walked: Vec<String> = Vec::new();
     while let Some(next) = todo.pop() {
@@ -324,7 +324,7 @@ impl Host for Recording {
         if self.is_there(&real) {
             return Ok(real);
         }
-        // A directory exists if anything in it does.
+        // A directory exists if any path below it exists.
         let inside = format!("{}/", real.trim_end_matches('/'));
         let first = |key: Option<&String>| key.is_some_and(|key| key.starts_with(&inside));
         let from = || inside.clone()..;
@@ -412,7 +412,7 @@ pub(crate) trait Recorded: Serialize + DeserializeOwned {
     }
 }
 
-/// Asks another host and records each answer.
+/// A host that asks another host and records each answer.
 pub(crate) struct Recorder<'a> {
     host: &'a dyn Host,
     recording: RefCell<Recording>,
@@ -432,8 +432,7 @@ impl<'a> Recorder<'a> {
     }
 
     fn note<T>(&self, key: &str, answer: &Seen<T>, keep: impl FnOnce(&mut Recording, &T)) {
-        // The trait's methods do not call one another on this host, and so the cell is not
-        // borrowed.
+        // The trait's methods do not call one another on this host, so the cell is not borrowed.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
             match answer {
                 Ok(value) => keep(&mut recording, value),
@@ -622,8 +621,8 @@ mod tests {
         assert_eq!(decode("hex:ff+2"), Ok(vec![0xff, 0, 0]));
     }
 
-    /// A dump lacks drivers, ports, BARs and all software, and would look like a machine without
-    /// them.
+    /// A dump lacks drivers, ports, BARs and all software, and would look like a machine that lacks
+    /// these things.
     #[test]
     fn a_dump_of_rdma_topo_is_told_as_what_it_is() {
         let device = r#"{"realpath": "/sys/devices/pci0009:00/0009:00:00.0", "config": "eJw=", "modalias": "pci:v",

@@ -24,11 +24,11 @@ pub(crate) enum PortType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Express {
     pub(crate) port: PortType,
-    /// Largest payload that the function supports, in bytes.
+    /// Maximum payload that the function supports, in bytes.
     pub(crate) payload_most: u32,
-    /// Largest payload that is set, in bytes.
+    /// Configured maximum payload, in bytes.
     pub(crate) payload: u32,
-    /// Longest read request that is set, in bytes.
+    /// Configured maximum read request, in bytes.
     pub(crate) read_request: u32,
     /// `true` if the function may mark its transfers as relaxed ordered.
     pub(crate) relaxed_ordering: bool,
@@ -77,7 +77,7 @@ impl Acs {
 pub(crate) struct Resizable {
     /// Number of the BAR, 0 to 5.
     pub(crate) bar: usize,
-    /// Size that is set, in bytes.
+    /// Configured size, in bytes.
     pub(crate) size: u64,
     /// Supported sizes in bytes, smallest first.
     pub(crate) sizes: Vec<u64>,
@@ -110,7 +110,7 @@ impl Config {
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }
 
-    /// Returns why a read past the end of the visible config space failed.
+    /// Returns the reason why a read past the end of the visible config space failed.
     fn short(&self) -> Unseen {
         match self.0.len() {
             0..=HEADER => Unseen::Denied,
@@ -193,7 +193,8 @@ impl Config {
 
     /// Returns the offset of a capability in extended config space.
     fn extended(&self, wanted: u16) -> Seen<usize> {
-        // Conventional PCI has no extended config space. Only root can tell the two apart.
+        // Conventional PCI has no extended config space. Only root can distinguish conventional PCI
+        // from PCI Express.
         self.capability(EXPRESS)?;
         if self.0.len() <= CONVENTIONAL {
             return Err(Unseen::Failed(

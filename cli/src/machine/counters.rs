@@ -9,7 +9,7 @@ use super::pci::{Address, DEVICES};
 use super::Machine;
 use crate::host::{Fact, Host};
 
-/// Kind of event that a counter counts. The kind says how bad growth is.
+/// Kind of event that a counter counts. The kind decides the severity of an increase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// Errors of the cable or of its connectors.
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 /// A counter of an RDMA port.
 #[derive(Debug)]
 pub(crate) struct Counter {
-    /// Name of its file.
+    /// Name of the counter's file.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     is_hardware: bool,
@@ -64,8 +64,8 @@ const fn hardware(name: &'static str, kind: Kind) -> Counter {
     }
 }
 
-/// The counters that matter, most telling first. Any RDMA device may have the first ones. The names
-/// in `hw_counters` are those of mlx5, and of other drivers with the same counters.
+/// The counters that matter, most telling first. Any RDMA device may have the first counters of the
+/// list. The names in `hw_counters` are those of mlx5, and of other drivers with the same counters.
 pub(crate) const COUNTERS: &[Counter] = &[
     port("link_downed", Kind::Link),
     port("link_error_recovery", Kind::Link),

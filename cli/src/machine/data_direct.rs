@@ -107,8 +107,8 @@ pub(super) fn assign(
         };
         let Some(v3) = chip(own.at) else { continue };
         let its = direct.iter().filter(|(_, chip)| *chip == v3);
-        // If several match, the one with the same function number wins, because VUIDs end in the
-        // function number.
+        // If several functions match, the function with the same function number wins, because
+        // VUIDs end in the function number.
         hca.data_direct = its
             .map(|(at, _)| *at)
             .min_by_key(|at| (at.function != own.at.function, *at));
@@ -144,7 +144,7 @@ mod tests {
     use crate::fixture::{Fixture, Pci};
     use crate::machine::Class;
 
-    /// VPD of a ConnectX-7 as lspci shows it, with a changed serial number.
+    /// Returns the VPD of a ConnectX-7 as lspci shows it, with a changed serial number.
     fn real() -> Vec<u8> {
         let fields: &[(&str, &str)] = &[
             ("PN", "MCX713106AEHEA_QP1"),
@@ -239,7 +239,7 @@ mod tests {
             (vec![None, some(second)], vec![first.to_owned()], true)
         );
         // Two ports of a chip share a Data Direct function. If there are two functions, each device
-        // gets the one with its number.
+        // gets the one with the device's function number.
         let mut ports = well.clone();
         let chip = "0a5efb8958deed118000946dae000000";
         ports.pci("0000:02:00.0", "0000:03:00.1", &Pci::connectx8(0));

@@ -11,7 +11,7 @@ use crate::host::nldev::CLASS;
 use crate::host::Host;
 
 /// Upper bound on the network interfaces below one interface. Bonds, VLANs and bridges do not nest
-/// as deep.
+/// this deeply.
 const MOST_NETDEVS: usize = 64;
 
 /// Number of GIDs to read for each port if no directory lists them, as in an old recording.
@@ -32,7 +32,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Returns `true` for `4: ACTIVE` in sysfs.
+    /// Returns `true` if the port is active (`4: ACTIVE` in sysfs).
     pub(crate) fn is_active(&self) -> bool {
         self.state.as_deref() == Some("ACTIVE")
     }
@@ -51,13 +51,13 @@ pub(crate) fn gigabits(megabits: u64) -> String {
     }
 }
 
-/// Returns the rate of `400 Gb/sec (4X NDR)`, in Mb/s.
+/// Parses a rate such as `400 Gb/sec (4X NDR)`, and returns it in Mb/s.
 pub(crate) fn rate_of(text: &str) -> Option<u64> {
     let (number, unit) = text.split_once(' ')?;
     if !unit.starts_with("Gb/sec") {
         return None;
     }
-    // `2.5`. No rate has more decimals.
+    // A rate such as `2.5` has at most one decimal.
     let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().ok()?;
     let tenth: u64 = tenth.parse().ok().filter(|tenth| *tenth < 10)?;
@@ -69,10 +69,10 @@ pub(crate) fn rate_of(text: &str) -> Option<u64> {
 pub(crate) struct Hca {
     /// Name: `mlx5_0`, `rxe0`.
     pub(crate) name: String,
-    /// PCI function that does the device's DMA: the device's own, or that of the NIC below a
-    /// software device.
+    /// PCI function that does the device's DMA: the device's own function, or that of the NIC below
+    /// a software device.
     pub(crate) at: Option<Address>,
-    /// `true` for rxe and siw, which do in software the work of a NIC.
+    /// `true` for rxe and siw, which do the work of a NIC in software.
     pub(crate) is_software: bool,
     pub(crate) driver: Option<String>,
     pub(crate) firmware: Option<String>,
@@ -91,8 +91,8 @@ impl Hca {
     }
 }
 
-/// Returns all RDMA devices in natural order: `mlx5_2` before `mlx5_10`. Adds entries that lead
-/// nowhere to `unread`.
+/// Returns all RDMA devices in natural order: `mlx5_2` before `mlx5_10`. Entries that cannot be
+/// resolved go to `unread`.
 pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
     let mut names = host.names(CLASS).unwrap_or_default();
     names.sort_by_key(|name| natural(name));
@@ -190,7 +190,7 @@ fn look_at(host: &dyn Host, name: String) -> Hca {
     Hca {
         at,
         is_software,
-        // For an auxiliary device (`mlx5_ib.rdma`), this is the driver of the PCI function.
+        // For an auxiliary device (`mlx5_ib.rdma`), the driver is that of the PCI function.
         driver: match at {
             Some(at) if !is_software => driver(format!("{}/{at}/driver", pci::DEVICES)),
             _ => None,

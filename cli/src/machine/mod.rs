@@ -20,9 +20,10 @@ pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
 /// -m`. NVML calls the classes `NVML_TOPOLOGY_SINGLE`, `_MULTIPLE`, `_HOSTBRIDGE`, `_NODE` and
 /// `_SYSTEM` (`nvml.h`).
 ///
-/// Derived from sysfs. Functions that meet below a root port are PIX if only one switch or one bus
-/// lies between them, and PXB otherwise. Functions that meet in the same host bridge (`pci0000:00`
-/// in the path) are PHB. All others are NODE within a NUMA node, and SYS between NUMA nodes.
+/// The class is derived from sysfs. Functions that meet below a root port are PIX if only one
+/// switch or one bus lies between them, and PXB otherwise. Functions that meet in the same host
+/// bridge (`pci0000:00` in the path) are PHB. All others are NODE within a NUMA node, and SYS
+/// between NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
@@ -73,17 +74,19 @@ pub(crate) struct Gpu {
     /// Minor number of the device file: 3 for `/dev/nvidia3`.
     pub(crate) minor: Option<u32>,
     pub(crate) at: Address,
-    /// Product name, as far as the PCI IDs or the driver give one.
+    /// Product name from nvidia.ko or the list of PCI IDs, or else the numeric IDs.
     pub(crate) name: String,
     /// BAR that RDMA uses. `None`: the GPU has no such BAR, or the BAR has no address.
     pub(crate) bar1: Option<pci::Bar>,
     pub(crate) is_stand_in: bool,
-    /// `true` if the GPU's memory is part of the processor's (Grace), and so not only behind a BAR.
+    /// `true` if the GPU's memory is part of the processor's memory (Grace), and thus not only
+    /// behind a BAR.
     pub(crate) is_coherent: bool,
 }
 
 impl Gpu {
-    /// Returns why this kind of GPU has no GPUDirect RDMA, or `None` if it has.
+    /// Returns the reason why this kind of GPU does not support GPUDirect RDMA, or `None` if it
+    /// does.
     pub(crate) fn why_no_gpudirect(&self) -> Option<&'static str> {
         let name = &self.name;
         if name.contains("GeForce") {
@@ -105,8 +108,8 @@ pub(crate) struct Pair {
     pub(crate) gpu: Address,
     /// Name of the RDMA device.
     pub(crate) hca: String,
-    /// PCI function at the NIC's end: the RDMA device's own, or its Data Direct function. `None`:
-    /// the device is not on PCI.
+    /// PCI function at the NIC's end: the RDMA device's own function, or its Data Direct function.
+    /// `None`: the device is not on PCI.
     pub(crate) nic: Option<Address>,
     /// `None`: the RDMA device is not on PCI.
     pub(crate) class: Option<Class>,
@@ -114,16 +117,16 @@ pub(crate) struct Pair {
     /// bridges and `meet` are not included.
     pub(crate) bridges: Vec<Address>,
     /// Lowest bridge above both ends, usually a switch's upstream port. A transfer turns round
-    /// inside or below it. `None`: the transfer turns round in a host bridge.
+    /// inside or below this bridge. `None`: the transfer turns round in a host bridge.
     pub(crate) meet: Option<Address>,
-    /// Bandwidth of the slower end's link at its best, in Mb/s. 0: unknown.
+    /// Maximum bandwidth of the slower end's link, in Mb/s. 0: unknown.
     pub(crate) megabits: u64,
     /// `true` if no other pair of this GPU has a nearer class, or the same class and faster links.
     /// Several pairs may be equally good.
     pub(crate) is_best: bool,
-    /// If this path uses the NIC's Data Direct function: the path through the RDMA device's own
-    /// function. Memory registered through nvidia_peermem uses that path. A dma-buf does too if its
-    /// registration does not ask for Data Direct.
+    /// Path through the RDMA device's own function, if this path uses the NIC's Data Direct
+    /// function. Memory registered through nvidia_peermem uses the device's own function. A dma-buf
+    /// also does if its registration does not ask for Data Direct.
     pub(crate) own: Option<Box<Self>>,
 }
 
@@ -161,14 +164,14 @@ pub(crate) struct Machine {
     pub(crate) functions: BTreeMap<Address, Function>,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) hcas: Vec<Hca>,
-    /// Each GPU with each RDMA device, sorted by GPU, then by RDMA device.
+    /// Pairs of each GPU and each RDMA device, sorted by GPU, then by RDMA device.
     pub(crate) pairs: Vec<Pair>,
     /// Number of NUMA nodes.
     pub(crate) nodes: Option<usize>,
     /// `true` for a virtual machine, whose PCI tree may differ from the hardware's. `None`:
     /// unknown.
     pub(crate) is_virtual: Option<bool>,
-    /// Why the RDMA device of a Data Direct function could not be found.
+    /// Reason why the RDMA device of a Data Direct function could not be found.
     pub(crate) data_direct_unseen: Option<Unseen>,
     /// Devices that sysfs lists but that could not be read.
     pub(crate) unread: Vec<Unread>,
@@ -240,8 +243,8 @@ impl Machine {
     }
 
     /// Reads the function at `at` if it may be one end of a path. Reading the config space of every
-    /// function takes long on large machines. Fails if the class cannot be read, or if the end
-    /// itself cannot.
+    /// function takes long on large machines. Fails if the class cannot be read, or if the function
+    /// may be an end and cannot be read.
     fn look_if_wanted(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
         let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES));
         let is = |file: &str, wanted: u16| number(file) == Ok(u64::from(wanted));
@@ -284,7 +287,7 @@ impl Machine {
             .collect();
     }
 
-    /// Returns `true` if the NUMA nodes of both ends are known, or there is only one.
+    /// Returns `true` if the NUMA nodes of both ends are known, or the machine has only one node.
     pub(crate) fn knows_nodes(&self, pair: &Pair) -> bool {
         let node = |at: Address| self.functions.get(&at)?.numa;
         self.has_one_node() || node(pair.gpu).is_some() && pair.nic.and_then(node).is_some()
@@ -361,7 +364,7 @@ impl Machine {
         nics.into_keys().collect()
     }
 
-    /// Returns the function at an address. For a virtual function, returns the physical one.
+    /// Returns the function at an address. For a virtual function, returns the physical function.
     pub(crate) fn physical(&self, at: Address) -> Option<&Function> {
         let function = self.functions.get(&at)?;
         match function.physical {
@@ -371,7 +374,7 @@ impl Machine {
     }
 
     /// Returns the best bandwidth of a function's link, in Mb/s, or 0 if unknown. A virtual
-    /// function has the link of the physical one.
+    /// function has the link of its physical function.
     fn megabits(&self, at: Address) -> u64 {
         let link = self
             .physical(at)
@@ -399,8 +402,8 @@ impl Machine {
         segments
     }
 
-    /// Returns the link between a device and the port above it. A virtual machine may show no port
-    /// above the device. The link is then what the device itself reports.
+    /// Returns the link between a device and the port above it. Returns the link that the device
+    /// itself reports if no port is above the device, as in a virtual machine.
     pub(crate) fn link(&self, at: Address) -> Option<Link> {
         match self.links(at).first() {
             Some(segment) => Some(Link {
@@ -459,7 +462,7 @@ impl Machine {
             0 if one.root == other.root => Class::Phb,
             0 => match (one.numa, other.numa) {
                 (Some(a), Some(b)) if a == b => Class::Node,
-                // On a machine with one node, the firmware reports none.
+                // On a machine with one node, the firmware reports no node.
                 _ if self.has_one_node() => Class::Node,
                 _ => Class::Sys,
             },
@@ -520,7 +523,7 @@ impl Machine {
         pair.class = Some(self.class(one, other));
         pair.bridges = up.into_iter().rev().chain(down).collect();
         pair.megabits = match other.is_data_direct() {
-            // Data Direct is on one chip with the switch, without a link.
+            // Data Direct is on the same chip as the switch, so there is no link between them.
             true => self.megabits(gpu.at),
             false => self.megabits(gpu.at).min(self.megabits(other.at)),
         };
@@ -542,7 +545,7 @@ pub(crate) fn is_bar1(bar: &pci::Bar) -> bool {
 }
 
 fn is_stand_in(function: &Function) -> bool {
-    // Other uses of shared memory have another driver, or none.
+    // Shared memory for another purpose has another driver, or none.
     (function.vendor, function.device) == STAND_IN && function.driver.as_deref() == Some("nvidia")
 }
 

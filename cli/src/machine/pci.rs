@@ -70,14 +70,14 @@ pub(crate) struct Rate {
     pub(crate) width: u32,
 }
 
-/// A link: its current state, and the best that this end supports.
+/// Current rate of a link, and the best rate that this end supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) now: Rate,
     pub(crate) most: Rate,
 }
 
-/// A base address register that is in use.
+/// A base address register in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bar {
     /// Number of the BAR, 0 to 5.
@@ -111,7 +111,7 @@ pub(crate) struct Function {
     pub(crate) bars: Seen<Vec<Bar>>,
     pub(crate) config: Seen<Config>,
     pub(crate) iommu_group: Seen<u32>,
-    /// Physical function, for a virtual function.
+    /// Physical function of a virtual function.
     pub(crate) physical: Option<Address>,
 }
 
@@ -203,14 +203,14 @@ fn speed(text: &str) -> u32 {
     whole.saturating_mul(10).saturating_add(tenths.unwrap_or(0))
 }
 
-/// Parses the width. Returns 0 for an unknown width. The kernel writes that as 255, or as 63 or 0
-/// if there is no link.
+/// Parses the width. Returns 0 for an unknown width. The kernel writes an unknown width as 255, and
+/// the width of a missing link as 63 or 0.
 fn width(text: &str) -> u32 {
     let lanes = text.parse().ok();
     lanes.filter(|lanes| (1..=32).contains(lanes)).unwrap_or(0)
 }
 
-/// Number of BARs of a function. Each has a line in `resource`.
+/// Number of BARs of a function. Each BAR has a line in `resource`.
 const BARS: usize = 6;
 
 /// Parses the first six lines of `resource`: first address, last address, flags. Fails if lines are
@@ -240,7 +240,7 @@ fn bars(text: &str) -> Vec<Bar> {
                 size,
                 is_64_bit: flags & IS_64_BIT != 0,
                 is_prefetchable: flags & PREFETCHABLE != 0,
-                // Address 0 belongs to the processor's memory. No BAR has it.
+                // Address 0 belongs to the processor's memory, and never to a BAR.
                 is_assigned: flags & UNSET == 0 && start != 0,
             });
         }
@@ -324,7 +324,7 @@ impl Function {
         self.config.as_ref().is_ok_and(Config::is_silent)
     }
 
-    /// Returns the config space, or why it could not be read.
+    /// Returns the config space, or the reason why it could not be read.
     pub(crate) fn config(&self) -> Seen<&Config> {
         self.config.as_ref().map_err(Clone::clone)
     }

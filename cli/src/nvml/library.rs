@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{Seen, Unseen};
 
-/// The versions of the library and of nvidia.ko differ.
+/// Error code: the versions of the library and of nvidia.ko differ.
 pub(crate) const VERSION_MISMATCH: i32 = 18;
 pub(super) const INVALID_ARGUMENT: i32 = 2;
 pub(super) const NOT_SUPPORTED: i32 = 3;
@@ -53,7 +53,7 @@ pub(super) trait Calls {
     fn fabric(&self, device: Device) -> Result<(u8, i32), Code>;
 }
 
-/// Use of a memory, in bytes.
+/// Size and use of a memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     pub(crate) total_bytes: u64,
@@ -93,7 +93,7 @@ struct RawFabric {
     state: u8,
 }
 
-/// `nvmlUtilization_t`, in percent of the last sample.
+/// `nvmlUtilization_t`, in percent of the last sample period.
 #[repr(C)]
 #[derive(Default)]
 struct RawUtilization {
@@ -112,8 +112,8 @@ pub(super) struct Loaded(Library);
 impl Loaded {
     pub(super) fn load() -> Seen<Self> {
         // SAFETY: `dlopen` runs the library's initialisers. The library belongs to the driver, is
-        // found in the system's search path, and is made to be loaded by any process. It is never
-        // closed while the process runs.
+        // found in the system's search path, and is made to be loaded by any process. The library
+        // is never closed while the process runs.
         match unsafe { Library::new("libnvidia-ml.so.1") } {
             Ok(library) => Ok(Self(library)),
             // dlopen has no error codes. A missing library is by far the most frequent error.
@@ -230,7 +230,7 @@ impl Calls for Loaded {
         let mut buffer: [c_char; 80] = [0; 80];
         // SAFETY: `nvmlReturn_t nvmlSystemGetDriverVersion(char *, unsigned int)`.
         let function = unsafe { self.function::<Text>(c"nvmlSystemGetDriverVersion") }?;
-        // SAFETY: The function writes at most the given length, which is the buffer's.
+        // SAFETY: The function writes at most the given length, which is the buffer's length.
         done(unsafe { function(buffer.as_mut_ptr(), 80) })?;
         Ok(text(&buffer))
     }
@@ -248,8 +248,8 @@ impl Calls for Loaded {
     fn device(&self, index: u32) -> Result<Device, Code> {
         type Handle = unsafe extern "C" fn(c_uint, *mut *mut c_void) -> c_int;
         let mut device = std::ptr::null_mut();
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *)`, where
-        // the latter points to a pointer.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int, nvmlDevice_t *)`.
+        // `nvmlDevice_t` is itself a pointer.
         let function = unsafe { self.function::<Handle>(c"nvmlDeviceGetHandleByIndex_v2") }?;
         // SAFETY: The function accepts any index, and writes one pointer.
         done(unsafe { function(index, &mut device) })?;
@@ -270,7 +270,7 @@ impl Calls for Loaded {
         // SAFETY: `nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t, char *, unsigned int)`.
         let function = unsafe { self.function::<Name>(c"nvmlDeviceGetName") }?;
         // SAFETY: The device came from this library, which stays started. The function writes at
-        // most the given length, which is the buffer's.
+        // most the given length, which is the buffer's length.
         done(unsafe { function(device.0, buffer.as_mut_ptr(), 96) })?;
         Ok(text(&buffer))
     }
@@ -297,8 +297,8 @@ impl Calls for Loaded {
     }
 
     fn persistence(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`,
-        // an enum of small numbers, which has the size of an unsigned int in C.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`.
+        // The enum has small numbers, and thus the size of an unsigned int in C.
         unsafe { self.of_device(c"nvmlDeviceGetPersistenceMode", device, 0) }
     }
 
@@ -316,13 +316,13 @@ impl Calls for Loaded {
 
     fn virtualization(&self, device: Device) -> Result<u32, Code> {
         // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t,
-        // nvmlGpuVirtualizationMode_t *)`, an enum as above.
+        // nvmlGpuVirtualizationMode_t *)`. The enum has the size of an unsigned int.
         unsafe { self.of_device(c"nvmlDeviceGetVirtualizationMode", device, 0) }
     }
 
     fn performance_state(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`, an
-        // enum as above.
+        // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`. The
+        // enum has the size of an unsigned int.
         unsafe { self.of_device(c"nvmlDeviceGetPerformanceState", device, 0) }
     }
 
@@ -341,13 +341,13 @@ impl Calls for Loaded {
 
     fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code> {
         // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned int,
-        // nvmlEnableState_t *)`, an enum as above.
+        // nvmlEnableState_t *)`. The enum has the size of an unsigned int.
         unsafe { self.of_link(c"nvmlDeviceGetNvLinkState", device, link) }
     }
 
     fn nvlink_remote_kind(&self, device: Device, link: u32) -> Result<u32, Code> {
         // SAFETY: `nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t, unsigned int,
-        // nvmlIntNvLinkDeviceType_t *)`, an enum as above.
+        // nvmlIntNvLinkDeviceType_t *)`. The enum has the size of an unsigned int.
         unsafe { self.of_link(c"nvmlDeviceGetNvLinkRemoteDeviceType", device, link) }
     }
 

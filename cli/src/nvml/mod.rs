@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Facts about the GPUs from NVIDIA's management library (NVML, the driver's `libnvidia-ml.so.1`).
 //!
-//! They are the fact [`Nvml`](crate::host::Fact::Nvml), as JSON. The code reads no serial numbers
-//! or UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and the driver's
-//! `nvml.h`.
+//! This module provides the fact [`Nvml`](crate::host::Fact::Nvml), as JSON. The code reads no
+//! serial numbers or UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and
+//! the driver's `nvml.h`.
 
 mod library;
 
@@ -21,7 +21,7 @@ use library::{
 
 pub(crate) use library::{Memory, VERSION_MISMATCH};
 
-/// Maximum number of GPUs. A larger count from the library is cut off.
+/// Maximum number of GPUs. A larger count from the library is reduced to this number.
 const MOST_GPUS: u32 = 1024;
 /// Maximum number of NVLinks of a GPU; nvml.h has 18.
 const MOST_LINKS: u32 = 64;
@@ -72,7 +72,8 @@ pub(crate) struct GpuReport {
     /// Number of active NVLinks by remote end: the PCI address of a GPU, [`SWITCH`], `npu`, or
     /// `unknown`.
     pub(crate) nvlinks: Option<BTreeMap<String, u32>>,
-    /// The NVLink fabric, or `None` if the GPU is in none or the driver does not report it.
+    /// State of the NVLink fabric. `None`: the GPU is in no fabric, or the driver does not report
+    /// the state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fabric: Option<Fabric>,
 }
@@ -207,7 +208,7 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
         persistence_mode: calls.persistence(device).ok().and_then(bool_of),
         mig: match calls.mig(device) {
             Ok(mode) => bool_of(mode),
-            // This GPU has no MIG.
+            // This GPU does not support MIG.
             Err(NOT_SUPPORTED | FUNCTION_NOT_FOUND) => Some(false),
             Err(_) => None,
         },
@@ -221,7 +222,7 @@ fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
                 _ => return None,
             })
         }),
-        // 32 is "unknown".
+        // The state 32 means "unknown".
         performance_state: calls
             .performance_state(device)
             .ok()
@@ -241,7 +242,7 @@ fn fabric((state, status): (u8, i32)) -> Option<Fabric> {
         1 => FabricState::NotStarted,
         2 => FabricState::InProgress,
         3 => FabricState::Completed,
-        // 0 is "not supported".
+        // The state 0 means "not supported".
         _ => return None,
     };
     Some(Fabric { state, status })
@@ -475,7 +476,8 @@ mod tests {
             between(Some(&[(SWITCH, 18)]), Some(&[(SWITCH, 17)])),
             Some((17, true))
         );
-        // A switch on one side only, or a third GPU, is no link.
+        // Links to a switch count only if both GPUs have some, and links to a third GPU do not
+        // count.
         assert_eq!(between(Some(&[(SWITCH, 18)]), Some(&[])), Some((0, false)));
         assert_eq!(
             between(Some(&[("0000:5d:00.0", 4)]), Some(&[])),
@@ -511,7 +513,7 @@ mod tests {
             }
             assert_eq!(nulls, [lacks], "{call} fails");
         }
-        // A GPU without an address is dropped. A GPU without MIG has MIG disabled.
+        // A GPU without an address is left out. A GPU that does not support MIG has MIG disabled.
         for call in ["device", "address", "count"] {
             let said = collect(&Fake {
                 fails: Some(call),

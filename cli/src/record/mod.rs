@@ -26,7 +26,7 @@ const COMMANDS: &[&[&str]] = &[
     &["export"],
 ];
 
-/// Runs the commands by `command`, and writes the recording.
+/// Runs the commands through the function `command`, and writes the recording.
 pub(crate) fn run(
     host: &dyn Host,
     args: &args::Record,
@@ -45,7 +45,7 @@ pub(crate) fn run(
     for words in COMMANDS {
         let line = std::iter::once("peermemctl").chain(words.iter().copied());
         let cli = args::Cli::try_parse_from(line)?;
-        // A command that fails is fine, too: its reads are recorded.
+        // A command may fail: its reads are recorded in any case.
         let _ = command(&recorder, &cli.command, &mut Out::gather(false));
     }
     let mut recording = recorder.into_recording();
@@ -89,7 +89,7 @@ mod tests {
                         testing::says(&fixture.recording, line),
                         testing::says(&recording, line),
                     );
-                    // Apart from things like bounds of versions, no output depends on an identity.
+                    // No output depends on an identity, apart from things like bounds of versions.
                     assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
                 }
             }

@@ -68,7 +68,7 @@ const COMMON: [&str; 18] = [
     "user",
 ];
 
-/// Returns `true` for a user of the distribution, with a number below 1000.
+/// Returns `true` for the ID of a system user: below 1000, or 65534 (nobody).
 fn is_of_system(user: &str) -> bool {
     user.parse::<u32>()
         .is_ok_and(|user| user < 1000 || user == 65_534)
@@ -117,7 +117,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Kernel parameters to keep. Others may name disks, addresses and machines.
+/// Kernel parameters to keep. Other parameters may name disks, addresses and machines.
 const PARAMETERS: [&str; 16] = [
     "iommu",
     "intel_iommu",
@@ -284,7 +284,7 @@ impl Others {
         if KNOWN.contains(&name) || name.starts_with("rdma.") || name.starts_with("cgroup.") {
             return name.to_owned();
         }
-        // `doctor` recognises containers and jobs by these.
+        // `doctor` recognises containers and jobs by these words.
         const SIGNS: [&str; 7] = [
             "kubepods",
             "cri-containerd",
@@ -312,8 +312,8 @@ impl Others {
         self.chips.entry(number.to_owned()).or_insert(next).clone()
     }
 
-    /// Replaces names in a path. People choose names only below the control groups. The kernel
-    /// chooses all other paths, even if a part equals a name of the machine.
+    /// Replaces names in a path. Only paths below `/sys/fs/cgroup` contain names that people
+    /// choose. The kernel chooses all other paths, even if a part equals a name of the machine.
     fn path(&mut self, path: &str) -> String {
         const GROUPS: &str = "/sys/fs/cgroup/";
         match path.split_once(GROUPS) {
@@ -356,7 +356,7 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         );
     }
     let Ok(text) = String::from_utf8(bytes) else {
-        // No command reads another binary file.
+        // No command reads any other binary file.
         return "removed\n".to_owned();
     };
     // Four numbers are a version in these files, and an address elsewhere.
@@ -373,7 +373,7 @@ fn gid_of(text: &str) -> String {
         Ok(gid) if gid.is_unspecified() => "0000:0000:0000:0000:0000:0000:0000:0000",
         Ok(gid) if gid.is_unicast_link_local() => "fe80:0000:0000:0000:0000:0000:0000:0000",
         Ok(gid) if gid.to_ipv4_mapped().is_some() => "0000:0000:0000:0000:0000:ffff:0000:0000",
-        // An address for documentation.
+        // An address reserved for documentation.
         Ok(_) => "2001:0db8:0000:0000:0000:0000:0000:0000",
         Err(_) => "removed",
     };
@@ -429,7 +429,7 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
         return Some(dma_buf::without_names(text));
     }
     if path.contains("/nvidia_peermem/") {
-        // `comm=python3` is the last word of a line, or the last one before a text.
+        // The key `comm` is the last one of a line, or only the key `text` follows.
         static COMM: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\bcomm=(\S*)").ok());
         let comm = COMM.as_ref()?;
         let renamed = comm.replace_all(text, |found: &Captures<'_>| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Memory regions of each process. `usage.rs` classifies them one by one.
+//! Memory regions of each process. `usage.rs` classifies the regions one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -49,9 +49,9 @@ pub(super) enum Owner {
 pub(super) struct Holder {
     /// Unclassified regions: for each device, the number of regions of each length.
     pub(super) left: BTreeMap<String, BTreeMap<u64, u64>>,
-    /// Devices of its regions.
+    /// Devices of the owner's regions.
     pub(super) devices: BTreeSet<String>,
-    /// Devices of its regions and protection domains. A protection domain exists before its
+    /// Devices of the owner's regions and protection domains. A protection domain exists before its
     /// regions.
     pub(super) uses: BTreeSet<String>,
     pub(super) all: Part,
@@ -125,8 +125,8 @@ impl Holder {
         left
     }
 
-    /// Counts registered GPU memory: a region of this many bytes, or memory without a visible
-    /// region.
+    /// Counts registered GPU memory. `region` is the size of the region in bytes, or `None` if no
+    /// region is visible.
     pub(super) fn is_gpu(&mut self, how: fn(&mut Self) -> &mut Part, region: Option<u64>) {
         match region {
             Some(bytes) => how(self).add(1, bytes),

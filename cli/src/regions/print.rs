@@ -30,7 +30,7 @@ struct Body<'a> {
     notes: Vec<String>,
 }
 
-/// Prints the memory regions by process. Returns an error if they cannot be read.
+/// Prints the memory regions by process. Returns an error if the regions cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
     let interval = watch::interval(args.watch)?;
     watch::repeat(interval, out, |out| {

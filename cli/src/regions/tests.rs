@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Tests of `list --all` on synthetic machines: one for each answer, and one for each reason why
-//! there is none. `cli/tests/golden` holds the expected output.
+//! there is no answer. `cli/tests/golden` holds the expected output.
 
 use serde_json::{json, Value};
 
@@ -245,13 +245,13 @@ fn what_peermem_rs_lists_is_gpu_memory() {
     let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
     assert_eq!(bytes, &json!(GIB - 4096));
     assert_eq!(of(&answer, Some(4800)).0, "no");
-    // A registration that is no longer mapped, or not yet, is no GPU memory of a region.
+    // A registration that is not mapped yet, or no longer mapped, makes no region GPU memory.
     for state in ["revoked", "orphaned", "pinned"] {
         let answer = json(&ours(&registration(1, state, 4711, GIB, MLX5_0)));
         assert_eq!(of(&answer, Some(4711)).0, "no", "{state}");
     }
-    // Registered by DEVX: in the module's list, but no region. A region of another device does not
-    // match.
+    // A registration by DEVX is in the module's list, but has no region. A region of another device
+    // does not match.
     for (registration, pid) in [
         (mapped(4800, 64 * MIB), 4800),
         (registration(1, "mapped", 4711, GIB, MLX5_1), 4711),
@@ -301,7 +301,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
     assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [3, 0, 1, 0]));
     // The kind of each of the four regions is unknown.
     assert!(answer["processes"][0]["peer_memory"]["bytes"].is_null());
-    // Not root. The reference count of our module is still readable.
+    // The reference count of our module is readable without root.
     let mut denied = ours("");
     denied.remove("/sys/kernel/debug");
     denied.deny("/sys/kernel/debug");
@@ -344,7 +344,7 @@ fn a_dma_buf_is_its_only_users() {
         attached(&mut fixture, "nv_dmabuf", device);
         assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
     }
-    // Two processes share a device, and the third has another.
+    // Two processes share a device, and the third process has another device.
     let mut shared = machine();
     attached(&mut shared, "nv_dmabuf", MLX5_1);
     let answer = json(&shared);
@@ -368,7 +368,7 @@ fn a_dma_buf_is_its_only_users() {
     track(&mut domain, &[first]);
     attached(&mut domain, "nv_dmabuf", MLX5_0);
     assert_eq!(of(&json(&domain), Some(4711)).0, "unknown");
-    // More dma-bufs than the process has regions: DEVX.
+    // A process with more dma-bufs than regions uses DEVX.
     let mut more = machine();
     track(
         &mut more,
@@ -571,7 +571,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
         &[region(None, 2, GIB, 3), region(None, 3, MIB, 1)],
     );
     first["domains"] = json!([{ "thread": 4713, "domain": 2 }]);
-    // A protection domain with the same number on another device is a different one.
+    // A protection domain with the same number on another device is a different domain.
     let second = device("mlx5_1", &[region(None, 2, GIB, 1)]);
     track(&mut fixture, &[first, second]);
     let answer = json(&fixture);
@@ -599,7 +599,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     ] {
         assert!(text.contains(said), "{text}");
     }
-    // Another process, which began at 3,590 s, has the number now.
+    // Another process, which began at 3,590 s, has the ID now.
     let stat = "4800 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 359000 0 0\n";
     known.file("/proc/4800/stat", stat);
     let answer = json(&known);
@@ -621,7 +621,8 @@ fn another_pid_namespace_has_its_own_numbers() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
-    // The module's 4711 is another process. The names belong to this namespace.
+    // Process 4711 of the module's list is another process than 4711 here. The names belong to this
+    // namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
     assert!(reasons(&answer).contains("PID namespace"), "{answer:#}");

@@ -94,8 +94,8 @@ struct Search<'a> {
 impl Usage {
     /// Scans the host. Returns an error if the kernel's list cannot be read.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
-        // This comes first. Anything registered during the scan is then at least in the module's
-        // list.
+        // The kernel's list is read first. A region registered during the scan is then at least in
+        // the module's list.
         let tracked = Tracked::of(host)?;
         let now = registrations::now(host);
         let processes = Processes::new(host, now);
@@ -170,7 +170,8 @@ impl Usage {
 }
 
 impl Search<'_> {
-    /// Returns the RDMA devices whose DMA this PCI function does. Empty if none is visible.
+    /// Returns the RDMA devices whose DMA this PCI function does, or an empty set if no device is
+    /// visible.
     fn devices_of(&self, function: &str) -> BTreeSet<String> {
         let at: Option<Address> = function.parse().ok();
         let hcas = self.machine.as_ref().map(|machine| machine.hcas.as_slice());
@@ -207,7 +208,8 @@ impl Search<'_> {
             let (is_mapped, pid, len) = match (one.state.as_deref(), one.tgid, one.len) {
                 (Some("mapped"), Some(pid), Some(len)) => (true, pid, len),
                 (Some("revoked"), Some(pid), Some(len)) => (false, pid, len),
-                // Not mapped yet, or already deregistered, so there is no region.
+                // The registration is not mapped yet, or already deregistered, so there is no
+                // region.
                 (Some("pinned" | "orphaned"), ..) => continue,
                 _ => {
                     let text = format!(
@@ -326,14 +328,15 @@ impl Search<'_> {
             return false;
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
-            // A Mellanox function that is no RDMA device may do the DMA of one: Data Direct.
+            // A Mellanox function that is not an RDMA device may do the DMA of an RDMA device: Data
+            // Direct.
             Ok(vendor) => vendor != u64::from(pci::MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,
         }
     }
 
-    /// Returns the users of these devices, with the verb.
+    /// Returns text about the users of these devices, with the verb.
     fn who_uses(&self, devices: &Devices) -> String {
         let users = self.users_of(devices);
         let numbers = users.iter().filter_map(|user| match user {
@@ -390,7 +393,7 @@ impl Search<'_> {
         });
     }
 
-    /// Records other ways to make a region of GPU memory.
+    /// Adds a doubt for each other way to register GPU memory: another module, or a coherent GPU.
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {

@@ -5,7 +5,7 @@
 use crate::host::{Fact, Host, Seen, Unseen};
 use crate::machine::pci;
 
-/// Name of the process. The kernel truncates it to 15 bytes.
+/// Name of the fabric manager's process, `nv-fabricmanager`, truncated to 15 bytes by the kernel.
 const PROCESS: &str = "nv-fabricmanage";
 
 /// PCI class of an NVSwitch: "other bridge".

@@ -51,15 +51,15 @@ pub(crate) struct Files {
 pub(crate) struct File {
     /// Path below the modules' directory.
     pub(crate) path: String,
-    /// Why the rest is unknown.
+    /// Reason why the rest is unknown.
     pub(crate) unread: Option<String>,
     /// Name in the kernel: `nvidia` for Debian's `nvidia-current-open.ko`.
     pub(crate) name: Option<String>,
     pub(crate) vermagic: Option<String>,
-    /// Checksum of the sources. A loaded module has it in sysfs.
+    /// Checksum of the sources, which sysfs also shows for a loaded module.
     pub(crate) srcversion: Option<String>,
     pub(crate) is_signed: bool,
-    /// Flavour of nvidia.ko that peermem-rs was built for. `None`: the open one.
+    /// Flavour of nvidia.ko that peermem-rs was built for. `None`: the open flavour.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) driver_flavour: Option<String>,
     /// Undefined symbols, each with its CRC at build time if the kernel compares CRCs.
@@ -244,7 +244,7 @@ impl File {
         let Some(caller) = caller else {
             let versions = match section("__version_ext_names") {
                 [] => versions(section("__versions"), endian),
-                // If these exist, the kernel ignores `__versions`.
+                // If a file has `__version_ext_names`, the kernel ignores `__versions`.
                 names => {
                     let crcs = section("__version_ext_crcs").chunks_exact(4);
                     let crcs = crcs.filter_map(|bytes| word(bytes, endian));
@@ -265,8 +265,8 @@ impl File {
             {
                 file.exports.entry(name.to_owned()).or_default();
             } else if let Some(name) = name.strip_prefix("__crc_").filter(|name| is_wanted(name)) {
-                // Up to Linux 5.18, the symbol's value is the CRC. Later, it is the offset of the
-                // CRC.
+                // Up to Linux 5.18, the symbol's value is the CRC. In later kernels, the value is
+                // the offset of the CRC.
                 let crc = match symbol.section() {
                     SymbolSection::Absolute => u32::try_from(symbol.address()).ok(),
                     SymbolSection::Section(index) => elf
@@ -298,7 +298,7 @@ impl File {
     }
 }
 
-/// Splits texts that end with a zero.
+/// Splits bytes into texts that end with a zero.
 fn strings(bytes: &[u8]) -> Vec<&str> {
     let texts = bytes.split(|byte| *byte == 0);
     let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
@@ -320,8 +320,9 @@ fn versions(bytes: &[u8], endian: Endianness) -> BTreeMap<&str, u32> {
     let mut found = BTreeMap::new();
     let mut rest = bytes;
     while let Some((first, second)) = entry(rest) {
-        // Half of a CRC as `unsigned long` is zero. Some Ubuntu kernels write the length of the
-        // entry and a CRC of 32 bits instead.
+        // An entry usually starts with the CRC as an `unsigned long` of 64 bits, of which the upper
+        // 32 are zero. Some Ubuntu kernels write the length of the entry and a CRC of 32 bits
+        // instead.
         let (length, crc) = match (endian, first, second) {
             (Endianness::Little, crc, 0) | (Endianness::Big, 0, crc) => (VERSION, crc),
             (_, length, crc) => (usize::try_from(length).unwrap_or(usize::MAX), crc),

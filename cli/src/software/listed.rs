@@ -16,8 +16,8 @@ const MARKS: [&str; 4] = [
     "/run/systemd/container",
     "/var/run/secrets/kubernetes.io",
 ];
-/// Parts of the cgroup path of containers, and of Slurm's jobs. Slurm has the kernel deny a job the
-/// other GPUs.
+/// Parts of the cgroup path of containers, and of Slurm's jobs. Slurm makes the kernel deny a job
+/// access to all other GPUs.
 const CGROUPS: [&str; 8] = [
     "/docker/",
     "docker-",
@@ -53,7 +53,7 @@ fn is_confined(host: &dyn Host) -> bool {
 /// Returns `true` if NVML may omit the GPU because this process may not open it.
 pub(crate) fn is_withheld(host: &dyn Host, gpu: &Gpu) -> bool {
     let has = |name: &str| host.has(&format!("/dev/nvidia{name}"));
-    // A container has the device files of its GPUs, and the one of the driver.
+    // A container has the device files of its GPUs, and the device file of the driver.
     let lacks_file = |minor: u32| has(&minor.to_string()) == Ok(false) && has("ctl") == Ok(true);
     is_confined(host) || gpu.minor.is_some_and(lacks_file)
 }

@@ -12,7 +12,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Returns a text with the number of such lines, and the time and text of this last one.
+    /// Returns a text with the number of such lines, and the time and text of this line, the last
+    /// one.
     pub(crate) fn counted(&self, count: u64) -> String {
         let times = match count {
             1 => "once".to_owned(),
@@ -47,7 +48,8 @@ pub(crate) fn addresses(line: &str) -> Vec<Address> {
     });
     words
         .map(|word| word.trim_matches([':', '.']))
-        // A time of day has no full stop after two colons, and a version has no colon.
+        // A PCI address has a colon and a full stop. A time such as 12:34:56 has no full stop, and
+        // a version has no colon.
         .filter(|word| word.contains(':') && word.contains('.'))
         .filter_map(|word| word.parse().ok())
         .chain(nvidias)
@@ -60,16 +62,16 @@ pub(crate) fn is_of_module(line: &str) -> bool {
     line.starts_with("nvidia_peermem:") || line.starts_with("nvidia-peermem:")
 }
 
-/// Why the last attempt to load the module failed.
+/// Reason why the last attempt to load the module failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotLoaded<'a> {
     pub(crate) line: &'a str,
     pub(crate) advice: &'static str,
-    /// `true` if the file was to blame. It may have been replaced since.
+    /// `true` if the module's file was at fault. The file may have been replaced since.
     pub(crate) is_of_file: bool,
 }
 
-/// Maximum age difference of lines from one attempt, in seconds.
+/// Maximum time between lines from one attempt, in seconds.
 const ONE_TRY: u64 = 2;
 
 /// Returns the most telling line about the last attempt. The kernel ends its own lines with
@@ -96,17 +98,17 @@ pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
         .map(|(_, reported)| reported)
 }
 
-/// If a line says why the module is not loaded, returns its rank (lower is more telling) and the
-/// fix.
+/// Returns the rank of a line (lower is more telling) and the fix, if the line says why the module
+/// is not loaded.
 fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
-    // These lines name no module.
+    // The kernel's lines about unsigned modules do not name the module.
     let unsigned = (line.contains("Loading of") && line.contains("is rejected"))
         || (line.contains("Lockdown:") && line.contains("unsigned module loading is restricted"));
     if unsigned {
         return Some((OF_LOADING.len(), UNSIGNED));
     }
-    // These lines are about a module that loads. Linux logs the first beside the proprietary
-    // nvidia.ko, the module logs the second in revocable mode.
+    // These two lines also appear when the module loads successfully. Linux logs the first line
+    // beside the proprietary nvidia.ko, and the module logs the second line in revocable mode.
     let is_loaded = ["inheriting taint", "revocable mode needs"].map(|words| line.contains(words));
     if !is_of_module(line) || is_loaded.contains(&true) {
         return None;
@@ -123,7 +125,7 @@ const PROPRIETARY: &str =
     "build peermem-rs again beside this driver (x86-64), install NVIDIA's open kernel modules \
     (nvidia-open), or use NVIDIA's own nvidia-peermem";
 
-/// Parts of lines that blame the file.
+/// Parts of lines that show a fault of the file.
 const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
 
 /// Parts of lines about a failed load, each with the fix.
@@ -265,7 +267,7 @@ mod tests {
         }
         for line in [
             "nvidia_peermem: loading out-of-tree module taints kernel.",
-            // Linux logs this when it loads a module beside the proprietary nvidia.ko.
+            // Linux logs this line when it loads a module beside the proprietary nvidia.ko.
             "nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia, inheriting taint.",
             "nvidia-peermem: revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot \
             see of which OFED ib_core is",

@@ -87,8 +87,8 @@ impl Software {
         self.driver.as_ref().ok().and_then(Option::as_ref)
     }
 
-    /// Returns `true` if modprobe would load peermem-rs. Its file name has an underscore, NVIDIA's
-    /// has dashes.
+    /// Returns `true` if modprobe would load peermem-rs. The file name of peermem-rs has an
+    /// underscore, that of NVIDIA's module has dashes.
     pub(crate) fn would_load_ours(&self) -> bool {
         let file = self.installed.as_ref().ok().and_then(Option::as_ref);
         file.is_some_and(|file| is_ours(file))
@@ -101,8 +101,8 @@ impl Software {
         self.would_load_ours() || log::not_loaded(log).is_some()
     }
 
-    /// Returns the function that registers clients, or `None` if ib_core has none. Fails if that is
-    /// unknown.
+    /// Returns the function that registers clients, or `None` if ib_core has none. Returns an error
+    /// if the kernel's symbols cannot be read.
     pub(crate) fn register(&self) -> Seen<Option<&Symbol>> {
         let symbols = self.symbols.as_ref().map_err(Unseen::clone)?;
         Ok(symbols.iter().find(|symbol| symbol.name == REGISTER))
@@ -120,7 +120,7 @@ impl Module {
             return Ok(None);
         }
         let version = host.text(&format!("{MODULE}/version")).ok();
-        // The version shows it, and so does a parameter that NVIDIA's module lacks.
+        // The version identifies peermem-rs, and so does a parameter that NVIDIA's module lacks.
         let says = version
             .as_ref()
             .is_some_and(|version| version.contains("-rs"));
@@ -131,7 +131,7 @@ impl Module {
         }))
     }
 
-    /// Returns `nvidia_peermem 595.45.04-rs1 (peermem-rs)`.
+    /// Returns the name with the version, such as `nvidia_peermem 595.45.04-rs1 (peermem-rs)`.
     pub(crate) fn named(&self) -> String {
         let version = self.version.as_deref().unwrap_or("of unknown version");
         let whose = match self.is_ours {
@@ -192,13 +192,13 @@ impl Driver {
         version.split('.').next()?.parse().ok()
     }
 
-    /// Returns `true` before 535, which introduced `nvidia_p2p_get_pages_persistent()`. peermem-rs
-    /// calls that function (docs/compatibility.md).
+    /// Returns `true` for drivers before 535, which introduced `nvidia_p2p_get_pages_persistent()`.
+    /// peermem-rs calls that function (docs/compatibility.md).
     pub(crate) fn is_old(&self) -> bool {
         self.major().is_some_and(|major| major < 535)
     }
 
-    /// Returns `nvidia.ko 570.86.15, open`.
+    /// Returns the name with version and flavour, such as `nvidia.ko 570.86.15, open`.
     pub(crate) fn named(&self) -> String {
         let version = self.version.as_deref().unwrap_or("of unknown version");
         let flavour = match self.is_open {
@@ -210,7 +210,7 @@ impl Driver {
     }
 }
 
-/// Returns `true` for numbers and dots: `570.86.15`.
+/// Returns `true` if the word consists of numbers and dots, such as `570.86.15`.
 fn is_version(word: &str) -> bool {
     let mut parts = word.split('.');
     let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -249,7 +249,7 @@ fn is_peermem(path: &str) -> bool {
     files::stem(path).is_some_and(|stem| stem.starts_with("nvidia") && stem.ends_with("peermem"))
 }
 
-/// Returns `true` if the file name is that of peermem-rs. NVIDIA's has dashes.
+/// Returns `true` if the file name is that of peermem-rs. The name of NVIDIA's file has dashes.
 pub(crate) fn is_ours(file: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.starts_with("nvidia_peermem.ko")

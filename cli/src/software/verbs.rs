@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The device files of RDMA devices, and if this process can open them: the fact
+//! The device files of RDMA devices, and the results of opening them in this process: the fact
 //! [`Verbs`](crate::host::Fact::Verbs).
 //!
-//! Opening such a file creates nothing on the device. Creation takes another call.
+//! Opening such a file creates nothing on the device. Only later calls create objects.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::{fs, io};
@@ -38,7 +38,7 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<File>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// Reads a line of the fact.
+/// Parses a line of the fact.
 fn parse(line: &str) -> Option<File> {
     let mut words = line.splitn(3, ' ');
     let (hca, name, state) = (words.next()?, words.next()?, words.next()?);
@@ -57,8 +57,8 @@ fn parse(line: &str) -> Option<File> {
 /// Returns the fact for this machine.
 pub(crate) fn ask(host: &dyn Host) -> Seen<String> {
     let names = host.names(CLASS)?;
-    // A container that sees the host's processes is an observer of the host. Its own lack of the
-    // files means nothing.
+    // A container that sees the host's processes is an observer of the host. The lack of device
+    // files in such a container says nothing about the host.
     let is_observer = || host.text("/proc/2/comm").as_deref() == Ok("kthreadd");
     if host.has(DIRECTORY) == Ok(false) && is_observer() {
         return Err(Unseen::Failed(

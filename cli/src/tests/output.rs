@@ -17,7 +17,7 @@ use crate::{fixture, testing};
 const FILES: &str = crate::debugfs::DIRECTORY;
 const PROC: &str = crate::debugfs::PROC;
 
-/// Lines in the format of `docs/observe.md`. The comments state the purpose of each.
+/// Lines in the format of `docs/observe.md`. The comments state the purpose of each line.
 const REGISTRATIONS: &str = concat!(
     // A living process, with the same memory registered twice.
     "id=1 state=mapped mode=persistent addr=0x7f0000000000 len=2147483648 page=65536 chunks=1 entries=1 \
@@ -30,7 +30,8 @@ const REGISTRATIONS: &str = concat!(
      gpus=0000:1b:00.0 hca=0000:c2:00.0 tgid=4800 pid=4800 since=3599.000000 comm=gdr\n",
     "id=5 state=orphaned mode=revocable addr=0x7f2000000000 len=65536 page=65536 chunks=1 entries=1 \
      gpus=0000:1b:00.0 hca=0000:ee:00.0 tgid=4801 pid=4801 since=1.000000 comm=a\\x20b\\x1b[2J\n",
-    // Not mapped yet, by a reused process ID. Then revoked memory, and a key of a future version.
+    // A registration that is not mapped yet, with a reused process ID. Then revoked memory, and a
+    // key of a future version.
     "id=6 state=pinned mode=persistent addr=0x7f3000000000 len=131072 page=65536 chunks=1 entries=0 \
      gpus=- hca=- tgid=4900 pid=4900 since=2000.000000 comm=old\n",
     "id=9 state=revoked mode=revocable addr=0x7f4000000000 len=131072 page=65536 chunks=1 entries=1 \
@@ -253,7 +254,7 @@ fn what_is_counted_is_shown() {
     assert!(text.contains("no_room"), "{text}");
 }
 
-/// Parses samples by name and labels, like a reader of the format.
+/// Parses Prometheus text, checks the format, and returns the samples by name and labels.
 fn samples(text: &str) -> BTreeMap<String, f64> {
     let mut samples = BTreeMap::new();
     let mut types: BTreeMap<&str, &str> = BTreeMap::new();
@@ -496,8 +497,8 @@ fn the_alerts_ask_for_what_there_is() {
     assert_eq!(asked, warned);
 }
 
-/// On a machine without an RDMA device, most checks have nothing to examine. They then export no
-/// metric, not 0.
+/// On a machine without an RDMA device, most checks have nothing to examine. Such checks export no
+/// metric instead of 0.
 #[test]
 fn a_check_that_did_not_run_has_no_metric() {
     let checks = |fixture: &Fixture| -> BTreeMap<String, f64> {
@@ -647,7 +648,7 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
     fixture
 }
 
-/// The output does not depend on the place of the files.
+/// The output does not depend on the place of the module's files.
 #[test]
 fn files_in_proc_are_read_as_those_in_debugfs() {
     for command in ["list", "stats"] {

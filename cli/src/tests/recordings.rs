@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Machines that were there: recordings of `peermemctl record`, and what is said of them.
+//! Recordings of real machines by `peermemctl record`, and the expected output for the recordings.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::finding::Status;
 use crate::host::recording::Recording;
 use crate::testing;
 
-/// What was seen on the machine itself was the same, but for the colours.
+/// Compares with the output on the machine itself, which also had colours.
 #[test]
 fn four_h200s_in_a_virtual_machine() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");
@@ -15,7 +15,7 @@ fn four_h200s_in_a_virtual_machine() {
     let mut golden = String::new();
     for (line, expected) in [
         (vec!["topo", "--verbose"], Status::Ok),
-        // It has no RDMA device.
+        // This machine has no RDMA device.
         (vec!["doctor", "--all"], Status::Findings),
         (vec!["list"], Status::Failed),
         (vec!["doctor", "--json"], Status::Findings),
@@ -27,7 +27,7 @@ fn four_h200s_in_a_virtual_machine() {
     testing::golden("golden/recorded-four-h200s.txt", &golden);
 }
 
-/// In a virtual machine no port is above a GPU, which knows its link all the same.
+/// In a virtual machine, no port is above a GPU, but the GPU still reports its link.
 #[test]
 fn links_of_a_virtual_machine_are_exported() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");
@@ -44,7 +44,7 @@ fn links_of_a_virtual_machine_are_exported() {
     }
 }
 
-/// What no recording that is kept here may have in it.
+/// Texts that identify a machine must not be in a recording of the repository.
 #[test]
 fn nothing_names_the_machine() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings");

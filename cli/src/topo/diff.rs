@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `topo --diff`: differences between a machine and a recording of it, or of one like it. Nothing
-//! is judged, unlike with `doctor --baseline`.
+//! `topo --diff`: differences between a machine and a recording of the same machine or a similar
+//! one. Unlike `doctor --baseline`, this command judges nothing.
 
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ struct Change {
 /// Facts about a device, by name.
 type Facts = Vec<(String, Option<String>)>;
 
-/// NVML's answers then and now, if it listed GPUs both times.
+/// NVML's answers then and now, if NVML listed GPUs both times.
 pub(super) type Listings<'a> = Option<(&'a Nvml, &'a Nvml)>;
 
 /// Prints the differences. Returns status 1 if there are any, like `diff`.
@@ -171,7 +171,7 @@ fn come(device: String, what: &str, now: &str) -> Change {
     }
 }
 
-/// Compares facts of the same name, then reports those that exist on one side only.
+/// Compares facts of the same name, then reports the facts that exist on one side only.
 fn compare(device: &str, then: Facts, now: Facts, changes: &mut Vec<Change>) {
     let mut then: std::collections::BTreeMap<String, Option<String>> = then.into_iter().collect();
     let mut add = |what: String, then: Option<String>, now: Option<String>| {
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
     use crate::{fixture, testing};
 
-    /// Compares two machines. `then` is the recorded one.
+    /// Compares two machines. `then` is the recorded machine.
     fn diff(then: &fixture::Fixture, now: &fixture::Fixture, more: &[&str]) -> (String, Status) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("then.json");
@@ -311,7 +311,8 @@ mod tests {
         for at in ["0000:15:01.0", "0000:16:00.0"] {
             now.set_link(at, ("32.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 16));
         }
-        // Speed of an idle GPU, which is no difference, and half of the lanes, which is one.
+        // The lower speed of an idle GPU is no difference. The loss of half of the lanes is a
+        // difference.
         now.set_link("0000:19:00.0", ("2.5 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
         let place = now.place("0000:c4:00.0");
         now.file(&format!("{place}/numa_node"), "0\n");

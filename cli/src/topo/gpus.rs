@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs against each other: NVLinks, or the class of the PCI path, as in `nvidia-smi topo -m`. Also
-//! the GPU numbers of other programs.
+//! Matrix of the GPUs: the NVLinks between each two, or the class of the PCI path, as in
+//! `nvidia-smi topo -m`. The matrix also shows the GPU numbers of other programs.
 
 use std::collections::BTreeSet;
 
@@ -117,7 +117,7 @@ mod tests {
         assert!(!text.contains("not all visible"), "{text}");
     }
 
-    /// Two bridges of four links, and a GPU with another number in NVML.
+    /// Four NVLinks join GPUs 0 and 1, and NVML numbers these two GPUs in reverse order.
     #[test]
     fn bridges_join_two() {
         let fixture = said(|nvml| {

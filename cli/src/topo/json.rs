@@ -113,7 +113,7 @@ struct BridgeJson {
     kind: String,
     payload_bytes: Option<u32>,
     payload_most_bytes: Option<u32>,
-    /// Why the payload is missing.
+    /// Reason why the payload is missing.
     unseen: Option<String>,
 }
 
@@ -279,7 +279,7 @@ impl<'a> PathJson<'a> {
             pair.bridges.contains(&link.lower) || ends.contains(&Some(link.lower))
         };
         let mut links = machine.links(pair.gpu);
-        // Data Direct is on one chip with the switch above it.
+        // Data Direct is on the same chip as the switch above it.
         let nic = pair.nic.filter(|_| !pair.is_data_direct());
         links.extend(
             nic.map(|at| machine.links(at))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `topo`: each GPU against each RDMA device.
+//! `topo`: the paths between each GPU and each RDMA device.
 
 mod diff;
 mod gpus;
@@ -135,7 +135,8 @@ fn widest(machine: &Machine) -> usize {
     names.max().unwrap_or(0)
 }
 
-/// Prints RDMA devices against each other. Rails that meet below one switch share its uplink.
+/// Prints the class of the path between each two RDMA devices. Rails that meet below one switch
+/// share its uplink.
 fn between_hcas(machine: &Machine, out: &mut Out) {
     if machine.hcas.len() < 2 {
         return;
@@ -245,7 +246,7 @@ fn devices(machine: &Machine, out: &mut Out) {
                 first = Default::default();
             }
             if let Some(at) = hca.data_direct {
-                // The function is on one chip with the switch above it, without a link.
+                // The function is on the same chip as the switch above it, so there is no link.
                 let direct = "  Data Direct".to_owned();
                 table.row([
                     direct,
@@ -265,7 +266,7 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
     known(numa)
 }
 
-/// Returns the link between a device and the port above it, and the best of both ends if that
+/// Formats the link between a device and the port above it, with the best rate of both ends if that
 /// differs.
 fn link(machine: &Machine, at: Option<Address>) -> String {
     let text = at
@@ -342,7 +343,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
         .chain(pair.bridges.iter().copied())
         .chain(pair.nic);
     for at in ends {
-        // A virtual function has the link of the physical one.
+        // A virtual function has the link of its physical function.
         let own = machine.physical(at).map(|function| function.at);
         let up = links.iter().find(|link| Some(link.lower) == own);
         table.row([
@@ -383,7 +384,8 @@ fn kind(machine: &Machine, at: Address) -> &'static str {
     function.map_or("bridge", Function::kind_of_bridge)
 }
 
-/// Returns the maximum payload that is set, in bytes, and the supported one if larger.
+/// Formats the configured maximum payload size in bytes, and the supported maximum if that is
+/// larger.
 fn payload(machine: &Machine, at: Address) -> String {
     let function = machine.functions.get(&at);
     match function.map(|function| function.express()) {
@@ -629,7 +631,7 @@ mod tests {
             class(&fixture::soft_roce(), 0, "rxe0"),
             (Some(Class::Phb), true)
         );
-        // RDMA devices against each other, in both orders.
+        // The class of each two RDMA devices does not depend on their order.
         let hcas = |fixture: &fixture::Fixture, one: &str, other: &str| {
             let machine = Machine::scan(&fixture.recording).unwrap();
             let (one, other) = (machine.hca(one).unwrap(), machine.hca(other).unwrap());
@@ -645,7 +647,8 @@ mod tests {
             hcas(&fixture::sriov(), "mlx5_0", "mlx5_1"),
             Some(Class::Pix)
         );
-        // The virtual function is as good as the physical one, because it has the same link.
+        // The virtual function is as good as the physical function, because both have the same
+        // link.
         assert_eq!(
             class(&fixture::sriov(), 0, "mlx5_0"),
             (Some(Class::Pix), true)

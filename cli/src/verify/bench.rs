@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A [`Bench`] with a real GPU by CUDA, or the test VM's stand-in, and a real RDMA device.
+//! A [`Bench`] with a real GPU through CUDA, or the test VM's stand-in, and a real RDMA device.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -19,7 +19,7 @@ use super::task::{Found, Holder, Source, Task};
 use crate::host::live::Live;
 use crate::host::{Host as _, Seen, Unseen};
 
-/// Driver whose name the stand-in uses.
+/// Directory of the driver `nvidia`. The stand-in's driver has the same name.
 const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
 /// Vendor of QEMU's shared memory, which is the stand-in's BAR.
 const STAND_IN_VENDOR: &str = "0x1af4";
@@ -202,7 +202,7 @@ impl Real {
         }
     }
 
-    /// Formats a refusal: the errno, and the module's last record of it.
+    /// Formats a refusal: the errno, and the module's last record of a refusal.
     fn refusal(&self, refused: &rdma::Refused, is_gpu: bool) -> Refusal {
         let mut why = format!("{refused} ({})", rdma::errno_name(refused.errno()));
         if is_gpu {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Way {
-    /// `ibv_reg_mr` on the GPU's address, by a peer-memory module.
+    /// `ibv_reg_mr` on the GPU's address, through a peer-memory module.
     PeerMemory,
     /// `ibv_reg_dmabuf_mr` on a descriptor that the GPU's driver exports.
     DmaBuf,
@@ -33,7 +33,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// A step. Its name is stable, because scripts rely on it.
+/// A step, with a stable name that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Name {
@@ -41,13 +41,13 @@ pub(crate) enum Name {
     Open,
     /// Allocates GPU memory.
     Allocate,
-    /// Copies bytes to GPU memory and back by the GPU's own driver, and compares them.
+    /// Copies bytes to GPU memory and back with the GPU's own driver, and compares the bytes.
     Copies,
     /// Exports the memory as a dma-buf.
     Export,
     /// Registers host memory, for the other end of the transfers.
     HostMemory,
-    /// Registers and deregisters GPU memory several times, then keeps it registered.
+    /// Registers and deregisters GPU memory several times, then keeps the memory registered.
     Register,
     /// RDMA WRITE from GPU memory into host memory.
     WriteFromGpu,
@@ -67,7 +67,7 @@ pub(crate) enum Name {
     KilledHolder,
     /// At least one way moved bytes.
     AnyWay,
-    /// Looks for an RDMA device. Reported only if there is none.
+    /// Looks for an RDMA device. The step is reported only if there is no device.
     RdmaDevice,
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The command `verify`.
 //!
-//! It registers GPU memory in every way, moves and compares bytes, frees memory under a
-//! registration, and kills a process with one. docs/verify.md lists the proof and the limits of
-//! each step.
+//! The command registers GPU memory in every way, moves and compares bytes, frees memory under a
+//! registration, and kills a process that has a registration. docs/verify.md lists the proof and
+//! the limits of each step.
 //!
 //! [`steps`] has the steps, which run on the devices of [`bench`]. [`worker`] is the process that
-//! runs them, and [`supervisor`] watches it. [`tell`] prints the results.
+//! runs the steps, and [`supervisor`] watches the worker. [`tell`] prints the results.
 
 mod bench;
 mod event;
@@ -40,7 +40,7 @@ const LONGEST: u64 = 1 << 30;
 /// Runs the command on this machine, even if `host` is a recording.
 ///
 /// # Errors
-/// The arguments name nothing, or nothing of the request can be tried on this machine.
+/// The arguments name no existing device, or this machine can try no part of the request.
 pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result<Status> {
     let size = size(args.size)?;
     ensure!(args.timeout > 0, "--timeout: a step takes some time");
@@ -48,7 +48,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
     let all = supervisor::gpus(args.stand_in, limit)?;
     ensure!(!all.is_empty(), "CUDA shows no GPU to this process");
     let gpus = chosen_gpus(&all, args.gpu.as_deref())?;
-    // Without visible PCI devices, names still work.
+    // Names of devices work even if PCI is not visible.
     let machine = Machine::scan(host).unwrap_or_default();
     let hcas = if args.gpu_only {
         Ok(Vec::new())
@@ -121,7 +121,7 @@ fn size(size: u64) -> Result<usize> {
     Ok(usize::try_from(size)?)
 }
 
-/// Returns all GPUs, or the one with this index or PCI address, each with its index.
+/// Returns all GPUs, or only the GPU with this index or PCI address. Each GPU comes with its index.
 fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &'a Found)>> {
     let mut gpus = all.iter().enumerate();
     let Some(name) = name else {
@@ -138,8 +138,8 @@ fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &
         })
 }
 
-/// Returns the RDMA devices to try with a GPU: the named one, all, or the nearest. If the distances
-/// are unknown, returns the first.
+/// Returns the RDMA devices to try with a GPU: the named device, all devices, or the nearest
+/// device. If the distances are unknown, returns the first device.
 fn chosen_hcas<'a>(
     machine: &Machine,
     names: &'a [String],

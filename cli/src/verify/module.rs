@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's records of a process: its registrations, and the reason of a refusal. See
-//! docs/observe.md.
+//! The module's records about a process: its registrations, and the reason for its last refusal.
+//! See docs/observe.md.
 
 use crate::debugfs::{path, Line};
 use crate::host::{Host, Seen, Unseen};
@@ -8,10 +8,11 @@ use crate::host::{Host, Seen, Unseen};
 const REFUSALS: [&str; 2] = ["refusals", "non_gpu"];
 /// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and their predecessor.
 const MODULES: [&str; 2] = ["/sys/module/nvidia_peermem", "/sys/module/nv_peer_mem"];
-/// The first PID namespace. The module's process IDs belong to it.
+/// The first PID namespace. The module records process IDs of this namespace.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Returns `true` if a peer-memory module for NVIDIA's GPUs is loaded, or if that is not visible.
+/// Returns `true` if a peer-memory module for NVIDIA's GPUs is loaded, or if loaded modules are not
+/// visible.
 pub(crate) fn is_loaded(host: &dyn Host) -> bool {
     MODULES.iter().any(|path| host.has(path).unwrap_or(true))
 }

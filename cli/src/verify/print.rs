@@ -22,7 +22,7 @@ pub(crate) struct Pair {
     pub(crate) stand_in: bool,
     /// RDMA device, or `None` if there is none or none was requested.
     pub(crate) hca: Option<String>,
-    /// Description of both.
+    /// Description of the GPU and the RDMA device.
     pub(crate) about: Option<String>,
     pub(crate) steps: Vec<Step>,
 }
@@ -74,7 +74,7 @@ fn outcome(outcome: Outcome) -> String {
 }
 
 fn speed(bytes_per_second: u64) -> String {
-    // Decimal bytes, like networks and datasheets.
+    // Speeds use decimal units, as networks and datasheets do.
     let speed = bytes_per_second as f64;
     match bytes_per_second {
         0..1_000_000 => format!("{:.1} kB/s", speed / 1e3),
@@ -108,7 +108,7 @@ fn step_name(step: &Step) -> String {
 }
 
 /// Returns `true` if a step was skipped because its way does not work. The way's first step already
-/// reports that.
+/// reports the failure.
 fn follows_only(step: &Step, all: &[Step]) -> bool {
     let registered = all
         .iter()

@@ -32,7 +32,7 @@ impl From<anyhow::Error> for Unable {
 /// Refusal of a registration, as the caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// This machine does not have this way, for this reason.
+    /// This machine does not support this way, for this reason.
     NoSuchWay(String),
     /// The registration was refused.
     Refused { errno: Option<i32>, why: String },
@@ -69,7 +69,7 @@ pub(crate) enum Verb {
 pub(crate) enum Moved {
     /// All bytes were moved: total number, and duration.
     Done { bytes: u64, took: Duration },
-    /// A completion with this status.
+    /// The transfer ended with a completion of this status.
     Refused(String),
 }
 
@@ -93,14 +93,14 @@ pub(crate) trait Bench {
     fn about(&self) -> String;
     fn gpu_memory(&mut self, len: usize) -> anyhow::Result<Self::Memory>;
     fn host_memory(&mut self, len: usize) -> anyhow::Result<Self::Memory>;
-    /// Copies into memory by the processor, or by the GPU's driver.
+    /// Copies into memory, with the processor or with the GPU's driver.
     fn put(&mut self, memory: &Self::Memory, offset: usize, data: &[u8]) -> anyhow::Result<()>;
-    /// Copies from memory likewise.
+    /// Copies from memory, in the same way as `put`.
     fn get(&mut self, memory: &Self::Memory, offset: usize, out: &mut [u8]) -> anyhow::Result<()>;
     fn free(&mut self, memory: &mut Self::Memory) -> anyhow::Result<()>;
     /// Exports GPU memory as a dma-buf and returns its length, in bytes.
     fn export(&mut self, memory: &Self::Memory) -> Result<u64, Unable>;
-    /// Registers all of a memory. Host memory has only one way.
+    /// Registers all of a memory. Host memory can be registered in one way only.
     fn register(&mut self, way: Way, memory: &Self::Memory) -> Result<Self::Region, Refusal>;
     fn deregister(&mut self, region: Self::Region) -> anyhow::Result<()>;
     /// Moves the window once, or repeatedly for at least `at_least`, on a new connection.
@@ -181,7 +181,7 @@ pub(crate) fn median(mut values: Vec<Duration>) -> Option<Duration> {
 }
 
 fn microseconds(time: Duration) -> f64 {
-    // The clock is not more accurate than tenths.
+    // The clock is accurate to tenths of a microsecond at best.
     (time.as_secs_f64() * 1e7).round() / 10.0
 }
 
@@ -388,7 +388,8 @@ impl<B: Bench> Run<'_, B> {
         moved
     }
 
-    /// Registers and deregisters the memory several times, then registers it to keep.
+    /// Registers and deregisters the memory several times, then registers it once more and returns
+    /// the region.
     fn register(&mut self, way: Way, memory: &B::Memory) -> Result<(B::Region, Found), Unable> {
         let (mut registered, mut deregistered) = (Vec::new(), Vec::new());
         for _ in 0..self.plan.registrations {
@@ -518,8 +519,8 @@ impl<B: Bench> Run<'_, B> {
         }
         self.compare(host.0, &kept, "a READ before the free")?;
         self.bench.free(&mut memory)?;
-        // If the memory was given back, this allocation replaces it. Failure to allocate is fine,
-        // too.
+        // If the memory was given back, this allocation replaces it. A failure to allocate is
+        // acceptable, too.
         let next = match self.bench.gpu_memory(self.plan.size) {
             Ok(next) => {
                 let bytes = self.fill(&next)?;
@@ -611,7 +612,7 @@ impl<B: Bench> Run<'_, B> {
                 "bytes pinned in BAR1: {before}, {during}, {before}"
             ));
         }
-        // The resources of the holder are available again.
+        // The resources of the killed holder are available again.
         let memory = self.bench.gpu_memory(self.plan.size)?;
         let region = self.bench.register(way, &memory)?;
         self.bench.deregister(region)?;

@@ -49,8 +49,8 @@ impl Followed {
     }
 }
 
-/// Collects the messages of a worker. `limit` applies to one step. Also returns the step in which
-/// the worker ended.
+/// Collects the messages of a worker. `limit` applies to one step. Returns the results, the kind of
+/// end, and the step in which the worker ended.
 fn follow(
     limit: Duration,
     mut next: impl FnMut(Duration) -> Received,
@@ -66,7 +66,7 @@ fn follow(
                 Ok(Event::Ended(step)) => followed.steps.push(step),
                 Ok(Event::About(about)) => followed.about = Some(about),
                 Ok(Event::Done) => break End::Done,
-                // Output of a library.
+                // The line is output of a library.
                 Err(_) => {}
             },
         }
@@ -98,7 +98,7 @@ const LAST: Duration = Duration::from_secs(30);
 
 /// Kills a child, and describes how it ended.
 fn end(mut child: Child) -> io::Result<String> {
-    // The end of its input also makes it exit.
+    // The end of standard input also makes the child exit.
     drop(child.stdin.take());
     child.kill()?;
     let begun = Instant::now();
@@ -144,8 +144,8 @@ pub(crate) fn oversee(task: Task) -> Result<Followed> {
     Ok(followed)
 }
 
-/// Returns the GPUs that can allocate memory. A separate process finds them, because the effects of
-/// CUDA on a process cannot be undone.
+/// Returns the GPUs that can allocate memory. A separate process finds the GPUs, because the
+/// effects of CUDA on a process cannot be undone.
 ///
 /// # Errors
 /// There is neither CUDA nor a stand-in, or the process fails or hangs.

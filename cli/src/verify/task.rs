@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Child processes of `verify`.
 //!
-//! They are this program again, by exec, because a CUDA context does not survive a fork. A worker
-//! runs the steps of one pair and writes each as a line of JSON. A holder holds a registration
-//! until it is killed. If a child hangs or dies, that is a result of the program and not its end.
+//! A child executes this program again, because a CUDA context does not survive a fork. A worker
+//! runs the steps of one pair and writes each step as a line of JSON. A holder holds a registration
+//! until the holder is killed. A child that hangs or dies is a result of the program, and does not
+//! end the program.
 //!
-//! This file defines their tasks and starts them. [`super::worker`] has their code.
+//! This file defines the tasks of the child processes and starts the processes. [`super::worker`]
+//! has the code of the processes.
 
 use std::io;
 use std::io::{BufRead as _, BufReader};
@@ -78,7 +80,7 @@ pub(crate) fn command(role: &Role) -> Result<Command> {
 /// Message of a holder between two transfers.
 pub(super) const MOVES: &str = "moves";
 
-/// Handle of a holder in the worker that started it. Kills the holder on drop.
+/// Handle of a holder in the worker that started it. The drop kills the holder.
 #[derive(Debug)]
 pub(crate) struct Holder {
     child: Child,
@@ -108,7 +110,7 @@ impl Holder {
         self.child.id()
     }
 
-    /// Kills the holder by SIGKILL. Returns an error if it had already exited.
+    /// Kills the holder by SIGKILL. Returns an error if the holder had already exited.
     pub(crate) fn kill(mut self) -> Result<()> {
         let ended = self.child.try_wait()?;
         ensure!(

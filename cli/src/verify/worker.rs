@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Code of the processes of [`super::task`]. They exit at the end of their standard input, so that
-//! none outlives its parent.
+//! Code of the processes of [`super::task`]. A process exits at the end of its standard input, so
+//! that no process outlives its parent.
 
 use std::io;
 use std::io::{Read as _, Write as _};
@@ -89,7 +89,7 @@ fn seed() -> u64 {
     time ^ (u64::from(std::process::id()) << 40)
 }
 
-/// Runs a process that is to be killed: registers memory, reports that bytes move, and continues.
+/// Registers memory, reports that bytes move, and moves bytes until this process is killed.
 fn hold(task: Task, way: Way) -> Result<()> {
     let size = task.size;
     let mut bench = Real::open(task)?;

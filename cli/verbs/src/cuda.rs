@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPU memory by CUDA's driver API: allocation, copies, and export as dma-buf. All `unsafe` code
-//! for CUDA is in this file.
+//! GPU memory through CUDA's driver API: allocation, copies, and export as dma-buf. All `unsafe`
+//! code for CUDA is in this file.
 //!
 //! [`Cuda::load`] loads `libcuda.so.1`, which comes with the driver. Calls and constants follow the
 //! documentation of CUDA's driver API. The library may lack functions that are newer than CUDA
-//! 11.0. Their callers then get an error.
+//! 11.0. A call to a missing function returns an error.
 //!
 //! A context does not survive fork. A process that has loaded CUDA must start others by exec.
 
@@ -112,14 +112,14 @@ macro_rules! call {
             .$field
             .ok_or_else(|| anyhow!("{LIBRARY} has no {}", $name))?;
         // SAFETY: The signature is CUDA's. The caller's pointers are valid for the call, for the
-        // sizes given. Each caller has a comment on that.
+        // sizes given. A comment at each call states the accesses.
         let code = unsafe { function($($argument),*) };
         $cuda.checked($name, code)
     }};
 }
 
 impl Cuda {
-    /// Loads the library and initialises it for this process.
+    /// Loads the library, and initialises CUDA for this process.
     ///
     /// # Errors
     /// The library is missing, or the driver cannot be reached ([`Failed`]).
@@ -260,7 +260,7 @@ impl Gpu {
     }
 }
 
-/// Primary context of a GPU, current in the thread that created it. Released on drop.
+/// Primary context of a GPU, current in the thread that created it, and released on drop.
 #[derive(Debug)]
 pub struct Context {
     gpu: Gpu,
@@ -272,7 +272,8 @@ impl Context {
         &self.gpu
     }
 
-    /// Allocates GPU memory. Makes copies synchronous for it, as GPUDirect RDMA requires.
+    /// Allocates GPU memory. Makes copies to and from this memory synchronous, as GPUDirect RDMA
+    /// requires.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Result<Allocation> {
         let mut address = 0;
         let cuda = &self.gpu.cuda;
@@ -307,7 +308,7 @@ impl Drop for Context {
     }
 }
 
-/// GPU memory of this process. Freed on drop, unless freed before.
+/// GPU memory of this process, freed on drop at the latest.
 #[derive(Debug)]
 pub struct Allocation {
     context: Arc<Context>,
@@ -347,7 +348,7 @@ impl Allocation {
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check_alive(offset, out.len())?;
         // CUDA writes as many bytes as the slice has. The host memory is pageable, so the call
-        // returns afterwards.
+        // returns after the copy.
         call!(
             self.context.gpu.cuda,
             copy_out,

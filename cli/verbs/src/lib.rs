@@ -2,8 +2,8 @@
 //! Code that `peermemctl` and the test VM's `gdr` share: memory that a device may write, its
 //! registrations, connections that move bytes, and patterns that identify the place of bytes.
 //!
-//! Nothing links against libibverbs or libcuda. Both are looked up at run time, so that a program
-//! that uses this crate starts on a host without them.
+//! No program links against libibverbs or libcuda. Both libraries are looked up at run time, so
+//! that a program that uses this crate starts on a host without them.
 
 #![expect(
     clippy::len_without_is_empty,

@@ -61,8 +61,8 @@ pub enum Placement {
     At(u64),
 }
 
-/// Memory that hardware or other processes may write. The mapping is never borrowed as a slice, but
-/// accessed by volatile loads and stores. Unmapped on drop.
+/// Memory that hardware or other processes may write, unmapped on drop. The mapping is never
+/// borrowed as a slice, but accessed by volatile loads and stores.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,

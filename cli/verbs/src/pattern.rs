@@ -9,8 +9,8 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern(u64);
 
-/// The finaliser of `SplitMix64`: a bijection on 64 bits. Each output bit depends on all input
-/// bits.
+/// Applies the finaliser of `SplitMix64`, a bijection on 64 bits. Each output bit depends on all
+/// input bits.
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

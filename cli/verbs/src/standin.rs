@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The stand-in GPU: allocations by its character devices, their place in the BAR, and access to
-//! the BAR that bypasses the stand-in's driver.
+//! The stand-in GPU: allocations through its character devices, their place in the BAR, and access
+//! to the BAR that bypasses the stand-in's driver.
 //!
 //! The ioctls are those of `tests/gpu/standin.h`.
 
@@ -98,7 +98,7 @@ impl Gpu {
         let mut bdfs = Vec::new();
         for entry in fs::read_dir(DRIVER).context("the stand-in GPU's driver is not loaded")? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            // For example 0000:00:04.0, among bind, module, new_id, ….
+            // The directory lists PCI addresses such as 0000:00:04.0 among bind, module, new_id, ….
             if name.len() == 12 && name.bytes().filter(|&byte| byte == b':').count() == 2 {
                 bdfs.push(name);
             }
@@ -168,8 +168,8 @@ impl Gpu {
     }
 
     /// Allocates memory and calls `pin` until the memory lies at `place` of the BAR. Returns the
-    /// allocation and the result of `pin`, or `None` if that never happens. Frees the other
-    /// attempts.
+    /// allocation and the result of `pin`, or `None` if no attempt gets `place`. Frees the memory
+    /// of all other attempts.
     pub fn allocate_there<T>(
         self: &Arc<Self>,
         len: usize,
@@ -188,7 +188,7 @@ impl Gpu {
         Ok(None)
     }
 
-    /// Returns the place of an address of this process. ENOENT and the like are errors.
+    /// Returns the place of an address of this process, or an error such as ENOENT.
     pub fn place_of(&self, va: u64) -> Result<Place> {
         let info = self.info(va)?;
         Ok(Place {
@@ -199,7 +199,7 @@ impl Gpu {
         })
     }
 
-    /// Returns the number of bytes of the BAR that are pinned by anyone.
+    /// Returns the number of bytes of the BAR that any user has pinned.
     pub fn bar_pinned(&self) -> Result<u64> {
         Ok(self.info(0)?.bar_pinned)
     }
@@ -219,7 +219,7 @@ impl Gpu {
         Ok(info)
     }
 
-    /// Frees the allocation that starts at `va`. Its mapping stays.
+    /// Frees the allocation that starts at `va`, and keeps its mapping.
     pub fn free(&self, va: u64, by: Freer) -> io::Result<()> {
         let flags = match by {
             Freer::Caller => 0,
@@ -302,7 +302,7 @@ pub struct Place {
     pub len: u64,
     /// Bus address of the requested byte.
     pub bar_address: u64,
-    /// Number of contiguous bytes from there.
+    /// Number of contiguous bytes from `bar_address` on.
     pub run: u64,
 }
 
@@ -325,7 +325,7 @@ impl BarView {
     }
 }
 
-/// GPU memory of this process. Freed on drop, unless freed before.
+/// GPU memory of this process, freed on drop at the latest.
 #[derive(Debug)]
 pub struct Allocation {
     gpu: Arc<Gpu>,
@@ -384,7 +384,7 @@ impl Allocation {
         self.free_by(Freer::Caller)
     }
 
-    /// Frees the memory like `free`, by this kind of thread.
+    /// Frees the memory like `free`, in the given kind of thread.
     pub fn free_by(&mut self, by: Freer) -> Result<()> {
         self.bar_address();
         self.gpu

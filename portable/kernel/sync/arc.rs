@@ -29,8 +29,7 @@ use crate::{
     types::ForeignOwnable,
 };
 
-/// Count of a value with too many references, halfway between the overflows in both directions:
-/// `REFCOUNT_SATURATED`.
+/// Value of a saturated count, equally far from both overflows of the count: `REFCOUNT_SATURATED`.
 const SATURATED: i32 = i32::MIN / 2;
 
 /// A value and the number of its references.
@@ -44,7 +43,7 @@ struct Counted<T: ?Sized> {
 /// with its last reference.
 ///
 /// The count behaves like a `refcount_t`: a count that overflows is saturated, and its value is
-/// never freed. The kernel's own `Arc` also logs a warning then.
+/// never freed. The kernel's own `Arc` also logs a warning at the overflow.
 ///
 /// # Invariants
 ///
@@ -55,7 +54,7 @@ pub struct Arc<T: ?Sized>(NonNull<Counted<T>>, PhantomData<Counted<T>>);
 // SAFETY: The receiver shares the value, so `T` must be `Sync`. The receiver may drop the value, so
 // `T` must be `Send`. The count is atomic.
 unsafe impl<T: ?Sized + Send + Sync> Send for Arc<T> {}
-// SAFETY: A thread with a shared reference can clone it, which is the case above.
+// SAFETY: A thread with a shared `Arc` can clone it, so the requirements are those of `Send`.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Arc<T> {}
 
 // A reference may move, because its value stays where it is.
@@ -123,10 +122,11 @@ impl<T: ?Sized> Drop for Arc<T> {
         if old != 1 {
             return;
         }
-        // Acquire: what the other threads did with the value comes before.
+        // Acquire: the other threads' accesses to the value come before the drop.
         self.count().load(Acquire);
-        // SAFETY: The count was one, so that this was the only reference, and nobody can clone another. By the type invariant
-        // the value is initialized, and its memory is the result of `place`.
+        // SAFETY: The count was one, so this was the only reference, and no other thread can clone
+        // it. By the type invariant the value is initialized, and its memory is the result of
+        // `place`.
         unsafe {
             ptr::drop_in_place(self.0.as_ptr());
             alloc::free(self.0);
@@ -143,15 +143,15 @@ unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
     }
 
     unsafe fn from_foreign(ptr: *mut c_void) -> Self {
-        // SAFETY: By the safety requirements, `ptr` was the pointer of a reference, which is not
+        // SAFETY: By the safety requirements, `ptr` came from `into_foreign`, which never returns
         // null.
         // INVARIANT: The caller gives up the reference that `into_foreign` gave to C.
         Arc(unsafe { NonNull::new_unchecked(ptr.cast()) }, PhantomData)
     }
 
     unsafe fn borrow<'a>(ptr: *mut c_void) -> &'a T {
-        // SAFETY: By the safety requirements, `ptr` was the pointer of a reference, which C holds
-        // during `'a`. The value is therefore alive.
+        // SAFETY: By the safety requirements, C holds the reference behind `ptr` during `'a`. The
+        // value is therefore alive.
         unsafe { &(*ptr.cast::<Counted<T>>()).value }
     }
 }

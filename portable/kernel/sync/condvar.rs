@@ -65,7 +65,7 @@ impl CondVar {
     /// takes the mutex again.
     ///
     /// The thread enters the queue before it releases the mutex. A notification by a thread that
-    /// takes the mutex after that is therefore not lost. The sleep is uninterruptible, and may end
+    /// takes the mutex later is therefore not lost. The sleep is uninterruptible, and may end
     /// without a notification, so the caller must check its condition again.
     pub fn wait<T>(&self, guard: &mut Guard<'_, T, MutexBackend>) {
         // SAFETY: The queue is initialized by the type invariant. This thread holds the mutex by

@@ -150,7 +150,7 @@ impl<'a, B: Backend> Borrowed<'a, B> {
     }
 }
 
-/// Access to the value of a lock that this thread holds. Its drop releases the lock.
+/// Access to the value of a lock that this thread holds. The guard's drop releases the lock.
 ///
 /// # Invariants
 ///
@@ -191,7 +191,7 @@ impl<T: Unpin, B: Backend> DerefMut for Guard<'_, T, B> {
 
 impl<T, B: Backend> Drop for Guard<'_, T, B> {
     fn drop(&mut self) {
-        // SAFETY: The lock is held by the type invariant, and nobody uses the guard after the drop.
+        // SAFETY: The lock is held by the type invariant. No code uses the guard after the drop.
         unsafe { B::unlock(self.state) };
     }
 }
@@ -230,7 +230,7 @@ pub mod spinlock {
     /// A lock whose holder does not sleep. Interrupts stay enabled, because no interrupt handler
     /// takes the lock.
     ///
-    /// The module borrows the spinlocks that its C code makes. It makes none itself.
+    /// The module only borrows spinlocks that its C code makes.
     pub struct SpinLockBackend;
 
     // SAFETY: Only one thread at a time holds a `spinlock_t`. `spin_lock()` is an acquire, and

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * The part of CUDA's driver API that the tests use, written from its public
- * documentation. Consumers are compiled with this file as cuda.h. cuda.c
- * implements it on the stand-in GPU.
+ * documentation. Consumers are compiled with this file as cuda.h. cuda.c and
+ * memory.c implement the functions on the stand-in GPU.
  */
 #ifndef _TESTS_CUDA_H_
 #define _TESTS_CUDA_H_

@@ -3,11 +3,11 @@
  * BAR1 as the resource manager assigns it. Memory gets space in BAR1 when it
  * is pinned, as one range or else in pieces. The last unpin frees the space.
  *
- * Here the BAR is the memory itself, so no page table can map memory into
- * BAR1. Memory moves instead: it changes places with the contents of the range
- * that its pin gets. Pinned pages stay there. Unpinned pages stay until
- * another pin gets their place. The CPU's faults wait, and then find the new
- * place.
+ * In the stand-in, the BAR is the memory itself, so no page table can map
+ * memory into BAR1. Memory moves instead: it changes places with the contents
+ * of the range that its pin gets. Pinned pages stay in that range. Unpinned
+ * pages stay until another pin gets their place. The CPU's faults wait, and
+ * then find the new place.
  *
  * Memory with a layout is pinned in place, as with static BAR1.
  */
@@ -43,7 +43,7 @@ struct bar1 {
  * @node: in vidmem->extents, in order of @first; API lock
  * @first: first page
  * @pages: number of pages
- * @refs: pins that overlap with it. The last one releases the whole extent.
+ * @refs: pins that overlap with the extent. The last unpin releases all of it.
  */
 struct extent {
 	struct list_head node;

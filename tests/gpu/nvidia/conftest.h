@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Results of NVIDIA's configure step, as far as its headers use them. */
+/* Results of NVIDIA's configure step that NVIDIA's headers use. */
 #include <linux/version.h>
 
 #if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE

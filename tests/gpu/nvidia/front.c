@@ -26,7 +26,7 @@ static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 	return false;
 }
 
-/* Three arrays, which are allocated before the address is checked. */
+/* Counts the three arrays that are allocated before the address is checked. */
 static void count_records(u64 length)
 {
 	count_add(RECORD_BYTES, length / STANDIN_PAGE_SIZE * 16);

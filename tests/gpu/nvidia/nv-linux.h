@@ -28,7 +28,7 @@ static inline void nv_kmem_cache_free_stack(nvidia_stack_t *stack)
 {
 }
 
-/* Counted when allocated, and poisoned when freed. */
+/* Count a page at its allocation, and poison it when it is freed. */
 void *upper_page_alloc(struct kmem_cache *cache);
 void upper_page_free(struct kmem_cache *cache, void *page);
 
@@ -52,7 +52,7 @@ struct nv_dma_device {
 int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp);
 void nvidia_dev_put_uuid(const u8 *uuid, nvidia_stack_t *sp);
 
-/* For the registers of POWER's NPUs, which no VM has. */
+/* Used only for the registers of POWER's NPUs, which no VM has. */
 struct nv_linux_state {
 	struct nv_linux_state *next;
 	struct pci_dev *pci_dev;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * The lower half of nvidia.ko: the functions of the resource manager, of its
- * DMA layer and of the operating system that NVIDIA's nv-p2p.c calls. It knows
- * the owner of memory, the parts in BAR1, and the callbacks. The upper half
- * decides about the rest of the interface. The prototypes in nv.h are NVIDIA's.
+ * DMA layer and of the operating system that NVIDIA's nv-p2p.c calls. The lower
+ * half knows the owner of memory, the parts in BAR1, and the callbacks. The
+ * upper half decides about the rest of the interface. The prototypes in nv.h
+ * are NVIDIA's.
  */
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -46,7 +47,8 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
 
 /*
  * The resource manager takes the locks of all GPUs to free memory, so a
- * callback that waits blocks every GPU. Taken with the API lock held.
+ * callback that waits blocks every GPU. This lock is taken with the API lock
+ * held.
  */
 static DEFINE_MUTEX(gpu_locks);
 
@@ -57,7 +59,7 @@ static DEFINE_MUTEX(gpu_locks);
  * @key: the page table, which is only an address for the resource manager
  * @id: ID of the pin in the event log
  * @alloc: allocation whose end runs the callback, NULL for a persistent pin
- * @mem: the memory, held by @alloc or by this
+ * @mem: the memory; @alloc or this structure holds a reference
  * @gpu: GPU of the memory
  * @first: first page in @mem
  * @pages: number of pages
@@ -107,7 +109,7 @@ static void *swap_spare(void *memory)
 	return memory;
 }
 
-/* Unlike in reality, an absurd size must not exhaust the machine. */
+/* Fails if a size is absurd. The real function would exhaust the machine. */
 NV_STATUS NV_API_CALL os_alloc_mem(void **address, u64 size)
 {
 	*address = NULL;
@@ -122,7 +124,7 @@ void NV_API_CALL os_free_mem(void *address)
 {
 	void *entry;
 
-	/* Poisons the memory, to reveal a later use. */
+	/* Poison the memory, to reveal a later use. */
 	entry = xa_erase(&mappings, (unsigned long)address);
 	if (entry) {
 		uncount(MAPPINGS_LIVE);
@@ -179,7 +181,10 @@ int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp)
 
 	if (!gpu)
 		return -ENODEV;
-	/* Either an unbind waits for this use, or this sees the unbind. */
+	/*
+	 * Either an unbind waits for this use, or the next check sees the
+	 * unbind.
+	 */
 	gpu_use(gpu);
 	if (READ_ONCE(gpu->removing)) {
 		gpu_unuse(gpu);
@@ -199,7 +204,7 @@ void nvidia_dev_put_uuid(const u8 *uuid, nvidia_stack_t *sp)
 	gpu_put(gpu);
 }
 
-/* There are no NPUs of POWER. */
+/* Always fails, because there are no NPUs of POWER. */
 int nv_register_rsync_driver(int (*get)(int *mode, void *data),
 			     void (*put)(int mode, void *data),
 			     void (*wait)(struct pci_dev *gpu, void *data),
@@ -230,7 +235,7 @@ int nv_get_ibmnpu_chip_id(nv_state_t *nv)
  * Functions of the resource manager
  */
 
-/* Statuses that the upper half converts to these errors. */
+/* Returns the status that the upper half converts to this error. */
 static NV_STATUS status_of(int error)
 {
 	switch (error) {
@@ -256,7 +261,10 @@ static NV_STATUS __must_check rm_lock(void)
 	return api_lock() ? NV_ERR_INVALID_LOCK_STATE : NV_OK;
 }
 
-/* Returns the newest: after a failed put in a get, the key may come again. */
+/*
+ * Returns the newest entry with a key. After a failed put in a get, the key may
+ * occur again.
+ */
 static struct mapping_info *info_find(const void *key)
 {
 	struct mapping_info *info;
@@ -307,7 +315,10 @@ static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 	return NV_OK;
 }
 
-/* True if the calling process finds @info. The caller holds the API lock. */
+/*
+ * Returns true if the calling process finds @info. The caller holds the API
+ * lock.
+ */
 static bool info_is_listed(const struct mapping_info *info)
 {
 	guard(mutex)(&mem_lock);
@@ -459,7 +470,10 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 	mine = info_is_listed(info);
 	if (mine) {
 		result = "found";
-		/* Without a callback, get_pages undoes its failed call. */
+		/*
+		 * If there is no callback, get_pages is undoing its own failed
+		 * call.
+		 */
 		if (info->callback) {
 			count(PUT_PAGES_FOUND);
 			uncount(PINS_LIVE);
@@ -522,10 +536,12 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 	status = memory_behind(va, length, &alloc);
 	if (status == NV_OK && alloc->gpu != gpu_info)
 		status = NV_ERR_OBJECT_NOT_FOUND;
-	/* Since 555, this is checked here and not above. */
+	/* Since 555, the alignment is checked here and not above. */
 	if (status == NV_OK && va % STANDIN_PAGE_SIZE)
 		status = NV_ERR_INVALID_ARGUMENT;
-	/* Stands for any failure to duplicate the memory's handle. */
+	/*
+	 * This failure stands for any failure to duplicate the memory's handle.
+	 */
 	if (status == NV_OK && fail_here(FAIL_DUP_OBJECT))
 		status = NV_ERR_INVALID_STATE;
 	if (status == NV_OK)
@@ -585,10 +601,10 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
  * p2p_revoke - revoke the pins of memory that is being freed
  * @alloc: the memory. The caller holds the API lock.
  *
- * Runs in the calling thread, one pin at a time, from the root of the tree
- * of page tables. The upper half calls the client, and frees the table and
- * its DMA mappings. Then the pages leave BAR1. No reference keeps the module
- * with the callback loaded.
+ * The function runs in the calling thread, one pin at a time, from the root of
+ * the tree of page tables. The upper half calls the client, and frees the table
+ * and its DMA mappings. Then the pages leave BAR1. No reference keeps the
+ * callback's module loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -763,7 +779,7 @@ void p2p_hold_points(struct dentry *dir)
 
 int p2p_init(void)
 {
-	/* A separate cache, so another user does not reuse a stale page. */
+	/* Use a separate cache, so that no other user reuses a stale page. */
 	nvidia_p2p_page_t_cache =
 		kmem_cache_create("nvidia_p2p_page",
 				  sizeof(struct nvidia_p2p_page), 0,
@@ -776,7 +792,10 @@ void p2p_exit(void)
 	unsigned long memory;
 	void *entry;
 
-	/* Tables of pins whose memory was freed before the registration. */
+	/*
+	 * Free the tables of pins whose memory was freed before the
+	 * registration.
+	 */
 	xa_for_each(&tables, memory, entry)
 		nv_p2p_free_platform_data(upper_table((void *)memory));
 	kvfree(swap_spare(NULL));

@@ -36,7 +36,10 @@ int upper_dma_unmap_pages(struct pci_dev *peer,
 int upper_free_page_table(struct nvidia_p2p_page_table *table);
 int upper_free_dma_mapping(struct nvidia_p2p_dma_mapping *mapping);
 
-/* The allocation that contains a page table, and its size. */
+/*
+ * Convert between a page table and the allocation that contains it, and return
+ * the allocation's size.
+ */
 void *upper_memory(const void *table);
 void *upper_table(void *memory);
 size_t upper_memory_size(void);

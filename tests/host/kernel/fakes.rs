@@ -39,8 +39,8 @@ fn memory<R>(f: impl FnOnce(&mut HashMap<usize, Allocation>) -> R) -> R {
     f(memory.get_or_insert_default())
 }
 
-/// Number of bytes before an allocation. Because of them, no address is aligned to more than 8
-/// bytes.
+/// Number of bytes before an allocation. These bytes keep every address from being aligned to more
+/// than 8 bytes.
 const LEAD: usize = 8;
 /// Contents of memory before the crate writes to it, and after the crate has freed it.
 const NEW: u8 = 0xa5;
@@ -204,7 +204,7 @@ fn give_back(guard: &mut Option<Threads>, lock: usize) {
     CHANGED.notify_all();
 }
 
-/// Makes a lock like C code does.
+/// Makes a lock as C code does.
 pub(super) fn make_lock(lock: usize, name: &str, class: usize) {
     let name = name.to_owned();
     let lock = (

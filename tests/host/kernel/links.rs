@@ -68,7 +68,8 @@ fn replace(root: *mut rb_root, above: Link, old: Link, new: Link) {
     }
 }
 
-/// Moves `node` down to the left or to the right. Its other child takes its place.
+/// Moves `node` down to the left or to the right. The child on the other side takes the place of
+/// `node`.
 fn rotate(root: *mut rb_root, node: Link, left: bool) {
     let up = get(node, !left);
     let inner = get(up, left);

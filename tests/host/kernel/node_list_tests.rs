@@ -40,8 +40,8 @@ fn node() -> Box<Node<u32>> {
     Box::new(unsafe { Node::new(CURSOR) })
 }
 
-/// Returns a position in the vector. Nodes are identified by their numbers, cursors by numbers
-/// after those.
+/// Returns a position in the vector. Nodes are identified by their numbers, cursors by the numbers
+/// after the nodes'.
 fn position(all: &[usize], which: usize) -> Option<usize> {
     all.iter().position(|at| *at == which)
 }

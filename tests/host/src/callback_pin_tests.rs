@@ -35,7 +35,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
 }
 
-/// Holds its pins like a region. If a test asks for it, the region loses them while it is revoked.
+/// A holder of pins, like a region. If `release` is set, a revocation releases the pins.
 #[derive(Default)]
 struct Region {
     pins: Mutex<Vec<CallbackPin>>,
@@ -128,7 +128,8 @@ fn a_process_that_exits_is_asked_for() {
     assert_eq!(take_log(), want);
 }
 
-/// nvidia.ko would return 0 from the put, and call back later.
+/// The module makes no put for a process that is no longer listed, because nvidia.ko would return 0
+/// and still call back later.
 #[test]
 fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     world().exits.set(true);
@@ -160,8 +161,8 @@ fn a_callback_while_the_provider_is_asked() {
     assert_eq!(take_log(), want);
 }
 
-/// By then the page belongs to other memory. The module pins that memory for the check and puts it
-/// again.
+/// During the check the page already belongs to other memory. The module pins that memory for the
+/// check and puts it again.
 #[test]
 fn memory_freed_and_made_anew_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -175,7 +176,7 @@ fn memory_freed_and_made_anew_while_the_provider_is_asked() {
     assert_eq!(take_log(), want);
 }
 
-/// The failure says nothing about nvidia.ko's list of processes.
+/// A pin that fails for lack of memory says nothing about nvidia.ko's list of processes.
 #[test]
 fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     world().exits.set(true);
@@ -199,7 +200,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The pin that was made for the check is an ordinary pin: its entry stays if it cannot be put.
+/// The pin for the check is an ordinary pin: its entry stays if the pin cannot be put.
 #[test]
 fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_entry() {
     world().exits.set(true);
@@ -272,8 +273,8 @@ fn another_process_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// OFED 4.9. nvidia.ko would refuse the put, and another thread may hold `put_rwsem` while it waits
-/// for this thread to release the API lock.
+/// In OFED 4.9, nvidia.ko would refuse a put in the callback. Another thread may hold `put_rwsem`
+/// while it waits for this thread to release the API lock.
 #[test]
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     let region = Region::new(&[ONE, OTHER]).expect("pinned");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! Tests of the module's files that use only `core`. Cargo compiles the module's own files. The
-//! stand-ins of `tests/fakes` surround them, with locks of `std`.
+//! stand-ins of `tests/fakes` surround these files, with locks of `std`.
 //!
-//! Pure arithmetic has its tests beside it, in `src`. The tests here need the stand-ins:
+//! Tests of pure arithmetic are beside the code, in `src`. The tests here need the stand-ins:
 //!
 //! - `chunks_tests`: both modes over several allocations.
 //! - `callback_pin_tests`: a revocable pin, between its release and nvidia.ko's callback.
@@ -33,8 +33,8 @@ mod sync;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Counts a case of a randomized test at its end. Prints the number of cases with the last one. The
-/// test runner reads that line.
+/// Counts a case of a randomized test at its end. Prints the number of cases after the last case.
+/// The test runner reads that line.
 fn done(count: &AtomicU32, cases: u32) {
     if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
         println!("figure: cases {cases} at random");

@@ -23,8 +23,8 @@ const RUST: &[&str] = &[
     "rcu::",
 ];
 
-/// The orders, strongest first. The counts of the first three are compared as well, so that none
-/// becomes weaker.
+/// The orders, strongest first. The counts of the first three are compared as well, so that no
+/// access becomes weaker.
 const ORDERS: [&str; 4] = ["Full", "Release", "Acquire", "Relaxed"];
 
 /// Text that marks access to shared state in C, in addition to variables.
@@ -101,7 +101,7 @@ fn ordered(order: &str, code: &str) -> usize {
     found
 }
 
-/// Returns the number of places in a file that share state, as far as their form tells.
+/// Returns the number of places in a file that share state, recognized by their text.
 fn marks(name: &str, text: &str) -> usize {
     let code = without_comments(text);
     let count = |words: &[&str]| -> usize {

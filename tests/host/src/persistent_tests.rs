@@ -117,8 +117,8 @@ fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
     assert_eq!(world.take_log(), ["pin", "map"]);
 }
 
-/// A longer region has 4 GiB of DMA addresses in one run, at a multiple of 4 GiB from the virtual
-/// addresses.
+/// A region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The case is logged
+/// if the distance from the virtual addresses is a multiple of 4 GiB.
 #[test]
 fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
     const GIB: u64 = 1 << 30;
@@ -187,8 +187,8 @@ const PAGE: u64 = 1 << 16;
 
 /// Steps in which the module asks nvidia.ko if a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// Steps if nvidia.ko's DMA address differs from the page's physical address, and something may
-/// translate.
+/// Steps if nvidia.ko's DMA address differs from the page's physical address, and the module does
+/// not know if the addresses are translated.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",
@@ -208,7 +208,8 @@ fn world_of_strangers(start: u64) -> Arc<World> {
     world
 }
 
-/// Returns the steps of a registration from its map on. Checks that the scatter list is freed last.
+/// Returns the steps of a registration from its mapping on. Checks that the scatter list is freed
+/// last.
 fn life(world: &World, start: u64, len: u64) -> Vec<&'static str> {
     let region = Held::<PersistentMr>::pin(start, len).expect("pinned");
     world.take_log();
@@ -236,9 +237,9 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
 #[test]
 fn who_maps_follows_from_the_address_that_the_provider_gives() {
     let start = 0x8_1000_0000;
-    // The columns are: nothing is known to translate; this module maps to physical addresses; the
-    // offset of nvidia.ko's addresses from physical ones; the expected steps of the question; this
-    // module maps.
+    // The columns are: the module knows that nothing translates the addresses; the DMA addresses of
+    // this module's mappings are physical addresses; the offset of nvidia.ko's addresses from
+    // physical addresses; the expected steps of the question; this module maps the memory.
     for (is_direct, is_identity, offset, asked, own) in [
         (true, true, 0, ASKED.as_slice(), true),
         (true, true, IOMMU_OFFSET, &ASKED, false),
@@ -256,7 +257,8 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
         assert_eq!(life(&world, start, MIB), [asked, &maps].concat(), "{case}");
         assert_eq!(life(&world, start, MIB), maps, "{case}");
     }
-    // Behind an IOMMU this module does not map the page itself to compare.
+    // Behind an IOMMU, the module does not make its own mapping of the page to compare it with
+    // nvidia.ko's.
     let world = world_of_strangers(start);
     world.is_direct.set(false);
     world.is_translated.set(true);
@@ -267,7 +269,7 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
     );
 }
 
-/// nvidia.ko returns other addresses, and nothing is known to translate.
+/// nvidia.ko returns other addresses, and the module does not know if the addresses are translated.
 #[test]
 fn without_an_address_of_this_module_there_is_no_answer() {
     let start = 0x8_a000_0000;
@@ -295,14 +297,14 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
         let want = [no_answer.as_slice(), &BY_PROVIDER].concat();
         assert_eq!(life(&world, start, MIB), want);
     }
-    // A pin that fails gives no answer either.
+    // A failed pin gives no answer about the GPU.
     let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
     world.provider.refuses.set(Some(ENOMEM));
     region.map(&PciDevice::default()).expect("mapped");
     assert_eq!(world.take_log(), ["pin", "provider maps"]);
     world.provider.refuses.set(None);
-    // nvidia.ko's refusal of the registration itself counts.
+    // If nvidia.ko refuses to map the registration, the mapping fails.
     let other = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.fail("provider maps");
     let reason = other.map(&PciDevice::default()).err();
@@ -326,7 +328,7 @@ fn a_denial_is_remembered_and_no_other_refusal() {
     let start = 0x8_7000_0000;
     let asked = ["pin", "provider maps", "unpin", "provider maps"];
     // `nvidia_p2p_map_status()` returns this code for NV_ERR_NOT_SUPPORTED, the result of the
-    // topology check. The other codes below are its other results.
+    // topology check. The other codes below are the function's other results.
     assert_eq!(DENIED, Reason::Map(-524));
     for code in [ENOTSUPP, EINVAL, ENOMEM, -5, -16, -19, -95, 0] {
         let world = world_of_strangers(start);
@@ -361,8 +363,8 @@ fn a_pin_that_fails_is_no_denial() {
 #[test]
 fn an_answer_about_another_gpu_is_none() {
     let start = 0x8_9000_0000;
-    // The cases are the two answers after which this module maps, one after which it does not, and
-    // a denial.
+    // The cases are the two answers after which this module maps the memory, one answer after which
+    // it does not, and a denial.
     for (offset, is_direct, denied) in [
         (0, true, false),
         (IOMMU_OFFSET, false, false),
@@ -385,7 +387,8 @@ fn an_answer_about_another_gpu_is_none() {
             world.fail_map.set(Some(1));
         }
         let mapped = region.map(&PciDevice::default());
-        // nvidia.ko answers for the registration itself.
+        // The result of the mapping is nvidia.ko's result for the registration, not an answer about
+        // one page.
         assert_eq!(mapped.err(), denied.then_some(DENIED));
         assert_eq!(world.take_log()[..3], ["pin", "unpin", "provider maps"]);
         assert_eq!(world.answers.borrow().as_deref(), Some(&[][..]));
@@ -473,7 +476,8 @@ fn each_gpu_of_a_range_is_asked_about() {
     let log = life(&world, start, 8 * MIB);
     assert_eq!(log[..asked.len()], asked);
     assert_eq!(log[asked.len()..][..2], ["map", "unmap"]);
-    // The device does not reach one of the GPUs in the way that this module maps.
+    // The device reaches one of the GPUs through other DMA addresses than those of this module's
+    // mapping.
     let of_each = world.answers.take().expect("two");
     assert_eq!(of_each.len(), 2);
     let answers = of_each.iter().enumerate();

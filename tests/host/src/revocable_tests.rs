@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! Tests of a revocable registration from start to end, with the callback at every place. Hooks and
-//! channels make the schedules, not chance.
+//! channels determine the schedules.
 
 use std::sync::{mpsc, Arc};
 use std::thread;
@@ -342,7 +342,8 @@ fn what_cannot_be_built_is_undone() {
     }
 }
 
-/// Frees and releases at the same time. Exactly one of the two unmaps, and no thread hangs.
+/// Frees and releases at the same time. Exactly one of the two operations unmaps, and no thread
+/// hangs.
 #[test]
 fn free_beside_release_at_random() {
     for round in 0..2000u64 {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// A folder with a copy of the sources. Its drop removes the folder.
+/// A folder with a copy of the sources, removed on drop.
 struct Copy(PathBuf);
 
 impl Drop for Copy {
@@ -98,8 +98,8 @@ fn unused(root: &str, planted: &str) -> Vec<String> {
                 }
                 text = replace_words(&text, "pub ", "pub(crate) ");
                 if file.ends_with("/lib.rs") {
-                    // The user's code comes before the macros. Otherwise the position of the macros
-                    // would put them in scope.
+                    // The user's code comes before the macros, because macros are in scope for all
+                    // code that follows them.
                     let place = text
                         .find("pub(crate) mod alloc;")
                         .expect("the first module");

@@ -218,7 +218,8 @@ fn lintian(log: Log) -> Result<()> {
     log.that("and its status says so", output.status.success())
 }
 
-/// Lists everything that a package could leave behind, except dpkg's data on all packages.
+/// Script that lists everything that a package could leave behind, except dpkg's data on all
+/// packages.
 const LIST: &str = r#"
     list() {
         find /etc /usr/src /usr/lib/depmod.d /usr/lib/modprobe.d /usr/lib/systemd /var/lib/dkms /var/lib/systemd \
@@ -296,7 +297,7 @@ fn strangers_hooks(log: Log) -> Result<()> {
     )
 }
 
-/// Another package installs files in /etc/infiniband later.
+/// Tests another package that installs files in /etc/infiniband later.
 fn later_hooks(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(

@@ -257,7 +257,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     tree.host.can_be_entered()?;
     let version = tree.dkms("dkms --version")?;
     log.note(version.trim());
-    // A host without our package shows what ours leaves behind.
+    // Reference for the comparison: a host that never had our package.
     let reference = Tree::new(distribution)?;
     reference.dkms("true")?;
 
@@ -273,7 +273,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
             reference.step(*step)?;
         }
         // If no module loads, modprobe normally fails. Only a leftover `install` line of Debian's
-        // runs without effect.
+        // lets it succeed without effect.
         let loads = tree.host.loads().unwrap_or_else(|error| error.to_string());
         log.note(format!("{step:?}: {loads}"));
         let right = match wanted(&installed) {
@@ -319,7 +319,7 @@ fn one_name(log: Log) -> Result<()> {
             "dkms add peermem-rs/600.1 && dkms install peermem-rs/600.1 -k {RELEASE}"
         ));
         let with_ours = tree.host.loads();
-        // An upgrade of NVIDIA's, and then the removal of ours.
+        // Upgrade NVIDIA's package, and then remove ours.
         let upgraded = tree
             .step(Remove(Theirs("580.1")))
             .and_then(|_| tree.step(Add(Theirs("610.2"))));
@@ -372,7 +372,7 @@ fn make_install(log: Log) -> Result<()> {
         &tree.host.loads()?,
         &"updates/peermem-rs/nvidia_peermem.ko (version 1-rs)".to_owned(),
     )?;
-    // A user of the host asks, with the host's own configuration.
+    // Ask as a user of the host, with the host's own configuration.
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",

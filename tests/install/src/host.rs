@@ -21,8 +21,9 @@ pub(crate) const NOTHING: &str = "nothing";
 /// Search path with the programs of a system administrator.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A stand-in for the build folder of a kernel that puts products beside their source. It copies a
-/// prebuilt module instead of compiling one, and installs it like `scripts/Makefile.modinst`.
+/// A stand-in for the build folder of a kernel that puts products beside their source. The makefile
+/// copies a prebuilt module instead of compiling one, and installs it like
+/// `scripts/Makefile.modinst`.
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
@@ -104,7 +105,7 @@ impl Host {
             "etc/systemd/system/multi-user.target.wants/site.service",
             "",
         )?;
-        // systemd's package contains these.
+        // systemd's package contains this unit.
         host.put("usr/lib/systemd/system/halt.target", "")?;
         for name in [
             "modules.order",
@@ -224,8 +225,8 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. The first file
-    /// with that name counts, since the kernel refuses a second one.
+    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. Only the
+    /// first file with that name is loaded, since the kernel refuses a second one.
     ///
     /// Returns `None` if no file would be loaded, and an error if modprobe does not know the
     /// module.
@@ -289,8 +290,8 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Copies the parts of the repository that `make` and `dkms` need, with a prebuilt module in
-    /// place of the compiler, and creates a kernel build folder that provides it.
+    /// Copies the parts of the repository that `make` and `dkms` need. Creates a kernel build
+    /// folder that provides a prebuilt module instead of compiling one.
     ///
     /// `suffix` is the compression of that kernel.
     pub(crate) fn sources(

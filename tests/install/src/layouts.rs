@@ -135,7 +135,8 @@ const LAYOUTS: &[Layout] = &[
                 "override nvidia-peermem * weak-updates/nvidia\n",
             ),
         ],
-        // Written through the links, into the folder of the kernel that the package was built for.
+        // The modules are written through the links, into the folder of the kernel that the package
+        // was built for.
         links: &[
             (
                 "weak-updates/nvidia/nvidia.ko.xz",
@@ -298,7 +299,7 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
     )
 }
 
-/// Checks a layout from before the installation of ours until after its removal.
+/// Checks a layout from before the installation of our module until after its removal.
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -353,8 +354,8 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     )
 }
 
-/// Installs ours in both ways at once. Either may be removed first, and the last removal leaves
-/// nothing.
+/// Installs our module in both ways at once. Either installation may be removed first, and the last
+/// removal leaves nothing.
 fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -377,7 +378,8 @@ fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     )
 }
 
-/// Another kernel still has ours. Files that all kernels share stay until the last removal.
+/// Tests a removal while another kernel still has our module. Files that all kernels share stay
+/// until the last removal.
 fn two_kernels(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;
@@ -401,7 +403,7 @@ fn two_kernels(log: Log) -> Result<()> {
     log.that("the shared files go with the last", !files()?)
 }
 
-/// A blacklist for NVIDIA's module also applies to ours.
+/// Checks that a blacklist for NVIDIA's module also applies to ours.
 fn blacklisted(log: Log) -> Result<()> {
     for layout in LAYOUTS {
         let host = host(layout, "580.1")?;
@@ -419,8 +421,8 @@ fn blacklisted(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// An `install` line that blocks all such modules takes effect if its file is read first, as
-/// docs/install.md explains.
+/// Checks that an `install` line that blocks both modules takes effect if its file is read first,
+/// as docs/install.md explains.
 fn kept_out(log: Log) -> Result<()> {
     for layout in LAYOUTS {
         // These distributions get an `install` line of ours.
@@ -440,7 +442,7 @@ fn kept_out(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// A kernel without our module gets NVIDIA's, if NVIDIA's has its own name.
+/// Checks that a kernel without our module gets NVIDIA's module, if NVIDIA's has its own name.
 fn kernel_without(log: Log) -> Result<()> {
     for layout in LAYOUTS {
         let host = host(layout, "580.1")?;
@@ -458,8 +460,8 @@ fn kernel_without(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Shows the need for both lines of configuration: without them, NVIDIA's module comes first
-/// somewhere.
+/// Shows the need for both lines of configuration: without them, NVIDIA's module comes first on
+/// some layouts.
 fn without_configuration(log: Log) -> Result<()> {
     let mut lost = Vec::new();
     for layout in LAYOUTS {
@@ -491,8 +493,8 @@ fn without_configuration(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Installs our hooks of openibd if there are none, replaces those of an earlier version, and leaves
-/// the operator's alone, one that starts our service included.
+/// Installs our hooks of openibd if there are none, replaces those of an earlier version, and
+/// leaves the operator's alone, including one that starts our service.
 fn hooks(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;

@@ -2,8 +2,9 @@
 //! Installs the module on synthetic hosts, and checks the results with kmod, dkms and systemd.
 //!
 //! The hosts are folders, laid out like those of NVIDIA's installer and the distributions. Their
-//! modules are small ELF files that cannot be loaded. The tools that read them are real. Prints
-//! KTAP, with a note for each answer. Arguments select cases by parts of their names.
+//! modules are small ELF files that cannot be loaded. The tools that read them are real. The
+//! program prints KTAP, with a note for each answer. Arguments select cases by parts of their
+//! names.
 
 mod deb;
 mod dkms;
@@ -30,7 +31,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Prints the questions and answers.
+/// Printer of the questions and answers.
 #[derive(Clone, Copy)]
 struct Log;
 

@@ -35,7 +35,7 @@ const DECIDED: &str = "etc/systemd/system/peermem-rs.service";
 /// File on the host that makes loading fail.
 const FAILS: &str = "fails";
 
-/// Boots, then runs each line of `$2`, and records the line before.
+/// Script that boots, then records and runs each line of `$2`.
 const SCRIPT: &str = r#"
     set -u
     cd "$1"
@@ -231,7 +231,7 @@ fn without_openibd(log: Log) -> Result<()> {
     told(log, &events(&host, &["restart peermem-rs"])?, &wanted)
 }
 
-/// A module that does not load, as after an upgrade of OFED or the driver.
+/// Tests a module that does not load, as after an upgrade of OFED or the driver.
 fn that_does_not_load(log: Log) -> Result<()> {
     let host = installed()?;
     host.put(FAILS, "")?;
@@ -243,7 +243,8 @@ fn that_does_not_load(log: Log) -> Result<()> {
     )
 }
 
-/// An operator's decision survives the next installation, of another kernel or another version.
+/// Installs the module again, as for another kernel or another version. Checks that a service that
+/// the operator has disabled or masked stays disabled or masked.
 fn disabled(log: Log) -> Result<()> {
     let host = installed()?;
     let wants = host.path("etc/systemd/system/multi-user.target.wants/peermem-rs.service");
@@ -265,7 +266,7 @@ fn disabled(log: Log) -> Result<()> {
     log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
 }
 
-/// A unit in its former place, where `systemctl mask` would put its link.
+/// Tests a unit in its former place, where `systemctl mask` would put its link.
 fn moved(log: Log) -> Result<()> {
     let host = installed()?;
     let old = host.path(DECIDED);
@@ -296,7 +297,7 @@ fn moved(log: Log) -> Result<()> {
     log.that("removed", !old.exists() && !host.path(UNIT).exists())
 }
 
-/// The units are in `/lib` if that is not a link to `/usr/lib`.
+/// Checks that the units are in `/lib` if `/lib` is not a link to `/usr/lib`.
 fn unmerged(log: Log) -> Result<()> {
     let host = Host::new("debian")?;
     fs::rename(host.path("usr/lib/systemd"), host.path("lib/systemd"))?;

@@ -13,7 +13,7 @@ use crate::host::{differences, succeeded, tool, Host, Listing, NOTHING};
 use crate::{Case, Log};
 
 /// An unusual prefix, because the synthetic host has the usual one from this machine. Files below
-/// this prefix must not name the usual one.
+/// this prefix must not name the usual prefix.
 const PREFIX: &str = "/opt/tools";
 
 pub(crate) fn cases() -> Vec<Case> {

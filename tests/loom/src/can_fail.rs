@@ -4,7 +4,7 @@
 //! surroundings, and a model must report the expected failure.
 //!
 //! A rule inside the module itself cannot be disabled here. `tests/mutants` changes such lines and
-//! runs these models on the result.
+//! runs these models on the changed module.
 //!
 //! Each model runs in its own process, because a broken model does not always end with an orderly
 //! panic.

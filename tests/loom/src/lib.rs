@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! The revocable mode of the kernel module under loom, which runs a model once for every order in
-//! which its threads can take locks and touch atomics.
+//! which its threads can take locks and access atomics.
 //!
 //! The code under test is the module's own files: `src/revocable.rs`, `src/callback_pin.rs`, and
 //! the files that they use. `tests/fakes` has models of nvidia.ko and ib_core with their own

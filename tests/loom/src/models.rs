@@ -3,8 +3,8 @@
 //! The models: the operations that run concurrently.
 //!
 //! Models with two threads run all interleavings. Models with three threads run those with a
-//! bounded number of preemptions. A free may come before the registration (which then fails), at
-//! any place of it, or after it.
+//! bounded number of preemptions. Memory may be freed before the registration (which then fails),
+//! at any place during it, or after it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -174,8 +174,8 @@ fn free_beside_the_end_and_a_second_life_legacy() {
     free_beside_the_end(Mode::Legacy);
 }
 
-/// nvidia.ko does not unpin. The entry stays, and the callback may come after everything else is
-/// gone.
+/// nvidia.ko does not unpin for another process. The entry stays, and the callback may come after
+/// everything else is gone.
 #[test]
 fn free_beside_a_life_that_ends_in_another_process() {
     explore(
@@ -204,7 +204,7 @@ fn free_beside_a_put_that_is_tried_again() {
     );
 }
 
-/// The module is unloaded when nothing holds it any more, wherever the callback is then.
+/// The module is unloaded when nothing holds it any more, wherever the callback is at that time.
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
     explore(
@@ -341,7 +341,7 @@ fn free_beside_two_lives(mode: Mode) {
     });
 }
 
-/// The second table reuses the pointer of the first as soon as that is free.
+/// The second table reuses the pointer of the first as soon as that pointer is free.
 #[test]
 fn free_beside_two_lives_unmaps() {
     free_beside_two_lives(Mode::Unmaps);

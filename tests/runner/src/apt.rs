@@ -2,8 +2,8 @@
 //! Debian packages: packages to install, and packages that are only unpacked, from suites that this
 //! machine does not use.
 //!
-//! The latter come through a private apt state in the cache. It uses this machine's mirror and
-//! keys, so apt checks every signature as usual. This machine's sources stay unchanged.
+//! Unpacked packages come through a private apt state in the cache. This state uses this machine's
+//! mirror and keys, so apt checks every signature as usual. This machine's sources stay unchanged.
 
 mod archive;
 mod install;

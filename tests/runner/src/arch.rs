@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The architectures of the test VM. A kernel is built for one architecture, and everything that a
-//! run builds for that kernel follows.
+//! The architectures of the test VM. A kernel is built for one architecture, and a run builds
+//! everything else for the architecture of its kernel.
 
 use std::sync::LazyLock;
 #[cfg(target_arch = "x86_64")]
@@ -21,7 +21,8 @@ fn tsc_khz() -> Option<u64> {
     let read = || loop {
         let time = Instant::now();
         // SAFETY: Every x86-64 processor has this instruction, which accesses no memory. Linux
-        // allows it in user space unless the process disabled it (prctl(2), PR_SET_TSC).
+        // allows the instruction in user space unless the process disabled it (prctl(2),
+        // PR_SET_TSC).
         let ticks = unsafe { core::arch::x86_64::_rdtsc() };
         if time.elapsed() < Duration::from_micros(20) {
             return (time, ticks);
@@ -48,8 +49,8 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Patterns for the parts of a kernel's source that only other architectures use. tar has no
-    /// pattern for "all but these two letters", so a few other directories stay.
+    /// Returns patterns for the parts of a kernel's source that only other architectures use. tar
+    /// has no pattern for "all but these two letters", so a few other directories stay.
     pub(crate) fn others(self) -> [&'static str; 2] {
         match self {
             Self::X86_64 => ["arch/[!x]*.[chS]", "arch/[!x]*.dts*"],
@@ -67,12 +68,12 @@ impl Arch {
         }
     }
 
-    /// Variables of make for kernels and modules that are cross-compiled.
+    /// Returns the variables of make for kernels and modules that are cross-compiled.
     pub(crate) const fn make(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &[],
-            // The compiler is that of the debug kernel. By default it takes addresses of weak
-            // symbols from a table that a module does not get there.
+            // The debug kernel uses the same compiler. By default, the compiler takes addresses of
+            // weak symbols from a table that an arm64 module does not get.
             Self::Arm64 => &["ARCH=arm64", "LLVM=-19", "CFLAGS_peer_mem.o=-mcmodel=large"],
         }
     }
@@ -94,8 +95,8 @@ impl Arch {
     }
 
     /// Returns the kernel parameters for clocks and addresses. On a busy machine, the kernel may
-    /// measure a TSC frequency that is many times too low, so a parameter passes the frequency.
-    /// `icount` leaves it out, because QEMU then counts instructions instead.
+    /// measure a TSC frequency that is many times too low, so a parameter passes the frequency. If
+    /// `icount` is set, no frequency is passed, because QEMU then counts instructions instead.
     pub(crate) fn kernel_arguments(self, icount: bool) -> String {
         let told = match self {
             Self::X86_64 => "no_timer_check nokaslr tsc=reliable",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `runner bench`: compares the costs of our module and NVIDIA's. Counts instructions without a VM
-//! (`cost.rs`), takes the figures that need a VM from `gdr bench`, and writes `docs/performance.md`
-//! from both.
+//! `runner bench`: compares the costs of our module and of NVIDIA's nvidia-peermem. Counts
+//! instructions without a VM (`cost.rs`), takes the figures that need a VM from `gdr bench`, and
+//! writes `docs/performance.md` from both.
 
 mod page;
 
@@ -25,10 +25,10 @@ use crate::{cost, kernel, programs, setup, stamp, vm};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Measures nothing: writes docs/performance.md from tests/cost/figures and tests/cost/vm-figures
+    /// Only writes docs/performance.md, from tests/cost/figures and tests/cost/vm-figures
     #[arg(long)]
     page: bool,
-    /// Counts nothing: takes tests/cost/figures as it is, and measures in the VMs alone
+    /// Only measures in the VMs, and keeps tests/cost/figures
     #[arg(long, conflicts_with = "page")]
     vm: bool,
 }
@@ -207,8 +207,8 @@ impl Machine {
             ..Options::default()
         };
         match (module, mode) {
-            // NVIDIA's module has no such parameter. Its client without the callback serves NICs
-            // that cannot revoke.
+            // NVIDIA's nvidia-peermem has no parameter that selects the mode. NVIDIA's client
+            // without the callback serves NICs that cannot revoke.
             (Peermem::Nvidia, "persistent") => options.rxe_param.push("peer_inval=0".to_owned()),
             (Peermem::Ours, "revocable") => {
                 options.param.push("persistent_api_support=0".to_owned());

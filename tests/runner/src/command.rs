@@ -32,7 +32,7 @@ pub(crate) fn tool(program: &str) -> Command {
         .args(["--pdeathsig", "TERM", program])
         .env("PATH", system_path())
         .env("LC_ALL", "C")
-        // If make called this program, its flags must not be passed on.
+        // If make called this program, make's flags must not be passed on.
         .env_remove("MAKEFLAGS")
         .env_remove("MFLAGS")
         .env_remove("MAKELEVEL");

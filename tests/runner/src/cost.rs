@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cost of a registration, for our module and NVIDIA's: instructions by callback, counted without a
-//! VM and compared with `tests/cost/figures`.
+//! Cost of a registration, for our module and NVIDIA's nvidia-peermem: instructions by callback,
+//! counted without a VM and compared with `tests/cost/figures`.
 //!
 //! The module's object file is linked with the services of `tests/cost` into a user program, which
-//! makes registrations with it. Callgrind counts each instruction. The section of the instruction's
-//! address tells whether it belongs to the module or to an object of the kernel's build. For other
-//! services, calls are counted.
+//! uses the module to make registrations. Callgrind counts each instruction. The section of an
+//! instruction's address tells if the instruction belongs to the module or to an object of the
+//! kernel's build. For other services, calls are counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -28,7 +28,7 @@ use crate::{apt, kernel, setup, stamp};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Writes the figures that were counted into tests/cost/figures and docs/performance.md
+    /// Writes the counts to tests/cost/figures and docs/performance.md
     #[arg(long)]
     pub(crate) update: bool,
 }
@@ -155,8 +155,8 @@ pub(crate) struct Counted {
     pub(crate) figures: Figures,
 }
 
-/// Returns one test for each registration, which compares its cost with the file. Measures the
-/// modules that are already built.
+/// Returns one test for each registration, which compares the registration's cost with the file.
+/// Measures the modules that are already built.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, true, &Subject::ALL)?;
     let kept = kept(&paths.repo)?;
@@ -166,7 +166,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// Does the same for the in-tree build alone, and compiles it first.
+/// Returns the tests of the in-tree build alone, and compiles this build first.
 pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, false, &[Subject::Ours(Build::InTree)])?;
     let mut kept = kept(&paths.repo)?;
@@ -180,14 +180,15 @@ pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(tests)
 }
 
-/// Counts, and writes the figures' file.
+/// Counts the cost of registrations, and writes the figures' file.
 pub(crate) fn update(paths: &Paths) -> Result<()> {
     let counted = count(paths, false, &Subject::ALL)?;
     stamp::update(&file(&paths.repo), write(&counted).as_bytes())?;
     Ok(())
 }
 
-/// Counts, prints a table, and compares with or writes the figures' file.
+/// Counts the cost of registrations and prints a table. Compares the figures with the committed
+/// file, or updates that file.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let counted = count(paths, false, &Subject::ALL)?;
     print!("{}", table(&counted.figures));
@@ -433,7 +434,7 @@ fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
     format!("{pages}{names}{strings}.section .note.GNU-stack, \"\", @progbits\n")
 }
 
-/// Adds the program's output in one mode, and callgrind's counts.
+/// Adds the figures from the program's output in one mode and from callgrind's counts.
 fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()> {
     let mut texts = BTreeMap::new();
     let mut set = |shape: &str, kind, name: &str, value: u64| {
@@ -484,7 +485,7 @@ fn hex(text: &str) -> Result<u64> {
     u64::from_str_radix(digits, 16).with_context(|| text.to_owned())
 }
 
-/// Returns how many instructions of `text` were executed, by the title of callgrind's dump.
+/// Returns the number of executed instructions of `text`, by the title of callgrind's dump.
 fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     let mut title = None;
@@ -821,7 +822,7 @@ mod tests {
         .is_err());
         assert!(add(&mut none, "m", "", dumps).is_err());
         assert!(add(&mut none, "m", "module 0x1000 0x2000\n", dumps).is_err());
-        // The release has no instructions of such a module.
+        // The dump of the release has no instructions of a module with these bounds.
         let said = "module 0x1000 0x1fff\nkernel 0x2000 0x3000\n";
         assert!(add(&mut none, "m", said, dumps).is_err());
         let said = "module 0x1000 0x2000\nkernel 0x2000 0x3000\nholds 64KiB entries 1\n";

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Synthetic Debian hosts, as close to a user's host as possible. Each has a Debian release with
-//! its stock kernel, ib_core's modules in `updates` as with OFED, and the driver installed by DKMS
-//! with NVIDIA's own nvidia-peermem beside it.
+//! Synthetic Debian hosts, as close to a user's host as possible. Each host has a Debian release
+//! with its stock kernel, ib_core's modules in `updates` as with OFED, and the driver installed by
+//! DKMS with NVIDIA's own nvidia-peermem beside it.
 //!
-//! DKMS installs our module in each of the ways that users have. A VM boots that root and loads the
-//! modules that `modprobe` finds. DKMS runs in a chroot, because its build would take an hour in
-//! the VM.
+//! DKMS installs our module in each way that is offered to users. A VM boots the host's root and
+//! loads the modules that `modprobe` finds. DKMS runs in a chroot, because its build would take an
+//! hour in the VM.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ use crate::{apt, cases, guest, index, modules, programs, setup, stamp, vm};
 pub(crate) struct Release {
     /// Name of the host's directory in the cache.
     name: &'static str,
-    /// The release first. The second suite has its newer kernels.
+    /// The release's suite, then the suite with its newer kernels, if needed.
     suites: &'static [&'static str],
     /// The kernel's series. The RDMA modules are compiled from the source of the test VM's kernel
     /// of the same name.
@@ -40,7 +40,7 @@ pub(crate) struct Release {
     way: Way,
 }
 
-/// How our module is installed on a host.
+/// Method of installing our module on a host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The source for DKMS, which makes the Rust metadata from the kernel's source.
@@ -113,7 +113,8 @@ const PACKAGE: &[&str] = &[
     "src",
 ];
 
-/// Folders that must be unchanged after the module is removed. Some releases lack some of them.
+/// Folders that must be unchanged after the module is removed. Some releases lack some of these
+/// folders.
 const WATCHED: &str =
     "etc usr/lib/depmod.d usr/lib/modprobe.d usr/lib/modules usr/lib/systemd var/lib";
 /// Parts of [`WATCHED`] that DKMS, depmod, dpkg and deb-systemd-helper manage themselves.
@@ -137,7 +138,7 @@ struct Host<'a> {
     release: String,
 }
 
-/// Returns the root before our module is installed, which is made once.
+/// Returns the root without our module. This root is made once.
 fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Result<Host<'a>> {
     let home = paths.cache.join("debian").join(what.name);
     fs::create_dir_all(&home)?;
@@ -226,8 +227,8 @@ impl Host<'_> {
         self.paths.repo.join("tests/debian").join(file)
     }
 
-    /// Returns a command in the root, with /proc and /dev. All mounts made for it are gone when it
-    /// ends.
+    /// Returns a command in the root, with /proc and /dev. All mounts made for the command are gone
+    /// when the command ends.
     fn command(&self, command: &str) -> Command {
         let mut mounts = String::new();
         let mut root = self.root.clone();
@@ -378,7 +379,7 @@ impl Host<'_> {
         let options = Options {
             peermem,
             param: param.iter().map(|value| (*value).to_owned()).collect(),
-            // The nvidia.ko that DKMS compiled.
+            // DKMS compiled this nvidia.ko.
             provider: Provider::Ours,
             root: self.root.clone(),
             layer: self.layer.clone(),
@@ -460,7 +461,7 @@ pub(crate) fn tests(paths: &Paths, what: &'static Release) -> Result<(Vec<Test>,
     life(paths, what, &kernel.source(), (&control, &driver))
 }
 
-/// Installs, boots, removes and boots again.
+/// Installs our module on a host, boots the host, removes the module, and boots again.
 fn life(
     paths: &Paths,
     what: &'static Release,
@@ -512,7 +513,7 @@ fn life(
     tests.push(Test::of("installed".to_owned(), host.install(&package)));
     let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko");
     tests.push(test);
-    // Runs each boot, whatever the result of the one before.
+    // Runs each boot, whatever the result of the previous boot.
     let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
         let mut stage =
             Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
@@ -560,7 +561,7 @@ fn life(
 
 /// Cases of the verbs program with our module: all.
 const OURS: &[&str] = &[];
-/// Cases with NVIDIA's module, which is back after the removal of ours.
+/// Cases with NVIDIA's nvidia-peermem, which is used again after our module is removed.
 const NVIDIA: &[&str] = &["register.", "move."];
 
 fn peermem_title(peermem: Peermem) -> &'static str {
@@ -585,7 +586,8 @@ const RELEASE: &str = "\
 
 /// Output that the user must see in each step.
 impl Host<'_> {
-    /// Checks that `scripts/check` reports the headers' lack of metadata, and that it can be made.
+    /// Checks that `scripts/check` reports that the headers lack metadata, and that the metadata
+    /// can be made.
     fn check(&self, source: &str) -> Result<Vec<String>> {
         let row = pattern(r"(?m)^Rust metadata +remark +not made yet$");
         self.checked(source, |table| row.is_match(table))?;
@@ -595,7 +597,7 @@ impl Host<'_> {
     /// Runs scripts/check of the source in `folder`. Fails with its table if the module cannot be
     /// built, or if `has_row` returns `false`.
     fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
-        // The exit status is that of the last line.
+        // The script's exit status repeats the last line of its table.
         let table = self.output(&format!(
             "/{folder}/scripts/check KVER={} || true",
             self.release
@@ -606,7 +608,8 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// Checks that files that need the kernel's own source and compiler are not made from others.
+    /// Checks that files that need the kernel's own source and compiler are not made from another
+    /// source or compiler.
     fn refusals(&self, source: &str) -> Result<Vec<String>> {
         let headers = format!("/{source}/scripts/headers -m KVER={}", self.release);
         let series = self.what.kernel;
@@ -635,7 +638,7 @@ impl Host<'_> {
         Ok(said)
     }
 
-    /// Copies the files that DKMS or dpkg installs to where they expect them.
+    /// Copies the files that DKMS or dpkg installs to the places where DKMS or dpkg expects them.
     fn put_package(&self, source: &str) -> Result<()> {
         if self.what.way == Way::Source {
             let files: Vec<PathBuf> = PACKAGE
@@ -662,7 +665,7 @@ impl Host<'_> {
         self.put(&made, "tmp")
     }
 
-    /// Installs the package in this host's way.
+    /// Installs the package in the way that this host prescribes.
     fn install(&self, package: &str) -> Result<Vec<String>> {
         let release = &self.release;
         let name = package.replace('/', "-");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The debug kernel's detectors, and checks that they still work.
 //!
-//! A detector that has switched itself off finds nothing, and its run looks like one without
+//! A detector that has switched itself off finds nothing, and its run looks like a run without
 //! faults. Each VM therefore ends with injected faults (`tests/injected`), and all of them must be
 //! reported. The guest (`tests/vm/detectors`) writes the detectors' state to the kernel's log,
 //! which is parsed here.
@@ -32,10 +32,10 @@ pub(crate) const SLOWER: u32 = 4;
 /// Memory that the detectors need, in MiB.
 pub(crate) const MEMORY_MIB: u32 = 512;
 
-/// Returns the detectors that a VM must have. `faults` means that its allocations fail on purpose.
-/// Such a VM has no use for kmemleak: memory left behind by a failed call is not always a leak, and
-/// kmemleak's own allocations fail too. The allocations of the DMA debugging also fail, and the
-/// first such failure switches it off.
+/// Returns the detectors that a VM must have. `faults` means that allocations in the VM fail on
+/// purpose. Such a VM has no use for kmemleak. Memory left behind by a failed call is not always a
+/// leak, and kmemleak's own allocations fail too. The allocations of the DMA debugging also fail,
+/// and the first such failure switches it off.
 pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     use Detector::{Dma, Kasan, Kmemleak, Lockdep, Sleep};
     if faults {
@@ -51,18 +51,18 @@ const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
 /// The slab allocator's caches for each processor keep pointers to objects that they gave out.
-/// kmemleak takes these for references and, without slab_debug, misses the injected leak. If
-/// allocations fail, those caches are filled at unpredictable times, and no count would be exact.
-/// Any flag of slab_debug prevents both, and this one is the cheapest.
+/// Without slab_debug, kmemleak takes these pointers for references and misses the injected leak.
+/// If allocations fail, those caches are filled at unpredictable times, and no count would be
+/// exact. Any flag of slab_debug prevents both effects, and Z is the cheapest flag.
 const NO_CACHES: &str = "slab_debug=Z";
 
 /// Limits the VM to four levels of page tables.
 ///
-/// If there are five, the kernel reads the number of levels again while it identifies its first
-/// processor. During an interrupt at that moment, KASAN takes every address for a wild one. Each
-/// report then lasts longer than the time to the next tick, and the VM prints reports forever. This
-/// happened once in some hundreds of boots ("kasan: Fix false-positive wild-memory-access on x86
-/// under 5-level paging", linux-mm, June 2026).
+/// If there are five levels, the kernel reads their number again while it identifies its first
+/// processor. During an interrupt at that moment, KASAN takes every address for a wild address.
+/// Each report then lasts longer than the time to the next tick, and the VM prints reports forever.
+/// This happened once in some hundreds of boots ("kasan: Fix false-positive wild-memory-access on
+/// x86 under 5-level paging", linux-mm, June 2026).
 pub(crate) const PROCESSOR: &str = ",la57=off";
 
 pub(crate) fn kernel_arguments(faults: bool) -> String {
@@ -119,7 +119,7 @@ const INJECTED_MAPPING: &str = " P=0x00000000fed1c000 ";
 /// Number of leaked objects that a failure shows.
 const SHOWN_LEAKS: usize = 5;
 
-/// Splits a log where the injection begins. The second part is empty if it never began.
+/// Splits a log where the injection begins. The second part is empty if the injection never began.
 pub(crate) fn split(log: &str) -> (&str, &str) {
     let mut at = 0;
     for line in log.split_inclusive('\n') {
@@ -250,8 +250,8 @@ fn born(object: &[&str]) -> Option<f64> {
     Some((ticks - (2f64.powi(32) - f64::from(300 * HZ))) / f64::from(HZ))
 }
 
-/// Checks the objects that kmemleak lists. The injected ones must be among them. No other object
-/// may be younger than the first module.
+/// Checks the objects that kmemleak lists. The injected objects must be in the list. No other
+/// object may be younger than the first module.
 fn leaks(injected: &str, since: f64) -> Vec<String> {
     let mut objects: Vec<Vec<&str>> = Vec::new();
     for line in said(injected, "kmemleak") {
@@ -292,7 +292,7 @@ mod tests {
     /// Log of a VM without problems.
     const LOG: &str = include_str!("../samples/debug.log");
 
-    /// Returns the problems of that log after a change.
+    /// Returns the problems of [`LOG`] after a change.
     fn problems(change: impl Fn(&str) -> Option<String>, faults: bool) -> Vec<String> {
         let log: String = LOG
             .lines()
@@ -316,8 +316,8 @@ mod tests {
         problems(|line| Some(line.replace(old, new)), false)
     }
 
-    /// Two processors wrote to the console at once. The second began when the first had written a
-    /// part of the line, or all of it.
+    /// Tests a log in which two processors wrote to the console at once. The second processor began
+    /// when the first one had written a part of the line, or all of it.
     #[test]
     fn a_line_that_is_written_again_is_one() {
         for (words, written) in [
@@ -425,7 +425,8 @@ mod tests {
 
     #[test]
     fn what_the_boot_has_leaked_is_not_held_against_the_modules() {
-        // The first module came 13 s after boot. These objects are from 12.99 s and 13.08 s.
+        // The first module is loaded 13 s after boot. These objects are allocated at 12.99 s and
+        // 13.08 s.
         let object = |ticks: &'static str| {
             let line = format!("  comm \"init\", pid 1, jiffies {ticks}");
             let injected = format!(

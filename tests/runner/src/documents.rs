@@ -2,8 +2,8 @@
 //! Parts of the documentation that are generated from the suite's results, so that they match the
 //! results.
 //!
-//! Such a part is between two markers in its file. A run of the suite compares it, and writes it
-//! with `--update-docs`.
+//! Such a part is between two markers in its file. A run of the suite compares the part, and writes
+//! it with `--update-docs`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +19,7 @@ pub(crate) struct Part {
     file: &'static str,
     /// Name in the markers.
     name: &'static str,
-    /// Names of the suite's runs. If one of them was not run, the part is not compared.
+    /// Names of the suite's runs. If one of these runs was not done, the part is not compared.
     pub(crate) runs: &'static [&'static str],
     /// Name prefix of the verbs program's cases that the part is generated from. If other cases are
     /// selected, the part is not compared.
@@ -36,7 +36,8 @@ pub(crate) const PARTS: &[Part] = &[
         file: "docs/bad-input.md",
         name: "bad input",
         runs: &[
-            // One column each: our module's first, then NVIDIA's.
+            // Each run has one column: first the runs of our module, then those of NVIDIA's
+            // nvidia-peermem.
             "a provider's answers: ours, on the stand-in's p2p.c",
             "a provider's answers: ours, revocable, on the stand-in's p2p.c",
             "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
@@ -102,7 +103,7 @@ impl Part {
         if !self.cases.starts_with(case) {
             return None;
         }
-        // A run without any result has failed, and reports that itself.
+        // A run without any result has failed, and has already reported its failure.
         let runs: Vec<&[Test]> = self
             .runs
             .iter()
@@ -279,7 +280,7 @@ fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the table of what the search for borders costs on the model of allocations.
+/// Returns the table of the calls that the search for borders makes on the model of allocations.
 fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
     let mut text = String::from(
         "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
@@ -430,7 +431,7 @@ pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
         text.push_str(word);
         column += width;
     }
-    // Markdown's line break, if the paragraph ends with one.
+    // Keeps Markdown's line break if the paragraph ends with one.
     text.push_str(&paragraph[paragraph.trim_end().len()..]);
     text.push('\n');
 }
@@ -622,7 +623,8 @@ mod tests {
         assert!(calls_to_pin(&[&tests(&["search 1 of x"])]).is_err());
     }
 
-    /// `make test` has every run that a part needs, and every part has its place in a document.
+    /// Checks that `make test` has every run that a part needs, and that every part has its place
+    /// in a document.
     #[test]
     fn parts_are_compared() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -662,8 +664,9 @@ mod tests {
         assert!(!with(Some(&some), Some(&[]), ""));
     }
 
-    /// In that section, a number before file names in brackets is the number of their lines. A name
-    /// without a directory is in the directory of the previous one.
+    /// Checks the numbers of lines in the section "What is real beside the module". There, a number
+    /// before file names in brackets is the number of the files' lines. A name without a directory
+    /// is in the directory of the previous name.
     #[test]
     fn imitations_have_as_many_lines_as_is_said() -> Result<()> {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -2,8 +2,8 @@
 //! Support for VMs of a foreign architecture: a root of Debian's packages for that architecture,
 //! and programs cross-compiled against that root.
 //!
-//! Packages are unpacked and not configured, because nothing of the root runs here. They come from
-//! this machine's mirror.
+//! Packages are unpacked and not configured, because no program of the root runs on this machine.
+//! The packages come from this machine's mirror.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ pub(crate) fn is_there(paths: &Paths, arch: Arch) -> bool {
     paths.cache.join(stamp).exists()
 }
 
-/// Returns the root of a VM of this architecture: this machine's own root, or one that is made
+/// Returns the root of a VM of this architecture: this machine's own root, or a root that is made
 /// once.
 pub(crate) fn root(paths: &Paths, arch: Arch) -> Result<PathBuf> {
     let Some(name) = arch.foreign() else {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's module and ours, and
-//! makes the page with the results.
+//! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's nvidia-peermem and our
+//! module, and makes the page with the results.
 //!
-//! A VM may die. Its output until then and its kernel's reports are then the result. The page is
-//! made only from results, so it is the same for every run, unless something has changed.
+//! A VM may die. The result is then the VM's output until its death and its kernel's reports. The
+//! page is made only from results, so it is the same for every run, unless something has changed.
 
 mod machines;
 mod rows;
@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use regex::Regex;
 
 use self::machines::{Machine, MACHINES, POISON};
-use self::rows::{HEAD, ROWS};
+use self::rows::{HEAD, LIMITS, ROWS};
 use crate::documents::wrapped;
 use crate::paths::Paths;
 use crate::results::{pattern, Format, Reader, Test, Verdict};
@@ -74,7 +74,7 @@ struct Outcome {
     /// Headlines of the kernel's reports.
     reports: Vec<String>,
     skipped: bool,
-    /// Reasons why the schedule itself failed. Its result is then meaningless.
+    /// Reasons why the schedule itself failed. The schedule's result is then meaningless.
     broken: Vec<String>,
 }
 
@@ -143,11 +143,12 @@ const OOPS: &str = "an oops";
 /// killed.
 const DEATH: &str = "the machine dies";
 const KILLED: &str = "the kernel killed ";
-/// A schedule's words about a thread that it waits for in vain.
+/// Words by which a schedule reports a thread that does not return.
 const HANGING: &str = " does not return";
 
-/// Returns the kind of a report. The location and state of the kernel depend on the compiler and on
-/// the contents of memory. The stand-in's own messages do not.
+/// Returns the kind of a report. Drops the location and state of the kernel, which depend on the
+/// compiler and on the contents of memory. Keeps the stand-in's own messages, which depend on
+/// neither.
 fn headline(report: &klog::Report) -> String {
     let lines: Vec<String> = report
         .lines
@@ -280,7 +281,8 @@ fn sort_out(
             Some(_) if headline == "panic" => {}
             Some((name, _)) if machine.fatal && died && name == last => {}
             Some((_, outcome)) => outcome.reports.insert(0, headline),
-            // The schedule that left something behind in NVIDIA's module already reports it.
+            // The schedule that left something behind in NVIDIA's nvidia-peermem already reports
+            // the defect.
             None if machine.module == Peermem::Nvidia => {}
             None => problems.push(format!("the kernel reports: {headline}")),
         }
@@ -386,7 +388,7 @@ fn render(ran: &[Ran]) -> String {
         .map_or("", |ran| ran.version.as_str());
     let mut text = HEAD.replace("{version}", version);
     text.push_str(&format!(
-        "\n| | what it is | schedule | NVIDIA's {version} | this module | what keeps it so |\n|---|---|---|---|---|---|\n"
+        "\n| | hazard | schedule | NVIDIA's {version} | this module | prevented by |\n|---|---|---|---|---|---|\n"
     ));
     for row in ROWS {
         text.push_str(&format!(
@@ -399,7 +401,7 @@ fn render(ran: &[Ran]) -> String {
             row.rule
         ));
     }
-    text.push_str("\n## More on some\n");
+    text.push_str("\n## Details\n");
     for row in ROWS {
         if let Some(more) = row.more {
             text.push('\n');
@@ -407,7 +409,7 @@ fn render(ran: &[Ran]) -> String {
         }
     }
     text.push_str(
-        "\n## Two allocations side by side\n\nA range over both is one region with this module, and none with NVIDIA's.\n\n",
+        "\n## Two allocations side by side\n\nThis module registers a range over both allocations. NVIDIA's module refuses it.\n\n",
     );
     text.push_str(&format!(
         "| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
@@ -424,8 +426,7 @@ fn render(ran: &[Ran]) -> String {
         ));
     }
     text.push_str(
-        "\n## Every schedule\n\nWhat is in order stands plain, what is not **bold**. \
-         The names are those of `gdr hazards NAME`.\n",
+        "\n## Every schedule\n\nDefects are **bold**. `gdr hazards NAME` runs one schedule.\n",
     );
     let mut schedules: BTreeMap<&str, Vec<(&Ran, &Outcome)>> = BTreeMap::new();
     for ran in ran {
@@ -447,6 +448,7 @@ fn render(ran: &[Ran]) -> String {
             wrapped(&mut text, &line, "  ");
         }
     }
+    text.push_str(&LIMITS.replace("{version}", version));
     text
 }
 
@@ -675,7 +677,7 @@ mod tests {
             assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
             assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         }
-        // The other processor continued.
+        // In this log, the other processor continued.
         let waited = said("1..1\n# failure: the registration does not return: \nnot ok 1 X.one\n");
         let log = format!(
             "{hung}[   27.0] hazard: end\n[  128.5] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n"
@@ -684,8 +686,8 @@ mod tests {
         assert_eq!(ran.outcomes[0].1.defects().as_deref(), Some(DEATH));
         assert!(ran.problems.is_empty(), "{:?}", ran.problems);
         assert!(ran.outcomes[0].1.broken.is_empty());
-        // If such a VM ends by itself, or the schedule fails for another reason, the schedule has
-        // failed.
+        // If a VM with a hung thread ends by itself, or the schedule fails for another reason, the
+        // schedule has failed.
         let ran = sort_out(machine, &waited, &log, &[], false);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
         let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");

@@ -54,7 +54,7 @@ pub(crate) struct History {
 
 fn read(file: &PathBuf) -> BTreeMap<String, Record> {
     let text = fs::read(file).unwrap_or_default();
-    // A record that cannot be read counts as missing, and is measured again.
+    // A record that cannot be read counts as missing, and the run is measured again.
     serde_json::from_slice(&text).unwrap_or_default()
 }
 

@@ -127,7 +127,8 @@ pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
     Ok(info_in(&bytes, field))
 }
 
-/// The fields are strings `name=value` in a section of their own, each terminated by a zero byte.
+/// Reads a field from the section of module information. The section has strings `name=value`, each
+/// terminated by a zero byte.
 fn info_in(bytes: &[u8], field: &str) -> String {
     let key = format!("\0{field}=");
     let found = bytes

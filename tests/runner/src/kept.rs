@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Kept results: they replace a run whose inputs have not changed. Also the pass of
-//! `make test-all`, which continues where it was interrupted.
+//! Kept results, which replace a run whose inputs have not changed. This module also has the pass
+//! of `make test-all`, which continues after an interruption.
 
 use std::fs;
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ impl Shelf {
 /// Progress of the pass of `make test-all`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Progress {
-    /// Hash of the work tree that the pass is about.
+    /// Hash of the work tree that the pass tests.
     tree: String,
     /// Duration before the interruption, in seconds.
     seconds: f64,
@@ -100,7 +100,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Returns the pass that was begun over this work tree, or a new one.
+    /// Returns the unfinished pass for this state of the work tree, or a new pass.
     pub(crate) fn resume(paths: &Paths, restart: bool) -> Result<Self> {
         let mut key = Key::default();
         for name in tracked(paths)? {
@@ -170,7 +170,7 @@ fn tracked(paths: &Paths) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// A file that was deleted but is still tracked has no contents.
+/// Adds a file to the key. A file that was deleted but is still tracked has no contents.
 fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     let path = paths.repo.join(name);
     match fs::symlink_metadata(&path) {
@@ -261,7 +261,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
         }
         _ => return Ok(None),
     }
-    // Programs and libraries of this machine, which the VM uses too.
+    // The VM uses this machine's programs and libraries, too.
     key.bytes(
         "packages",
         &fs::read("/var/lib/dpkg/status").unwrap_or_default(),

@@ -22,14 +22,14 @@ use crate::paths::Paths;
 use crate::stamp;
 use crate::toolchain::Toolchain;
 
-/// How much of a kernel to build.
+/// Extent of a kernel's build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// Without the stock RDMA modules, which only tests load.
+    /// The kernel and its modules without the stock RDMA modules, which only tests load.
     Patched,
-    /// Including the stock RDMA modules.
+    /// The kernel and all its modules, including the stock RDMA modules.
     Whole,
-    /// Uses the existing files without checking whether they are up to date.
+    /// The existing files, without a check that they are up to date.
     Frozen,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn ensure(
         .source_name()
         .context("the kernel's source was fetched and is not there")?;
     let key = tree.key(&source)?;
-    // If the key is lost, a new one is made and compiled into the kernel.
+    // If the key is lost, a new key is made and compiled into the kernel.
     let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
     let stamp = tree.at("stamp");
     let has_stock = flavour.pristine_rdma;
@@ -71,7 +71,7 @@ pub(crate) fn ensure(
         _ => stamp::is_fresh(&stamp, &key) && !(stock && tree.stock_is_stale(&source)?),
     };
     if !keyed || !is_there {
-        // The kernel counts as missing until it is complete, even if this is interrupted.
+        // The kernel counts as missing until it is complete, even if the build is interrupted.
         let _ = fs::remove_file(&stamp);
         if is_stock {
             tree.build_on_stock(&key)?;

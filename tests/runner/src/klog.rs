@@ -15,7 +15,8 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// The serial port was too slow. Missing lines cannot be judged.
+/// Line that reports lost lines, because the serial port was too slow. Missing lines cannot be
+/// judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
 /// Lines that start a report. A report may continue for many lines, which belong to it.
@@ -69,7 +70,8 @@ static CUT_HERE: &str = "------------[ cut here ]------------";
 static END_OF_TRACE: &str = "---[ end trace";
 static MAPPED_AT: &str = "DMA-API: Mapped at:";
 
-/// Maximum length of a report, in lines. A longer one is cut, and the rest is searched for openers.
+/// Maximum length of a report, in lines. A longer report is cut, and the rest is searched for
+/// openers.
 const LONGEST_REPORT: usize = 160;
 
 /// Number of lines that a failure shows after a report's first line.
@@ -140,7 +142,7 @@ impl FromStr for Expectation {
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) undeclared: Vec<Report>,
-    /// One sentence for each declared report that came more or less often than declared.
+    /// One sentence for each declared report that occurred more or less often than declared.
     pub(crate) miscounted: Vec<String>,
 }
 
@@ -150,8 +152,8 @@ impl Verdict {
     }
 }
 
-/// Returns `true` if the text of a line begins with a space after the one behind the time stamp, as
-/// the lines of a stack trace do.
+/// Returns `true` if the text of a line is indented, as in a stack trace: another space follows the
+/// space after the time stamp.
 fn is_indented(line: &str) -> bool {
     line.split_once(']')
         .is_some_and(|(_, text)| text.starts_with("  "))
@@ -242,7 +244,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
             }
             if ended {
                 at = probe;
-                // The origin of the mapping follows the end.
+                // The origin of the mapping follows the end of the report.
                 if lines.get(at).is_some_and(|line| message(line) == MAPPED_AT) {
                     at += 1;
                     while lines.get(at).is_some_and(|line| is_indented(line)) {
@@ -415,7 +417,8 @@ mod tests {
         text.split(';').map(|part| part.parse().unwrap()).collect()
     }
 
-    /// If the replayed line has no cut beginning before it, the line before it stays.
+    /// Checks that the line before a replayed line stays if it is not the beginning of the replayed
+    /// line.
     #[test]
     fn what_is_written_again_is_counted_once() {
         let replay = "** replaying previous printk message **";

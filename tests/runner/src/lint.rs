@@ -74,6 +74,7 @@ pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
 
 const CHECKS: &[Check] = &[
     ("licence lines", licences),
+    ("first words of comments", first_words),
     ("rustfmt, host", format_host),
     ("rustfmt, kernel", format_kernel),
     (CLIPPY_HOST, clippy_host),
@@ -104,8 +105,8 @@ pub(crate) fn run(
     };
     let mut tests = Vec::new();
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // VMs that are about to start wait for one check, not for all. They do not wait for cargo,
-        // which has its own lock.
+        // VMs that are about to start wait for one check, not for all. The VMs do not wait for
+        // cargo, which has its own lock.
         let _lock = (*name != CLIPPY_HOST)
             .then(|| Lock::take(paths, "modules"))
             .transpose()?;
@@ -156,6 +157,59 @@ fn licences(linter: &Linter<'_>) -> Result<()> {
     }
     if !without.is_empty() {
         bail!("no SPDX line at the top of:\n{}", without.join("\n"));
+    }
+    Ok(())
+}
+
+/// Words that begin a riddle: a comment must begin with its subject or its verb.
+const RIDDLES: [&str; 8] = ["What", "Whether", "Who", "Of", "As", "That", "So", "With"];
+
+/// Returns the comments that begin with one of [`RIDDLES`], each with the number of its line.
+fn riddles(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    // A comment between `/*` and `*/` is open, and its paragraph has begun.
+    let (mut is_open, mut has_begun) = (false, false);
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        let comment = match is_open {
+            true => Some(line.strip_prefix('*').unwrap_or(line)),
+            false => ["///", "//!", "//", "/**", "/*"]
+                .iter()
+                .find_map(|marker| line.strip_prefix(marker)),
+        };
+        let Some(comment) = comment else {
+            has_begun = false;
+            continue;
+        };
+        let comment = comment.trim();
+        let word = comment.split(|c: char| !c.is_alphanumeric()).next();
+        let begins = !has_begun || (!is_open && line.starts_with("/*"));
+        if begins && word.is_some_and(|word| RIDDLES.contains(&word)) {
+            found.push((number, comment));
+        }
+        is_open = (is_open || line.starts_with("/*")) && !line.ends_with("*/");
+        has_begun = !comment.is_empty();
+    }
+    found
+}
+
+/// Fails if a comment begins with one of [`RIDDLES`].
+fn first_words(linter: &Linter<'_>) -> Result<()> {
+    let is_code = |name: &str| [".rs", ".c", ".h"].iter().any(|end| name.ends_with(end));
+    let mut found = Vec::new();
+    for name in linter.files("code", is_code)? {
+        let text =
+            fs::read_to_string(linter.paths.repo.join(&name)).with_context(|| name.clone())?;
+        for (number, comment) in riddles(&text) {
+            found.push(format!("{name}:{number}: {comment}"));
+        }
+    }
+    if !found.is_empty() {
+        bail!(
+            "comments that begin with {}:\n{}",
+            RIDDLES.join(", "),
+            found.join("\n")
+        );
     }
     Ok(())
 }
@@ -281,7 +335,8 @@ fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
     linter.builder.clippy()
 }
 
-/// The hash of the object vouches for a release.
+/// Fails if a build in another directory changes the object, because the object's hash vouches for
+/// a release.
 fn same_object(linter: &Linter<'_>) -> Result<()> {
     let folders = ["portable/", "src/", "rust-bindings/"];
     if linter.looks_at(|name| folders.iter().any(|folder| name.starts_with(folder))) {
@@ -345,8 +400,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         }
         Ok(())
     };
-    // CUDA's interface prescribes the type names of these sources. They do not have the kernel's
-    // macros for attributes.
+    // CUDA's interface prescribes the type names of these sources. These sources do not have the
+    // kernel's macros for attributes.
     let (cuda, sources): (Vec<_>, Vec<_>) = sources
         .into_iter()
         .partition(|name| name.starts_with("tests/cuda/"));
@@ -454,7 +509,39 @@ mod tests {
         assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
     }
 
-    /// The lists have exactly the packages with a path to our module's sources.
+    #[test]
+    fn first_words_of_comments() {
+        // Each line begins with a quotation mark, so that the lint does not take it for a comment.
+        let text = [
+            "/// Of late, in seconds.",
+            "/// What a second line begins with is free.",
+            "fn a() {} // As is the end of a line of code.",
+            "",
+            "//! Reads a file.",
+            "//!",
+            "//! So does this paragraph.",
+            "",
+            "    // Whether.",
+            "/* Who reads. */",
+            "/*",
+            " * That goes on,",
+            " * With a second line.",
+            " *",
+            " * What begins a paragraph.",
+            " */",
+            "*pointer = What;",
+            "/// Office hours.",
+            "/// `What` as a name.",
+        ]
+        .join("\n");
+        let found: Vec<_> = riddles(&text)
+            .into_iter()
+            .map(|(number, _)| number)
+            .collect();
+        assert_eq!(found, [1, 7, 9, 10, 12, 15]);
+    }
+
+    /// Checks that the lists have exactly the packages with a path to our module's sources.
     #[test]
     fn packages_that_compile_the_modules_sources() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

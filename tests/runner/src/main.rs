@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `runner`: the test runner. It makes everything that the tests need, boots VMs, and runs the
-//! tests in them.
+//! `runner`: the test runner. The runner makes everything that the tests need, boots VMs, and runs
+//! the tests in them.
 
 mod apt;
 mod arch;
@@ -60,18 +60,18 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Makes all that the tests need: packages, kernel, modules, programs
+    /// Builds everything that the tests need: packages, kernel, modules, programs
     Setup {
-        /// The machines' processors
+        /// Architecture of the VMs
         #[arg(long, value_enum, default_value = "x86-64")]
         arch: Arch,
     },
-    /// Makes a kernel and prints where its build tree lies
+    /// Builds a kernel and prints the path of its build tree
     Kernel {
         #[arg(default_value = kernel::DEFAULT)]
         flavour: String,
     },
-    /// Makes the modules and prints where they lie
+    /// Builds the modules and prints their paths
     Modules {
         #[arg(long, default_value = kernel::DEFAULT)]
         kernel: String,
@@ -85,15 +85,15 @@ enum Action {
     },
     /// Runs the tests; the last line is "N passed, M failed"
     Test(test::Selection),
-    /// What to look at while editing: host tests, the module compiled, lint of what changed
+    /// Runs the fast checks for editing: host tests, a build of the module, lint of changed files
     Quick,
-    /// Many processes at everything, for as long as wanted; the last line is "stress: N operations, all well"
+    /// Runs random operations in many processes; the last line is "stress: N operations, all well"
     Stress(stress::Selection),
-    /// Takes one rule after the other out of the module, and sees that the tests notice
+    /// Removes each rule of the module in turn, and checks that a test notices
     Mutants(mutants::Selection),
     /// Shows what the module does; the last line is "demo: ok"
     Demo {
-        /// The machine's processors: chooses the kernel where --kernel does not
+        /// Architecture of the VM; it chooses the kernel if --kernel is not given
         #[arg(long, value_enum, default_value = "x86-64")]
         arch: Arch,
         /// A kernel of the test VM by name
@@ -107,13 +107,13 @@ enum Action {
     },
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
-    /// Measures both modules beside each other and writes docs/performance.md; status 1 where a goal is missed
+    /// Measures this module and NVIDIA's, and writes docs/performance.md; exits with 1 if a goal is missed
     Bench(bench::Selection),
-    /// Counts what a registration costs in instructions; status 1 where that is not what tests/cost/figures says
+    /// Counts a registration's instructions; exits with 1 if tests/cost/figures differs
     Cost(cost::Selection),
-    /// Makes the Debian package of the module's source, in build/deb
+    /// Builds the Debian package of the module's source in build/deb
     Deb,
-    /// Looks at the form of the code
+    /// Runs the linters
     Lint,
 }
 

@@ -133,14 +133,14 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Builds the same with NVIDIA's own nv-p2p.c as its upper half.
+    /// Builds the stand-in GPU's driver with NVIDIA's own nv-p2p.c as its upper half.
     pub(crate) fn gpu_with_upper(&self) -> Result<PathBuf> {
         self.gpu_with_upper_of("gpu-nvidia", &DRIVER)
     }
 
-    /// Builds the same with the nv-p2p.c of 555.
+    /// Builds the stand-in GPU's driver with the nv-p2p.c of 555 as its upper half.
     pub(crate) fn gpu_with_upper_555(&self) -> Result<PathBuf> {
-        // A suite does not build this at its start: see `patched`.
+        // A suite does not build this driver at its start: see `patched`.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -320,8 +320,8 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Builds each object again from a copy of the source in another directory. The bytes must be
-    /// the same.
+    /// Builds each object again from a copy of the source in another directory. Fails unless the
+    /// bytes are the same.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
         let copy = elsewhere.join("source");
@@ -364,7 +364,7 @@ impl<'a> Builder<'a> {
             ))?;
             self.link_object(&mut recipe, &object)?;
         }
-        // A suite runs with the products built at its start, which do not include this one.
+        // A suite runs with the products built at its start, which do not include this module.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -393,7 +393,7 @@ impl<'a> Builder<'a> {
     /// Builds the object of the kernel's services in a user process, for `cost.rs`.
     pub(crate) fn services(&self) -> Result<PathBuf> {
         let source = self.repo("tests/cost");
-        // A suite does not build this at its start: see `patched`.
+        // A suite does not build this object at its start: see `patched`.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -455,8 +455,8 @@ impl<'a> Builder<'a> {
         Ok(files)
     }
 
-    /// Checks that the compiler added KASAN's checks to our module. A module without them loads
-    /// too, but is not checked. In the portable build, only the C files have them.
+    /// Checks that the compiler added KASAN's checks to our module. A module without these checks
+    /// loads too, but is not checked. In the portable build, only the C files have the checks.
     fn is_watched(&self) -> Result<()> {
         let object = match self.build {
             Build::InTree => "ours.build/src/nvidia_peermem.o".to_owned(),
@@ -523,7 +523,7 @@ impl<'a> Builder<'a> {
             ],
             source: self.paths.repo.clone(),
             variables: vec![
-                // Files that this machine has installed for its own kernel are not for this one.
+                // Files that this machine has installed for its own kernel do not fit this kernel.
                 // Without the driver's symbols, the build works as it does beside a driver that
                 // DKMS built.
                 "NV_P2P_INCLUDE=".to_owned(),
@@ -553,7 +553,7 @@ impl<'a> Builder<'a> {
         command
     }
 
-    /// Builds NVIDIA's own module, unchanged, with our Kbuild.
+    /// Builds NVIDIA's own nvidia-peermem, unchanged, with our Kbuild.
     pub(crate) fn control(&self) -> Result<PathBuf> {
         let (files, version) = control_source(self.paths)?;
         let symbols = self.gpu_symbols()?;
@@ -584,8 +584,8 @@ impl<'a> Builder<'a> {
         self.paths.repo.join(path)
     }
 
-    /// Returns the nvidia.ko that modules are linked with. Only a kernel with symbol versions
-    /// distinguishes them.
+    /// Returns the nvidia.ko that modules are linked with. Modules depend on the choice of
+    /// nvidia.ko only on a kernel with symbol versions.
     fn neighbour(&self) -> Provider {
         match self.kernel.has_symbol_versions {
             true => self.provider,

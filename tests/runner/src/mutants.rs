@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Builds our module with one rule removed, and runs the tests that must notice: `tests/mutants`,
-//! one patch each.
+//! Builds our module with one rule removed, and runs the tests that must notice. Each patch in
+//! `tests/mutants` removes one rule.
 //!
 //! A test that passes proves little if nobody has seen it fail. For each patch, the tests that it
 //! names must pass on the unchanged module. On the patched module, they must fail in the way that
@@ -37,9 +37,9 @@ pub(crate) const UNCHANGED: &str = "unchanged";
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Only those in whose name, or test, one of these is
+    /// Runs only mutants whose name or test contains one of these words
     words: Vec<String>,
-    /// Names them and what they take out, and runs nothing
+    /// Lists the mutants and the rules that they remove, and runs none
     #[arg(long)]
     list: bool,
     /// Uses the portable build: only mutants of files that wrap C, and their tests in VMs
@@ -100,7 +100,7 @@ fn on_host(
 
 /// Returns the mutants whose name or test contains one of `words`, or all if there are none.
 ///
-/// The portable build differs at the border with C alone: in files that wrap C, and in the C files.
+/// The portable build differs only in the C files and in the files that wrap C.
 fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> {
     let mut mutants = all(paths)?;
     for mutant in &mut mutants {
@@ -125,8 +125,8 @@ fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> 
 
 /// Runs the tests of all mutants that `words` select. Each test of each mutant is one result.
 ///
-/// Unless `fresh` is set, a test that passed with the same sources, patch and case is not run. Its
-/// only note is then [`UNCHANGED`]. Kernels, modules and programs must already be built.
+/// Unless `fresh` is set, a test that passed with the same sources, patch and case is not run. The
+/// only note of such a test is [`UNCHANGED`]. Kernels, modules and programs must already be built.
 pub(crate) fn tests(
     paths: &Paths,
     words: &[String],
@@ -136,7 +136,7 @@ pub(crate) fn tests(
     let toolchain = Toolchain::find(paths)?;
     let mutants = chosen(paths, words, build)?;
     let mut kept = Kept::new(paths, &toolchain, build)?;
-    // Each entry has the key of its kept result, and a result once there is one.
+    // Each entry has the key of its kept result. The entry also has a result once there is one.
     let mut all = Vec::new();
     for mutant in &mutants {
         for check in &mutant.checks {

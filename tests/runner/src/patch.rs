@@ -10,8 +10,8 @@ use anyhow::{bail, Context as _, Result};
 use crate::paths::Paths;
 use crate::stamp;
 
-/// Applies a patch to the tree below `directory`. The error says why it does not apply. `fuzz` is
-/// the number of context lines that may differ.
+/// Applies a patch to the tree below `directory`. The error says why the patch does not apply.
+/// `fuzz` is the number of context lines that may differ.
 pub(crate) fn apply(directory: &Path, patch: &Path, fuzz: u32) -> Result<()> {
     let output = Command::new("patch")
         .args(["-p1", &format!("--fuzz={fuzz}"), "--batch", "--forward"])
@@ -51,7 +51,8 @@ pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
     patched_as(paths, patches, "source")
 }
 
-/// Does the same with a copy of another name, for a caller that must not wait for the first one.
+/// Does the same as [`patched`] with a copy of another name, for a caller that must not wait for
+/// the first copy.
 pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
     let copy = paths.cache.join("mutants").join(name);
     let work = copy.with_extension("new");

@@ -70,9 +70,9 @@ impl Paths {
         Ok(Self { repo, cache })
     }
 
-    /// Returns the directory in which kbuild compiles a module with its source in `folder` and made
-    /// of `inputs`. This is `folder` itself, or a copy if kbuild cannot handle the repository's
-    /// path.
+    /// Returns the directory in which kbuild compiles a module whose source is in `folder` and
+    /// whose files are `inputs`. This is `folder` itself, or a copy if kbuild cannot handle the
+    /// repository's path.
     pub(crate) fn for_kbuild(&self, folder: &Path, inputs: &[PathBuf]) -> Result<PathBuf> {
         if hinders_kbuild(&self.repo).is_none() {
             return Ok(folder.to_path_buf());
@@ -104,7 +104,7 @@ impl Paths {
         Ok(copy.join(name))
     }
 
-    /// Returns a new directory for one run, and removes those of runs that were killed.
+    /// Returns a new directory for one run, and removes the directories of runs that were killed.
     pub(crate) fn run_directory(&self) -> Result<PathBuf> {
         let runs = self.cache.join("run");
         fs::create_dir_all(&runs)?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Checks before anything is made: lists the necessary steps, their cost here and their reason, and
-//! checks that this machine can do them.
+//! Checks before anything is made: lists the necessary steps with their cost and their reason, and
+//! checks that this machine can do these steps.
 //!
-//! Each missing requirement is reported in one sentence with advice, and nothing is started then.
-//! If everything is already made, nothing is checked or printed.
+//! Each missing requirement is reported in one sentence with advice, and nothing is started. If
+//! everything is already made, nothing is checked or printed.
 
 mod facts;
 mod plan;
@@ -24,7 +24,8 @@ use crate::documents::grouped;
 use crate::paths::Paths;
 use crate::{progress, stamp};
 
-/// Memory that a default VM needs, in MiB: its own, and QEMU's tables and translated code.
+/// Memory that a default VM needs, in MiB: the VM's own memory, and QEMU's tables and translated
+/// code.
 const MACHINE_MIB: u64 = 2048 + 512;
 
 /// The announced steps, for [`record`].
@@ -94,7 +95,7 @@ fn add_to_history(history: &mut History, steps: &[Step], taken: &[(String, Durat
     }
 }
 
-/// Prints the durations of the announced steps. Some ran in parallel.
+/// Prints the durations of the announced steps. Some steps ran in parallel.
 pub(crate) fn tell() {
     let announced = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
     let taken = progress::taken();
@@ -223,7 +224,7 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
             "packages" => plan.packages.installed_mib + plan.packages.download_mib,
             _ => step.mib,
         };
-        // Less than from scratch, but it is not known how much less.
+        // An unfinished step takes less time than from scratch, but how much less is not known.
         let most = if step.whole { "     " } else { "up to" };
         lines.push_str(&format!(
             "    {:width$}  {most} {:>6}  {:>5} MiB  {}\n",

@@ -20,7 +20,8 @@ use crate::{apt, consumers, foreign, stamp};
 /// Directory of the tests in Debian's rdma-core package.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// The tests that the suite runs. Loading the others takes longer in the VM than running these.
+/// The tests that the suite runs. In the VM, loading the other tests takes longer than running
+/// these tests.
 const PYVERBS_TESTS: &[&str] = &[
     "test_addr",
     "test_atomic",
@@ -36,10 +37,10 @@ const PYVERBS_TESTS: &[&str] = &[
 /// The verbs program.
 pub(crate) const GDR: &str = "gdr";
 
-/// Packages to compile. Each has a program of the same name.
+/// Packages to compile. Each package has a program of the same name.
 pub(crate) const COMPILED: &[&str] = &[GDR, "peermemctl"];
 
-/// Returns the directory of all compiled programs. It is in PATH in the VM.
+/// Returns the directory of all compiled programs. The directory is in PATH in the VM.
 pub(crate) fn directory(paths: &Paths, arch: Arch) -> PathBuf {
     paths
         .cache
@@ -62,8 +63,8 @@ pub(crate) fn gdr_command(paths: &Paths, arch: Arch, action: &str) -> Vec<String
     vec![in_machine(&gdr(paths, arch)), action.to_owned()]
 }
 
-/// Compiles the programs unless they were compiled from this source. Most of their crates are the
-/// same.
+/// Compiles the programs unless they were compiled from this source. The programs share most of
+/// their crates.
 pub(crate) fn build(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -115,8 +116,8 @@ pub(crate) fn build(
         "crates",
         |line| line.trim_start().starts_with("Compiling"),
     )?;
-    // Copies the programs, because a VM may have the old ones open, and cargo overwrites its files
-    // in place.
+    // Copies the programs, because a VM may have the old programs open, and cargo overwrites its
+    // files in place.
     fs::create_dir_all(&directory)?;
     for name in missing {
         let built = built.join("release").join(name);
@@ -145,8 +146,8 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{ucx}", consumers::ucx),
 ];
 
-/// Returns Prometheus's program for checking metrics and rules. Its package is not installed,
-/// because that would start a server.
+/// Returns Prometheus's program for checking metrics and rules. The program's package is not
+/// installed, because an installation would start a server.
 pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "promtool")?;
     let product = directory(paths, Arch::X86_64).join("promtool");

@@ -10,7 +10,7 @@ use std::{fs, thread};
 
 use anyhow::{bail, Context as _, Result};
 
-/// Number of a failed command's last lines to show.
+/// Number of last lines of a failed command's output to show.
 const TAIL: usize = 40;
 
 /// Formats a duration: "1 min 05 s", "3.2 s".
@@ -102,7 +102,7 @@ impl Stage {
     }
 
     /// Runs a command with its output in a log, and counts the lines that `counts` accepts. `unit`
-    /// is their name.
+    /// is the name of the counted items.
     pub(crate) fn run(
         &mut self,
         command: &mut Command,

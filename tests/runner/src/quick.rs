@@ -19,7 +19,7 @@ struct Step {
     run: fn(&Paths) -> Result<String>,
 }
 
-/// Rows run in parallel, and the steps of a row one after the other. All steps of cargo are in one
+/// Rows run in parallel. The steps of a row run one after the other. All steps of cargo are in one
 /// row, because cargo runs one command at a time.
 const LANES: &[&[Step]] = &[
     &[

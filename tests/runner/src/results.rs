@@ -25,8 +25,8 @@ pub(crate) struct Test {
 }
 
 impl Test {
-    /// Returns the result of one of the test runner's own checks. The notes are its messages if it
-    /// passed, or the reason of its failure.
+    /// Returns the result of one of the test runner's own checks. The notes are the check's
+    /// messages if it passed, or the reason of its failure.
     pub(crate) fn of(name: String, result: Result<Vec<String>>) -> Self {
         let (verdict, notes) = match result {
             Ok(said) => (Verdict::Passed, said),
@@ -183,8 +183,8 @@ impl Reader {
         } else if let Some(found) = CARGO_SAID.captures(line) {
             self.pending = Some(found[1].to_owned());
         } else if let (Some(name), Some(figure)) = (&self.pending, line.strip_prefix("figure: ")) {
-            // This line follows the results of its program (`--show-output`). It does not belong to
-            // a test of that name in an earlier program.
+            // This line follows the results of its program (`--show-output`). The line does not
+            // belong to a test of that name in an earlier program.
             let of = |test: &&mut Test| test.name.trim_end_matches('\'') == name;
             if let Some(test) = self.tests.iter_mut().rev().find(of) {
                 test.notes.push(figure.to_owned());
@@ -225,7 +225,8 @@ impl Reader {
         self.announced == Some(self.tests.len())
     }
 
-    /// Returns the notes since the last result. They belong to an unfinished test, or to no test.
+    /// Returns the notes since the last result. These notes belong to an unfinished test, or to no
+    /// test.
     pub(crate) fn unfinished(&self) -> &[String] {
         &self.notes
     }

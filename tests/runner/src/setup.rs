@@ -73,8 +73,8 @@ pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
     })
 }
 
-/// Runs `work` while the programs are compiled and NVIDIA's module is fetched. Much of a kernel's
-/// build keeps only one processor busy, above all its Rust code.
+/// Runs `work` while the programs are compiled and NVIDIA's nvidia-peermem is fetched. Much of a
+/// kernel's build, above all of its Rust code, keeps only one processor busy.
 fn beside_programs(
     paths: &Paths,
     archs: &[Arch],

@@ -20,7 +20,7 @@ pub(crate) struct Key {
     files: Vec<(String, String)>,
 }
 
-/// The files of the keys that this process made, by key. They are saved when the key becomes a
+/// The files of the keys that this process made, by key. The files are saved when the key becomes a
 /// stamp.
 static FILES: Mutex<BTreeMap<String, Vec<(String, String)>>> = Mutex::new(BTreeMap::new());
 
@@ -41,8 +41,8 @@ impl Key {
         self.bytes(name, value.as_bytes());
     }
 
-    /// The hash includes names and lengths, so no data can move from one input to the next
-    /// unnoticed.
+    /// Adds bytes. The hash includes names and lengths, so no data can move from one input to the
+    /// next unnoticed.
     pub(crate) fn bytes(&mut self, name: &str, value: &[u8]) {
         self.whole.update(format!("{name}\0{}\0", value.len()));
         self.whole.update(value);
@@ -122,7 +122,7 @@ fn files_of(stamp: &Path) -> PathBuf {
 }
 
 /// Returns the repository's files that have changed or gone since the stamp was set. New files are
-/// not included: if one is used, another file names it.
+/// not included: if a new file is used, a changed file names it.
 pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
     let text = fs::read_to_string(files_of(stamp)).unwrap_or_default();
     text.lines()
@@ -134,7 +134,7 @@ pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Replaces a file atomically. A program that has the old file open keeps its contents.
+/// Replaces a file atomically. A program that has the old file open keeps the old contents.
 pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));

@@ -2,7 +2,7 @@
 //! The stress run: boots one VM after the other until the time is over. Each VM runs some epochs of
 //! `gdr stress`.
 //!
-//! A file for each seed saves the progress after each epoch, so a run continues where the last one
+//! A file for each seed saves the progress after each epoch, so a run continues where the last run
 //! ended or was interrupted. If a VM's kernel log has a report, the VM's epochs are removed from
 //! the file again.
 
@@ -28,28 +28,28 @@ const SEED: u64 = 0x7065_6572_6d65_6d00;
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// No epoch begins later than this
+    /// Minutes after which no epoch begins
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// What everything is drawn from
+    /// Seed of all random choices
     #[arg(long, default_value_t = SEED, value_parser = number)]
     seed: u64,
-    /// Goes on with this epoch, whatever was done before
+    /// Continues from this epoch instead of the last one
     #[arg(long, value_name = "EPOCH", conflicts_with = "epoch")]
     from: Option<u64>,
-    /// Runs this epoch alone, and keeps no account of it
+    /// Runs only this epoch, and does not save the progress
     #[arg(long)]
     epoch: Option<u64>,
-    /// Operations of an epoch. Part of what an epoch is: the same number repeats it
+    /// Operations of an epoch; only the same number repeats an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
-    /// Another kernel: a flavour, or a build tree by its path
+    /// Kernel: a flavour, or the path of a build tree
     #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
     kernel: String,
-    /// Processors of the machine
+    /// Number of processors of the VM
     #[arg(long, value_name = "N", default_value_t = 2)]
     smp: u32,
-    /// This file in place of the peer-memory module
+    /// File to load instead of the peer-memory module
     #[arg(long, value_name = "FILE")]
     peermem_ko: Option<PathBuf>,
 }
@@ -257,7 +257,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                         duration(started.elapsed())
                     );
                     if keeps {
-                        // If this write fails, the next one includes the same progress.
+                        // If this write fails, the next write includes the same progress.
                         let _ = stamp::replace(&live_file, account.text().as_bytes());
                     }
                 }

@@ -50,7 +50,7 @@ pub(crate) fn every_run() -> &'static [Run] {
 /// Returns the suite's runs to repeat on another kernel, as listed in the kernel's entry in the
 /// table.
 pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
-    // Lives as long as the program, like all names of runs.
+    // The name lives as long as the program, like all names of runs.
     let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
     let listed = match kernel::flavour(kernel).map(|flavour| flavour.again) {
         Some(Again::Nothing) => Some(&[][..]),

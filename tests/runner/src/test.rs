@@ -34,46 +34,46 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Only runs whose name contains this
+    /// Runs only rows whose name contains this text
     filter: Option<String>,
-    /// Only cases of the verbs program whose name contains this
+    /// Runs only cases of `gdr` whose name contains this text
     #[arg(long, default_value = "")]
     case: String,
-    /// Also the runs that take long, and all that is unchanged; strict; goes on where such a pass was interrupted
+    /// Runs all rows, slow and unchanged ones too, strictly; continues an interrupted pass
     #[arg(long)]
     full: bool,
-    /// With --full: begins anew
+    /// Starts a pass of --full from the beginning
     #[arg(long, requires = "full")]
     restart: bool,
-    /// Also the runs that do not depend on src/ and whose results are there
+    /// Also repeats rows that passed and have not changed
     #[arg(long)]
     fresh: bool,
-    /// A machine that fails gets no second try
+    /// Does not repeat a failed row
     #[arg(long)]
     strict: bool,
-    /// Another kernel for all runs: a mode, or a build tree by its path
+    /// Kernel of all rows: a flavour, or the path of a build tree
     #[arg(long, value_name = "MODE|PATH", default_value = crate::kernel::DEFAULT)]
     kernel: String,
-    /// Also looks at the form of the code
+    /// Also runs the linters
     #[arg(long)]
     lint: bool,
-    /// Writes the parts of the documentation that are made from results, where they are not what was seen
+    /// Updates the generated parts of the documentation
     #[arg(long)]
     update_docs: bool,
-    /// Writes tests/runner/skips: what was skipped is what is to be skipped
+    /// Writes the skipped tests to tests/runner/skips
     #[arg(long)]
     update_skips: bool,
-    /// So many runs at once; a machine keeps little more than one processor busy
+    /// Number of rows that run at once; a VM keeps little more than one processor busy
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Names the runs and runs none
+    /// Lists the rows and runs none
     #[arg(long)]
     list: bool,
 }
 
 pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     let began = Instant::now();
-    // A caller that names a kernel wants only that one.
+    // A caller that names a kernel wants only this kernel.
     let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
         true => crate::kernel::others().flat_map(again).collect(),
         false => Vec::new(),
@@ -124,7 +124,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     setup::all(paths, usual)?;
     let mut broken = BTreeMap::new();
     for name in others {
-        // The kernel's runs then fail, and the others continue.
+        // If a kernel cannot be made, its runs fail, and the other runs continue.
         if let Err(error) = setup::all(paths, [name]) {
             let error = format!("{error:#}");
             eprintln!("runner: kernel {name}: {error}");
@@ -283,7 +283,7 @@ impl Suite<'_> {
     /// Does a run, or uses its kept results.
     fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
         let started = Instant::now();
-        // A run that cannot even begin fails, and the others continue.
+        // A run that cannot even begin fails, and the other runs continue.
         let failed = |error| Report::plain(run, started, Vec::new(), vec![error]);
         let kernel = kernel_of(&self.selection.kernel, run);
         if let Some(problem) = blocked(kernel.as_deref(), &self.broken) {
@@ -354,8 +354,8 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Repeats failed runs of VMs one at a time, the shortest first. If one fails again, the suite
-    /// has failed, and the others are not repeated.
+    /// Repeats failed runs of VMs one at a time, the shortest first. If a run fails again, the
+    /// suite has failed, and the other runs are not repeated.
     fn second_tries(&self, reports: &mut [Report]) {
         let mut failed: Vec<usize> = (0..reports.len())
             .filter(|&at| reports[at].may_be_tried_again())
@@ -428,7 +428,7 @@ fn agreement(reports: &mut [Report]) {
     }
 }
 
-/// Compares the parts of documents whose runs are all there.
+/// Compares the parts of documents for which all runs were done.
 fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selection) {
     for part in documents::PARTS {
         let problem = {
@@ -468,12 +468,12 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 
 const DEMO_OK: &str = "demo: ok";
 
-/// Runs the demo. Its result is decided here, because the kernel log counts too.
+/// Runs the demo. The result is decided here, because the kernel log counts too.
 pub(crate) fn demo(paths: &Paths, kernel: String) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
         with_control: true,
-        // Room for a region of 1 GiB.
+        // The BAR has room for a region of 1 GiB.
         bar: 4096,
         kernel,
         ..Options::default()

@@ -14,9 +14,9 @@ use crate::command::{quoted, system_path, tool};
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// Suites with a bindgen that is new enough for the kernel, if this machine's bindgen is older. Its
-/// package needs the C library of its own release. The loader of that library starts the program,
-/// and neither is installed.
+/// Suites with a bindgen that is new enough for the kernel, if this machine's bindgen is older. The
+/// newer bindgen needs the C library of its own release. The loader of that library starts bindgen.
+/// Neither the library nor bindgen is installed.
 const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
 const OLDEST_BINDGEN: (u64, u64, u64) = (0, 71, 1);
 const OLDEST_LIBCLANG: u32 = 17;
@@ -46,7 +46,8 @@ impl Toolchain {
         ]
     }
 
-    /// Returns a `make` command that uses these tools. Its products do not depend on this machine.
+    /// Returns a `make` command that uses these tools. The products of make do not depend on this
+    /// machine.
     pub(crate) fn make(&self) -> Command {
         let mut command = tool("make");
         command
@@ -195,8 +196,8 @@ mod tests {
         assert!(version("bindgen 0.60.1") < Some(OLDEST_BINDGEN));
     }
 
-    /// Every dependency in the lock file compiles with the minimum Rust version of the workspace,
-    /// which Debian 13 has.
+    /// Checks that every dependency in the lock file compiles with the minimum Rust version of the
+    /// workspace, which Debian 13 has.
     #[test]
     fn no_dependency_needs_a_newer_rust() {
         let metadata = |more: &[&str]| {
@@ -208,7 +209,8 @@ mod tests {
                 .output()
                 .expect("cargo")
         };
-        // If only this package was tested, the dependencies of the others have not been fetched.
+        // If only this package was tested, the dependencies of the other packages have not been
+        // fetched.
         let mut output = metadata(&["--offline"]);
         if !output.status.success() {
             output = metadata(&[]);

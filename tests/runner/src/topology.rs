@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! PCI topology of a VM's GPUs and NICs: the bridges between them, and their sockets.
 //!
-//! QEMU's root ports have ACS. Its switches (`x3130-upstream`, `xio3130-downstream`) have neither
-//! ACS nor `disable-acs`, so ACS on a switch port cannot be tested in a VM. A GPU is
+//! QEMU's root ports have ACS. QEMU's switches (`x3130-upstream`, `xio3130-downstream`) have
+//! neither ACS nor `disable-acs`, so ACS on a switch port cannot be tested in a VM. A GPU is
 //! `ivshmem-plain`, which is not a PCI Express device, so it has no link either.
 
 use clap::ValueEnum;
 
-/// A kind of PCI tree. The names in brackets are those of `nvidia-smi topo` for what lies between two devices.
+/// A kind of PCI tree. The names in brackets are the names of `nvidia-smi topo` for the path
+/// between two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Topology {
     /// All devices on the host bridge itself, without any port
@@ -29,14 +30,14 @@ pub(crate) const NICS: usize = 2;
 /// QEMU's host bridge.
 const HOST_BRIDGE: &str = "pcie.0";
 
-/// Bus numbers of the host bridges that a socket adds. They leave enough room for the buses below
-/// each bridge.
+/// Bus numbers of the host bridges that a socket adds. The numbers leave enough room for the buses
+/// below each bridge.
 const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
 
 /// QEMU arguments of a topology.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
-    /// Bridges, ports and sockets. They come before the devices behind them.
+    /// Bridges, ports and sockets. These arguments come before the devices behind them.
     pub(crate) arguments: Vec<String>,
     /// Bus of each GPU.
     pub(crate) gpus: Vec<String>,

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A clone with only the files that are needed here. It is removed on drop.
+/// A clone with only the files that are needed here, which is removed on drop.
 struct Clone {
     base: PathBuf,
     folder: PathBuf,
@@ -36,8 +36,8 @@ impl Clone {
         fs::create_dir_all(folder.join("tests/runner")).unwrap();
         fs::copy(repo.join("Makefile"), folder.join("Makefile")).unwrap();
         let clone = Self { base, folder };
-        // bootstrap runs programs of this machine by their full names. This replaces them by
-        // scripts.
+        // bootstrap runs programs of this machine by their full names. The copy runs scripts
+        // instead.
         let text = fs::read_to_string(repo.join("tests/runner/bootstrap")).unwrap();
         assert!(text.contains("/usr/bin/cargo build"));
         let text = text.replace(
@@ -145,8 +145,8 @@ fn the_rig_is_started_from_any_path() {
     }
 }
 
-/// Another checkout would remove files that this one's cargo is writing, and would replace its
-/// program.
+/// Checks that only one checkout compiles at a time. A second checkout would remove files that this
+/// checkout's cargo is writing, and would replace its program.
 #[test]
 fn one_at_a_time_compiles_the_rig() {
     let clone = Clone::new("waits", "second")
@@ -179,8 +179,7 @@ fn one_at_a_time_compiles_the_rig() {
     assert_eq!(text(&output.stdout), "free\n");
 }
 
-/// If there is no compiler yet, obstacles to its installation are reported before anything is
-/// changed.
+/// Checks that obstacles to the installation of a compiler are reported before anything is changed.
 #[test]
 fn bootstrap_says_what_this_machine_lacks() {
     type Programs = &'static [(&'static str, &'static str)];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`, on
-//! small headers with the forms of kernels that are not available here.
+//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`. Small
+//! headers imitate the declarations of kernels that are not available here.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -274,7 +274,7 @@ impl Kernel {
         })
     }
 
-    /// Runs the probes on this kernel. All its headers include a common one.
+    /// Runs the probes on this kernel. All headers of the kernel include a common header.
     fn probe(&self, place: &Place) -> Output {
         let linux = place.at("include/linux");
         fs::create_dir_all(&linux).unwrap();
@@ -381,7 +381,7 @@ fn with_exported(names: &BTreeSet<&str>) -> BTreeSet<String> {
     names.map(|name| (*name).to_owned()).collect()
 }
 
-/// Each probe distinguishes its two forms, whatever the other probes find.
+/// Checks that each probe distinguishes its two forms, whatever the other probes find.
 #[test]
 fn each_difference_by_itself() {
     let every = every_probe();
@@ -401,8 +401,8 @@ fn all_newer_and_all_older() {
     }
 }
 
-/// The kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18 has
-/// forms of 5.10 and later.
+/// Tests the kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18
+/// has forms of 5.10 and later.
 #[test]
 fn forms_of_kernels_that_cannot_be_had_here() {
     let dma = ["dma_map_phys", "dma_unmap_phys"];
@@ -433,8 +433,8 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     }
 }
 
-/// 6.16 and 6.17 have `dma_iova_link()` but no flag for device memory, so a BAR would be mapped as
-/// RAM.
+/// Tests 6.16 and 6.17, which have `dma_iova_link()` but no flag for device memory, so a BAR would
+/// be mapped as RAM.
 #[test]
 fn functions_without_the_flag_that_they_need() {
     let mut kernel = Kernel::new(&every_probe());
@@ -446,7 +446,7 @@ fn functions_without_the_flag_that_they_need() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// A function that headers declare but the kernel does not export counts as missing.
+/// Checks that a function that headers declare but the kernel does not export counts as missing.
 #[test]
 fn functions_without_export() {
     for (function, probe) in [
@@ -463,7 +463,7 @@ fn functions_without_export() {
     }
 }
 
-/// In a kernel without debugfs, the headers have its functions, which do nothing.
+/// Tests a kernel without debugfs, whose headers have debugfs functions that do nothing.
 #[test]
 fn functions_of_a_part_that_was_not_built() {
     let mut kernel = Kernel::new(&every_probe());
@@ -473,7 +473,8 @@ fn functions_of_a_part_that_was_not_built() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// A list with only the exports of modules shows nothing about the kernel's own exports.
+/// Tests a list with only the exports of modules, which shows nothing about the kernel's own
+/// exports.
 #[test]
 fn exports_that_are_not_known() {
     for lines in [
@@ -486,8 +487,8 @@ fn exports_that_are_not_known() {
     }
 }
 
-/// Beside the proprietary nvidia.ko, no function is used that is exported only to GPL modules. The
-/// list is that of 7.3.
+/// Checks that no function that is exported only to GPL modules is used beside the proprietary
+/// nvidia.ko. The list of such functions is that of 7.3.
 #[test]
 fn functions_for_gpl_modules_only() {
     let for_all = [
@@ -521,7 +522,7 @@ fn functions_for_gpl_modules_only() {
     }
 }
 
-/// The check of the linked module finds functions that the probes left in by mistake.
+/// Checks that the check of the linked module finds functions that the probes left in by mistake.
 #[test]
 fn a_linked_module_that_uses_them() {
     let place = Place::new();
@@ -551,7 +552,7 @@ fn a_linked_module_that_uses_them() {
         third,
     );
     assert!(output.status.success(), "{}", text(&output.stderr));
-    // A symbol of the kernel, of a module in a namespace, and a weak one.
+    // Tests a symbol of the kernel, a symbol of a module in a namespace, and a weak symbol.
     for (kernel, module, names) in [
         (
             "0x0\tsecond\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
@@ -574,13 +575,13 @@ fn a_linked_module_that_uses_them() {
         let said = text(&output.stderr);
         assert!(said.ends_with(names), "{said}");
     }
-    // Headers whose list has only modules.
+    // Tests headers whose list has only modules.
     let output = run(third, "");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("does not say what the kernel exports"));
 }
 
-/// If neither form fits, the build ends with a message and leaves no files.
+/// Checks that the build ends with a message and leaves no files if neither form fits.
 #[test]
 fn no_form_fits() {
     let mut kernel = Kernel::new(&every_probe());
@@ -619,7 +620,8 @@ fn headers_that_do_not_compile() {
     assert!(left(&place).is_empty());
 }
 
-/// Each macro of `src/` has a probe, each probe has a macro, and each probe has a fixture.
+/// Checks that each macro of `src/` has a probe, each probe has a macro, and each probe has a
+/// fixture.
 #[test]
 fn every_probe_is_used_and_has_both_forms() {
     let source = fs::read_to_string(repository().join("src/compat.h")).unwrap();

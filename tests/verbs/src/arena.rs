@@ -9,13 +9,13 @@ use crate::pattern::{difference, Pattern};
 use crate::rdma::{full_access, Hca, Part, Region};
 
 /// Number of bytes on each side of a transfer that [`Arena::check_around`] compares.
-/// [`Arena::check`] compares the rest.
+/// [`Arena::check`] compares all other bytes.
 const WINDOW: usize = 64 << 10;
 
-/// Memory, a region over a part of it, and the expected bytes.
+/// Memory, a region over a part of the memory, and the expected bytes.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    // Dropped before the memory under it.
+    // Fields drop in this order: the region before the memory that it covers.
     region: Region,
     memory: Memory,
     expected: Vec<u8>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Roles of the program as a child, for cases with several processes.
 //!
-//! A child prints `ready` to standard output and waits for the end of standard input. It then
-//! performs its role.
+//! A child prints `ready` to standard output and waits for the end of standard input. The child
+//! then performs its role.
 
 use std::io;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,21 +23,21 @@ const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Role {
-    /// Register, transfer, verify and deregister, so many times
+    /// Register, transfer, verify and deregister this many times
     Exercise { rounds: u64 },
-    /// Hold so many regions and end without deregistering
+    /// Hold this many regions and exit without deregistering
     Hold { regions: usize },
     /// Hold GPU memory at this address
     Own { addr: u64 },
-    /// Register a range over so many allocations
+    /// Register a range over this many allocations
     Search { parts: u64 },
     /// Register 2 MiB of another process's GPU memory, at this address
     Guest { addr: u64, gives_up: GivesUp },
-    /// As hold, with transfers going on until killed
+    /// Hold this many regions, and transfer until killed
     Busy { regions: usize },
 }
 
-/// When a guest closes the GPU that it was let in for.
+/// Time at which a guest closes the GPU to which it was admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GivesUp {
     /// Before it deregisters, and then it ends
@@ -50,8 +50,8 @@ pub(crate) enum GivesUp {
 
 /// Number of requests of a busy child in flight.
 const UNDER_WAY: usize = 8;
-/// Number of completions that a busy child reports, one line each. Nobody has to read them, because
-/// a pipe holds more.
+/// Number of completions that a busy child reports, one line each. Nobody has to read the lines,
+/// because a pipe holds more lines.
 const TOLD: usize = 64;
 const MOVED: &str = "moved";
 
@@ -77,7 +77,7 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
                 })
                 .collect::<Result<Vec<_>>>()?;
             announce()?;
-            // Nothing is dropped, on purpose.
+            // The objects are intentionally not dropped.
             std::mem::forget((held, memory, lab));
             std::process::exit(0);
         }
@@ -187,7 +187,7 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// A child, as seen by the parent. Killed when dropped.
+/// A child, as seen by the parent. The child is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -252,8 +252,8 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until a busy child has completed `count` more requests. Other requests are in flight
-    /// then.
+    /// Waits until a busy child has completed `count` more requests. At that time, other requests
+    /// are in flight.
     pub(crate) fn has_moved(&mut self, count: usize) -> Result<()> {
         (0..count).try_for_each(|_| self.hear(MOVED))
     }

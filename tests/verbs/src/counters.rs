@@ -38,7 +38,7 @@ impl Counters {
         fs::write(COUNTERS, "0").context(COUNTERS)
     }
 
-    /// Returns `None` if there is no stand-in.
+    /// Reads the counters. Returns `None` if there is no stand-in.
     pub(crate) fn read_if_there() -> Result<Option<Self>> {
         Path::new(COUNTERS).exists().then(Self::read).transpose()
     }
@@ -83,7 +83,7 @@ impl Counters {
         self.leftovers_beside(before, 0)
     }
 
-    /// Does the same while `allocations` allocations are expected.
+    /// Does the same as [`Self::leftovers`] while `allocations` allocations are expected.
     pub(crate) fn leftovers_beside(&self, before: &Self, allocations: u64) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for name in LIVE {
@@ -98,7 +98,8 @@ impl Counters {
             }
         }
         for name in NEVER {
-            // Less than before: a case has reset the counter, so its value is what has come since.
+            // If the counter is less than before, a case has reset it, and its value counts the
+            // events since the reset.
             let value = self.since(before, name).or_else(|_| self.get(name))?;
             if value != 0 {
                 found.push(format!("{name}+={value}"));
@@ -136,7 +137,7 @@ pub(crate) fn pins_are(expected: u64) -> Result<()> {
 pub(crate) struct Activity {
     pub(crate) pins: u64,
     pub(crate) unpins: u64,
-    /// Calls to pin, including refused ones.
+    /// Calls to pin, including refused calls.
     pub(crate) attempts: u64,
     pub(crate) maps: u64,
     pub(crate) unmaps: u64,

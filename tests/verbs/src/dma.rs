@@ -2,13 +2,13 @@
 //! DMA as the kernel sees it: the IOMMU between a device and memory, the DMA addresses of a
 //! registration, and the accesses that the IOMMU refused.
 //!
-//! The peermem module passes a region's DMA addresses to ib_core, and nobody shows them. The
+//! The peermem module passes a region's DMA addresses to ib_core, and no interface shows them. The
 //! kernel's tracepoints show the DMA address of each physical address. If an IOMMU translates, this
-//! program uses the tracepoints of its tables, which report every mapping by any function of the
-//! DMA API. Otherwise, it uses the one of `dma_map_phys()`. The stand-in GPU reports the physical
-//! address of each page of an allocation.
+//! program uses the tracepoints of the IOMMU's tables, which report every mapping by any function
+//! of the DMA API. Otherwise, this program uses the tracepoint of `dma_map_phys()`. The stand-in
+//! GPU reports the physical address of each page of an allocation.
 //!
-//! rxe proves that the region's scatter list has exactly these addresses. It follows each address
+//! rxe proves that the region's scatter list has exactly these addresses. rxe follows each address
 //! through the IOMMU's tables to a physical address, and moves the bytes there.
 
 use std::collections::VecDeque;
@@ -101,7 +101,7 @@ enum Event {
     Unmap(Unmap),
 }
 
-/// Traces mappings and unmappings for one device.
+/// A trace of mappings and unmappings for one device.
 #[derive(Debug)]
 pub(crate) struct Trace {
     directory: PathBuf,
@@ -124,7 +124,7 @@ impl Trace {
             device: device.to_owned(),
             translates: guard.translates(),
         };
-        // One order of events on all processors.
+        // The global clock gives one order of events on all processors.
         trace.set("trace_clock", "global")?;
         for event in ["dma_map_phys", "dma_unmap_phys"] {
             let filter = format!("device == \"{device}\"");
@@ -179,7 +179,8 @@ impl Trace {
         let first = span.addr() / PAGE * PAGE;
         let end = (span.addr() + span.len()).next_multiple_of(PAGE);
         let mut pages = Vec::new();
-        // The stand-in walks over a run to find its length, so it is asked once for each run.
+        // The stand-in walks over a run to find its length, so this loop asks the stand-in once for
+        // each run.
         let mut known: Option<(u64, Place)> = None;
         for page in (first..end).step_by(usize::try_from(PAGE)?) {
             let (from, place) = match known {
@@ -283,7 +284,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
                 rest.starts_with(device),
                 "an event of another device: {line}"
             );
-            // A driver of the device would map host memory, which is not for this program.
+            // A driver of the device would map host memory, which this program does not expect.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
             }
@@ -396,18 +397,18 @@ pub(crate) struct Fault {
 
 /// Number of consecutive accesses that the kernel reports before it is silent for the rest of five
 /// seconds. The next access must come after [`INTERVAL`], whenever the kernel began to count. The
-/// kernel counts in [`sys::jiffies`].
+/// kernel measures time in [`sys::jiffies`].
 ///
-/// For Intel's IOMMU, the kernel prints ten messages in that time. A fault takes three, one of
-/// which is the check for another fault. For an SMMU, it prints ten events, and QEMU's SMMU has one
-/// for each word that the device reads or writes.
+/// For Intel's IOMMU, the kernel prints ten messages in five seconds. A fault takes three messages,
+/// one of which is the check for another fault. For an SMMU, the kernel prints ten events, and
+/// QEMU's SMMU has one event for each word that the device reads or writes.
 const BURST: usize = if cfg!(target_arch = "aarch64") { 1 } else { 3 };
 const INTERVAL: Duration = Duration::from_millis(5500);
 
 /// Times at which the latest accesses were reported.
 static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 
-/// Reads the kernel's log for refused accesses, from its creation on.
+/// A reader of the refused accesses that the kernel's log reports after the reader's creation.
 #[derive(Debug)]
 pub(crate) struct Faults {
     log: File,
@@ -543,7 +544,7 @@ enum Found {
     Rest,
 }
 
-/// Parses consecutive messages, because an SMMU's report has several.
+/// A parser of consecutive messages, because an SMMU's report has several messages.
 #[derive(Debug, Default)]
 struct Reader {
     /// Words of the event in an SMMU's report that is not complete yet.
@@ -605,8 +606,8 @@ fn parse_dmar(rest: &str) -> Option<Fault> {
 }
 
 /// Parses `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`, with
-/// the words before it. The next message also has the direction. It has no end of line, so it
-/// arrives only with the message after it.
+/// the words before this message. The next message also has the direction, but has no end of line,
+/// so it arrives only with the message after it.
 fn parse_event(event: &str, words: &[u64]) -> Option<(Fault, u64)> {
     const READ: u64 = 1 << 35;
     let (_, rest) = event.split_once(" client: ")?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernel's fault injection: the n-th allocation of this thread fails, counted among all or
-//! among those below certain functions. Only debug kernels have fault injection.
+//! The kernel's fault injection: the n-th allocation of this thread fails, counted among all
+//! allocations or among the allocations below certain functions. Only debug kernels have fault
+//! injection.
 
 use std::fs;
 use std::fs::File;
@@ -23,10 +24,10 @@ const NOWHERE: Range<u64> = 1..2;
 /// Environment variable that makes the kernel log the stack of each failure.
 const STACKS: &str = "GDR_FAULT_STACKS";
 
-/// Other faults than slab objects and pages. They are not allocations, so they are never counted.
+/// Kinds of faults that are not allocations, so they are never counted.
 const OTHERS: [&str; 2] = ["fail_usercopy", "fail_futex"];
 
-/// Selects the allocations that count.
+/// Selection of the allocations that count.
 #[derive(Debug, Clone)]
 pub(crate) enum Counted {
     /// All allocations of the thread.
@@ -123,10 +124,10 @@ fn write(kind: &str, name: &str, value: &str) -> Result<()> {
     fs::write(&path, value).with_context(|| format!("{path}: {value}"))
 }
 
-/// More failures than ever occur.
+/// Upper bound on the number of failures.
 const MOST: u32 = 1_000_000;
 
-/// Makes every counted allocation fail until dropped.
+/// Failure of every counted allocation, until dropped.
 #[derive(Debug)]
 pub(crate) struct All<'a>(&'a Faults);
 
@@ -167,7 +168,7 @@ impl Drop for Faults {
     }
 }
 
-/// Makes the n-th counted allocation of this thread fail.
+/// Failure of the n-th counted allocation of this thread.
 #[derive(Debug)]
 pub(crate) struct Nth(File);
 
@@ -180,7 +181,7 @@ impl Nth {
         Ok(nth_file)
     }
 
-    /// Disarms the failure. Returns `true` if it occurred.
+    /// Disarms the failure. Returns `true` if the failure occurred.
     pub(crate) fn disarm(self) -> Result<bool> {
         let mut text = [0; 16];
         let len = self.0.read_at(&mut text, 0).context(NTH)?;
@@ -244,8 +245,8 @@ impl Symbols {
         Ok(start..end)
     }
 
-    /// Returns the only function of a module that is a method `method` and has the type `with` in
-    /// its name. Rust's mangled names have a length before each part.
+    /// Returns the range of the only function of a module that is a method `method` and has the
+    /// type `with` in its name. Rust's mangled names have a length before each part.
     pub(crate) fn method(&self, module: &str, with: &str, method: &str) -> Result<Range<u64>> {
         let part = |name: &str| format!("{}{name}", name.len());
         let mut found = self.0.iter().filter(|(_, name, of)| {

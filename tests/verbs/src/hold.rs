@@ -20,7 +20,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// Arms a place, which is `<module's directory>/<name>`: `ib_peer_mem/before_release`.
+    /// Arms a place, which is `<module's directory>/<name>`, such as `ib_peer_mem/before_release`.
     pub(crate) fn arm(place: &str) -> Result<Self> {
         let (module, name) = place.split_once('/').context("no module in a hold point")?;
         let path = PathBuf::from(format!("/sys/kernel/debug/{module}/hold/{name}"));
@@ -38,7 +38,7 @@ impl Hold {
         Ok(field.parse()?)
     }
 
-    /// Waits until `worker` stops at the place, or ends. Returns `true` if it stopped.
+    /// Waits until `worker` stops at the place, or ends. Returns `true` if `worker` stopped.
     pub(crate) fn caught<T>(&self, worker: &mut Worker<T>) -> Result<bool> {
         let mut caught = false;
         let settled = sys::wait_until(PATIENCE, || {
@@ -55,7 +55,7 @@ impl Hold {
         Ok(caught)
     }
 
-    /// Arms `place`, and waits until the worker that `start` starts stops there.
+    /// Arms `place`, and waits until the worker that `start` starts stops at `place`.
     pub(crate) fn catch<T>(
         place: &str,
         start: impl FnOnce() -> Result<Worker<T>>,
@@ -84,14 +84,14 @@ impl Drop for Hold {
 #[derive(Debug)]
 pub(crate) enum Fate<T> {
     Done(T),
-    /// The kernel killed the thread: an oops.
+    /// The kernel killed the thread, because of an oops.
     Killed,
-    /// The thread sleeps in the kernel and will not wake. Has the functions in which it sleeps.
+    /// The thread sleeps in the kernel, in these functions, and will not wake.
     Stuck(String),
 }
 
 impl<T> Fate<T> {
-    /// Returns the result. Fails if there is none.
+    /// Returns the result. Fails if there is no result.
     pub(crate) fn done(self, what: &str) -> Result<T> {
         match self {
             Fate::Done(value) => Ok(value),
@@ -101,8 +101,8 @@ impl<T> Fate<T> {
     }
 }
 
-/// A thread that makes calls which may not return. It is never joined, and its remains go with the
-/// machine.
+/// A thread that makes calls which may not return. The thread is never joined, so a stuck thread
+/// stays until the machine ends.
 #[derive(Debug)]
 pub(crate) struct Worker<T> {
     name: &'static str,
@@ -121,7 +121,7 @@ impl<T: Send + 'static> Worker<T> {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                // The parent may have ended, and then needs neither.
+                // A parent that has ended needs neither message.
                 let _ = say_tid.send(sys::thread_id());
                 let _ = send.send(body());
             })
@@ -148,7 +148,7 @@ impl<T> Worker<T> {
 
     /// Returns `true` if the thread has a result or was killed.
     pub(crate) fn has_ended(&mut self) -> Result<bool> {
-        // In this order: a thread sends its result before it ends.
+        // The order matters, because a thread sends its result before it ends.
         let alive = self.is_alive();
         if self.result.is_none() {
             self.result = self.results.try_recv().ok();
@@ -156,8 +156,8 @@ impl<T> Worker<T> {
         Ok(self.result.is_some() || !alive)
     }
 
-    /// Returns the functions in which the thread sleeps, innermost first, without offsets. Empty
-    /// while it runs.
+    /// Returns the functions in which the thread sleeps, innermost first, without offsets. Returns
+    /// an empty string while the thread runs.
     pub(crate) fn place(&self) -> String {
         // State I (idle) is a hold point.
         let sleeps = || matches!(self.state(), Some('D' | 'I'));

@@ -36,7 +36,7 @@ impl Parameter {
 
 impl Drop for Parameter {
     fn drop(&mut self) {
-        // Ends in a newline, because an empty write sets nothing.
+        // The text ends in a newline, because an empty write sets nothing.
         if let Err(error) = fs::write(&self.path, format!("{}\n", self.before)) {
             ktap::note("not_restored", error);
         }
@@ -68,7 +68,7 @@ fn failure(place: &str) -> String {
     format!("/sys/kernel/debug/nvidia/fail/{place}")
 }
 
-/// Makes the stand-in's next call at `place` fail with `errno`: with `libc::EIO`, it returns
+/// Makes the stand-in's next call at `place` fail with `errno`: with `libc::EIO`, the call returns
 /// `-EIO`.
 pub(crate) fn fail_next(place: &str, errno: i32) -> Result<()> {
     fail_nth(place, 1, errno)
@@ -88,8 +88,8 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     Ok(failed)
 }
 
-/// Announces a kernel report that is expected now or has just come. One of its lines matches
-/// `pattern`. The check of the log takes it into account.
+/// Announces, to the check of the kernel log, a report that is expected now or has just come. One
+/// line of the report matches `pattern`.
 pub(crate) fn provoke(pattern: &str) -> Result<()> {
     fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
 }

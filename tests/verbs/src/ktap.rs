@@ -126,8 +126,8 @@ fn run_one(case: &Case, setup: &Setup) -> Result<()> {
         (case.run)(&lab)
     }))
     .unwrap_or_else(|_| Err(anyhow!("panicked")));
-    // A leak is also reported if the case failed or was skipped, because it affects the cases after
-    // it.
+    // A leak is also reported if the case failed or was skipped, because the leak affects later
+    // cases.
     let at_rest = before.map_or(Ok(()), |before| check_rest(&before));
     match (result, at_rest) {
         (result, Ok(())) => result,

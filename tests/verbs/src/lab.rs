@@ -102,8 +102,8 @@ impl Setup {
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let persistent = match self.peermem {
-            // 550 has no such parameter. Its callback client is asked first, and its other client
-            // if the device cannot revoke.
+            // Driver 550 has no parameter for the mode. ib_core asks the callback client first, and
+            // asks the other client if the device cannot revoke.
             Peermem::Nvidia => {
                 match counters::module_parameter("nvidia_peermem", "persistent_api_support")
                     .as_deref()
@@ -142,8 +142,8 @@ impl fmt::Display for Where {
     }
 }
 
-/// Opened again for each case, so that no case inherits a queue pair in error or other state of a
-/// device.
+/// Resources that are opened again for each case, so that no case inherits a queue pair in error or
+/// other state of a device.
 #[derive(Debug)]
 pub(crate) struct Lab {
     pub(crate) setup: Setup,
@@ -168,9 +168,9 @@ impl Lab {
         })
     }
 
-    /// Makes the first registration of each GPU with each HCA. For it, our module in persistent
-    /// mode makes a pin and a mapping, to ask nvidia.ko how it maps. Code that counts calls runs
-    /// later.
+    /// Makes the first registration of each GPU with each HCA. For a first registration, our module
+    /// in persistent mode makes a pin and a mapping, to find out how nvidia.ko maps. Code that
+    /// counts calls must run later.
     pub(crate) fn first_registrations(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours || self.setup.mode() != PinMode::Persistent {
             return Ok(());
@@ -188,8 +188,8 @@ impl Lab {
         &self.gpus
     }
 
-    /// Returns GPU number `index`, or the last one. Two places on one GPU move bytes as well as two
-    /// GPUs.
+    /// Returns GPU number `index`, or the last GPU. On a machine with one GPU, transfers between
+    /// two places on the GPU stand in for transfers between two GPUs.
     pub(crate) fn gpu(&self, index: usize) -> Result<&Arc<Gpu>> {
         match self.gpus.get(index).or(self.gpus.last()) {
             Some(gpu) => Ok(gpu),
@@ -198,7 +198,8 @@ impl Lab {
         }
     }
 
-    /// Allocates memory that can be registered. It is all host memory if --host-memory is set.
+    /// Allocates memory that can be registered. All memory is host memory if `--host-memory` is
+    /// set.
     pub(crate) fn allocate(&self, place: Where, len: usize) -> Result<Memory> {
         match place {
             Where::Gpu(index) if !self.setup.host_memory => {
@@ -235,7 +236,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if registrations cannot succeed. They need a module or host memory.
+    /// Skips the case if registrations cannot succeed, because they need a module or host memory.
     pub(crate) fn needs_working_memory(&self) -> Result<()> {
         if self.setup.host_memory {
             return Ok(());
@@ -244,7 +245,7 @@ impl Lab {
     }
 
     /// Skips the case if lockdep would report the behaviour of ib_core and the HCA's driver, which
-    /// is that of OFED.
+    /// imitate OFED.
     pub(crate) fn needs_no_lockdep(&self, sees: &str) -> Result<()> {
         if Path::new("/proc/lockdep").exists() {
             return ktap::skip(format_args!("lockdep reports {sees}"));

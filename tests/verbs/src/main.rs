@@ -38,7 +38,7 @@ struct Arguments {
     /// The peermem module under test: ours, nvidia or none
     #[arg(long, env = "PEERMEM", default_value = "ours", global = true)]
     peermem: Peermem,
-    /// What all choices and all bytes are drawn from
+    /// Seed of all random choices and bytes
     #[arg(
         long,
         env = "GDR_SEED",
@@ -62,17 +62,17 @@ enum Verb {
     Demo,
     /// Register once and print what it cost, in JSON
     Measure {
-        /// How much: 1GiB, 512M, …; as much as the BAR allows, up to 1 GiB, if not given
+        /// Size, such as 1GiB or 512M [default: as much as the BAR allows, up to 1 GiB]
         #[arg(long, value_parser = measure::parse_length)]
         len: Option<u64>,
     },
     /// Run the cases whose name contains a FILTER, results in KTAP
     Test {
         filter: Vec<String>,
-        /// Print their names only
+        /// Only print the names of the cases
         #[arg(long)]
         list: bool,
-        /// Use host memory throughout: checks the RDMA devices alone
+        /// Use only host memory, to check the RDMA devices alone
         #[arg(long)]
         host_memory: bool,
     },
@@ -80,23 +80,23 @@ enum Verb {
     Bench(bench::Options),
     /// Run epochs of a stress run, results in KTAP
     Stress(stress::Options),
-    /// Run the hazards whose name begins with one of NAMES, results in KTAP; may end with the machine
+    /// Run the hazards whose name begins with one of NAMES, results in KTAP; can crash the VM
     Hazards { names: Vec<String> },
     /// Ask peermemctl about a machine of known topology, results in KTAP
     Ctl {
-        /// Where Prometheus's checker lies
+        /// Path of Prometheus's checker
         #[arg(long)]
         promtool: Option<std::path::PathBuf>,
     },
-    /// Run consumers of CUDA over a stand-in for its library, those whose name begins with a FILTER, results in KTAP
+    /// Run the consumers of CUDA whose name begins with a FILTER over a stand-in for its library, results in KTAP
     Cuda {
         #[command(flatten)]
         places: cases::cuda::Places,
         filter: Vec<String>,
     },
-    /// Run the cases between two hosts, on both of them at once: those whose name begins with a FILTER, results in KTAP
+    /// Run the cases between two hosts whose name begins with a FILTER, at once on both hosts, results in KTAP
     Pair(cases::pair::Options),
-    /// Load the module where it cannot work, or where only signed ones are taken, results in KTAP
+    /// Load the module where it cannot work, or where only signed modules load, results in KTAP
     Loading,
     #[command(hide = true)]
     Child {
@@ -107,7 +107,7 @@ enum Verb {
     },
 }
 
-/// Long enough for 64 MiB on a shared, emulated processor.
+/// Time limit of a completion, long enough for 64 MiB on a shared, emulated processor.
 const COMPLETION: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {

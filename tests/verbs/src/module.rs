@@ -11,10 +11,10 @@ use crate::sys::Running;
 use crate::{counters, sys};
 
 pub(crate) const NAME: &str = "nvidia_peermem";
-/// The parameters of NVIDIA's nvidia-peermem. The second exists since 560.
+/// The parameters of NVIDIA's nvidia-peermem. The second parameter exists since driver 560.
 pub(crate) const PARAMETERS: [&str; 2] = ["peerdirect_support", "persistent_api_support"];
 
-/// Makes nvidia.ko map all persistent pins of this module.
+/// Parameter that makes nvidia.ko map all persistent pins of this module.
 pub(crate) const PROVIDER_MAPS: &str = "provider_maps=1";
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -87,8 +87,8 @@ pub(crate) fn wrote(line: &str) -> bool {
     line.starts_with("nvidia-peermem:") || line.starts_with("nvidia_peermem:")
 }
 
-/// Another module, or none, instead of the loaded one. The loaded one comes back when this is
-/// dropped.
+/// Replacement of the loaded module by another module, or by none. A drop loads the original module
+/// again.
 #[derive(Debug)]
 pub(crate) struct Replaced {
     parameters: Vec<String>,
@@ -138,8 +138,8 @@ pub(crate) fn loaded_with_also(parameter: &str, body: impl FnOnce() -> Result<()
     loaded_with(&all, body)
 }
 
-/// Runs `body` with the module reloaded with these parameters. Then loads it with its earlier
-/// parameters.
+/// Runs `body` with the module reloaded with these parameters. Then loads the module with its
+/// earlier parameters.
 pub(crate) fn loaded_with(parameters: &[String], body: impl FnOnce() -> Result<()>) -> Result<()> {
     let replaced = Replaced::begin()?;
     load(parameters)?;

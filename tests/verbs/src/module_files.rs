@@ -11,7 +11,7 @@ use anyhow::{ensure, Context as _, Result};
 pub(crate) const DEBUGFS: &str = "/sys/kernel/debug/nvidia_peermem";
 const PROC: &str = "/proc/driver/nvidia-peermem";
 
-/// A line, by its keys.
+/// The fields of a line, by key.
 pub(crate) type Line = BTreeMap<String, String>;
 
 /// Parses fields `key=value` with one space between them, and an optional text in quotes at the
@@ -96,13 +96,14 @@ pub(crate) fn no_refusals() -> Result<()> {
     Ok(())
 }
 
-/// Returns all counts that are not zero: `mode/reason` of refusals, names of other events. Excludes
-/// the lives of registrations.
+/// Returns all counts that are not zero, except the lives of registrations. The key is
+/// `mode/reason` for a refusal, and the name for another event.
 pub(crate) fn counts() -> Result<BTreeMap<String, u64>> {
     nonzero(false)
 }
 
-/// Returns the counts of the lives of registrations in each mode that are not zero: `event/mode`.
+/// Returns the counts of the lives of registrations in each mode that are not zero. The key is
+/// `event/mode`.
 fn lives() -> Result<BTreeMap<String, u64>> {
     nonzero(true)
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A driver for an NVMe controller that uses only GPU memory. Its queues, address lists and data
-//! are at the DMA addresses of a registration. The controller never gets an address of host memory.
+//! A driver for an NVMe controller that uses only GPU memory. The controller's queues, address
+//! lists and data are at the DMA addresses of a registration. The controller never gets an address
+//! of host memory.
 //!
-//! Runs one command at a time and polls for its completion. Follows the NVMe specification 1.4, as
-//! far as QEMU's controller needs.
+//! The driver runs one command at a time and polls for its completion. The driver follows the NVMe
+//! specification 1.4, as far as QEMU's controller needs.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -48,7 +49,8 @@ const LIST_PAGES: usize = 27;
 /// Size of the controller's memory, in bytes.
 pub(crate) const MEMORY: usize = 128 << 10;
 
-/// The kernel's driver takes a while to unbind. An emulated controller starts sooner.
+/// Time limit of the controller. The kernel's driver takes a while to unbind, and an emulated
+/// controller starts sooner.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Description of memory in a command.
@@ -144,13 +146,13 @@ impl Registers {
     }
 }
 
-/// A running controller with one pair of I/O queues. Stopped when dropped.
+/// A running controller with one pair of I/O queues, which is stopped when dropped.
 #[derive(Debug)]
 pub(crate) struct Nvme {
     bdf: String,
     registers: Registers,
     doorbell: usize,
-    // Dropped before the memory under it.
+    // Fields drop in this order: the mapping before the memory that it maps.
     mapped: Mapped,
     memory: Allocation,
     admin: Queue,
@@ -173,8 +175,8 @@ pub(crate) fn find() -> Result<Option<String>> {
     Ok(found.into_iter().next())
 }
 
-/// Unbinds the kernel's driver. The driver's DMA mask stays. Without it, the device could only use
-/// 32-bit addresses, and could not reach a BAR above 4 GiB.
+/// Unbinds the kernel's driver. The driver's DMA mask stays. Without this mask, the device could
+/// only use 32-bit addresses, and could not reach a BAR above 4 GiB.
 pub(crate) fn take_from_kernel(bdf: &str) -> Result<()> {
     let driver = format!("/sys/bus/pci/devices/{bdf}/driver");
     if Path::new(&driver).exists() {
@@ -206,7 +208,8 @@ fn set_master(bdf: &str, master: bool) -> Result<()> {
 }
 
 impl Nvme {
-    /// Starts the controller with its queues and lists in `memory`, which `hca` registers for it.
+    /// Starts the controller with its queues and lists in `memory`, which `hca` registers for the
+    /// controller.
     pub(crate) fn start(bdf: &str, trace: &Trace, hca: &Hca, memory: Allocation) -> Result<Self> {
         let mapped = trace.register(hca, &memory, 0, MEMORY)?;
         let registers = Registers::map(bdf)?;
@@ -288,7 +291,7 @@ impl Nvme {
         let mut identity = vec![0; PAGE as usize];
         self.memory.read(at, &mut identity)?;
         self.model = String::from_utf8_lossy(&identity[24..64]).trim().to_owned();
-        // The limit is a power of two, in pages. 0 means no limit, but this program needs one.
+        // The limit is a power of two, in pages. 0 means no limit, but this program needs a limit.
         let shift = match identity[77] {
             0 => 10,
             shift => shift.min(10),
@@ -303,7 +306,7 @@ impl Nvme {
         let (submission, completion) = (self.page(IO)?, self.page(IO + 1)?);
         let size = u32::from(DEPTH - 1) << 16 | u32::from(self.io.id);
         let mut command = Command::new(0x05).data(completion);
-        // Contiguous, no interrupts.
+        // The queue is contiguous and causes no interrupts.
         (command.words[10], command.words[11]) = (size, 1);
         self.run(command, true)?
             .success()
@@ -315,8 +318,8 @@ impl Nvme {
             .context("create the submission queue")
     }
 
-    /// Makes the controller write its description of 4 KiB to the page at `dma`. This is a single
-    /// write to memory, without a disk or a list.
+    /// Makes the controller write its description of 4 KiB to the page at `dma`. The controller
+    /// makes a single write to memory, without a disk or a list.
     pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
         ensure!(dma % PAGE == 0, "{dma:#x} is not a page's");
         let mut command = Command::new(0x06).data(dma);
@@ -411,7 +414,7 @@ impl Nvme {
                 let [list] = list.as_slice() else {
                     bail!("the list lies in pieces");
                 };
-                // The last segment.
+                // Descriptor of the last segment.
                 command.descriptor(&descriptor(list.dma, list.len, 0x30)?);
             }
         }
@@ -440,7 +443,7 @@ impl Nvme {
         let mut patience = sys::patience(TIMEOUT);
         let mut tries = 0u32;
         let word = loop {
-            // One access, because the phase bit arrives with the rest of the word.
+            // A single access suffices, because the phase bit arrives with the rest of the word.
             let word = self.memory.mapping().load32(at + 12)?;
             if (word >> 16) as u16 & 1 == queue.phase {
                 break word;
@@ -471,7 +474,7 @@ impl Nvme {
 
 impl Drop for Nvme {
     fn drop(&mut self) {
-        // The controller must stop before its memory goes.
+        // The controller must stop before its memory is freed.
         let stopped = self.stop().and_then(|()| set_master(&self.bdf, false));
         if let Err(error) = stopped {
             eprintln!("the NVMe controller was not stopped: {error:#}");

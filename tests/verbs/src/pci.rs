@@ -36,7 +36,7 @@ impl Place {
         Self::parse(&real).with_context(|| format!("{} is not on PCI", real.display()))
     }
 
-    /// Ignores devices below the function, such as virtio's.
+    /// Parses the path of a device in sysfs. Ignores devices below the function, such as virtio's.
     fn parse(path: &Path) -> Option<Self> {
         let names: Vec<&str> = path.iter().filter_map(|name| name.to_str()).collect();
         let at = names.iter().position(|name| is_root(name))?;
@@ -101,13 +101,14 @@ pub(crate) struct Acs {
     before: u16,
 }
 
-/// `Access Control Services Extended Capability`.
+/// ID of the Access Control Services Extended Capability.
 const ACS: u32 = 0x000d;
 /// Length of the header, the capabilities and the control word, in bytes.
 const ACS_LENGTH: usize = 8;
 
 impl Acs {
-    /// Returns `None` if the bridge has no ACS, or the kernel shows no extended config space.
+    /// Returns the ACS of a bridge. Returns `None` if the bridge has no ACS, or the kernel shows no
+    /// extended config space.
     pub(crate) fn of(address: &str) -> Result<Option<Self>> {
         let path = config_path(address);
         let config = fs::OpenOptions::new()
@@ -165,15 +166,15 @@ impl Drop for Acs {
 
 /// Size of config space with the extended part, in bytes.
 const LONGEST: usize = 4096;
-/// Maximum number of extended capabilities. It also ends the walk over a circular list.
+/// Maximum number of extended capabilities. This limit also ends the walk over a circular list.
 const MOST: usize = (LONGEST - 0x100) / 4;
 
 fn config_path(address: &str) -> String {
     format!("/sys/bus/pci/devices/{address}/config")
 }
 
-/// Another config space over the sysfs file of a bridge, until dropped. The bridge itself does not
-/// change.
+/// Overlay of another config space on the sysfs file of a bridge, until dropped. The bridge itself
+/// does not change.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     path: String,

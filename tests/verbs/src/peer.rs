@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! This program on the other of two hosts. Both tell each other by TCP how far they are and what
-//! the other needs to know.
+//! The copy of this program on the other of two hosts. The two copies exchange their progress and
+//! their data by TCP.
 
 use std::io;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,8 +17,8 @@ use crate::sys;
 
 const PORT: u16 = 7477;
 
-/// Time limit until the other host is there, and until its next message. Longer than that of any
-/// program.
+/// Time limit until the other host is there, and until its next message. The limit is longer than
+/// the limit of any program.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A line of JSON.
@@ -130,7 +130,7 @@ impl Peer {
         }
     }
 
-    /// Sends a value, and waits for the other host's.
+    /// Sends a value, and waits for the other host's value.
     pub(crate) fn swap<T: Serialize + DeserializeOwned>(&mut self, own: &T) -> Result<T> {
         self.tell(own)?;
         self.hear()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Address space, processes, files. Has the calls that rustix leaves to libc, with their `unsafe`.
-//! `peermem-verbs` wraps the rest: mappings that hardware writes to, and the stand-in GPU's ioctls.
+//! Address space, processes and files. This module has the calls that rustix leaves to libc, with
+//! their `unsafe`. `peermem-verbs` wraps the other calls: mappings that hardware writes to, and the
+//! stand-in GPU's ioctls.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -47,7 +48,8 @@ pub(crate) fn threads() -> Result<usize> {
     Ok(fs::read_dir("/proc/self/task")?.count())
 }
 
-/// Forks a child that runs `body` and exits with its result. Only for a process with one thread.
+/// Forks a child that runs `body` and exits with its result. The calling process must have only one
+/// thread.
 pub(crate) fn fork(body: impl FnOnce() -> i32) -> Result<Pid> {
     let threads = threads()?;
     ensure!(threads == 1, "fork with {threads} threads");
@@ -164,8 +166,8 @@ pub(crate) struct Forked {
 }
 
 impl Forked {
-    /// Forks a child that runs `body` after [`Forked::go`], and exits with its result. Only for a
-    /// process with one thread.
+    /// Forks a child that runs `body` after [`Forked::go`], and exits with its result. The calling
+    /// process must have only one thread.
     pub(crate) fn start(body: impl FnOnce() -> i32) -> Result<Self> {
         let (mut reader, writer) = UnixStream::pair()?;
         let writer = Cell::new(Some(writer));
@@ -218,7 +220,8 @@ impl Drop for Forked {
     }
 }
 
-/// Runs `body` in a forked child and returns its exit status. Only for a process with one thread.
+/// Runs `body` in a forked child and returns its exit status. The calling process must have only
+/// one thread.
 pub(crate) fn in_forked_child(body: impl FnOnce() -> i32) -> Result<i32> {
     Forked::start(body)?.wait()
 }
@@ -272,8 +275,8 @@ impl Drop for SharedWords {
     }
 }
 
-/// Sends a descriptor to the receiver at the other end. Returns `true` if it was sent. Does not
-/// wait.
+/// Sends a descriptor to the receiver at the other end. Returns `true` if the descriptor was sent.
+/// Does not wait.
 pub(crate) fn send_descriptor(to: BorrowedFd<'_>, descriptor: RawFd) -> Result<bool> {
     // SAFETY: The caller keeps the descriptor open until this returns.
     let descriptors = [unsafe { BorrowedFd::borrow_raw(descriptor) }];
@@ -326,8 +329,8 @@ pub(crate) fn become_user(uid: u32) -> io::Result<()> {
     }
 }
 
-/// Sets RLIMIT_MEMLOCK, which does not bind root, and which a process may raise again. `None` is no
-/// limit.
+/// Sets RLIMIT_MEMLOCK, which does not bind root, and which a process may raise again. `None` means
+/// no limit.
 pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     let limit = Rlimit {
         current: bytes,
@@ -337,9 +340,9 @@ pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
 }
 
 /// Runs `body` in the parent beside a forked child that has all the parent's open files. Then lets
-/// the child close them and waits for it. The child closes last what `body` closes. The child
-/// closes while it is running: when a process exits, the module asks nvidia.ko before it puts pins.
-/// Only for a process with one thread.
+/// the child close these files and waits for the child. If `body` closes a file, the child is the
+/// last to close it. The child closes while it is running, because the module asks nvidia.ko before
+/// it puts pins of a process that exits. The calling process must have only one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A thread that has sent its result may not be gone yet.
     let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;
@@ -404,7 +407,7 @@ impl Finished {
     }
 }
 
-/// A running program. Its output goes to a file, so it never waits for a reader.
+/// A running program. The program's output goes to a file, so the program never waits for a reader.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
@@ -445,7 +448,8 @@ impl Running {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Waits for the end of the program. Kills it when the time is up; `status` is then `None`.
+    /// Waits for the end of the program. Kills the program when the time is up, and returns `None`
+    /// as its status.
     pub(crate) fn finish(mut self, timeout: Duration) -> Result<Finished> {
         let mut patience = patience(timeout);
         while self.is_running()? {
@@ -502,7 +506,7 @@ pub(crate) fn kernel_version() -> Result<(u32, u32)> {
     }
 }
 
-/// Returns the factor by which the kernel is slower than the usual one: `TESTVM_SLOWER`.
+/// Returns the factor by which the kernel is slower than the default kernel: `TESTVM_SLOWER`.
 pub(crate) fn slower() -> u32 {
     let slower = std::env::var("TESTVM_SLOWER").ok();
     slower.and_then(|text| text.parse().ok()).unwrap_or(1)
@@ -538,7 +542,8 @@ pub(crate) fn read_line(path: &str) -> Result<String> {
         .to_owned())
 }
 
-/// Returns a thread's state (R, S, D, T, …) from its folder in /proc, or `None` once it is gone.
+/// Returns a thread's state (R, S, D, T, …) from its folder in /proc, or `None` once the thread is
+/// gone.
 pub(crate) fn state(folder: &str) -> Option<char> {
     let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
     // Skips the name, which may contain anything.

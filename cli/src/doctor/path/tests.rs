@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Paths that are too far for NCCL: which ones are reported, and in which words.
+//! Tests of paths that are too far for NCCL: the reported paths, and the words of the reports.
 
 use super::*;
 use crate::doctor::tests::paths::{socket, PathFault, FIRST};
@@ -70,7 +70,7 @@ fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
     }
 }
 
-/// Node -1 means an unknown node.
+/// NUMA node -1 means an unknown node.
 #[test]
 fn unknown_nodes_are_not_told_as_two() {
     let fixture = fixture::domains(-1);
@@ -189,7 +189,7 @@ fn a_level_that_forbids_near_paths_is_told() {
     assert!(fix.starts_with("Unset NCCL_NET_GDR_LEVEL"), "{fix}");
 }
 
-/// A GPU without a near NIC shares that of another GPU by NVLink.
+/// A GPU without a near NIC reaches the near NIC of another GPU through NVLink.
 #[test]
 fn nvlink_is_told_where_nccl_uses_it() {
     let mut fixture = fixture::all().remove("hgx").unwrap();
@@ -214,7 +214,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
         !said[0].why.as_deref().unwrap().contains("PXN"),
         "{said:#?}"
     );
-    // If all GPUs are far, none can help another.
+    // If all GPUs are far from a NIC, no GPU can help another.
     let said = warnings(&fixture::domains(0));
     assert!(
         !said[0].why.as_deref().unwrap().contains("PXN"),
@@ -236,7 +236,7 @@ fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
     let own = efa.place("0000:00:06.0");
     efa.link(&format!("{own}/driver"), "../../../bus/pci/drivers/efa");
     assert_eq!(levels(&efa), [Level::Note]);
-    // NVLink-C2C leads to Grace's GPUs.
+    // The memory of Grace's GPUs is reached by NVLink-C2C.
     assert_eq!(levels(&fixture::all().remove("grace").unwrap()), []);
 }
 
@@ -259,7 +259,7 @@ fn registers_of_virtual_functions_are_not_judged() {
     assert!(!text.contains("relaxed-ordering"), "{text}");
 }
 
-/// NCCL variables that a shell exports are recorded, and no others.
+/// A recording contains NCCL variables that a shell exports, and no other variables.
 #[test]
 fn a_recording_has_no_other_variable() {
     let mut fixture = with_software(fixture::two_sockets());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Eight healthy rails, and one fault at a time.
+//! Tests of the check of RoCE's settings: eight healthy rails, and one fault at a time.
 
 use super::*;
 use crate::fixture::{Fixture, ADDRESS, LINK_LOCAL};
@@ -7,7 +7,7 @@ use crate::host::Fact;
 use crate::machine::Machine;
 use crate::{fixture, testing};
 
-/// Eight RoCE rails, with two near each GPU.
+/// Eight RoCE rails, two of them near each GPU.
 fn rails() -> Fixture {
     let mut fixture = fixture::hgx();
     for (index, bus) in RAILS.into_iter().enumerate() {
@@ -121,7 +121,7 @@ fn a_rail_unlike_its_peers_is_a_warning() {
     );
 }
 
-/// Another model, farther away, may belong to another network.
+/// A NIC of another model, farther away, may belong to another network.
 #[test]
 fn ports_of_another_kind_are_not_compared() {
     let found = bad(|fixture| {
@@ -214,14 +214,14 @@ fn neither_pfc_nor_ecn_is_a_note() {
             .contains("PFC on no priority, ECN on no priority"),
         "{found:#?}"
     );
-    // A fabric with only ECN, or only PFC, is intended.
+    // PFC without ECN, or ECN without PFC, can be intended and is no finding.
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
         all(&mut fixture, pfc, ecn, ecn);
         let found = findings(&fixture);
         assert!(found.iter().all(|one| one.level == Level::Ok), "{found:#?}");
     }
-    // Half of ECN.
+    // Only one half of ECN is configured: ECN marks are answered, but not heeded.
     let mut half = rails();
     all(&mut half, 8, 8, 0);
     let found = findings(&half);
@@ -278,7 +278,7 @@ fn what_cannot_be_read_is_not_visible() {
     assert_eq!(one[0].level, Level::NotVisible);
 }
 
-/// A recording that somebody wrote by hand.
+/// A recording that was edited by hand may have invalid numbers.
 #[test]
 fn numbers_that_do_not_exist_are_no_panic() {
     let mut fixture = rails();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is the module a client of ib_core, of the right kind and under its own name?
+//! The module's clients in ib_core: their kind and their names.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -30,7 +30,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_revocable = match Module::parameter(scan.host, "persistent_api_support") {
         Ok(value) => value == "0",
-        // NVIDIA's module before 560 lacks this parameter and has both clients.
+        // NVIDIA's nvidia_peermem before version 560 lacks this parameter and has both clients.
         Err(Unseen::Absent) => !module.is_ours,
         Err(why) => {
             let what = "the parameter persistent_api_support";
@@ -55,7 +55,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let wanted: Vec<&str> = std::iter::once("nv_mem").chain(second).collect();
     match scan.host.names(MEMORY_PEERS) {
         Ok(names) => findings.extend(shown(scan, module, &wanted, &names)),
-        // The check of consumers reports the software that looks there.
+        // The check of consumers reports software that looks at this directory.
         Err(Unseen::Absent) => {}
         Err(why) => findings.push(Scan::unseen(Subject::Machine, MEMORY_PEERS, &why)),
     }

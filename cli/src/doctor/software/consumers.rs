@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Do NCCL, UCX and others find the module? Each consumer has its own test, repeated here.
-//! docs/identity.md has the table, tests/verbs/src/cases/consumers.rs the places in the sources.
+//! Visibility of the module to NCCL, UCX and other consumers. Each consumer has its own test, which
+//! is repeated here. docs/identity.md has the table of consumers.
+//! tests/verbs/src/cases/consumers.rs names the source of each test.
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
@@ -26,7 +27,7 @@ pub(super) const CHECK: Check = Check {
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
-/// Name that no client ever had.
+/// Path with a name that no client ever had.
 const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
 const VERSION: &str = "/sys/module/nvidia_peermem/version";
 const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
@@ -34,13 +35,14 @@ const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
 
 /// Test by which a consumer looks for the module.
 enum Probe {
-    /// The first of these paths that exists.
+    /// Any of these paths exists.
     AnyOf(&'static [&'static str]),
-    /// The function in ib_core, and a NIC with one of these name prefixes.
+    /// ib_core exports the function to register, and there is a NIC with one of these name
+    /// prefixes.
     SymbolAndNic(&'static [&'static str]),
-    /// The module's line in lsmod.
+    /// lsmod lists the module.
     Lsmod,
-    /// The module among the users of ib_core in lsmod.
+    /// lsmod lists the module among the users of ib_core.
     UserOfIbCore,
     /// No test: the consumer registers and handles the error.
     Registers,
@@ -49,7 +51,7 @@ enum Probe {
 struct Consumer {
     name: &'static str,
     probe: Probe,
-    /// Fix on the consumer's side, if it looks in the wrong place.
+    /// Newer version that does not look only at `memory_peers`, if any.
     fix: Option<&'static str>,
 }
 
@@ -196,14 +198,15 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             )),
         }
     }
-    // If the directory exists without the module's clients, the check of clients reports it.
+    // If the directory exists without the module's clients, the check of clients reports the fault.
     if !blind.is_empty() && scan.host.has(MEMORY_PEERS) == Ok(false) {
         findings.push(reported(scan, module, &blind));
     }
     findings
 }
 
-/// Returns why a consumer that looks elsewhere finds nothing.
+/// Returns the reason why a consumer's probe finds nothing, or an empty text if the probe needs no
+/// explanation. Consumers that look only at `memory_peers` are reported by [`reported`].
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
         Probe::UserOfIbCore => {
@@ -215,7 +218,7 @@ fn why_not(probe: &Probe) -> &'static str {
     }
 }
 
-/// Reports consumers that look only at `memory_peers`, in vain.
+/// Reports consumers that do not find the module, because they look only at `memory_peers`.
 fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
     let names: Vec<&str> = blind.iter().map(|consumer| consumer.name).collect();
     let newer: Vec<&str> = blind.iter().filter_map(|consumer| consumer.fix).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! dma-buf, which registers GPU memory without a peer-memory module. docs/dma-buf.md has its
-//! requirements.
+//! Registration of GPU memory by dma-buf, without a peer-memory module. docs/dma-buf.md has the
+//! requirements of dma-buf.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -26,7 +26,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 12);
 /// First release of the open kernel modules with dma-buf (perftest's README).
 const OLDEST_DRIVER: u32 = 515;
 
-/// PCI driver and RDMA driver of NICs that register dma-buf: those that implement
+/// PCI driver and RDMA driver of NICs that register dma-buf: drivers that implement
 /// `reg_user_mr_dmabuf` in Linux 7.3.
 const DRIVERS: [(&str, &str); 10] = [
     ("bnxt_en", "bnxt_re"),
@@ -83,7 +83,7 @@ impl DmaBuf {
     }
 
     fn driver(&mut self, scan: &Scan<'_>) {
-        // The stand-in exports no dma-buf, whatever its version.
+        // No version of the stand-in exports dma-buf.
         if scan.gpus().all(|gpu| gpu.is_stand_in) {
             self.lacks
                 .push("the stand-in GPU has no dma-buf".to_owned());
@@ -165,7 +165,7 @@ impl DmaBuf {
         }
     }
 
-    /// Returns the result as a clause.
+    /// Formats the result as a clause.
     pub(super) fn said(&self) -> String {
         match self.works() {
             Some(true) => format!("dma-buf should work here ({})", self.has.join("; ")),
@@ -193,7 +193,7 @@ fn rdma_driver<'a>(scan: &Scan<'_>, hca: &'a Hca) -> Option<&'a str> {
     let known = DRIVERS.iter().find(|(pci, _)| *pci == driver);
     let rdma = known.map_or(driver, |(_, rdma)| rdma);
     match &scan.software().symbols {
-        // The loaded symbols decide, because OFED's drivers differ from the kernel's in age.
+        // The loaded symbols decide, because OFED's drivers can be newer or older than the kernel.
         Ok(symbols) => {
             let function = format!("{rdma}_reg_user_mr_dmabuf");
             symbols
@@ -210,7 +210,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let at = |level| Finding::new(level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
         Some(true) => at(Level::Ok).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
-        // Without a module, the check of the module reports it, at a worse level.
+        // If no module is loaded, the check of the module reports this fact, at a worse level.
         Some(false) if scan.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
             "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf \

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is the NVLink fabric configured? Without it, CUDA does not start on machines with NVSwitches.
+//! Configuration of the NVLink fabric. CUDA does not start on machines with NVSwitches until the
+//! fabric is configured.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -33,12 +34,11 @@ fn known(scan: &Scan<'_>) -> Vec<(Subject, Fabric)> {
     scan.gpus().filter_map(of).collect()
 }
 
-/// Returns `true` if NVML knows the fabric, or a recording has the fabric manager's process.
+/// Returns `true` if NVML knows the fabric, or if the state of the fabric manager is known.
 fn applies(scan: &Scan<'_>) -> bool {
     scan.has_gpu() && (!known(scan).is_empty() || scan.host.fact(Fact::FabricManager).is_ok())
 }
 
-/// Returns the fix.
 fn fix(scan: &Scan<'_>) -> String {
     let version = scan
         .software()

@@ -22,8 +22,8 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Returns each GPU that NVML knows, with NVML's report, and `true` if BAR1 leads to its memory.
-/// Processors share the memory of a coherent GPU. The check of BAR1 reports a GPU without BAR1.
+/// Returns each GPU that NVML knows, NVML's report, and `true` if the GPU has BAR1 and is not
+/// coherent. The check of BAR1 reports a GPU without BAR1.
 pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport, bool)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {

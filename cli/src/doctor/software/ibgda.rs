@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPU-initiated communication (IBGDA): may CUDA map a NIC's doorbells into a GPU?
+//! GPU-initiated communication (IBGDA): permission for CUDA to map a NIC's doorbells into a GPU.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};

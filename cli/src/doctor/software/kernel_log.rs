@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Lines of the kernel log about the module, the driver, the GPUs and the NICs.
 //!
-//! The log is a ring, and only its present contents are examined. Lines about loading count only
-//! while the module is not loaded ([`super::module`] reports them). Lines about devices count only
-//! for devices that were found, or that are gone.
+//! The log is a ring buffer, and only its present contents are examined. Lines about loading count
+//! only while the module is not loaded ([`super::module`] reports them). Lines about devices count
+//! only for devices that were found, or that are gone.
 //!
 //! Reports of several lines have their own files: [`super::xid`], [`super::oops`],
 //! [`super::pci_log`].
@@ -232,7 +232,7 @@ mod tests {
         says: &[("kernel-log", Level::NotVisible, "not visible without root")],
     }];
 
-    /// A name, lines of the log, and the one finding that they cause.
+    /// A name, lines of the log, and the only finding that the lines cause.
     type Lines = (
         &'static str,
         &'static [&'static str],

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Limits on locked memory.
 //!
-//! ib_core charges registered memory to `RLIMIT_MEMLOCK` before it asks any module. GPU memory by
-//! way of nvidia_peermem counts like host memory. A process with `CAP_IPC_LOCK` is exempt. dma-buf
-//! is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
+//! ib_core charges registered memory to `RLIMIT_MEMLOCK` before it asks any module. GPU memory that
+//! is registered through nvidia_peermem counts like host memory. A process with `CAP_IPC_LOCK` is
+//! exempt. dma-buf is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -28,7 +28,7 @@ pub(super) const CHECK: Check = Check {
 /// `CAP_IPC_LOCK` in the masks of `/proc/self/status`.
 const IPC_LOCK: u64 = 1 << 14;
 
-/// Batch services. Their jobs cannot exceed the service's own limit. A container can have its own
+/// Batch services, whose jobs cannot exceed the service's own limit. A container can have its own
 /// limit: `--ulimit memlock=-1`.
 const BATCH: [&str; 4] = ["pbs_mom", "sge_execd", "slurmd", "slurmstepd"];
 
@@ -65,14 +65,14 @@ fn largest(scan: &Scan<'_>) -> Option<u64> {
 }
 
 /// Returns the charge for registering a GPU's memory with all RDMA devices, in bytes, and the
-/// number of devices. Each device charges the memory once more.
+/// number of devices. Each device charges the full memory again.
 fn with_all(scan: &Scan<'_>, memory: u64) -> (u64, u64) {
     let hcas = scan.machine.hcas.iter().filter(|hca| !hca.is_software);
     let count = u64::try_from(hcas.count()).unwrap_or(u64::MAX).max(1);
     (memory.saturating_mul(count), count)
 }
 
-/// Returns the need of a process in words, for a limit below it.
+/// Describes the memory that a process needs to lock, for a limit that is too low.
 fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
     match limit < memory {
         true => format!("a GPU has {}", said(memory)),
@@ -97,7 +97,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Judges the limits of this process, and so of its shell.
+/// Judges the limits of this process, which are those of the shell that started it.
 fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
     let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let limit = match scan.host.text("/proc/self/limits") {

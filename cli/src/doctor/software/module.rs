@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is the module loaded, and whose is it?
+//! State of the module: loaded or not, and this project's or NVIDIA's.
 
 use super::dma_buf::DmaBuf;
 use super::module_file;
@@ -35,7 +35,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             findings.extend(replaced(scan));
             findings
         }
-        // Each of these causes has its own finding.
+        // Other checks report each of these causes.
         Ok(None) if software.lacks_peer_memory() || scan.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
         Ok(None) => std::iter::once(missing(scan))
@@ -44,7 +44,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     }
 }
 
-/// Reports a fault of the file as one of the next boot. It does not affect the loaded module.
+/// Reports a fault of the module's file, which takes effect at the next load.
 fn next_time(mut cause: Cause) -> Finding {
     cause.found = format!("nvidia_peermem would not load again: {}", cause.found);
     cause.at(Level::Warning)
@@ -67,7 +67,8 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
     }
     let driver = software.nvidia().and_then(|it| it.version.as_ref());
     match (&module.version, driver) {
-        // NVIDIA's module has the version of its driver. Ours names the driver that it follows.
+        // The version of NVIDIA's nvidia_peermem equals the driver's version. The version of
+        // peermem-rs names the driver that peermem-rs follows.
         (Some(version), Some(driver)) if !module.is_ours && version != driver => {
             vec![at(
                 Level::Warning,
@@ -106,7 +107,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         .as_ref()
         .map_or(String::new(), |cause| format!("{}; ", cause.why));
     let (found, fix) = match (cause, &software.installed, &refused) {
-        // The log is about the past, the file about the present.
+        // The log shows an earlier attempt, but the file shows the present state.
         (Some(cause), ..) => (
             format!("nvidia_peermem is not loaded, and modprobe would fail: {}", cause.found),
             format!("{}; then `sudo modprobe nvidia-peermem`", cause.fix),

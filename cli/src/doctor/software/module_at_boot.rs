@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is the module loaded again at the next boot, and after openibd restarts?
+//! Loading of the module at the next boot, and after a restart of openibd.
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -20,7 +20,7 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// Directories of systemd and its modules-load, in `/etc` and of the distribution.
+/// Directories of systemd's units, of the administrator and of the distribution.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
@@ -33,8 +33,8 @@ const MODULES_LOAD: [&str; 4] = [
     "/lib/modules-load.d",
 ];
 
-/// Returns `true` if a module is loaded and systemd's directory exists. Otherwise this is a
-/// container, or boots another way.
+/// Returns `true` if a module is loaded and systemd's directory exists. Otherwise the system is a
+/// container, or does not boot with systemd.
 fn applies(scan: &Scan<'_>) -> bool {
     super::has_module(scan) && scan.host.names("/etc/systemd/system").is_ok()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Would the kernel load the module's file, and would the module work? The file itself answers
-//! before modprobe.
+//! Reasons why the module would not load, or would not work, from the module's file and without
+//! modprobe.
 //!
 //! The kernel checks the signature, the version magic, and then each symbol
 //! (`kernel/module/main.c`, `version.c`). The first mismatch is the reason.
@@ -10,7 +10,7 @@ use crate::finding::{Finding, Level, Subject};
 use crate::software::files::{File, Files};
 use crate::software::{files, is_ours, REGISTER};
 
-/// Why a file would not load, or not work.
+/// Reason why a module would not load, or would not work.
 pub(super) struct Cause {
     pub(super) found: String,
     pub(super) why: &'static str,
@@ -32,13 +32,13 @@ fn files<'a>(scan: &'a Scan<'_>) -> Option<&'a Files> {
     (*installed == files.module.path).then_some(files)
 }
 
-/// Returns why modprobe would fail, if the file shows it.
+/// Returns the reason why modprobe would fail, if the file shows a reason.
 pub(super) fn cause(scan: &Scan<'_>) -> Option<Cause> {
     let files = files(scan)?;
     if files.module.unread.is_some() {
         return None;
     }
-    // In the kernel's order.
+    // The kernel checks in this order.
     unsigned(scan, &files.module)
         .or_else(|| other_kernel(scan, &files.module))
         .or_else(|| other_versions(files))
@@ -55,13 +55,13 @@ pub(super) fn would_load(scan: &Scan<'_>) -> bool {
     files(scan).is_some_and(is_read) && cause(scan).is_none()
 }
 
-/// Returns why the file's contents are unknown.
+/// Returns the reason why the file's contents are unknown.
 pub(super) fn unread<'a>(scan: &'a Scan<'_>) -> Option<&'a str> {
     files(scan)?.module.unread.as_deref()
 }
 
 /// Reports one of ib_core, ib_uverbs and nvidia.ko whose loaded version differs from its file. The
-/// module was compared with the file.
+/// other checks compare the module with the files, not with the loaded modules.
 pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
     let mut others = files(scan)?.others.iter();
     let (name, path) = others.find_map(|file| {
@@ -117,7 +117,8 @@ fn unsigned(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     })
 }
 
-/// Reports a file for another kernel. If the file has CRCs, the kernel ignores its own release.
+/// Reports a file for another kernel. If the file has CRCs, the kernel does not compare the
+/// release.
 fn other_kernel(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     let running = scan.software().kernel.as_ref().ok()?;
     let built = module.vermagic.as_ref()?.split_whitespace().next()?;

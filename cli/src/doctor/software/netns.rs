@@ -2,7 +2,7 @@
 //! RDMA devices in another network namespace, and loaded RDMA drivers without a device.
 //!
 //! In RDMA's exclusive mode (`rdma system`), sysfs shows a device only in its own network
-//! namespace. Elsewhere, its NIC has an empty directory `infiniband`.
+//! namespace. In other namespaces, the NIC of the device has an empty directory `infiniband`.
 
 use crate::doctor::scan::Scan;
 use crate::machine::pci::{Address, DEVICES};
@@ -19,8 +19,8 @@ pub(crate) const DRIVERS: [&str; 8] = [
     "hns_roce_hw_v2",
 ];
 
-/// Advice on access to devices of another namespace. The kernel's mode changes only while there is
-/// a single namespace.
+/// Advice on access to devices of another network namespace. The kernel's mode can change only
+/// while there is a single namespace.
 pub(crate) const FIX: &str = "run it in the network namespace of the host (docker run --network host, hostNetwork: true in \
 Kubernetes), or give it the devices from there: `sudo rdma dev set mlx5_0 netns NAME`; 'options ib_core netns_mode=1' in \
 /etc/modprobe.d and a reboot share them between all namespaces (`rdma system show`)";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! nvidia.ko: its flavour and version, and the match with the driver's library.
 //!
-//! If nvidia.ko is not loaded, the check of devices reports it for each GPU.
+//! If nvidia.ko is not loaded, the check `gpu-driver` reports each GPU.
 
 use super::users;
 use crate::doctor::scan::{Check, Scan};
@@ -83,7 +83,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns how to reload nvidia.ko, including the modules that use it here.
+/// Returns how to reload nvidia.ko and the modules that use nvidia.ko.
 fn reload(scan: &Scan<'_>) -> String {
     let services = "reboot; or end all that uses the GPUs (nvidia-persistenced, nvidia-fabricmanager and monitoring, too)";
     let Some(order) = users::removal_order(scan.host, "nvidia") else {

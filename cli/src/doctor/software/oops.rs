@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Crashes of the kernel in the code of GPU or NIC drivers, from the kernel log.
+//! Kernel crashes in the code of GPU or NIC drivers, from the kernel log.
 //!
-//! A report begins with a headline and has a line with the instruction: `RIP: 0010:` on x86, `pc :`
-//! on Arm. If the instruction is in the kernel itself, the first module function in the call trace
-//! counts.
+//! A report begins with a headline, and contains a line with the instruction: `RIP: 0010:` on x86,
+//! `pc :` on Arm. If the instruction is in the kernel itself, the first module function in the call
+//! trace counts.
 
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
 
-/// Words in the headline of a report after which the code does not continue.
+/// Words in the headline of a crash, after which the code does not continue.
 const CRASHES: [&str; 10] = [
     "Oops: ",
     "Oops - ",
@@ -52,8 +52,8 @@ fn has(text: &str, words: &[&str]) -> bool {
     words.iter().any(|words| text.contains(words))
 }
 
-/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. User-space addresses have
-/// another segment.
+/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. User-space instructions have
+/// another segment than `0010`.
 fn instruction(text: &str) -> Option<&str> {
     let (_, rest) = text
         .split_once("RIP: 0010:")
@@ -61,17 +61,18 @@ fn instruction(text: &str) -> Option<&str> {
     Some(rest.trim())
 }
 
-/// Returns the module of `function+0x51/0x3a0 [nvidia_uvm]`, or `None` for the kernel itself.
+/// Parses the module in `function+0x51/0x3a0 [nvidia_uvm]`. Returns `None` for code of the kernel
+/// itself.
 fn module(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("+0x")?;
     let (_, rest) = rest.split_once('[')?;
-    // A build ID or flags may follow.
+    // A build ID or flags may follow the name.
     rest.split([']', ' ', '('])
         .next()
         .filter(|name| !name.is_empty())
 }
 
-/// A report whose code is not yet known.
+/// A report whose module is not yet known.
 struct Open<'a> {
     headline: &'a Record,
     is_crash: bool,
@@ -139,7 +140,7 @@ fn reports(records: &[Record]) -> Vec<Report<'_>> {
     reports
 }
 
-/// Returns a finding for the first crash and one for the first lockup of each driver. Later ones
+/// Returns a finding for the first crash and one for the first lockup of each driver. Later reports
 /// usually follow from the first.
 pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
     let mut told: Vec<(&str, bool)> = Vec::new();
@@ -236,7 +237,7 @@ mod tests {
             ]),
             fault("ib_uverbs")
         );
-        // Built into the kernel.
+        // The driver is built into the kernel.
         assert_eq!(
             told(&[
                 "kernel BUG at drivers/infiniband/core/cma.c:100!",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! PCI in the kernel log: BARs without a place, and links that went down.
+//! PCI faults in the kernel log: BARs without an address, and links that went down.
 //!
-//! Both may be over: the kernel tries again, and logs success, too.
+//! Either fault may be over: the kernel tries again, and also logs success.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ reached over PCIe";
 const PLACE: &str = "in the firmware's setup: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with \
 pci=realloc; in a virtual machine: UEFI firmware, and a larger 64-bit window for PCI";
 
-/// Content of a log line about a BAR.
+/// Outcome for a BAR, from a log line: no address, or an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     None,
     Given,
 }
 
-/// Returns the BAR of a line, and its place. Skips option ROMs, I/O ports and BARs of virtual
-/// functions, because no transfer uses them.
+/// Returns the number of a line's BAR, and the outcome for the BAR. Skips option ROMs, I/O ports
+/// and BARs of virtual functions, because no transfer uses them.
 fn bar(text: &str) -> Option<(u32, Place)> {
     let (front, rest) = text.split_once("BAR ")?;
     if front.ends_with("VF ") || text.contains("[io ") {
@@ -61,7 +61,7 @@ fn is_nvrms(text: &str) -> bool {
     })
 }
 
-/// Returns findings about BARs without a place.
+/// Returns findings about BARs without an address.
 fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> {
     let mut without: BTreeMap<(Subject, Option<Address>, u32), (u64, &Record)> = BTreeMap::new();
     for record in records {
@@ -107,12 +107,12 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
         .collect()
 }
 
-/// Content of a log line about the link below a port.
+/// Event on the link below a port, from a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     Down,
     Up,
-    /// Removed on request.
+    /// The device was powered off on request.
     Removed,
 }
 
@@ -140,7 +140,7 @@ fn link(text: &str) -> Option<Link> {
 
 /// Returns the subject of a port: the pair with a path through the port. Returns the machine if the
 /// port is below a bridge of such a path and leads to no present device. Returns `None` for the
-/// port of another device.
+/// port of any other device.
 fn subject_of_port(scan: &Scan<'_>, devices: &Devices, port: Address) -> Option<Subject> {
     if let Some(subject) = devices.get(&port) {
         return Some(subject.clone());
@@ -191,7 +191,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
             Link::Up => (seen.is_up, seen.is_wanted) = (true, false),
             Link::Down if seen.is_wanted => {}
             Link::Down => {
-                // The port reports one event in several ways.
+                // A port reports one event in several lines.
                 if seen.is_up {
                     seen.count = seen.count.saturating_add(1);
                     seen.last = record;
@@ -229,7 +229,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
     findings
 }
 
-/// Returns findings about BARs without a place and links that went down.
+/// Returns findings about BARs without an address, and about links that went down.
 pub(super) fn findings(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> {
     let mut findings = links(scan, devices, records);
     findings.extend(bars(scan, devices, records));
@@ -252,7 +252,7 @@ mod tests {
             ("pci 0000:19:00.0: BAR 2 [mem size 0x2000000000 64bit pref]: failed to assign", Some((2, Place::None))),
             ("pci 0000:19:00.0: BAR 2: assigned [mem 0x380000000000-0x381fffffffff 64bit pref]", Some((2, Place::Given))),
             ("pci 0000:19:00.0: BAR 2 [mem 0x380000000000-0x381fffffffff 64bit pref]: assigned", Some((2, Place::Given))),
-            // No transfer uses these.
+            // No transfer uses I/O ports, option ROMs, or BARs of virtual functions.
             ("pci 0000:19:00.0: BAR 5: no space for [io  size 0x0080]", None),
             ("pci 0000:19:00.0: BAR 6: no space for [mem size 0x00080000 pref]", None),
             ("pci 0000:19:00.0: BAR 10: no space for [mem size 0x00080000 pref]", None),

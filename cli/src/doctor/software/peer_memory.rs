@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Does ib_core have peer memory, and whose is it?
+//! Peer memory in ib_core, and its origin.
 
 use super::dma_buf::DmaBuf;
 use super::presence;
@@ -40,7 +40,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     vec![finding]
 }
 
-/// Returns `, version 24.10-0.7.0`. OFED's modules have a version, the kernel's do not.
+/// Formats the version of OFED's modules: `, version 24.10-0.7.0`. The kernel's modules have no
+/// version.
 fn version(scan: &Scan<'_>, module: &str) -> String {
     [module, "ib_core", "mlx_compat"]
         .iter()

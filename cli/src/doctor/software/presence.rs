@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Is there a GPU, and an RDMA device?
+//! Presence of a GPU and of an RDMA device.
 
 use super::netns;
 use crate::doctor::scan::{Check, Scan};
@@ -27,7 +27,7 @@ pub(super) const CHECK: Check = Check {
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Reports a device whose entry leads nowhere. Other checks do not know such a device.
+/// Reports a device whose entry in sysfs cannot be read. Other checks do not know such a device.
 fn unread(unread: &Unread) -> Finding {
     let (what, fix) = match &unread.device {
         Listed::Pci(at) => (
@@ -55,7 +55,8 @@ fn unread(unread: &Unread) -> Finding {
 pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
     let there = |paths: [&str; 2]| paths.map(|path| scan.host.has(path));
     there(["/sys/module/ib_core", DEVICES]).contains(&Ok(true))
-        // A built-in ib_core is not a module, but has its class.
+        // A built-in ib_core may have no folder in /sys/module, but creates the class
+        // /sys/class/infiniband.
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 

@@ -40,7 +40,8 @@ fn rdma(line: &str) -> Option<(&str, u64, u64)> {
     Some((device, handles?, objects?))
 }
 
-/// Returns the directories of this process's cgroup with an RDMA controller, and those above.
+/// Returns the directories of this process's cgroup with an RDMA controller, and of all cgroups
+/// above.
 fn cgroups(scan: &Scan<'_>) -> Vec<String> {
     let text = scan.host.text("/proc/self/cgroup").unwrap_or_default();
     let mut folders = Vec::new();
@@ -55,7 +56,7 @@ fn cgroups(scan: &Scan<'_>) -> Vec<String> {
             _ if controllers.split(',').any(|name| name == "rdma") => "/sys/fs/cgroup/rdma",
             _ => continue,
         };
-        // `/../..` comes from inside a cgroup namespace. Directories above it are not visible.
+        // A path with `..` leads out of the cgroup namespace, and its directories are not visible.
         if path.split('/').any(|part| part == "..") {
             continue;
         }
@@ -90,7 +91,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 ("handles", handles, most_handles),
                 ("objects", objects, most_objects),
             ] {
-                // More than a tenth is left.
+                // More than a tenth of the limit is left.
                 if most == u64::MAX || now < most.saturating_sub(most / 10) {
                     continue;
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Recent refusals of the module, and memory that it lost, from its files. docs/observe.md defines
-//! their format.
+//! Recent refusals of the module, and memory that the module lost. docs/observe.md defines the
+//! format of the module's files.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +83,7 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// Returns `true` for peermem-rs. NVIDIA's module has no such files.
+/// Returns `true` for peermem-rs. NVIDIA's nvidia_peermem has no such files.
 fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.software().loaded().is_some_and(|it| it.is_ours)
 }

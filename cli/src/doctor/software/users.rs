@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Users of a module, from `/proc/modules`. They must be unloaded before nvidia.ko.
+//! Users of a module, from `/proc/modules`. Users of nvidia.ko must be unloaded before nvidia.ko.
 
 use std::collections::{BTreeMap, BTreeSet};
 

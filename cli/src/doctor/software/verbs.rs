@@ -26,7 +26,8 @@ pub(super) const CHECK: Check = Check {
 const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
 \"NET/IB : No device found\"";
 
-/// Returns `true` if there is an answer. Recordings of older versions of this program have none.
+/// Returns `true` if the state of the device files is known. Recordings of older versions lack this
+/// state.
 fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both()
         && !matches!(
@@ -68,7 +69,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                         "in a container: --device=/dev/infiniband, or the RDMA device plugin of Kubernetes, or \
                         privileged; on the machine itself: `sudo udevadm trigger -c add -s infiniband_verbs`",
                     ),
-                // A device cgroup binds root, too. For other users, it may be the file's mode.
+                // A device cgroup binds root, too. For other users, the cause may be the file's
+                // mode.
                 State::Denied if is_root => at(Level::Fault, format!("root may not open {path}"))
                     .why(WHY)
                     .fix(

@@ -21,7 +21,7 @@ enum Action {
     Check,
     /// A reset of the GPU.
     Reset,
-    /// A boot of the machine.
+    /// A reboot of the machine.
     Reboot,
 }
 
@@ -35,13 +35,13 @@ impl Action {
     }
 }
 
-/// Xid of a change of the action that the GPU needs.
+/// Xid that reports a change of the action that the GPU needs.
 const RECOVERY: u32 = 154;
 /// Xid of a GPU that has fallen off the bus.
 const OFF_THE_BUS: u32 = 79;
 
-/// Xids with an action other than an inspection by a person: first number, last number, action, and
-/// meaning.
+/// Table of Xids: first number, last number, action, and meaning. Any other Xid, except
+/// [`RECOVERY`], needs an inspection by a person.
 const CODES: &[(u32, u32, Action, &str)] = &[
     (8, 8, Action::Nothing, ""),
     (11, 11, Action::Nothing, ""),
@@ -49,7 +49,7 @@ const CODES: &[(u32, u32, Action, &str)] = &[
     (25, 25, Action::Nothing, ""),
     (31, 32, Action::Nothing, ""),
     (37, 41, Action::Nothing, ""),
-    // Xid 45 follows another Xid, or a process that ends early, as by Ctrl-C.
+    // Xid 45 follows another Xid, or the early end of a process, for example by Ctrl-C.
     (43, 45, Action::Nothing, ""),
     (46, 46, Action::Reset, "the GPU stopped processing"),
     (48, 48, Action::Reset, "an uncorrectable ECC error in the GPU's memory"),
@@ -107,7 +107,7 @@ const CODES: &[(u32, u32, Action, &str)] = &[
     (160, 162, Action::Nothing, ""),
     (167, 167, Action::Check, "the GPU waited in vain for PCIe"),
     (169, 169, Action::Check, "a microcontroller of the GPU halted"),
-    // These appear beside Xid 48.
+    // Xids 171 and 172 appear beside Xid 48.
     (171, 171, Action::Reset, "an uncorrectable ECC error in the GPU's DRAM"),
     (172, 172, Action::Reset, "an uncorrectable ECC error in the GPU's SRAM"),
 ];
@@ -123,14 +123,14 @@ fn meaning(number: u32, text: &str) -> (Action, &'static str) {
     );
     match number {
         RECOVERY => recovery(text),
-        // NVIDIA's table asks for a reset if these are fatal.
+        // NVIDIA's catalog asks for a reset if an Xid from 144 to 150 is fatal.
         144..=150 if text.contains(" Fatal ") => (Action::Reset, "a fatal error on NVLink"),
         _ => (action, what),
     }
 }
 
-/// Returns the action of Xid 154: `GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot
-/// Required)`.
+/// Parses the action of Xid 154, as in `GPU recovery action changed from 0x0 (None) to 0x2 (Node
+/// Reboot Required)`.
 fn recovery(text: &str) -> (Action, &'static str) {
     let to = text.rsplit_once(" to 0x").map(|(_, to)| to);
     let digits = to.map(|to| {
@@ -155,7 +155,7 @@ fn recovery(text: &str) -> (Action, &'static str) {
     }
 }
 
-/// Returns the number of an Xid: `NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, …`.
+/// Parses the number of an Xid, as in `NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, …`.
 fn number(text: &str) -> Option<u32> {
     let (_, rest) = text.split_once("NVRM: Xid (")?;
     let (_, rest) = rest.split_once("): ")?;
@@ -168,7 +168,7 @@ fn is_lost(text: &str) -> bool {
     text.contains("NVRM: GPU") && text.contains("has fallen off the bus")
 }
 
-/// Reports of one number about one GPU.
+/// Reports with the same Xid about one GPU.
 struct Reports<'a> {
     number: u32,
     action: Action,
@@ -188,7 +188,7 @@ fn subject(scan: &Scan<'_>, text: &str) -> Option<Subject> {
     is_judged.then(|| Subject::gpu(gpu))
 }
 
-/// Returns one finding for each GPU with an Xid that matters.
+/// Returns one finding for each GPU with an Xid that needs an action.
 pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
     let mut gpus: BTreeMap<Subject, Vec<Reports<'_>>> = BTreeMap::new();
     for record in records {
@@ -210,7 +210,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
             continue;
         }
         match of_gpu.iter_mut().find(|seen| seen.number == number) {
-            // This line repeats the Xid's own line.
+            // The line about a lost GPU repeats the line of Xid 79.
             Some(_) if is_lost(&record.text) && self::number(&record.text).is_none() => {}
             Some(seen) => {
                 seen.count = seen.count.saturating_add(1);
@@ -236,7 +236,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
     findings
 }
 
-/// Returns the finding for one GPU: the first Xid of the worst level, and the others.
+/// Returns the finding for one GPU: the first Xid of the worst level, and all other Xids.
 fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
     let worst = reports.iter().map(|seen| seen.action).max()?;
     let level = worst.level();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Reported cases from real machines, on synthetic ones: the cause is the first and only finding.
+//! Cases that were reported from real machines, on synthetic machines. The cause is the first and
+//! only finding.
 
 use crate::finding::Status;
 use crate::fixture::Fixture;
@@ -19,7 +20,7 @@ fn says(fixture: &Fixture, line: &[&str]) -> (String, Status) {
     testing::says_in_one_line(&fixture.recording, line)
 }
 
-/// Asserts that `doctor` finds one fault, with these words first, and nothing else.
+/// Asserts that `doctor`'s output begins with `first` and contains `last`, and returns the output.
 fn is_told(fixture: &Fixture, first: &str, last: &str) -> String {
     let (text, status) = says(fixture, &["doctor"]);
     assert_eq!(status, Status::Findings, "{text}");
@@ -35,7 +36,7 @@ fn change_nvml(fixture: &mut Fixture, change: impl Fn(&mut Nvml)) {
     fixture.fact(Fact::Nvml, &serde_json::to_string(&nvml).unwrap());
 }
 
-/// Makes a machine on which nvidia.ko has a GPU and could not start it.
+/// Makes a machine on which nvidia.ko is bound to a GPU that NVML does not list.
 fn not_started() -> Fixture {
     let mut fixture = hgx();
     change_nvml(&mut fixture, |nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
@@ -121,7 +122,7 @@ fn no_gpu_at_all_starts() {
     assert_eq!(status.code(), 3, "{text}");
 }
 
-/// Any of these marks identifies a container, or a job with some of the GPUs.
+/// Each mark below identifies a container, or a job with some of the GPUs.
 #[test]
 fn a_container_has_the_gpus_that_it_was_given() {
     let before = Before::new(&hgx());
@@ -166,7 +167,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
             "{text}"
         );
     }
-    // A recording keeps the marks without names.
+    // A recording keeps the marks without the names of pods and jobs.
     for cgroup in [
         "0::/kubepods.slice/kubepods-pod1.slice",
         "0::/docker/abc",
@@ -207,7 +208,7 @@ fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
     }
 }
 
-/// PCI lists the device until the next boot.
+/// PCI lists a silent device until the next boot.
 #[test]
 fn a_device_that_does_not_answer_is_found() {
     for (at, first) in [
@@ -224,7 +225,7 @@ fn a_device_that_does_not_answer_is_found() {
     }
 }
 
-/// Sets `resource` of a GPU of `hgx`, with another second BAR.
+/// Replaces the file `resource` of a function. `lines` are the lines of BAR 0, BAR 2 and BAR 4.
 fn resource(fixture: &mut Fixture, at: &str, lines: [&str; 3]) {
     let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000";
     let [first, second, third] = lines;
@@ -242,7 +243,7 @@ const UNSET: &str = "0x0000000000000000 0x0000001fffffffff 0x000000002014220c";
 fn a_bar_without_an_address_is_no_bar() {
     let mut fixture = not_started();
     resource(&mut fixture, GPU, [BAR0, UNSET, BAR4]);
-    // nvidia.ko did not take the GPU.
+    // nvidia.ko is not bound to the GPU.
     let own = fixture.place(GPU);
     fixture.remove(&format!("{own}/driver"));
     fixture.remove(&format!("/proc/driver/nvidia/gpus/{GPU}"));
@@ -284,10 +285,10 @@ fn no_other_bar_is_taken_for_bar1() {
         "fault bar1 GPU 0: 0000:19:00.0 has no BAR1",
         "1 fault",
     );
-    // NVML's report about such a GPU is not judged either.
+    // The check `bar1-free` does not judge a GPU without BAR1.
     let (text, _) = says(&fixture, &["doctor", "--only", "bar1-free", "--all"]);
     assert!(text.contains("bar1-free GPU 1, GPU 2"), "{text}");
-    // If nothing is visible, nothing is reported.
+    // BARs that are not visible are not a fault.
     let mut fixture = hgx();
     let own = fixture.place("0000:19:00.0");
     fixture.deny(&format!("{own}/resource"));
@@ -298,7 +299,7 @@ fn no_other_bar_is_taken_for_bar1() {
     assert_eq!(says(&fixture, &["doctor", "--only", "bar1"]).1, Status::Ok);
 }
 
-/// No BAR alone leads to the memory of such a GPU, and BARs are not judged.
+/// BARs of a coherent GPU are not judged, because no BAR alone reaches the GPU's memory.
 #[test]
 fn a_coherent_gpu_without_a_driver_is_told() {
     let mut fixture = fixture::all().remove("grace").unwrap();
@@ -312,7 +313,7 @@ fn a_coherent_gpu_without_a_driver_is_told() {
     );
 }
 
-/// A NIC that its driver did not take.
+/// A NIC to which no driver is bound.
 #[test]
 fn a_nic_without_an_address_lacks_room() {
     let mut fixture = hgx();
@@ -345,7 +346,7 @@ fn unknown_values_are_not_compared() {
     }
 }
 
-/// Names that a shell would interpret, or that contain more than a name.
+/// Names that a shell or another reader would misinterpret.
 const ODD: [&str; 7] = [
     "a|b\"c\\d\u{1b}[31m\ne{f}=1,\u{202e};#",
     "x\r\n# TYPE evil counter\nevil 1",
@@ -367,8 +368,8 @@ fn commands(fixture: &Fixture) -> Vec<String> {
         .collect()
 }
 
-/// Makes a machine with faults whose fixes are commands: ports that are down, one with a small MTU
-/// and without PFC.
+/// Makes a machine with faults whose fixes are commands: a port that is down, and a port with a
+/// small MTU and without PFC.
 fn named(hca: &str, netdev: &str) -> Fixture {
     let mut fixture = fixture::hgx();
     for (name, at) in [("mlx5_0", "0000:18:00.0"), ("mlx5_1", "0000:1a:00.0")] {
@@ -434,7 +435,8 @@ fn a_device_that_leads_nowhere_is_told() {
     ] {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
-    // The position of the unread devices is unknown. The remaining ones may not be the nearest.
+    // The remaining devices may not be the nearest, because the position of the unread devices is
+    // unknown.
     let (text, status) = says(&fixture, &["doctor", "--only", "path"]);
     assert_eq!(status, Status::Ok, "{text}");
     let (text, _) = says(&fixture, &["topo"]);
@@ -446,7 +448,7 @@ fn a_device_that_leads_nowhere_is_told() {
         text.contains("The RDMA device mlx5_0 cannot be read"),
         "{text}"
     );
-    // If no device could be read, the check does not claim that there is none.
+    // If no device could be read, the check does not claim that there is no device.
     let mut fixture = fixture::all().remove("small").unwrap();
     circle(&mut fixture, "/sys/class/infiniband/mlx5_0", "mlx5_0");
     let (text, _) = says(&fixture, &["doctor"]);

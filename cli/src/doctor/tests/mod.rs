@@ -95,13 +95,13 @@ fn findings_of_one_kind_are_told_under_one_head() {
     let text = out.into_text();
     println!("{text}");
     let count = |what: &str| text.matches(what).count();
-    // One heading for each kind.
+    // Each kind of finding has one heading.
     assert_eq!((count("warning acs"), count("warning bar1")), (1, 1));
     assert_eq!(
         (count("  why"), count("  costs"), count("  fix")),
         (2, 2, 2)
     );
-    // Common lines appear once. Differing lines appear once for each.
+    // Lines that the subjects share appear once. Other lines appear once for each subject.
     assert_eq!(count("GPU 0, GPU 1: BAR1 is 256 MiB"), 1);
     assert_eq!(count("setpci -s 0000:12:01.0 "), 1);
     assert_eq!(count("setpci -s 0000:82:01.0 "), 1);
@@ -227,8 +227,8 @@ fn what_counts_as_failing_can_be_chosen() {
     }
 }
 
-/// Returns the findings of the checks of paths and devices on a synthetic machine, in `doctor`'s
-/// words.
+/// Runs the checks of paths and devices on a synthetic machine, and returns `doctor`'s output, its
+/// exit status, and the findings.
 fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Finding>) {
     let host = &fixture.recording;
     let machine = Machine::scan(host).unwrap();
@@ -246,7 +246,7 @@ fn every_machine_is_told_of_as_before() {
     for (name, fixture) in fixture::all() {
         let (brief, ..) = reported(&fixture, false);
         let mut text = format!("$ peermemctl doctor\n{brief}\n");
-        // The pairs of eight GPUs are too long to print.
+        // The list of all pairs of eight GPUs is too long.
         if name != "hgx" {
             text.push_str(&format!(
                 "$ peermemctl doctor --all\n{}",
@@ -257,7 +257,7 @@ fn every_machine_is_told_of_as_before() {
     }
 }
 
-/// JSON of a machine with one fault, and of its one pair in full.
+/// JSON of a machine with one fault, and JSON of the machine's only pair in full.
 #[test]
 fn json_is_as_before() {
     let fixture = fixture::acs();
@@ -281,7 +281,7 @@ fn json_is_as_before() {
     );
 }
 
-/// Machines with a fault have that fault. The others have none.
+/// `doctor` reports the fault of each synthetic machine that has one, and nothing on the others.
 #[test]
 fn made_up_machines_have_what_was_made_in_them() {
     for (name, fixture) in fixture::all() {
@@ -297,9 +297,9 @@ fn made_up_machines_have_what_was_made_in_them() {
             "iommu" => &["iommu"],
             "trained_down" => &["link"],
             "small_bar1" => &["bar1"],
-            // Through processors, which NCCL does not use.
+            // The paths go through processors, where NCCL does not use GPUDirect RDMA.
             "two_sockets" | "virtual_machine" => &["path"],
-            // A GeForce.
+            // The GPU is a GeForce.
             "soft_roce" => &["device-kind"],
             _ => &[],
         };
@@ -313,7 +313,8 @@ fn made_up_machines_have_what_was_made_in_them() {
     }
 }
 
-/// Sixteen good pairs, all redirected: one reason, a line for each pair, a command for each port.
+/// Sixteen good pairs are redirected. The output has one reason, a line for each pair, and a
+/// command for each port.
 #[test]
 fn a_large_machine_is_told_of_in_little() {
     let mut fixture = fixture::hgx();
@@ -397,8 +398,8 @@ fn dead_rails_are_found() {
     );
 }
 
-/// One rail is slower than the seven others, by lanes or by speed. The NIC for other traffic is
-/// another model.
+/// One of eight rails is slower, in lanes or in speed. The NIC for other traffic is of another
+/// model.
 #[test]
 fn a_slow_rail_is_found() {
     for rate in ["200 Gb/sec (2X NDR)", "100 Gb/sec (4X EDR)"] {
@@ -416,7 +417,8 @@ fn a_slow_rail_is_found() {
     }
 }
 
-/// A slow link of an idle GPU is a note. It is a warning if NVML reports that the GPU works.
+/// A slow link of an idle GPU is a note. A slow link of a GPU that works, by NVML's report, is a
+/// warning.
 #[test]
 fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     let level = |state: u32, percent: u32, persistence: bool| {
@@ -485,7 +487,7 @@ fn pairs_are_not_listed_one_by_one() {
     assert!(payload.lines().count() <= 4, "{payload}");
 }
 
-/// A change to a machine, and the beginning of each group of findings that it must cause.
+/// A change to a machine, and the beginning of each group of findings that the change must cause.
 pub(super) type Change = (
     &'static str,
     fn(&mut fixture::Fixture),
@@ -501,7 +503,7 @@ pub(super) fn are_found(before: &fixture::Fixture, check: &str, file: &str, chan
         let option = format!("--{check}");
         let line = ["doctor", "--all", "--only", check, &option, file];
         let (text, status) = testing::says(&now.recording, &line);
-        // One group each, without line breaks and without level "ok".
+        // Groups of findings without line breaks, and without groups of level "ok".
         let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
         let groups: Vec<String> = text
             .split("\n\n")
@@ -518,7 +520,7 @@ pub(super) fn are_found(before: &fixture::Fixture, check: &str, file: &str, chan
     }
 }
 
-/// Losses of machines like the large one, found with and without a comparison.
+/// A comparison finds each loss on a large machine. Some losses are found only by comparison.
 #[test]
 fn what_was_lost_is_found_by_comparison() {
     let folder = tempfile::tempdir().unwrap();
@@ -576,7 +578,7 @@ fn a_large_machine_is_examined_once() {
     assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
 }
 
-/// The tables in `docs/doctor.md` match the checks. `UPDATE_GOLDEN=1` writes them.
+/// The tables in `docs/doctor.md` match the checks. `UPDATE_GOLDEN=1` writes the tables.
 #[test]
 fn the_documentation_has_each_check() {
     let document = include_str!("../../../../docs/doctor.md");
@@ -586,7 +588,7 @@ fn the_documentation_has_each_check() {
     let heads = heads.filter(|(_, line)| line.starts_with("| check |"));
     let tables: Vec<usize> = heads.map(|(head, _)| head + 2).collect();
     assert_eq!(tables.len(), 2);
-    // From last to first, to keep the positions valid.
+    // Tables are replaced from last to first, to keep the positions valid.
     let of_tables = [OF_HARDWARE, software::OF_SOFTWARE].into_iter().zip(tables);
     for (checks, first) in of_tables.rev() {
         let rows = parts.iter().skip(first);
@@ -606,9 +608,9 @@ fn the_documentation_has_each_check() {
 /// note.
 #[derive(Clone, Copy)]
 pub(super) enum Faults {
-    /// Injected in the scan of two GPUs, two NICs and the switches between.
+    /// Faults that are injected into the scan of [`paths::TwoSockets`].
     OnPaths(&'static [paths::PathFault]),
-    /// Injected in the machine's answers.
+    /// Faults that are injected into the files and facts of a synthetic machine.
     OfSoftware(&'static [software::tests::SoftwareFault]),
     OwnTest,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Each check of paths and devices. The machine has two sockets, each with a switch, a GPU and a
-//! NIC. One fault at a time is injected in the scan.
+//! Tests of the checks of paths and devices. The machine has two sockets, each with a switch, a GPU
+//! and a NIC. One fault at a time is injected into the scan.
 
 use super::*;
 use crate::finding::Level;
@@ -46,7 +46,7 @@ pub(in crate::doctor) fn socket(bus: u8) -> Socket {
 pub(in crate::doctor) const FIRST: u8 = 0x10;
 pub(in crate::doctor) const SECOND: u8 = 0x80;
 
-/// A machine with two sockets, as a scan and as a recording. Faults are injected in either.
+/// A machine with two sockets, as a scan and as a recording. Faults are injected into either one.
 pub(in crate::doctor) struct TwoSockets {
     pub(in crate::doctor) machine: Machine,
     pub(in crate::doctor) host: Recording,
@@ -93,7 +93,7 @@ impl TwoSockets {
         }
     }
 
-    /// Removes the devices of the second socket, and renames the GPU.
+    /// Removes the devices of the second socket, and renames the remaining GPU.
     pub(in crate::doctor) fn only_gpu_is(&mut self, name: &str) {
         self.machine.gpus.truncate(1);
         self.machine.hcas.truncate(1);
@@ -137,7 +137,7 @@ impl TwoSockets {
 
 type Inject = fn(&mut TwoSockets);
 
-/// A fault, and the one finding of its check that it must cause.
+/// A fault, and the only finding that the fault's check must report.
 pub(in crate::doctor) struct PathFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: Inject,
@@ -221,7 +221,7 @@ fn each_injected_fault_makes_its_finding_and_no_other() {
 fn what_is_no_fault_is_none() {
     let healthy: &[(&str, Inject)] = &[
         ("redirection at root ports, without a switch", |fixture| {
-            // NCCL is configured to go that way.
+            // NCCL is configured to use paths through host bridges.
             let conf = "NCCL_NET_GDR_LEVEL=PHB\n".to_owned();
             fixture.host.files.insert("/etc/nccl.conf".to_owned(), conf);
             fixture.machine.hcas.remove(0);

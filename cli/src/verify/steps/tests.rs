@@ -520,7 +520,7 @@ fn a_short_dma_buf_is_noticed() {
 
 #[test]
 fn every_byte_of_every_transfer_counts() {
-    // Each has two transfers: one that is compared, and one that is repeated and timed.
+    // Each step has two transfers: one that is compared, and one that is repeated and timed.
     for (index, (name, _)) in MOVES.into_iter().enumerate() {
         let first = 2 * index + 1;
         only_fails(
@@ -567,8 +567,8 @@ fn a_way_that_loses_bytes_does_not_work() {
 
 #[test]
 fn deregistrations_are_looked_at() {
-    // The order is: three for the median, the second region, the first region, the freed memory,
-    // and the one after the kill.
+    // The order of deregistrations is: three for the median, the second region, the first region,
+    // the freed memory, and the region after the kill.
     only_fails(Fault::Sticks(2), &[(PEER, Name::Register)], "EBUSY");
     only_fails(
         Fault::Sticks(4),

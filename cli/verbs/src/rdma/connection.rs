@@ -36,10 +36,10 @@ pub fn wait_for_completions(timeout: Duration) {
 static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(17);
 static RETRIES: AtomicU8 = AtomicU8::new(7);
 
-/// Sets the time for which the queue pairs of this process wait before they retry, 4.096 µs times
-/// two to the power of `exponent`, and the number of retries.
+/// Sets the timeout and the number of retries for the queue pairs of this process. The timeout is
+/// 4.096 µs times two to the power of `exponent`.
 ///
-/// The defaults are 0.5 s and seven. rxe takes seven as unlimited.
+/// The defaults are 0.5 s and seven retries. rxe takes seven retries as unlimited.
 pub fn wait_for_answers(exponent: u8, retries: u8) {
     ACK_TIMEOUT.store(exponent, Ordering::Relaxed);
     RETRIES.store(retries, Ordering::Relaxed);
@@ -102,8 +102,8 @@ impl Completion {
     }
 }
 
-/// Information that one end needs to connect to the other. Between two hosts, the caller transports
-/// it.
+/// Information about one end that the other end needs to connect. The caller transports this
+/// information between two hosts.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Contact {
     queue_pair: u32,
@@ -144,7 +144,7 @@ impl Endpoint {
         })
     }
 
-    /// Returns the information that the other end needs about this one, which was made on `hca`.
+    /// Returns the information that the other end needs about this end, which was made on `hca`.
     pub fn contact(&self, hca: &Hca) -> Result<Contact> {
         Ok(Contact {
             queue_pair: self.qp.qp_number(),
@@ -154,7 +154,7 @@ impl Endpoint {
     }
 
     /// Connects this end, which was made on `hca`, to the other end. The other end must connect
-    /// before this one sends anything.
+    /// before this end sends anything.
     pub fn connect(&mut self, hca: &Hca, peer: &Contact) -> Result<()> {
         const PACKET_NUMBER: u32 = 0x1234;
         let mut init = QueuePairAttribute::new();
@@ -381,7 +381,8 @@ pub fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
 }
 
 impl Connection {
-    /// SENDs from the near part into the far part. Returns both completions with any status.
+    /// Sends `from` at the near end into `into` at the far end, by SEND. Returns both completions
+    /// with any status.
     pub fn send(&mut self, from: Part, into: Part) -> Result<(Completion, Completion)> {
         self.far.post_receive(into)?;
         self.near.post(Op::Send, from, into)?;

@@ -24,8 +24,8 @@ use crate::memory::Span;
 /// Default port.
 const PORT: u8 = 1;
 
-/// Library that this module calls. The binding looks it up at program start. If it is missing, each
-/// call fails with `EOPNOTSUPP`, which hides the cause.
+/// Library that this module calls. The binding looks up the library at program start. If the
+/// library is missing, each call fails with `EOPNOTSUPP`, which hides the cause.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
 /// Returns an error with the reason if libibverbs cannot be loaded.
@@ -141,8 +141,8 @@ pub struct Hca {
     pub(super) address: Address,
 }
 
-/// Devices of the machine, enumerated once. Forked processes can open them without enumerating
-/// again.
+/// Devices of the machine, enumerated once. Forked processes can open these devices without
+/// enumerating again.
 pub struct Devices(DeviceList);
 
 impl Devices {
@@ -154,7 +154,7 @@ impl Devices {
         Ok(Self(DeviceList::new().context("ibv_get_device_list")?))
     }
 
-    /// Opens the device with this name, for use of the port with this number, from 1.
+    /// Opens the device `name`, for use of port `port`. Ports are numbered from 1.
     ///
     /// # Errors
     /// There is no such device or port, the device cannot be opened, or the port has no address.
@@ -185,10 +185,10 @@ impl Hca {
         Self::open_port(name, PORT)
     }
 
-    /// Opens a device, for use of the port with this number, from 1.
+    /// Opens the device `name`, for use of port `port`. Ports are numbered from 1.
     ///
     /// # Errors
-    /// Same as [`Devices::open`].
+    /// The errors are those of [`Devices::open`].
     pub fn open_port(name: &str, port: u8) -> Result<Self> {
         Devices::find()?.open(name, port)
     }
@@ -209,12 +209,12 @@ impl Hca {
         Ok(port.port_state() == PortState::Active)
     }
 
-    /// Returns the address in use, for people.
+    /// Returns the address in use, as text for people.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// Registers a range by `ibv_reg_mr`.
+    /// Registers a range with `ibv_reg_mr`.
     pub fn register(
         &self,
         span: Span,
@@ -244,16 +244,16 @@ pub struct FragileRegion {
 impl FragileRegion {
     /// Deregisters the region, or returns it with the error.
     pub fn deregister(self) -> std::result::Result<(), (Self, io::Error)> {
-        // SAFETY: `register_fragile` made the region. Only a success ends it, and that consumes
-        // `self`.
+        // SAFETY: `register_fragile` made the region. Only a successful call ends the region, and a
+        // success consumes `self`.
         match unsafe { rdma_mummy_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
             0 => Ok(()),
             code => Err((self, io::Error::from_raw_os_error(code))),
         }
     }
 
-    /// Returns a part of the region for a work request. The part may lie outside, to test the
-    /// device's refusal.
+    /// Returns a part of the region for a work request. The part may lie outside the region, to
+    /// test the device's refusal.
     pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
         // SAFETY: The region lives as long as `self`. Only two plain fields are read.
         let (lkey, rkey) = unsafe { (self.mr.as_ref().lkey, self.mr.as_ref().rkey) };
@@ -285,8 +285,8 @@ impl Hca {
         Ok(self.fragile(mr, span))
     }
 
-    /// Registers, by `ibv_reg_dmabuf_mr`, the part of a dma-buf that starts at `offset` and is as
-    /// long as `span`. Work requests address its bytes by the addresses of `span`.
+    /// Registers a part of a dma-buf with `ibv_reg_dmabuf_mr`. The part starts at `offset` and is
+    /// as long as `span`. Work requests address the part's bytes by the addresses of `span`.
     pub fn register_dmabuf(
         &self,
         buffer: BorrowedFd<'_>,
@@ -296,7 +296,7 @@ impl Hca {
     ) -> std::result::Result<FragileRegion, Refused> {
         let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_DMABUF_MR))?;
         // SAFETY: The domain lives as long as the region, and the descriptor is open during the
-        // call. The kernel keeps the buffer alive, and no Rust object lies in it.
+        // call. The kernel keeps the buffer alive, and no Rust object lies in the buffer.
         let mr = unsafe {
             rdma_mummy_sys::ibv_reg_dmabuf_mr(
                 self.domain.pd().as_ptr(),
@@ -336,14 +336,14 @@ impl Hca {
     }
 }
 
-/// Gives up a device and its region like a process that closes its descriptors and exits. It
-/// deregisters nothing. The kernel cleans up when the last process closes the device.
+/// Gives up a device and its region like a process that closes its descriptors and exits. No region
+/// is deregistered. The kernel cleans up when the last process closes the device.
 pub fn abandon(hca: Hca, region: Region) {
     std::mem::forget(region);
     hca.abandon().close();
 }
 
-/// Descriptors of an open device without an owner in this process.
+/// File descriptors of an open device, which no object in this process owns.
 #[derive(Debug, Clone, Copy)]
 pub struct HcaFile {
     file: RawFd,
@@ -361,8 +361,8 @@ impl HcaFile {
     }
 }
 
-/// Returns the rank of a GID as a source address, or `None` if the GID is not of RoCE. Both ends of
-/// a fabric most often agree on version 2 with an IPv4 address.
+/// Returns the rank of a GID as a source address, or `None` if the GID is not a RoCE GID. Most
+/// fabrics use RoCE version 2 with IPv4 addresses, so both hosts most likely have such a GID.
 fn preference(kind: GidType, gid: Ipv6Addr) -> Option<u8> {
     let has_ip = gid
         .to_ipv4_mapped()
@@ -400,7 +400,7 @@ fn address(context: &Arc<DeviceContext>, port: u8) -> Result<Address> {
         .context("no RoCE GID: has the network device an address?")
 }
 
-/// A registered memory region. Deregistered on drop.
+/// A registered memory region, deregistered on drop.
 #[derive(Debug)]
 pub struct Region {
     mr: Arc<MemoryRegion>,
@@ -428,8 +428,8 @@ impl Region {
         self.span.len()
     }
 
-    /// Returns a part of the region for a work request. The part may lie outside, to test the
-    /// device's refusal.
+    /// Returns a part of the region for a work request. The part may lie outside the region, to
+    /// test the device's refusal.
     pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
         Part::of(self.span, offset, len, self.lkey(), self.rkey())
     }
@@ -462,8 +462,8 @@ impl Region {
             ..ReregRequest::default()
         };
         let size = size_of::<ReregRequest>();
-        // SAFETY: The kernel reads the request and writes the answer. Both live in this function
-        // and have the given sizes.
+        // SAFETY: The kernel reads the request and writes the answer. The request and the answer
+        // live in this function and have the given sizes.
         let written = unsafe { libc::write(file, std::ptr::from_ref(&request).cast(), size) };
         if usize::try_from(written) != Ok(size) {
             return Err(io::Error::last_os_error()).context("REREG_MR");
@@ -504,7 +504,8 @@ struct ReregAnswer {
     rkey: u32,
 }
 
-/// A part of a region, as work requests name it. The other end's parts may be on another host.
+/// A part of a region, in the form that work requests use. The other end's parts may be on another
+/// host.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Part {
     pub(super) addr: u64,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Verbs on the sideway crate. All `unsafe` code for it is in this folder.
+//! Verbs on the sideway crate. All `unsafe` code for the crate is in this folder.
 //!
 //! Posting is safe for this reason: a device reaches memory only through a region's key. Regions
-//! cover a [`Span`](crate::memory::Span), and no Rust object lies in one.
+//! cover a [`Span`](crate::memory::Span), and no Rust object lies in a span.
 
 mod connection;
 mod device;

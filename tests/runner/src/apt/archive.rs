@@ -37,8 +37,8 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     set("Dir::Etc::Preferences", "/dev/null");
     set("Dir::Etc::PreferencesParts", "/dev/null");
     set("Dir::State", &path("state"));
-    // apt prefers an installed package to an older one of the suite, and would then find no place
-    // to download it from.
+    // apt prefers an installed package to an older version in the suite, and would then find no
+    // place to download the package from.
     set("Dir::State::status", "/dev/null");
     set("Dir::Cache", &path("cache"));
     // The files belong to this user. apt's unprivileged user cannot write here and would complain.
@@ -158,10 +158,11 @@ pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<Str
         .collect()
 }
 
-/// Suffix of a suite's name for its source packages. Their lists are read only when needed.
+/// Suffix of a suite's name for its source packages. The lists of source packages are read only
+/// when needed.
 const SOURCES: &str = "-sources";
 
-/// Reads a suite's package lists, once a run.
+/// Reads a suite's package lists, once per run.
 fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     // The lock is held while the lists are read, since another thread may need the same lists.
@@ -328,7 +329,7 @@ pub(crate) fn original(
     )
 }
 
-/// Unpacks packages from the first suite that has them all. Installs nothing.
+/// Unpacks packages from the first suite that has all of them. Installs nothing.
 pub(crate) fn unpack(
     paths: &Paths,
     stage: &mut Stage,

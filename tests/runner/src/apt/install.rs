@@ -63,7 +63,7 @@ const BUILD: &[Need] = &[
         "libclang-18-dev",
         "libclang-17-dev",
     ]),
-    // For the debug kernel and its modules.
+    // The debug kernel and its modules need clang 19 and its tools.
     need(&["clang-19"]),
     need(&["lld-19"]),
     need(&["llvm-19"]),
@@ -111,7 +111,7 @@ pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
 pub(crate) const FOREIGN: &[Need] = &[
     need(&["qemu-system-arm"]),
     need(&["mmdebstrap"]),
-    // For modules for a stock kernel.
+    // Modules for a stock kernel need this compiler.
     need(&["gcc-aarch64-linux-gnu"]),
 ];
 
@@ -121,7 +121,7 @@ pub(crate) const ARM64_OBJECT: &[Need] = &[need(&["binutils-aarch64-linux-gnu"])
 /// Packages for counting instructions.
 pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
 
-/// Returns the versions of those of the packages that are installed.
+/// Returns the versions of the installed packages among `packages`.
 fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
     let output = Command::new("dpkg-query")
         .args(["-W", "-f", "${Package} ${db:Status-Status} ${Version}\n"])
@@ -264,8 +264,9 @@ fn lists_are_old() -> bool {
 /// Age limit of package lists. Older lists name versions that the archive no longer has.
 const LISTS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// File that exists while this program installs packages. If the program is interrupted, dpkg is
-/// left in an intermediate state, and this file shows that this program caused it.
+/// Returns the path of a file that exists while this program installs packages. If the program is
+/// interrupted, dpkg is left in an intermediate state, and this file shows that this program caused
+/// that state.
 fn begun(paths: &Paths) -> PathBuf {
     paths.cache.join("packages.begun")
 }
@@ -342,7 +343,7 @@ pub(crate) fn install_all(paths: &Paths) -> Result<()> {
     install(paths, &all_needs())
 }
 
-/// Returns the packages that [`install_all`] would install, and [`install`] for `more`. Each need
+/// Returns the packages that [`install_all`] and `install(paths, more)` would install. Each need
 /// gives the first package that apt knows, or else its first package.
 pub(crate) fn missing_all(more: &[Need]) -> Result<Vec<String>> {
     let missing = missing(&[&all_needs(), more].concat())?;

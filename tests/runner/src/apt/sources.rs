@@ -92,8 +92,8 @@ pub(super) fn one_line(text: &str) -> Vec<Source> {
     sources
 }
 
-/// Returns the first entry that is Debian's main archive. It has the release itself, and not only
-/// security updates or a third party's suite.
+/// Returns the first entry that is Debian's main archive. This archive has the release itself, and
+/// not only security updates or a third party's suite.
 pub(super) fn archive(sources: &[Source], codename: &str) -> Option<Source> {
     sources
         .iter()

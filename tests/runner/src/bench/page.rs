@@ -18,11 +18,12 @@ const PAGE: &str = "docs/performance.md";
 const README: &str = "README.md";
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Number of 64 KiB pages that 1 GiB has more than a registration of one page.
+/// Number of 64 KiB pages in 1 GiB, minus one: the additional pages compared with a registration of
+/// one page.
 const MORE_PAGES: f64 = 16_383.0;
 
 /// Published costs of nvidia.ko on a V100, in nanoseconds (gdrcopy: 69.6 and 37.8 µs for 64 KiB;
-/// the cost of a longer pin is extrapolated). None is published for `dma_map_pages`.
+/// the cost of a longer pin is extrapolated). No cost is published for `dma_map_pages`.
 const PIN: f64 = 70_000.0;
 const PIN_OF_A_GIB: f64 = 3_000_000.0;
 const UNPIN: f64 = 38_000.0;
@@ -43,8 +44,8 @@ struct Figures {
     measured: Measured,
 }
 
-/// Writes the generated parts of both pages. Returns how many goals are missed, and how many were
-/// not measured.
+/// Writes the generated parts of both pages. Returns the number of missed goals and the number of
+/// unmeasured goals.
 pub(super) fn write(repo: &Path) -> Result<(usize, usize)> {
     let figures = Figures::read(repo)?;
     for (page, name, text) in figures.parts() {
@@ -90,13 +91,13 @@ struct Goal {
 
 const GOALS: &[Goal] = &[
     Goal {
-        name: "pins, in parts of NVIDIA's",
+        name: "pins, relative to NVIDIA's",
         limits: [0.5; 2],
         value: |figures, mode| figures.ratio(mode, "64KiB.pins"),
         reason: unknown,
     },
     Goal {
-        name: "unpins, in parts of NVIDIA's",
+        name: "unpins, relative to NVIDIA's",
         limits: [0.5; 2],
         value: |figures, mode| figures.ratio(mode, "64KiB.unpins"),
         reason: unknown,
@@ -108,13 +109,13 @@ const GOALS: &[Goal] = &[
         reason: Figures::why_small,
     },
     Goal {
-        name: "instructions with services, 1 GiB contiguous, in parts of NVIDIA's",
+        name: "instructions with services, 1 GiB contiguous, relative to NVIDIA's",
         limits: [0.3; 2],
         value: |figures, mode| figures.ratio(mode, "1GiB-contiguous.instructions"),
         reason: unknown,
     },
     Goal {
-        name: "instructions with services for a fragmented page, in parts of NVIDIA's",
+        name: "instructions with services for a fragmented page, relative to NVIDIA's",
         limits: [1.3; 2],
         value: |figures, mode| {
             let theirs = figures.a_page(NVIDIAS, mode)?;
@@ -123,31 +124,31 @@ const GOALS: &[Goal] = &[
         reason: Figures::why_a_page,
     },
     Goal {
-        name: "total cost, 64 KiB, in parts of NVIDIA's",
+        name: "total cost, 64 KiB, relative to NVIDIA's",
         limits: [0.55; 2],
         value: |figures, mode| figures.total_ratio(mode, "64KiB", 65_536.0),
         reason: unknown,
     },
     Goal {
-        name: "total cost, 64 GiB contiguous, in parts of NVIDIA's",
+        name: "total cost, 64 GiB contiguous, relative to NVIDIA's",
         limits: [0.35, 0.33],
         value: |figures, mode| figures.total_ratio(mode, "64GiB-contiguous", 64.0 * GIB),
         reason: unknown,
     },
     Goal {
-        name: "total cost, 1 GiB fragmented, in parts of NVIDIA's",
+        name: "total cost, 1 GiB fragmented, relative to NVIDIA's",
         limits: [0.35, 0.45],
         value: |figures, mode| figures.total_ratio(mode, "1GiB-fragmented", GIB),
         reason: Figures::why_total,
     },
     Goal {
-        name: "kernel memory, 1 GiB contiguous, in parts of NVIDIA's",
+        name: "kernel memory, 1 GiB contiguous, relative to NVIDIA's",
         limits: [0.01; 2],
         value: |figures, mode| figures.ratio(mode, "1GiB-contiguous.bytes"),
         reason: unknown,
     },
     Goal {
-        name: "revocation, the worst of 1 to 10,000 regions, in parts of NVIDIA's",
+        name: "revocation, the worst of 1 to 10,000 regions, relative to NVIDIA's",
         limits: [1.0; 2],
         value: |figures, mode| {
             let ratio = |regions: &u32| figures.ratio(mode, &format!("free.{regions}"));
@@ -156,7 +157,7 @@ const GOALS: &[Goal] = &[
         reason: unknown,
     },
     Goal {
-        name: "revocation of one region of 10,000, in parts of one of 100",
+        name: "revocation of one region of 10,000, relative to one of 100",
         limits: [1.1; 2],
         value: |figures, mode| {
             let of = |regions: u32| figures.vm(OURS, mode, &format!("free.{regions}"));
@@ -335,9 +336,9 @@ impl Figures {
         Some((of("1GiB-fragmented")? - of("64KiB")?) / MORE_PAGES)
     }
 
-    /// Returns the nanoseconds of a registration's life. An instruction counts as one, pins and
-    /// unpins have their published costs, and nvidia.ko's mapping costs what the stand-in's mapping
-    /// costs.
+    /// Returns the nanoseconds of a registration's life. An instruction counts as one nanosecond.
+    /// Pins and unpins have their published costs. nvidia.ko's mapping has the cost of the
+    /// stand-in's mapping.
     fn total(&self, module: &str, mode: &str, shape: &str, bytes: f64) -> Option<f64> {
         let of = |name: &str| self.vm(module, mode, &format!("{shape}.{name}"));
         let pin = PIN + PIN_OF_A_GIB * bytes / GIB;
@@ -376,8 +377,8 @@ impl Figures {
         let mapping = self.vm(NVIDIAS, PERSISTENT, "1GiB-fragmented.mapping")? / MORE_PAGES;
         Some(format!(
             "Our module takes {ours:.1} (persistent) and {revocable:.1} (revocable) instructions a page, NVIDIA's \
-             {theirs:.1}. Ours compares each page with the page before and maps it. NVIDIA's has nvidia.ko map it, and the \
-             {mapping:.1} instructions of the stand-in's mapping are not in its count.",
+             {theirs:.1}. Ours compares each page with the page before and maps it. With NVIDIA's module, nvidia.ko maps \
+             the page. The count of NVIDIA's module does not include the {mapping:.1} instructions of the stand-in's mapping.",
         ))
     }
 
@@ -546,7 +547,7 @@ impl Figures {
             let reached = |module| Some(1.0 - self.lost(module, mode, threads)?);
             let [theirs, ours] = [NVIDIAS, OURS].map(reached);
             rows.push(vec![
-                format!("{threads} threads, {mode}, in parts of what nvidia.ko's lock allows"),
+                format!("{threads} threads, {mode}, relative to the rate that nvidia.ko's lock allows"),
                 part(theirs),
                 part(ours),
                 part(ours.zip(theirs).map(|(ours, theirs)| ours / theirs)),
@@ -632,7 +633,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
     }
 
-    /// Both pages contain exactly the figures of the two files.
+    /// Checks that both pages contain exactly the figures of the two files.
     #[test]
     fn the_pages_say_what_was_counted_and_measured() {
         let figures = Figures::read(&repo()).unwrap();

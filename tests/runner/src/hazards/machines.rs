@@ -13,9 +13,9 @@ pub(super) struct Machine {
     pub(super) module: Peermem,
     pub(super) options: fn(&mut Options),
     pub(super) schedules: &'static [&'static str],
-    /// The last schedule takes a lock in freed memory. The contents of that memory decide whether
-    /// this faults or never ends. An oops therefore stops the VM, a silence of [`HANGS`] does not
-    /// fail the run, and the page only reports the VM's death.
+    /// The last schedule takes a lock in freed memory. The contents of that memory decide if the
+    /// access faults or the wait never ends. An oops therefore stops the VM, a silence of [`HANGS`]
+    /// does not fail the run, and the page only reports the VM's death.
     pub(super) fatal: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) const ALL: &[&str] = &[
     "two",
 ];
 
-/// Schedules with answers that NVIDIA's `nv-p2p.c` gives on no request.
+/// Schedules with answers that NVIDIA's `nv-p2p.c` never gives.
 pub(super) const STRANGE: &[&str] = &["P.strange"];
 
 pub(super) const DRIVER_HOLDS_LOCK: &[&str] = &["driver_holds_lock"];

@@ -18,118 +18,108 @@ pub(super) const HEAD: &str = "\
 <!-- Made by `make hazards`; `make test` fails where it is not what a run makes. -->
 # The known hazards
 
-Sixteen ways in which a peer-memory module for NVIDIA's GPUs can go wrong, each as a schedule that leaves nothing to
-chance, run against NVIDIA's C module and against this one. The letters are this project's own.
+A peer-memory module for NVIDIA's GPUs can go wrong in sixteen known ways. This page shows each of them as a
+deterministic schedule, run against NVIDIA's C module and against this one. The letters are this project's own.
 
-- **In a VM, not on hardware.** What pins and maps is NVIDIA's own `nv-p2p.c` ({version}) over a resource manager that
-  is imitated, but where a result says _on the stand-in's p2p.c_: strange answers, which NVIDIA's code gives on no
-  request (`tests/gpu`). ib_core and the NIC are patched ones. What is shown is what the modules do there.
-- **NVIDIA's module is {version}**, Debian's package. The hazards were read in a newer one (595), whose default is the
-  mode that nobody revokes: A to F are about the mode with the callback, `persistent_api_support=0` there and
-  here, and the first client of {version}. It runs with and without the callback by what the NIC says that it can do.
-- **Some are made to happen.** An allocation that fails half-way (G), a scatter list that ib_core changes (H), a
-  return that takes its time (O): probes in the kernel (`tests/interpose`) see to that. C has the stand-in hand out
-  the address of the last page table that was freed, as any allocator may.
-- **J, K and M are costs**, not crashes; the table has counts. Bytes in M are what the provider would allocate before it
-  looks at the address.
-- Of what the kernel reports (an oops, a warning) the kind is named alone: where it stood depends on the compiler.
-- L does no harm with the modules of today; O none where the compiler ends the callback with a jump.
-- The kernel is an ordinary one; `slab_debug=FP` fills what is freed and looks at it.
+```
+make hazards                                            # runs all schedules, and writes this page
+make vm CMD='gdr hazards A' VM='--peermem nvidia'       # runs hazard A against NVIDIA's module
+```
 ";
 
 pub(super) const ROWS: &[Row] = &[
     Row {
         letter: "A",
-        what: "A process that did not pin unpins: the provider says 0 and does nothing",
+        what: "A process that did not pin the memory unpins it: nvidia.ko returns 0 and does nothing",
         schedule: "fork; the child closes the last descriptor; rmmod; free",
-        rule: "The provider holds a number, and the pin holds the module, until the callback comes: `CallbackEntry` in `src/callback_pin.rs`, `Fixed` in `src/mr.rs`",
+        rule: "nvidia.ko gets a number instead of a pointer, and the pin holds the module until the callback: `CallbackEntry` in `src/callback_pin.rs`, `Fixed` in `src/mr.rs`",
         more: Some(
-            "The provider looks for a pin among those of the calling process alone. With NVIDIA's module the pin and its \
-             callback outlive everything that the callback uses: the context is freed when the region goes, and nothing \
-             keeps the module loaded, so the free runs whatever has come to lie there.",
+            "nvidia.ko searches only the pins of the calling process. With NVIDIA's module the pin and its callback outlive \
+             everything that the callback uses. The context is freed with the region, and nothing keeps the module \
+             loaded, so the free can run whatever is at that address by then.",
         ),
     },
     Row {
         letter: "B",
-        what: "dma_unmap of a page table that a finished callback took with it",
-        schedule: "deregister up to dma_unmap; free, callback and all; go on",
-        rule: "The callback unmaps under the region's lock; dma_unmap finds nothing: `RevocableMr::revoke` in `src/revocable.rs`",
+        what: "dma_unmap uses a page table that a finished callback has freed",
+        schedule: "deregister up to dma_unmap; free to the end of the callback; go on",
+        rule: "The callback unmaps under the region's lock, and dma_unmap then finds no mapping: `RevocableMr::revoke` in `src/revocable.rs`",
         more: None,
     },
     Row {
         letter: "C",
-        what: "A late put finds another pin at the address of its dead page table",
+        what: "A late put hits another pin, whose page table is at the address of the freed one",
         schedule: "deregister up to the put; free; register other memory; go on",
-        rule: "A pin that was called back is never put, and no pin is made between check and put: `CallbackPin` in `src/callback_pin.rs`",
+        rule: "A pin is never put after its callback, and no pin starts between this check and the put: `CallbackPin` in `src/callback_pin.rs`",
         more: Some(
-            "The region whose pin was put by mistake is never revoked: its memory can be freed and given to somebody else, and \
-             RDMA goes on writing there. The schedule does that, and looks at the next owner's bytes.",
+            "The region that lost its pin is never revoked. Its memory can be freed and allocated to another process, and RDMA \
+             still writes to it. The schedule does this, and checks the next owner's bytes.",
         ),
     },
     Row {
         letter: "D",
         what: "The memory is freed between pin and map, or while it is mapped",
         schedule: "register up to the map, into it, or up to the ticket; free; go on",
-        rule: "The addresses are copied in acquire and mapped without the provider; a mark makes the next step fail: `CallbackPin::read`, `RevocableMr::revoke`",
+        rule: "acquire copies the addresses, and they are mapped without nvidia.ko; a mark makes the next step fail: `CallbackPin::read`, `RevocableMr::revoke`",
         more: Some(
-            "Not to be cured while the provider maps: a callback beside `nvidia_p2p_dma_map_pages()` can neither wait, since the \
-             map wants the lock that the callback holds, nor return, since the page table is freed then. This module's \
-             revocable mode does not call it.",
+            "A module that calls `nvidia_p2p_dma_map_pages()` cannot prevent this. A concurrent callback cannot wait, because \
+             the function needs the lock that the callback holds. It cannot return either, because the page table is then \
+             freed. This module's revocable mode does not call that function.",
         ),
     },
     Row {
         letter: "E",
-        what: "The callback stores into its context after ib_core has let the region go",
+        what: "The callback writes to its context after ib_core has released the region",
         schedule: "free up to the end of the invalidation; deregister; go on",
-        rule: "release waits until the callback is out of ib_core and done: `RevocableMr::release` in `src/revocable.rs`",
+        rule: "release waits for the end of the callback: `RevocableMr::release` in `src/revocable.rs`",
         more: Some(
-            "Stopped earlier, inside the invalidation, NVIDIA's deregistration waits too, by luck: its put wants the lock that \
-             the callback holds.",
+            "If the callback is stopped earlier, in the invalidation, NVIDIA's deregistration happens to wait as well: its put \
+             needs the lock that the callback holds.",
         ),
     },
     Row {
         letter: "F",
-        what: "Where ib_core unmaps (`peerdirect_support=1`): put under the lock that the callback waits for",
+        what: "If ib_core unmaps (`peerdirect_support=1`), the put runs under the lock that the callback waits for",
         schedule: "deregister up to put_pages; free up to ib_core's lock; go on",
-        rule: "put_pages does nothing; release unpins, with no lock of ib_core's held: `src/ib.rs`",
+        rule: "put_pages does nothing, and release unpins without a lock of ib_core: `src/ib.rs`",
         more: None,
     },
     Row {
         letter: "G",
-        what: "A scatter list of which one piece cannot be allocated",
-        schedule: "256 entries; the second piece of the list fails",
-        rule: "The list is built apart and lent when it is whole; what is released does not depend on it: `src/persistent.rs`",
+        what: "One chunk of a scatter list cannot be allocated",
+        schedule: "256 entries; the second chunk of the list fails",
+        rule: "ib_core gets the list only when it is complete, and a release does not depend on the list: `src/persistent.rs`",
         more: Some(
-            "NVIDIA's module compares what ib_core hands back with its own copy, which was never made, and leaves without \
-             unpinning. Without the callback nothing ever gives the memory back, nor lets go of the GPU.",
+            "NVIDIA's module compares ib_core's table with its own copy, which does not exist yet, and returns without \
+             unpinning. In persistent mode nothing ever releases this memory and the GPU.",
         ),
     },
     Row {
         letter: "H",
-        what: "ib_core hands back another table than it was lent",
+        what: "ib_core returns another table than it got",
         schedule: "a field of the table's head changes before dma_unmap",
-        rule: "Nothing is released by looking at what ib_core hands back: `src/ib.rs`",
+        rule: "A release never reads the table that ib_core returns: `src/ib.rs`",
         more: None,
     },
     Row {
         letter: "I",
-        what: "A DMA device that is not on the PCI bus, or none",
+        what: "The DMA device is not on the PCI bus, or is missing",
         schedule: "`peer_dma_dev=nonpci`, then `none`",
-        rule: "NULL and the bus are asked first: `PciDevice` in `src/pci.rs`",
+        rule: "The device is checked for NULL and for its bus first: `PciDevice` in `src/pci.rs`",
         more: None,
     },
     Row {
         letter: "J",
-        what: "Every registration pins twice, and what is pinned may change in between",
+        what: "Each registration pins twice, and the memory can change in between",
         schedule: "one registration; then one whose memory is replaced before its ticket",
         rule: "One pin, from acquire to release: `PersistentMr::pin`, `RevocableMr::pin`",
         more: None,
     },
     Row {
         letter: "K",
-        what: "An entry for each 64 KiB of contiguous memory",
+        what: "Contiguous memory gets an entry for each 64 KiB",
         schedule: "128 MiB in one run; DMA addresses that descend",
-        rule: "Runs of DMA addresses are joined: `src/ranges.rs`",
+        rule: "Adjacent DMA addresses are merged: `src/ranges.rs`",
         more: None,
     },
     Row {
@@ -138,48 +128,67 @@ pub(super) const ROWS: &[Row] = &[
         schedule: "0 bytes, ends beyond all addresses, 0 bytes inside a page",
         rule: "Checked arithmetic: `Span::covering` in `src/ranges.rs`",
         more: Some(
-            "No defect today: ib_core refuses what wraps. Of an empty range inside a page it counts that page, and NVIDIA's \
-             module pins 64 KiB for it.",
+            "This does no harm today, because ib_core refuses ranges that wrap. For an empty range inside a page ib_core counts \
+             that page, and NVIDIA's module pins 64 KiB.",
         ),
     },
     Row {
         letter: "M",
-        what: "Records for an absurd length are allocated before anybody looks at the address",
+        what: "Memory for an absurd length is allocated before the address is checked",
         schedule: "8 TiB from an address of 2 MiB",
-        rule: "A limit of 1 TiB before the provider is called: `MAX_LEN` in `src/mr.rs`",
+        rule: "The length is limited to 1 TiB before nvidia.ko is called: `MAX_LEN` in `src/mr.rs`",
         more: Some(
-            "`nv-p2p.c` allocates 16 bytes for each page of 64 KiB, an address and two numbers, before it asks whose the memory \
-             is: 2,048 MiB a call for 8 TiB. Up to the limit it does so for this module as well, up to 256 MiB.",
+            "`nv-p2p.c` allocates 16 bytes for each page of 64 KiB before it looks for the owner of the memory: 2,048 MiB a call \
+             for 8 TiB. With this module's limit it allocates at most 256 MiB. The table has the bytes that nvidia.ko would \
+             allocate.",
         ),
     },
     Row {
         letter: "N",
-        what: "Whatever fails in acquire is `not mine`; a failing put there leaves the pin",
+        what: "Each failure in acquire becomes `not mine`; a failing put there leaks the pin",
         schedule: "a BAR without room; a put in acquire that fails",
-        rule: "The cause is logged: `src/log.rs`. Nothing is put in acquire",
+        rule: "The cause is logged: `src/log.rs`. acquire never puts",
         more: None,
     },
     Row {
         letter: "O",
         what: "The callback drops the module's last reference before it has returned",
         schedule: "stop the callback after its module_put; rmmod; go on",
-        rule: "Unloading takes the provider's lock once, which the callback holds: `Callbacks::drop` in `src/nv.rs`",
+        rule: "An unload takes nvidia.ko's lock once, which the callback holds: `Callbacks::drop` in `src/nv.rs`",
         more: Some(
-            "NVIDIA's module is gone while its callback is under way. Nothing breaks where the compiler makes the callback's last \
-             call a jump, as here: the return then leads past the module's text. A few instructions decide that.",
+            "NVIDIA's module is unloaded while its callback runs. This does no harm if the compiler turns the callback's last \
+             call into a jump, as here, because the callback then does not return to the module's text.",
         ),
     },
     Row {
         letter: "P",
-        what: "Versions, sizes and counts of the provider, and its put's answer, are not looked at",
-        schedule: "each of eight strange answers; a put that is out of memory",
+        what: "nvidia.ko's versions, sizes and counts, and the result of its put, are not checked",
+        schedule: "each of eight invalid answers; a put that fails with ENOMEM",
         rule: "`TablePtr::check`, `DmaMapping::check` and the drop of `PersistentPin` in `src/nv.rs`; the puts of `src/callback_pin.rs`",
         more: Some(
-            "Out of memory, `nvidia_p2p_put_pages` has done nothing, and is called again, up to ten times in a second; nvidia.ko \
-             itself warns each time (`nv-p2p.c`), so a host with `panic_on_warn` stops. `nvidia_p2p_put_pages_persistent` has \
-             given back the GPU's usage count, as after any error: it is called once, and the pin counted and logged as lost. \
-             That a strange mapping fails with NVIDIA's module is the doing of the test VM's NIC, which compares the list with the \
-             region; a real one takes the addresses that it is given.",
+            "When `nvidia_p2p_put_pages` is out of memory, it has done nothing, and this module calls it again, up to ten times \
+             in a second. nvidia.ko itself warns each time (`nv-p2p.c`), so a host with `panic_on_warn` stops. \
+             `nvidia_p2p_put_pages_persistent` drops the GPU's usage count even if it fails, so this module calls it once, and \
+             counts and logs the pin as lost. NVIDIA's module passes invalid mappings on to the NIC. The test VM's NIC \
+             refuses them, because it compares the list with the region; a real NIC uses the addresses that it gets.",
         ),
     },
 ];
+
+/// The end of the page. `{version}` is the version of NVIDIA's module.
+pub(super) const LIMITS: &str = "
+## Limits
+
+- **In a VM, not on hardware.** NVIDIA's own `nv-p2p.c` ({version}) pins and maps, over an imitation of the resource
+  manager. Results _on the stand-in's p2p.c_ show invalid answers, which NVIDIA's code does not give on request
+  (`tests/gpu`). ib_core and the NIC's driver are patched.
+- **NVIDIA's module is {version}**, Debian's package. The hazards were found by reading driver 595, whose default is the
+  persistent mode. A to F concern the revocable mode, which is `persistent_api_support=0` in both modules, and the first
+  client of {version}. That version uses a client with or without the callback, depending on the NIC's capabilities.
+- **Some hazards are injected.** Probes in the kernel (`tests/interpose`) make an allocation fail half-way (G), change
+  ib_core's scatter list (H), and delay a return (O). For C the stand-in reuses the address of the last freed page
+  table, as any allocator can.
+- J, K and M are costs, not crashes.
+- The page names only the kind of a kernel report (an oops, a warning), because its place depends on the compiler.
+- The kernel is an ordinary one with `slab_debug=FP`, which poisons and checks freed memory.
+";

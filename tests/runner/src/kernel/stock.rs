@@ -38,7 +38,7 @@ const RDMA: &[&str] = &[
     "crc32_pclmul",
 ];
 
-/// Modules of the image that the VM may load.
+/// Returns the modules of the image that the VM may load.
 fn wanted() -> Vec<&'static str> {
     let mut names = [guest::EARLY, guest::DEVICES, RDMA].concat();
     names.sort_unstable();
@@ -192,7 +192,7 @@ impl Tree<'_> {
     }
 
     /// Copies the image and the needed modules. The modules are uncompressed, because busybox loads
-    /// no others.
+    /// no compressed ones.
     fn unpack_image(&self, release: &str) -> Result<()> {
         let root = self.at("root");
         let image = root.join("boot").join(format!("vmlinuz-{release}"));
@@ -277,7 +277,7 @@ impl Tree<'_> {
         stamp::update(&source.join("Kbuild"), &kbuild)?;
         let symbols = self.at("build/Module.symvers");
         let of_image = fs::read_to_string(self.at("symbols"))?;
-        // kbuild must not take earlier exports of our modules for the image's.
+        // kbuild must not take earlier exports of our modules for exports of the image.
         stamp::update(&symbols, of_image.as_bytes())?;
         let title = format!("compiling its RDMA modules ({count} files changed)");
         let mut stage = Stage::begin(self.title(&title));

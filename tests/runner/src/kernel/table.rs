@@ -22,11 +22,11 @@ pub(crate) enum Smoke {
     Ours,
     /// This module without persistent pins.
     Revocable,
-    /// NVIDIA's module, using its client with callbacks.
+    /// NVIDIA's nvidia-peermem, using its client with callbacks.
     Nvidia,
     /// This module beside an nvidia.ko that the module loader takes for proprietary.
     Proprietary,
-    /// The same without persistent pins.
+    /// The same as [`Self::Proprietary`], without persistent pins.
     ProprietaryRevocable,
 }
 
@@ -64,18 +64,19 @@ const STOCK_MAKE: &[&str] = &[
     "CC=gcc",
     "CONFIG_DEBUG_INFO=",
     "CONFIG_DEBUG_INFO_BTF_MODULES=",
-    // A flag of gcc 14.
+    // Only gcc 14 and later have this flag.
     "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
 ];
 
-/// The same variables for cross-compiled modules.
+/// The variables of [`STOCK_MAKE`] for cross-compiled modules.
 const STOCK_MAKE_ARM64: &[&str] = &[
     "ARCH=arm64",
     "CROSS_COMPILE=aarch64-linux-gnu-",
     "CC=aarch64-linux-gnu-gcc",
     "CONFIG_DEBUG_INFO=",
     "CONFIG_DEBUG_INFO_BTF_MODULES=",
-    // A flag of gcc 14. Without it, functions are not aligned as arm64's function tracer requires.
+    // Only gcc 14 and later have this flag. Without the flag, functions are not aligned as arm64's
+    // function tracer requires.
     "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=",
     "CONFIG_FUNCTION_TRACER=",
     // The same setting as in `Arch::make`.
@@ -135,7 +136,7 @@ pub(crate) struct Flavour {
     pub(super) package: &'static str,
     /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
     pub(super) instead: Option<&'static str>,
-    /// Suites of Debian's archive that have the package. This machine need not use them.
+    /// Suites of Debian's archive that have the package. This machine need not use these suites.
     pub(super) suites: &'static [&'static str],
     /// The flavour whose directory holds the source, if another flavour has the same package and
     /// patches.
@@ -252,7 +253,7 @@ const FLAVOURS: &[Flavour] = &[
         config: &["rig.config", "arm64.config", "arm64-64k.config"],
         ..BUILT_ARM64
     },
-    // The own kernels of Debian 13, 12 and 11.
+    // Debian's own kernels, from Debian 13, 12 and 11.
     Flavour {
         name: "6.12",
         package: "linux-source-6.12",
@@ -302,7 +303,7 @@ const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: "5.10",
         package: "linux-source-5.10",
-        // Debian 11's last kernels are updates. Its release has no kernel that the stand-in
+        // Debian 11's last kernels are updates. The release itself has no kernel that the stand-in
         // compiles with.
         suites: &["bullseye-security", "bullseye"],
         patches: &["5.10"],
@@ -335,7 +336,7 @@ pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }
 
-/// All kernels of the test VM.
+/// Returns all kernels of the test VM.
 pub(crate) fn all() -> impl Iterator<Item = &'static Flavour> {
     FLAVOURS.iter()
 }

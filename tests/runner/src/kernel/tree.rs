@@ -4,7 +4,7 @@
 //! The source is unpacked once and kept. Our changes (patches, and files of the overlay) are
 //! applied to it by contents: a changed patch modifies only the files that it changes, and make
 //! recompiles only those. Flavours that differ only in configuration and compiler share a source
-//! tree. Each has its own output directory.
+//! tree. Each flavour has its own output directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,8 +25,8 @@ use crate::{apt, patch, stamp};
 /// The makefile that compiles the RDMA modules outside the kernel's tree.
 pub(super) const STOCK_KBUILD: &str = "tests/debian/ofed/Kbuild";
 
-/// Parts of the source that no kernel of the test VM compiles, which are two thirds of it. Files
-/// for Kconfig and make stay.
+/// Parts of the source that no kernel of the test VM compiles, which are two thirds of the source.
+/// Files for Kconfig and make stay.
 const NOT_UNPACKED: &[&str] = &[
     "Documentation/*.rst",
     "Documentation/devicetree/*.yaml",
@@ -61,8 +61,8 @@ impl Tree<'_> {
         self.directory.join(name)
     }
 
-    /// Returns the image that QEMU boots. It is a copy, because another program may have the build
-    /// tree's image open.
+    /// Returns the image that QEMU boots. The image is a copy, because another program may have the
+    /// build tree's image open.
     pub(super) fn image(&self) -> PathBuf {
         if self.flavour.is_stock() {
             return self.at("vmlinuz");
@@ -164,8 +164,8 @@ impl Tree<'_> {
         Ok(key.finish())
     }
 
-    /// Downloads and unpacks the source: the wanted series, or else the newest other one that the
-    /// patches fit.
+    /// Downloads and unpacks the source: the wanted series, or else the newest other series that
+    /// the patches fit.
     pub(super) fn fetch(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
         let suites = self.flavour.suites;
@@ -193,7 +193,8 @@ impl Tree<'_> {
         for candidate in &candidates {
             match self.try_source(candidate) {
                 Ok(()) => return Ok(()),
-                // The patches must fit the wanted series. If it changes, they must be updated.
+                // The patches must fit the wanted series. If the series changes, the patches must
+                // be updated.
                 Err(error) if found => return Err(error),
                 Err(error) => misfits.push(format!(
                     "{} {}: {error:#}",
@@ -340,7 +341,8 @@ impl Tree<'_> {
             }
         }
         for patch in &patches {
-            // The default of patch. A point release changes lines around a patch.
+            // Uses the default fuzz of patch(1), because a point release may change lines around a
+            // patch.
             patch::apply(&work, patch, 2)?;
         }
         for file in &overlaid {
@@ -356,7 +358,8 @@ impl Tree<'_> {
         Ok(files)
     }
 
-    /// Writes files into the source tree if their contents differ. Returns how many differed.
+    /// Writes files into the source tree if their contents differ. Returns the number of files that
+    /// differed.
     pub(super) fn lay(&self, files: &Files) -> Result<usize> {
         let source = self.shared("source");
         let mut count = 0;
@@ -401,7 +404,7 @@ impl Tree<'_> {
     }
 
     /// Returns our changes without those to RDMA, and the key of the stock modules, which depend on
-    /// them.
+    /// these changes.
     fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
         let pristine = self.pristine()?;
         let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
@@ -474,7 +477,7 @@ impl Tree<'_> {
     fn compile(&self, what: &str) -> Result<()> {
         self.lay_certificate()?;
         let mut stage = Stage::begin(self.title(what));
-        // One job more than there are processors, because jobs also wait for files.
+        // Runs one job more than there are processors, because jobs also wait for files.
         let (_, target) = self.flavour.arch.image();
         let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
         let count = stage.run(

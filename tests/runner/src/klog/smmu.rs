@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Messages of the SMMUv3 driver about a refused access. QEMU's SMMU gives several events for one
-//! access: one for each word that the device reads or writes. The driver prints the first ten in
-//! five seconds.
+//! access: one for each word that the device reads or writes. The driver prints the first ten
+//! events in five seconds.
 
 use super::lines::message;
 
@@ -70,7 +70,7 @@ fn event<'a>(lines: &[&'a str]) -> Option<(usize, Option<Event<'a>>)> {
     Some((count, said))
 }
 
-/// Returns how many of the first lines belong to one refused access.
+/// Returns the number of lines at the beginning that belong to one refused access.
 pub(super) fn access(lines: &[&str]) -> usize {
     let Some((mut count, first)) = event(lines) else {
         return 0;
@@ -136,7 +136,7 @@ mod tests {
         };
         assert_eq!(lengths(&[BOOT, &written]), [14]);
         assert_eq!(lengths(&[&written, &read, &other, BOOT]), [14, 7, 7]);
-        // The same access again, and an access that continues after the rate limit.
+        // Tests the same access again, and an access that continues after the rate limit.
         assert_eq!(lengths(&[&written, SUPPRESSED, &written]), [14, 14]);
         assert_eq!(
             lengths(&[&written, SUPPRESSED, &event(false, 0xfff2_2008)]),
@@ -159,8 +159,8 @@ mod tests {
             let text = format!(r"arm-smmu-v3 \S+: (un)?priv data {access} s1={count}");
             text.parse().unwrap()
         };
-        // The last two events belong to the second access, because QEMU checks once before it
-        // begins.
+        // The last two events belong to the second access, because QEMU checks once before an
+        // access begins.
         assert!(judge(&log, &[kind("write", 1), kind("read", 1)]).is_clean());
         assert!(!judge(&log, &[kind("write", 1), kind("read", 0)]).is_clean());
         assert_eq!(judge(&log, &[kind("read", 1)]).undeclared.len(), 1);
@@ -183,7 +183,7 @@ mod tests {
             let line = format!("[    9.0] arm-smmu-v3 9050000.smmuv3: {text}\n");
             assert_eq!(reports(&line).len(), 1, "{text}");
         }
-        // An event without an address.
+        // Tests an event without an address.
         let smmu = "[    9.0] arm-smmu-v3 9050000.smmuv3: ";
         let log = format!(
             "{smmu}event 0x04 received:\n{smmu}\t0x0000002800000004\n\

@@ -14,7 +14,7 @@ use crate::{apt, stamp};
 
 /// A version of NVIDIA's driver in Debian.
 pub(super) struct Driver {
-    /// Prefix of its versions.
+    /// Prefix of the driver's version.
     series: &'static str,
     suites: &'static [&'static str],
     /// Directory in the cache.
@@ -75,7 +75,8 @@ pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
     ))
 }
 
-/// Returns the same for nv-p2p.c and its includes, and the include directory.
+/// Returns the include directory, nv-p2p.c and its includes in the cache, and the driver's version.
+/// Downloads missing files.
 pub(super) fn upper_source(
     paths: &Paths,
     driver: &Driver,

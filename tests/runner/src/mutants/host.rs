@@ -20,8 +20,8 @@ use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 
-/// Time after which a test counts as hanging if no deadlock was detected. It is hundreds of times
-/// longer than any test needs.
+/// Time after which a test counts as hanging if no deadlock was detected. This time is hundreds of
+/// times longer than any test needs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns the directory of a package of the workspace that has tests for mutants.
@@ -72,8 +72,8 @@ pub(super) fn programs(
         let stage = Stage::begin(format!("mutant {name}: compiling {package}"));
         let output = toolchain
             .cargo(paths)
-            // cargo takes the copy for the repository, and would reuse the files compiled from one
-            // for the other.
+            // cargo cannot distinguish the copy from the repository, and would use files compiled
+            // from one for the other.
             .env("CARGO_TARGET_DIR", paths.cache.join("mutants/target"))
             // Debug information is not needed.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
@@ -110,8 +110,8 @@ pub(super) fn programs(
 pub(super) fn run(programs: &[PathBuf], test: &str) -> Result<Seen> {
     let mut seen = Seen::default();
     for program in programs {
-        // The file has no name. If this runner is killed, no file stays that the next one would
-        // take for a program.
+        // The file has no name. If this runner is killed, no file is left that the next runner
+        // would take for a program.
         let mut output = fs::File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
         let mut child = Command::new(program)
             .args([test, "--test-threads=1"])
@@ -156,7 +156,8 @@ fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
     let mut threads = BTreeMap::new();
     for entry in fs::read_dir(process.join("task")).ok()? {
         let thread = entry.ok()?.path();
-        // The call's number, then its arguments. The fourth argument is the timeout.
+        // The file has the call's number, then the call's arguments. The fourth argument is the
+        // timeout.
         let call = fs::read_to_string(thread.join("syscall")).ok()?;
         let mut words = call.split_whitespace();
         let (number, limit) = (words.next()?, words.nth(3)?);
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!(tests[0].notes, ["left: 1", "right: 2", ""]);
         assert!(tests[1].notes.is_empty());
         assert_eq!(tests[2].notes, ["left: 3", "", ""]);
-        // A test that kills the program has no section. The last output belongs to it.
+        // A test that kills the program has no section. The last output belongs to this test.
         let text =
             "running 2 tests\nnoise\ntest a::x ... ok\ntest b::x ... thread panicked on drop\n";
         let tests = results(text, "x", true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Mutants that were seen, and the inputs of their tests. A test with the same inputs is not
-//! repeated.
+//! Mutants that tests have noticed, and the inputs of these tests. A test with the same inputs is
+//! not repeated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -57,8 +57,8 @@ impl<'a> Kept<'a> {
     }
 
     /// Returns a key of a test's inputs: the patches and the files that they change, the test's
-    /// source, and the programs that run it. If another file of the module would notice or hide the
-    /// mutant, only a run of all tests shows it.
+    /// source, and the programs that run it. If a change of another file of the module reveals or
+    /// hides the mutant, only a run of all tests shows this.
     pub(super) fn key(&mut self, mutant: &Mutant, check: &Check) -> Result<String> {
         let repo = &self.paths.repo;
         let mut key = self.common.clone();
@@ -96,7 +96,8 @@ impl<'a> Kept<'a> {
         stamp::is_fresh(&self.stamp(name), key)
     }
 
-    /// Records that the test has passed. If that fails, the test is simply run again.
+    /// Records that the test has passed. If the record cannot be saved, the test is simply run
+    /// again.
     pub(super) fn add(&self, name: &str, key: &str) {
         let _ = stamp::update(&self.stamp(name), key.as_bytes());
     }
@@ -203,11 +204,11 @@ mod tests {
         ] {
             assert_eq!(verbs.iter().any(|name| name == file), is_in, "{file}");
         }
-        // A file named in braces with others.
+        // The case names the file in braces with others.
         let coherent = names(&of_verbs(&repo, "coherent.").unwrap());
         assert!(coherent.contains(&"dma.rs".to_owned()));
         assert!(!coherent.contains(&"rules.rs".to_owned()));
-        // A prefix of several cases' names.
+        // The name is a prefix of several cases' names.
         assert!(names(&of_verbs(&repo, "input.table").unwrap()).contains(&"input.rs".to_owned()));
     }
 

@@ -3,9 +3,9 @@
 //!
 //! A VM runs steps. Each step loads a module and runs a case on it (`tests/vm/mutants`). Mutants
 //! whose only sign is a failing case share a VM. The unchanged module must pass the same case
-//! before and after each of them, so that no mutant affects the next one's result. If one does, it
-//! gets its own VM, and the rest get another. Mutants that cause a kernel report or a hang never
-//! share a VM.
+//! before and after each mutant, so that no mutant affects the next one's result. If a mutant
+//! affects the next one's result, it gets its own VM, and the rest get another VM. Mutants that
+//! cause a kernel report or a hang never share a VM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -107,8 +107,8 @@ impl Step<'_> {
     }
 }
 
-/// Returns the steps of a VM that these jobs share, and the index of each job's three steps: before
-/// it, without the rule, after it.
+/// Returns the steps of a VM that these jobs share, and the index of each job's three steps. These
+/// steps are: the unchanged module, the mutant, and the unchanged module again.
 fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
     let mut steps = Vec::new();
     let mut places = Vec::new();
@@ -234,7 +234,7 @@ impl<'a> Machines<'a> {
         }
     }
 
-    /// Runs a job in its own VM, which may end with it.
+    /// Runs a job in its own VM, which may end with the job.
     fn alone(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
         let hangs = job
             .check
@@ -280,7 +280,7 @@ impl<'a> Machines<'a> {
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
                 let file = self.module(&options.kernel, step.patches)?;
-                // Lives as long as the program, like the other names of this kind.
+                // The name lives as long as the program, like the other names of this kind.
                 boot.drivers.push((folder.leak(), file));
             }
         }
@@ -363,7 +363,7 @@ impl Said {
         }
     }
 
-    /// Returns the results of `count` steps. Those that did not begin are empty.
+    /// Returns the results of `count` steps. The results of steps that did not begin are empty.
     fn finish(self, count: usize) -> Vec<Seen> {
         let mut seen: Vec<Seen> = self
             .steps
@@ -379,8 +379,8 @@ impl Said {
 }
 
 /// Returns the step, from 0, that was running when a line of the kernel's log was written. Lines
-/// count from 1. Earlier lines belong to the first step. After the last step, the script prints one
-/// more step number.
+/// count from 1. Lines before the first step number belong to the first step. After the last step,
+/// the script prints one more step number.
 fn step_of(log: &str, line: usize) -> Option<usize> {
     let number = log
         .lines()

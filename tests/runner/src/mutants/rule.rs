@@ -11,7 +11,7 @@ use regex::Regex;
 use crate::paths::Paths;
 use crate::{patch, stamp};
 
-/// How a test shows that it has noticed the mutant.
+/// Sign by which a test shows that it has noticed the mutant.
 #[derive(Debug, Clone)]
 pub(super) enum Sign {
     /// The test fails with a message that matches.
@@ -84,8 +84,8 @@ pub(crate) struct Mutant {
     pub(super) rule: String,
     pub(super) removes: String,
     pub(super) without: String,
-    /// Patches in the order of application. All but the last belong to the module that the tests
-    /// must pass on.
+    /// Patches in the order of application. The last patch makes the mutant. The others make the
+    /// base module, on which the tests must pass.
     pub(crate) patches: Vec<PathBuf>,
     pub(super) checks: Vec<Check>,
 }
@@ -153,12 +153,12 @@ impl Mutant {
         Ok(mutant)
     }
 
-    /// Returns the patches of the module that the tests must pass on.
+    /// Returns the patches of the base module, on which the tests must pass.
     pub(super) fn base(&self) -> &[PathBuf] {
         &self.patches[..self.patches.len() - 1]
     }
 
-    /// The files that its patches change.
+    /// Returns the files that the mutant's patches change.
     pub(super) fn changed(&self) -> Result<Vec<String>> {
         let mut files = Vec::new();
         for patch in &self.patches {
@@ -168,7 +168,8 @@ impl Mutant {
         Ok(files)
     }
 
-    /// Returns true if it changes a C file of the module, or a Rust file that has `unsafe`.
+    /// Returns `true` if the mutant changes a C file of the module, or a Rust file that has
+    /// `unsafe`.
     pub(super) fn wraps_c(&self, repo: &Path) -> Result<bool> {
         for file in self.changed()? {
             let text = fs::read_to_string(repo.join(&file)).with_context(|| file.clone())?;
@@ -180,7 +181,7 @@ impl Mutant {
     }
 }
 
-/// The files that a patch changes.
+/// Returns the files that a patch changes.
 fn changed(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("+++ b/"))
 }
@@ -244,7 +245,7 @@ pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     Ok(found)
 }
 
-/// Returns the mutant of that name.
+/// Returns the mutant with the given name.
 pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
     all(paths)?
         .into_iter()
@@ -390,7 +391,7 @@ mod tests {
         }
     }
 
-    /// A message that every failure prints is no sign.
+    /// Checks that no sign matches a message that every failure prints.
     #[test]
     fn no_sign_is_in_any_failure() {
         let paths = Paths {

@@ -13,7 +13,7 @@ pub(super) struct Seen {
     pub(super) hung: bool,
     /// `true` if the run came to an end with any result.
     pub(super) ended: bool,
-    /// Problems besides the tests. For a VM, these are reports of its kernel.
+    /// Problems besides the tests. For a VM, problems are reports of its kernel.
     pub(super) problems: Vec<String>,
     pub(super) output: String,
 }
@@ -150,7 +150,7 @@ mod tests {
         let failed = seen(Verdict::Failed, &["the kernel reports:\n  BUG: x\n"]);
         assert!(shows(&failed, "fails two pins"));
         assert!(!shows(&failed, "fails three pins"));
-        // Every run prints this.
+        // Every run prints this text.
         assert!(!shows(&failed, "fails version"));
         // The output of other cases does not count.
         let mut two = seen(Verdict::Failed, &[]);

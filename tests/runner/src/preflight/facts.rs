@@ -43,7 +43,7 @@ pub(super) struct Facts {
     pub(super) rights: Rights,
     /// The process that holds apt's or dpkg's lock.
     pub(super) busy: Option<String>,
-    /// `true` if dpkg was interrupted, and this program had not started it.
+    /// `true` if dpkg was interrupted, and this program had not started dpkg.
     pub(super) interrupted: bool,
     /// Reason why the package sources cannot be reached.
     pub(super) unreachable: Option<String>,
@@ -135,7 +135,7 @@ pub(super) fn available(meminfo: &str) -> Option<u64> {
 pub(super) fn holder(locks: &str, files: &[(u64, u64)]) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        // A waiting process has one more word, an arrow.
+        // The line of a process that waits for a lock has one more word, an arrow.
         let &[_, _, _, _, process, place, ..] = words.as_slice() else {
             return None;
         };

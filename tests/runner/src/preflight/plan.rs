@@ -12,7 +12,7 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::{apt, foreign, kernel, programs, stamp, toolchain};
 
-/// A step that makes something.
+/// A step of the setup, with its duration and its space in the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
     pub(super) name: String,
@@ -137,7 +137,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         });
     }
     if !sources.is_empty() && !paths.cache.join("suites").exists() {
-        // Space for package lists of suites that this machine's apt does not use.
+        // Adds space for package lists of suites that this machine's apt does not use.
         if let Some(first) = plan.steps.iter_mut().find(|step| step.fetches) {
             first.mib += 65;
         }
@@ -264,8 +264,8 @@ fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
 }
 
 /// Returns apt's sizes of these packages and their dependencies. If apt must read the lists before
-/// it knows some of them, returns the sizes for all packages of the test runner on a Debian 12 that
-/// had none of them.
+/// it knows some of the packages, returns fixed sizes. These are the sizes of all packages of the
+/// test runner on a Debian 12 that had none of them.
 fn measure(names: Vec<String>) -> Packages {
     let sizes = || -> Option<(u64, u64)> {
         let simulated = output(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A run of the suite, and functions to build one for a row of the table.
+//! A run of the suite, and functions to build a run for a row of the table.
 
 use super::setting::Setting;
 use crate::debian::Release;
@@ -18,8 +18,8 @@ pub(crate) struct Run {
     pub(crate) known: &'static [(&'static str, &'static str)],
     /// Another run that must have the same result for each test.
     pub(crate) same_as: Option<Same>,
-    /// Prefix of the figures that are shown with the run. For a run that is not compared with
-    /// another.
+    /// Prefix of the figures that are shown with the run. Used for a run that is not compared with
+    /// another run.
     pub(crate) shown: Option<&'static str>,
     /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
@@ -28,7 +28,8 @@ pub(crate) struct Run {
     /// Number of tests in each group, if the list is complete. A group is the part of a test's name
     /// before the dot.
     pub(crate) groups: &'static [(&'static str, usize)],
-    /// The only files of `src/` that a program on this machine depends on. Its results are kept.
+    /// The only files of `src/` that a program on this machine depends on. Results of such a
+    /// program are kept.
     pub(crate) src: Option<&'static [&'static str]>,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Run {
 pub(crate) struct Same {
     pub(crate) run: &'static str,
     /// Reasons for skipping. If one run skips a test for such a reason, the other run may have any
-    /// result. The test is listed.
+    /// result. Such a test is listed.
     pub(crate) but_for: &'static [&'static str],
     /// `true` if either run may have groups of tests that the other lacks. A group is the part of a
     /// test's name before the dot.
@@ -93,8 +94,8 @@ pub(super) const fn same(run: &'static str) -> Same {
     }
 }
 
-/// Returns a comparison with the same cases on the other nvidia.ko. Cases that it cannot be made to
-/// run are skipped.
+/// Returns a comparison with the same cases on the other nvidia.ko. Cases that the other nvidia.ko
+/// cannot be made to run are skipped.
 pub(super) const fn other_provider(run: &'static str) -> Same {
     Same {
         but_for: &[
@@ -105,7 +106,7 @@ pub(super) const fn other_provider(run: &'static str) -> Same {
     }
 }
 
-/// Returns the same comparison for a run that shares only some groups of tests.
+/// Returns `same` for a run that shares only some groups of tests.
 pub(super) const fn in_part(same: Same) -> Same {
     Same {
         in_part: true,
@@ -186,7 +187,7 @@ impl Run {
 
 impl Run {
     /// Returns the options of the run's VM, if it has one. The VM boots the run's own kernel, or
-    /// else this one.
+    /// else `kernel`.
     pub(crate) fn machine(&self, kernel: &str) -> Option<Options> {
         let Place::Vm { settings, .. } = self.place else {
             return None;

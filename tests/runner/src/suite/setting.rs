@@ -32,7 +32,7 @@ pub(crate) enum Setting {
     Icount,
     Iommu(vm::Iommu),
     Kernel(&'static str),
-    /// The KUnit tests. They use fakes for everything that is left out here.
+    /// The KUnit tests. These tests use fakes for everything that the VM leaves out.
     Kunit,
     /// Memory of the VM, in MiB.
     Memory(u32),
@@ -115,7 +115,7 @@ fn coherent(vm: &mut vm::Options) {
         .push(format!("coherent_start={start:#x} coherent_mib={MIB}"));
 }
 
-/// Leaves out everything that the KUnit tests have fakes of.
+/// Leaves out everything for which the KUnit tests have fakes.
 fn kunit(vm: &mut vm::Options) {
     vm.peermem = vm::Peermem::None;
     // Kernels for other architectures have no stock modules.

@@ -14,9 +14,9 @@ use crate::{debian, topology, vm as machine};
 const GDR: &str = "{gdr} test {filter}";
 const KUNIT: &str = "{repo}/tests/vm/kunit";
 
-/// The module's identity as other software sees it.
+/// Cases about the module's identity as other software sees it.
 const IDENTITY: &str = "{gdr} test identity. consumers.";
-/// The part of these cases that depends on the pin mode.
+/// The part of [`IDENTITY`] that depends on the pin mode.
 const IDENTITY_MODE: &str = "{gdr} test identity.";
 /// A few cases of each kind, for kernels that the module was not developed on.
 pub(super) const SMOKE: &str = "{gdr} test input.user_namespace machine.suspended_in_traffic move.read_gpu_to_host \
@@ -24,8 +24,8 @@ pub(super) const SMOKE: &str = "{gdr} test input.user_namespace machine.suspende
     register.rereg reasons.no_room reasons.unload reasons.tracepoint registrations. limit.each_user \
     persist. process.exit process.killed_in_traffic revoke. identity.";
 /// Smoke cases for the debug kernel, on which everything takes ten times as long. Sends, traffic
-/// during revocations, and readers during unloads are left out. The full run on that kernel has
-/// them.
+/// during revocations, and readers during unloads are left out. The full run on that kernel
+/// includes these cases.
 const DEBUG_SMOKE: &str = "{gdr} test move.write_gpu_to_gpu register.entry_boundary register.one_pin_one_unpin register.rereg \
     reasons.no_room reasons.tracepoint registrations. limit.each_user persist. process.exit \
     process.killed_in_traffic revoke.free_by_ revoke.local_use_refused revoke.receive_refused \
@@ -34,14 +34,14 @@ const DEBUG_SMOKE: &str = "{gdr} test move.write_gpu_to_gpu register.entry_bound
     identity.memory_peers identity.statistics identity.reader_across_unload identity.modprobe";
 /// Cases that depend on the longest entry of the scatter list, or on the layout of nvidia.ko's page
 /// table. Bytes are moved in each direction, over several entries. Other runs cover all ways to
-/// move them.
+/// move bytes.
 const ENTRIES: &str =
     "{gdr} test move.write_long_host_to_gpu move.read_long_gpu_to_host move.send_long_gpu_to_gpu \
     register. provider. persist. reasons.other_page_sizes reasons.page_count reasons.table_version";
 /// All cases that use a mapping.
 const MAPPING: &str =
     "{gdr} test move. register. provider. persist. process. revoke. reasons. registrations.";
-/// Cases about the answers of nvidia.ko, including answers that NVIDIA's code gives on no request.
+/// Cases about the answers of nvidia.ko, including answers that NVIDIA's code never gives.
 const ANSWERS: &str = "{gdr} test bar1. coherent. input. provider. reasons. rules.";
 /// Cases about the memory of coherent GPUs.
 const COHERENT: &str = "{gdr} test coherent.";
@@ -52,10 +52,11 @@ const P2PDMA_SMOKE: &str = "{gdr} test move.read_gpu_to_host move.send_gpu_to_gp
 /// The groups of [`MAPPING`], and the cases about BARs with struct pages.
 const P2PDMA: &str = "{gdr} test move. register. provider. persist. process. revoke. reasons. registrations. p2pdma.";
 const BOUNCED: &str = "{gdr} test machine.bounce_buffers_forced";
-/// Messages of a module that cannot be loaded.
+/// Cases about the messages of a module that cannot be loaded.
 const LOADING: &str = "{gdr} loading";
 const DMA: &str = "{gdr} test dma.";
-/// Some thousands of registrations, and the numbers that users ask for.
+/// Cases with enough registrations to show a walk over all of them. [`SCALE_MANY`] has as many
+/// registrations as users ask for.
 const SCALE: &str = "{gdr} test scale.few";
 const SCALE_MANY: &str = "{gdr} test scale.many";
 /// Findings of `peermemctl` on a VM.
@@ -94,20 +95,20 @@ const KUNIT_SUITES: &[(&str, usize)] = &[
 
 /// BAR sizes in MiB. The large BAR has room for the largest regions that the cases register.
 const LARGE_BAR: Setting = Bar(128 * 1024);
-/// Regions in this BAR cross entries of 2 GiB. KASAN needs an eighth of the memory that rxe maps,
-/// which is too much for 64 GiB.
+/// Size of a BAR with regions that cross entries of 2 GiB. KASAN needs an eighth of the memory that
+/// rxe maps, which is too much for 64 GiB.
 pub(super) const SMOKE_BAR: Setting = Bar(8 * 1024);
-/// BAR of a GPU whose BAR1 is too small for RDMA, and twice its size, which is the smallest without
-/// a finding.
+/// Size of a BAR1 that is too small for RDMA, and twice this size, which is the smallest size
+/// without a finding.
 const SMALL_BAR: Setting = Bar(256);
 const LEAST_BAR: Setting = Bar(512);
 
 /// Our module without persistent pins.
 pub(super) const REVOCABLE: Setting = Param("persistent_api_support=0");
 const PORTABLE: Setting = Build(machine::Build::Portable);
-/// NVIDIA's module. Its client with callbacks serves if the HCA supports callbacks.
+/// NVIDIA's nvidia-peermem. The client with callbacks serves if the HCA supports callbacks.
 pub(super) const NVIDIA: Setting = Peermem(machine::Peermem::Nvidia);
-/// An HCA without support for callbacks, so the other client of NVIDIA's module serves.
+/// An HCA without support for callbacks, so NVIDIA's client without callbacks serves.
 const NO_INVALIDATION: Setting = Rxe("peer_inval=0");
 const NO_MODULE: Setting = Peermem(machine::Peermem::None);
 const STOCK_RDMA: Setting = Rdma(machine::Rdma::Stock);
@@ -120,19 +121,19 @@ const STRICT: Setting = Iommu(machine::Iommu::Strict);
 const LOCK_CLASSES: Setting = Ib("peer_lock_classes=2");
 /// The debug kernel without Rust, for the portable build. This kernel does not know that a region
 /// may be mapped more than eight times. `DMA_API_DEBUG` reports the first such mapping, and no
-/// further one.
+/// further mapping.
 const DEBUG_6_12: Setting = All(&[
     Kernel(DEBUG_PORTABLE),
     Expect("DMA-API: exceeded 7 overlapping mappings of cacheline=1"),
 ]);
-/// GPUs whose BAR has struct pages. They need additional RAM: 1/64 of the BAR's size.
+/// GPUs whose BAR has struct pages. These GPUs need additional RAM: 1/64 of the BAR's size.
 const STRUCT_PAGES: Setting = All(&[SMOKE_BAR, Memory(2048 + 512), Gpu("p2pdma=1")]);
 const BOUNCE_BUFFERS: Setting = Append("swiotlb=force");
 /// A VM without a peer-memory module, in which ours can be loaded beside other drivers.
 const NEIGHBOURS: Setting = All(&[NO_MODULE, Gpus(1), Beside]);
 /// A VM that counts the module's instructions and its memory.
 const MEASURED: Setting = All(&[Bench, Icount, Smp(1), Gpus(1), LARGE_BAR]);
-/// The same with room and time for 10,000 processes.
+/// A VM like [`MEASURED`], with room and time for 10,000 processes.
 const MEASURED_AT_LARGE: Setting = All(&[MEASURED, Memory(6 * 1024), Timeout(7200)]);
 /// Two hosts connected by a wire.
 const TWO_HOSTS: Setting = All(&[Pair, Smp(1), Gpus(1)]);
@@ -168,7 +169,7 @@ pub(super) const SUITE: &[Run] = &[
         "installed on Debian 13, on the kernel of its backports",
         Place::Debian(&debian::BACKPORTS),
     )
-    // Takes a quarter of an hour the first time. Tests the archive of a release.
+    // This run takes a quarter of an hour the first time, and tests the archive of a release.
     .only_in_full(),
     run(
         "installed on Debian 13, without Rust",
@@ -218,7 +219,8 @@ pub(super) const SUITE: &[Run] = &[
         .with(&[LARGE_BAR, WithControl, STAND_IN])
         .same_as(other_provider("verbs: ours"))
         // The runs of NVIDIA's module also compare both upper halves, and their results are kept
-        // while only our module changes. The runs of a provider's answers compare them too.
+        // while only our module changes. The runs of a provider's answers compare the upper halves
+        // too.
         .only_in_full(),
     vm("verbs: ours, revocable, on the stand-in's p2p.c", GDR)
         .with(&[LARGE_BAR, REVOCABLE, STAND_IN])
@@ -376,7 +378,7 @@ pub(super) const SUITE: &[Run] = &[
     )
     .with(&[Kernel(DEBUG), MemoryPeers, REVOCABLE])
     // The debug kernel's smoke runs have these cases with the module's own memory_peers. The
-    // default kernel has both.
+    // default kernel has runs with either memory_peers.
     .only_in_full(),
     vm("debug kernel: KUnit", KUNIT)
         // The debug kernel has no other RDMA modules.
@@ -494,26 +496,26 @@ pub(super) const SUITE: &[Run] = &[
         .column("none"),
     vm("NIXL: ours", NIXL)
         .column("ours")
-        // Downloads 69 MB.
+        // This run downloads 69 MB.
         .only_in_full(),
     vm("NIXL: ours, revocable", NIXL)
         .with(&[REVOCABLE])
         .column("ours, revocable")
-        // Downloads 69 MB.
+        // This run downloads 69 MB.
         .only_in_full(),
     vm("NIXL: NVIDIA's", NIXL)
         .with(&[NVIDIA])
         .column("NVIDIA {version}")
-        // Downloads 69 MB.
+        // This run downloads 69 MB.
         .only_in_full(),
     vm("NIXL: no peer-memory module", NIXL)
         .with(&[NO_MODULE])
         .column("none")
-        // Downloads 69 MB.
+        // This run downloads 69 MB.
         .only_in_full(),
     vm("UCX: ours", UCX)
         .column("ours")
-        // Downloads 122 MB.
+        // This run downloads 122 MB.
         .only_in_full(),
     vm("UCX: ours, revocable", UCX)
         .with(&[REVOCABLE])
@@ -530,7 +532,7 @@ pub(super) const SUITE: &[Run] = &[
     vm("two hosts: ours", PAIR)
         .with(&[TWO_HOSTS])
         .column("ours")
-        // NIXL, UCX and Open MPI are downloads of 198 MB.
+        // This run downloads 198 MB: NIXL, UCX and Open MPI.
         .only_in_full(),
     vm("two hosts: ours, revocable", PAIR)
         .with(&[TWO_HOSTS, REVOCABLE])

@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// The page also has no row of a run that no longer exists.
+    /// Checks that each run has a row in the page, and that no other run has one.
     #[test]
     fn each_run_has_a_row() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR"))

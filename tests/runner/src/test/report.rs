@@ -22,7 +22,7 @@ pub(super) enum Origin {
     Resumed(When),
 }
 
-/// The first try of a run that passed at the second.
+/// The first try of a run that passed at the second try.
 #[derive(Debug, Clone)]
 pub(super) struct FirstTry {
     pub(super) failures: Vec<String>,
@@ -35,10 +35,10 @@ pub(super) struct Report {
     pub(super) run: &'static Run,
     pub(super) column: Option<String>,
     pub(super) tests: Vec<Test>,
-    /// Problems besides failed tests. Each counts as a failure.
+    /// Problems besides failed tests. Each problem counts as a failure.
     pub(super) problems: Vec<String>,
     pub(super) elapsed: Duration,
-    /// Duration of the run the last time.
+    /// Duration of the previous time that this run was done.
     pub(super) before: Option<Duration>,
     pub(super) log: Option<PathBuf>,
     pub(super) origin: Origin,
@@ -46,7 +46,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Returns a report of a run that is not a single VM. It has no column and no log.
+    /// Returns a report of a run that is not a single VM. Such a report has no column and no log.
     pub(super) fn plain(
         run: &'static Run,
         started: Instant,
@@ -112,7 +112,7 @@ impl Report {
         })
     }
 
-    /// Returns `true` if a second try is useful. It is for VMs, which depend on timing.
+    /// Returns `true` if a second try is useful. Only a run of a VM depends on timing.
     pub(super) fn may_be_tried_again(&self) -> bool {
         let is_machine = matches!(
             self.run.place,
@@ -122,7 +122,7 @@ impl Report {
         is_machine && has_begun && self.origin == Origin::Run && !self.has_passed()
     }
 
-    /// Replaces a run by its second try if that one passed. Otherwise keeps the first try.
+    /// Replaces a run by its second try if the second try passed. Otherwise keeps the first try.
     pub(super) fn after_second_try(self, second: Self) -> Self {
         if second.has_passed() {
             let logs = self.log.iter().chain(&second.log).cloned().collect();

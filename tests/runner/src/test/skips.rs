@@ -20,9 +20,9 @@ const MAY_BE_SKIPPED: &[&str] = &["this machine lets nobody mount"];
 const HEAD: &str = "\
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 #
-# What each run of the suite skips: how many tests, and for what reason. A run that is not here skips none. One that is done
-# again on another kernel (`7.2: …`) skips what it skips on the usual one, unless it is here itself.
-# `make test TEST=--update-skips` writes what it has seen; look at what changes.
+# Number of skipped tests of each run of the suite, by reason. A run that is not listed skips none. A run that is repeated
+# on another kernel (`7.2: …`) has the skips of the run on the default kernel, unless this file lists it separately.
+# `make test TEST=--update-skips` writes the actual skips to this file. Check the differences.
 ";
 
 /// Number of skipped tests of one run, by reason.
@@ -120,7 +120,7 @@ impl Skips {
         problems.into_iter().chain(missing).collect()
     }
 
-    /// Replaces the expected skips of these runs by their actual ones.
+    /// Replaces the expected skips of these runs by the actual skips.
     fn take(&mut self, reports: &[Report]) {
         for report in reports {
             if report.origin != Origin::Run || !report.has_passed() {

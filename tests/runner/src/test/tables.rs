@@ -124,8 +124,8 @@ fn table(reports: &[Report]) {
 
 /// Lists the skipped tests and their reasons.
 fn list_skipped(reports: &[Report]) {
-    // First the runs by test and reason, then the tests by reason and runs. Most tests are skipped
-    // in groups.
+    // Collects first the runs by test and reason, then the tests by reason and runs. Most tests are
+    // skipped in groups.
     let mut runs: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for report in reports {
         for skipped in report.skipped() {

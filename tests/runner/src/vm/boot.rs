@@ -50,8 +50,8 @@ impl Outcome {
 /// Kernel and modules of a VM.
 pub(crate) struct Boot {
     pub(crate) arch: Arch,
-    /// Root of the VM, unless its options name one. It is this machine's own root, if the VM can
-    /// run this machine's programs.
+    /// Root of the VM, unless its options name one. The default is this machine's own root, if the
+    /// VM can run this machine's programs.
     pub(crate) root: PathBuf,
     pub(crate) image: PathBuf,
     pub(crate) release: String,
@@ -69,7 +69,7 @@ pub(crate) struct Boot {
     pub(crate) detectors: bool,
     /// `true` if the kernel is one of Debian's own images.
     pub(crate) is_stock: bool,
-    /// `true` if the root is a complete host, which loads its modules itself. `modules` then only
-    /// has those for its file systems.
+    /// `true` if the root is a complete host, which loads its modules itself. `modules` then has
+    /// only the modules for the host's file systems.
     pub(crate) host: bool,
 }

@@ -87,7 +87,7 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     Ok(script)
 }
 
-/// Returns the script that runs the command. Without a command, it starts a shell.
+/// Returns the script that runs the command. If there is no command, the script starts a shell.
 pub(super) fn command_script(
     paths: &Paths,
     options: &Options,
@@ -96,7 +96,7 @@ pub(super) fn command_script(
     tty: bool,
 ) -> Result<String> {
     let mut script = environment(options, boot, tty)?;
-    // These programs are found by name, after all others.
+    // The shell finds these programs by name, after all others.
     let programs = in_machine(&programs::directory(paths, boot.arch));
     script.push_str(&format!("PATH=$PATH:{}\n", quoted(&programs)));
     if tty {

@@ -21,10 +21,11 @@ use crate::detectors::Detector;
 use crate::paths::Paths;
 use crate::{detectors, klog, terminal};
 
-/// Default time limit of a command. It is many times what any command needs, for slow machines.
+/// Default time limit of a command. The limit is many times longer than any command needs, for slow
+/// machines.
 const LONGEST_RUN: Duration = Duration::from_secs(7200);
 
-/// Folder for a run's files. It is removed on drop.
+/// Folder for a run's files, which is removed on drop.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -33,8 +34,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Held while QEMU starts. Two QEMUs that start at once must not inherit each other's descriptors.
-/// An inherited socket would stay open after its own VM has ended.
+/// Lock that is held while QEMU starts. Two QEMUs that start at once must not inherit each other's
+/// descriptors. An inherited socket would stay open after its own VM has ended.
 static STARTING: Mutex<()> = Mutex::new(());
 
 /// Returns the time limit of a run.
@@ -71,8 +72,8 @@ fn adjusted(options: &Options, boot: &Boot) -> Result<Options> {
         // have). If there are several processors, QEMU has been seen to execute an int3 that was no
         // longer there.
         options.smp = 1;
-        // Such a kernel prevents mappings of memory that a driver owns, but the cases look into the
-        // BAR.
+        // A stock kernel prevents mappings of memory that a driver owns, but the cases look into
+        // the BAR.
         options.append.push("iomem=relaxed".to_owned());
     }
     if boot.detectors {
@@ -145,7 +146,7 @@ fn add_files(
     Ok(())
 }
 
-/// Starts QEMU. Its messages go to `errors`.
+/// Starts QEMU. QEMU's messages go to `errors`.
 fn start(
     mut words: Words,
     options: &Options,
@@ -178,7 +179,7 @@ fn start(
     Ok((Machine(qemu), ports))
 }
 
-/// Boots one VM, runs the command, and waits. A VM of a pair gets this end of the wire.
+/// Boots one VM, runs the command, and waits. A VM of a pair gets its end of the wire in `wire`.
 pub(super) fn run(
     paths: &Paths,
     options: &Options,

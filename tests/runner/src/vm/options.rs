@@ -100,16 +100,16 @@ impl Build {
     }
 }
 
-/// How the machine is to be.
+/// Options of a VM.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Options {
-    /// Which peer-memory client answers for GPU memory
+    /// Peer-memory module to load
     #[arg(long, value_enum, default_value = "ours")]
     pub(crate) peermem: Peermem,
-    /// Whose code pins GPU memory in nvidia.ko
+    /// Code that pins GPU memory in nvidia.ko
     #[arg(long, value_enum, default_value = "nvidia")]
     pub(crate) provider: Provider,
-    /// Which RDMA modules are loaded
+    /// RDMA modules to load
     #[arg(long, value_enum, default_value = "patched")]
     pub(crate) rdma: Rdma,
     /// Parameter of the peer-memory module
@@ -124,25 +124,25 @@ pub(crate) struct Options {
     /// Parameter of ib_core's peer memory
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) ib_param: Vec<String>,
-    /// ib_core shows its clients in memory_peers, as OFED's does on kernels before 6.4
+    /// Has ib_core show its clients in memory_peers, as OFED's does on kernels before 6.4
     #[arg(long)]
     pub(crate) memory_peers: bool,
-    /// Memory of the machine
+    /// Memory of the VM
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     pub(crate) mem: u32,
-    /// Boots two such machines, hosts 1 and 2, each with one NIC on the wire between them and, unless --smp says otherwise, one
+    /// Boots two such VMs, hosts 1 and 2, each with one NIC on the wire between them and, unless --smp says otherwise, one
     /// processor. Once both are up, both run the command, without input. In its environment TESTVM_HOST is 1 or 2, and
     /// TESTVM_PEER the address of the other host. Each line of output begins with "host1: " or "host2: ". A host whose command
-    /// has ended is switched off. The exit status is 0 if both commands end with 0
+    /// has ended is powered off. The exit status is 0 if both commands end with 0
     #[arg(long)]
     pub(crate) pair: bool,
-    /// Host 2's command switches its machine off, and host 1 goes on (--pair)
+    /// Host 2's command powers its VM off, and host 1 continues (--pair)
     #[arg(skip)]
     pub(crate) host_2_is_lost: bool,
-    /// Which of a pair this machine is
+    /// Number of this VM in a pair
     #[arg(skip)]
     pub(crate) host_number: Option<u32>,
-    /// Processors of the machine; with one of Debian's stock kernels one at most
+    /// Number of processors; at most one with Debian's stock kernels
     #[arg(
         long,
         value_name = "N",
@@ -153,7 +153,7 @@ pub(crate) struct Options {
     /// Model of the processors
     #[arg(long, value_name = "MODEL", default_value = "max")]
     pub(crate) cpu: String,
-    /// How many GPUs, 0 to 8
+    /// Number of GPUs, 0 to 8
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=8))]
     pub(crate) gpus: u32,
     /// Size of each GPU's BAR, a power of two
@@ -161,17 +161,17 @@ pub(crate) struct Options {
     pub(crate) bar: u64,
     #[arg(long, value_enum, default_value = "off")]
     pub(crate) iommu: Iommu,
-    /// Which bridges lie between the GPUs and the NICs; all but flat want --kernel 7.2, which has NUMA and extended config
+    /// Bridges between the GPUs and the NICs; all but flat need --kernel 7.2, which has NUMA and extended config
     /// space
     #[arg(long, value_enum, default_value = "flat")]
     pub(crate) topology: Topology,
     /// Adds an NVMe controller with a disk of this size
     #[arg(long, value_name = "MIB")]
     pub(crate) nvme: Option<u64>,
-    /// The machine's processors: chooses the kernel where --kernel does not
+    /// Architecture of the VM; it chooses the kernel if --kernel is not given
     #[arg(long, value_enum, default_value = "x86-64")]
     pub(crate) arch: Arch,
-    /// A kernel of the test VM by name, or a kernel image or build tree by path; the machine has the processors that it is for
+    /// A kernel of the test VM by name, or a kernel image or build tree by path; the VM has the kernel's architecture
     #[arg(
         long,
         value_name = "FLAVOUR|PATH",
@@ -179,60 +179,60 @@ pub(crate) struct Options {
         default_value_if("arch", "arm64", crate::kernel::ARM64)
     )]
     pub(crate) kernel: String,
-    /// How our module is built [default: in-tree, where the kernel has what Rust needs]
+    /// Build of our module [default: in-tree if the kernel supports Rust]
     #[arg(long, value_enum)]
     pub(crate) build: Option<Build>,
-    /// Builds our module, in the portable way, without symbols that are exported to GPL modules only; with --gpu-param
-    /// proprietary=1 nothing else is loaded
+    /// Uses the portable build without symbols that are exported only to GPL modules; with --gpu-param
+    /// proprietary=1 no other build loads
     #[arg(long)]
     pub(crate) no_gpl_only: bool,
-    /// Directory that becomes the machine's root, read-only; the host's files lie under /host, as always. What a machine of
-    /// other processors finds there by default is Debian's
+    /// Directory that becomes the VM's root, read-only; the host's files are in /host, as always. A VM of another
+    /// architecture has a Debian root by default
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub(crate) root: PathBuf,
-    /// More arguments for the kernel
+    /// Additional arguments for the kernel
     #[arg(long, value_name = "STR", allow_hyphen_values = true)]
     pub(crate) append: Vec<String>,
-    /// One more argument for QEMU
+    /// Additional argument for QEMU
     #[arg(long, value_name = "STR", allow_hyphen_values = true)]
     pub(crate) qemu_arg: Vec<String>,
-    /// Ends the run as failed; 0 waits for ever [default: 7200 with a command, 0 without]
+    /// Time limit of the run, in seconds; 0 means none [default: 7200 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
-    /// A report in the kernel log that must come so often and does not fail the run then
+    /// Report that the kernel log must contain this often, and that does not fail the run
     #[arg(long, value_name = "REGEX=COUNT")]
     pub(crate) expect: Vec<klog::Expectation>,
-    /// Where the kernel log goes [default: in the cache]
+    /// File for the kernel log [default: in the cache]
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
     /// Variable in the command's environment
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// This file in place of the peer-memory module
+    /// File to load instead of the peer-memory module
     #[arg(long, value_name = "FILE")]
     pub(crate) peermem_ko: Option<PathBuf>,
-    /// This file in place of the stand-in GPU's driver
+    /// File to load instead of the stand-in GPU's driver
     #[arg(long, value_name = "FILE")]
     pub(crate) gpu_ko: Option<PathBuf>,
-    /// One more module, loaded last, with its parameters
+    /// Additional module to load last, with its parameters
     #[arg(long, value_name = "FILE[ PARAMETERS]")]
     pub(crate) load: Vec<String>,
-    /// Loads what breaks calls of the kernel on request (tests/interpose)
+    /// Loads a module that makes calls of the kernel fail on request (tests/interpose)
     #[arg(long)]
     pub(crate) interpose: bool,
-    /// Has the KUnit tests too, a module to be loaded (tests/vm/kunit)
+    /// Adds the module of the KUnit tests (tests/vm/kunit)
     #[arg(long)]
     pub(crate) kunit: bool,
-    /// Loads what measures the peer-memory module (tests/bench)
+    /// Loads a module that measures the peer-memory module (tests/bench)
     #[arg(long)]
     pub(crate) bench: bool,
-    /// The machine's clock counts instructions, one a nanosecond; for one processor
+    /// The VM's clock counts instructions, one per nanosecond; needs --smp 1
     #[arg(long)]
     pub(crate) icount: bool,
-    /// Our module with a rule taken out: a patch of tests/mutants by its name
+    /// Applies this patch of tests/mutants to our module
     #[arg(long, value_name = "NAME", conflicts_with = "peermem_ko")]
     pub(crate) mutant: Option<String>,
-    /// A layer over the root, of an overlay file system
+    /// Layer over the root, of an overlay file system
     #[arg(skip)]
     pub(crate) layer: Option<PathBuf>,
     /// Patches to our module
@@ -241,20 +241,20 @@ pub(crate) struct Options {
     /// Gives the command a terminal
     #[arg(long, short = 't')]
     pub(crate) tty: bool,
-    /// Lays NVIDIA's module beside ours and names it in TESTVM_CONTROL_KO
+    /// Also copies NVIDIA's module into the VM; TESTVM_CONTROL_KO has its path
     #[arg(long)]
     pub(crate) with_control: bool,
-    /// Lays our module where modprobe finds it, and neighbours that it cannot work with (tests/drivers; --peermem none)
-    /// where TESTVM_DRIVERS says
+    /// Installs our module for modprobe, and puts drivers that it cannot work with (tests/drivers) into the directory
+    /// TESTVM_DRIVERS; needs --peermem none
     #[arg(long)]
     pub(crate) beside: bool,
-    /// The kernel takes signed modules alone (module.sig_enforce=1); those of the run are signed with the test VM's key
+    /// The kernel loads only signed modules (module.sig_enforce=1); the test VM's key signs the modules of the run
     #[arg(long)]
     pub(crate) signed: bool,
-    /// On the debug kernel: allocations are made to fail, so that what is left of them is no leak and nobody looks for any
+    /// Does not search for leaks on the debug kernel, because failed allocations leave some
     #[arg(long)]
     pub(crate) faults: bool,
-    /// Takes what was built before, whatever has changed since: all runs of a suite test the same
+    /// Uses earlier builds even if files have changed since, so that all runs of a suite test the same code
     #[arg(skip)]
     pub(crate) frozen: bool,
     /// Prints QEMU's command line

@@ -14,8 +14,8 @@ use super::options::Options;
 use crate::paths::Paths;
 
 /// Boots two VMs, runs the command in both, and waits for both. A [`LineSink`] gets the lines of
-/// host 1 unchanged. It gets those of host 2 as lines of standard error that begin with the host's
-/// name.
+/// host 1 unchanged. The sink gets the lines of host 2 as lines of standard error that begin with
+/// the host's name.
 pub(crate) fn run(
     paths: &Paths,
     options: &Options,
@@ -76,7 +76,7 @@ pub(crate) fn run(
     Ok(together(first?, &second?, options.host_2_is_lost))
 }
 
-/// Write errors are ignored: a reader that is gone misses nothing.
+/// Prints a line. Ignores write errors, because a reader that is gone misses nothing.
 fn print(line: &str, is_error: bool) {
     let _ = if is_error {
         writeln!(std::io::stderr(), "{line}")

@@ -159,9 +159,9 @@ fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Optio
     for argument in &layout.arguments {
         words.add(&[argument]);
     }
-    // A wire between the two NICs. UNIX datagrams stay in order, and the sender waits if the
-    // receiver is full. QEMU's hub lets later packets overtake those that it holds, and RDMA READ
-    // does not recover from that.
+    // Connects the two NICs by a wire. UNIX datagrams stay in order, and the sender waits if the
+    // receiver is full. QEMU's hub lets later packets overtake packets that it holds, and RDMA READ
+    // does not recover from the wrong order.
     let end = |nic: u32| value(&scratch.join(format!("wire{nic}")));
     let inside = |nic, peer| {
         format!(
@@ -288,7 +288,7 @@ mod tests {
             );
             assert!(!arguments.contains("intel-iommu") && !arguments.contains("q35"));
         }
-        // A kernel that was given by name stays.
+        // `--arch` does not replace a kernel that `--kernel` names.
         assert_eq!(of("--arch arm64 --kernel debug").0, "debug");
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Ports {
     control: UnixStream,
     streams: Vec<(&'static str, UnixStream)>,
     console: Option<UnixStream>,
-    /// QEMU's ends, which are closed here once it runs.
+    /// QEMU's ends, which are closed here once QEMU runs.
     pub(super) remote: Vec<UnixStream>,
 }
 
@@ -95,8 +95,8 @@ fn pump(
 }
 
 /// Forwards input and its end. The stream must not be dropped before the VM has ended: if the other
-/// end is closed, QEMU discards unread input. It does not if the other end is only shut down for
-/// writing.
+/// end is closed, QEMU discards unread input. QEMU keeps unread input if the other end is only shut
+/// down for writing.
 fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
     let mut to = to.try_clone()?;
     thread::spawn(move || {
@@ -234,7 +234,8 @@ pub(super) fn attend(
             Ok(line) => {
                 if let Some(status) = exit_status(&line) {
                     seen.status = status;
-                    // The command has ended. The rest takes a second on an idle machine.
+                    // The command has ended. The VM's remaining work takes a second on an idle
+                    // machine.
                     deadline = Some(Instant::now() + Duration::from_secs(1200));
                 } else if let Some(text) = line.strip_prefix("setup ") {
                     let failure = format!("the machine could not be set up: {text}");

@@ -55,7 +55,7 @@ impl Host {
             .collect()
     }
 
-    /// Writes the host to a folder and runs the script there. The script must not change it.
+    /// Writes the host to a folder and runs the script there. The script must not change the host.
     pub(crate) fn check(&self, shell: &[&str]) -> Said {
         let place = self.write();
         let before = listing(&place.root());
@@ -158,7 +158,7 @@ pub(crate) fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/check")
 }
 
-/// A line of a `Module.symvers`.
+/// Returns a line of a `Module.symvers`.
 pub(crate) fn exported(symbol: &str, module: &str) -> String {
     format!("0x00000000\t{symbol}\tdrivers/infiniband/core/{module}\tEXPORT_SYMBOL\t\n")
 }

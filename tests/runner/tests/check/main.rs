@@ -2,8 +2,8 @@
 //! Tests `scripts/check` on synthetic hosts.
 //!
 //! The trees of the hosts are small and written by hand, after the known layouts of the
-//! distributions' packages. None was copied from a real machine. The tools in them are scripts that
-//! print what the real ones would.
+//! distributions' packages. None was copied from a real machine. The tools of the hosts are scripts
+//! that print the output of the real tools.
 
 #![expect(
     clippy::unwrap_used,
@@ -95,9 +95,9 @@ fn what_installing_says() {
     }
 }
 
-/// The functions of both neighbours are weak in the module, and modpost accepts unknown weak
-/// symbols. The Kbuild therefore checks them itself. This test runs the Kbuild with a make that
-/// imitates the parts of kbuild that it needs.
+/// Tests a build without the neighbours' symbols. The functions of both neighbours are weak in the
+/// module, and modpost accepts unknown weak symbols. The Kbuild therefore checks the functions
+/// itself. This test runs the Kbuild with a make that imitates the necessary parts of kbuild.
 #[test]
 fn a_build_without_the_neighbours_symbols_ends() {
     let kbuild =
@@ -136,13 +136,13 @@ fn a_build_without_the_neighbours_symbols_ends() {
     let (built, said) = build(&both[..1], "");
     assert!(!built && said.starts_with(told), "{said}");
     assert_eq!(build(&both[..1], "1"), (true, told.to_owned()));
-    // A part of another name does not count.
+    // A symbol with a longer name that contains the name does not count.
     let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
     assert!(!built);
 }
 
-/// On a kernel with `CONFIG_MODVERSIONS`, the versions are read from the installed driver. They are
-/// values of symbols, or the contents of a section that symbols point into.
+/// Checks that versions are read from the installed driver on a kernel with `CONFIG_MODVERSIONS`.
+/// The versions are values of symbols, or the contents of a section that symbols point into.
 #[test]
 fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
@@ -188,7 +188,7 @@ fn versions_of_an_installed_driver() {
     }
 }
 
-/// A check that no case triggers could be dead. bash prints the numbers of the lines that it runs.
+/// Checks that the cases trigger every check, because a check that no case triggers could be dead.
 #[test]
 fn every_line_that_reports_is_reached() {
     let source = fs::read_to_string(script()).unwrap();
@@ -241,8 +241,8 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
     );
 }
 
-/// Returns the place where the Kbuild finds OFED on this host. Runs it with a make that imitates
-/// the parts of kbuild that it needs.
+/// Returns the place where the Kbuild finds OFED on this host. Runs the Kbuild with a make that
+/// imitates the necessary parts of kbuild.
 fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
     let place = host.write();
     let root = place.root();
@@ -274,7 +274,8 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
         .replace(&root.display().to_string(), "")
 }
 
-/// The Kbuild and the check look for OFED independently, and must find the same one.
+/// Checks that the Kbuild and the script find the same OFED, because both look for it
+/// independently.
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
     for (mut host, source, machine) in [
@@ -293,8 +294,8 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
             ["ofa_kernel-dkms", "ofa_kernel"].map(|home| format!("usr/src/{home}/{folder}"))
         });
         let places: Vec<String> = places.collect();
-        // From last to first, because each place takes precedence over those that are already
-        // there.
+        // Adds the places from last to first, because each place takes precedence over the places
+        // that are already there.
         for place in places.iter().rev() {
             let said = host.change(&format!("ofed_in {place}")).check(&["sh"]);
             let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
@@ -346,8 +347,8 @@ fn what_is_ok_goes_unsaid_on_request() {
     assert_eq!(said.status, Some(1));
 }
 
-/// The Kbuild asks for the headers by the kernel's release alone. Debian's driver packages have
-/// modules of other names.
+/// Checks that driver.sh finds the headers for every name of the driver's module. The Kbuild passes
+/// only the kernel's release to driver.sh. Debian's driver packages have modules of other names.
 #[test]
 fn the_installed_drivers_headers_are_found_by_all_its_names() {
     for name in [
@@ -436,7 +437,7 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// During installation, the installed module counts, wherever it was compiled.
+/// Checks that the installed module counts during an installation, wherever it was compiled.
 #[test]
 fn installing_judges_what_is_installed() {
     for (field, licence, loads) in [
@@ -463,7 +464,8 @@ fn installing_judges_what_is_installed() {
     }
 }
 
-/// depmod runs after an installation, and its index may be outdated.
+/// Checks that a module is found with or without the index. depmod runs after an installation, and
+/// its index may be outdated.
 #[test]
 fn a_module_is_found_by_the_index_or_without() {
     let place = Place::new();
@@ -503,8 +505,8 @@ fn a_module_is_found_by_the_index_or_without() {
     }
 }
 
-/// Nothing is compiled for the folder. It has links to the headers, and to the metadata in their
-/// own package.
+/// Tests the folder that replaces a link to nothing. Nothing is compiled for the folder. The folder
+/// has links to the headers, and to the metadata in their own package.
 #[test]
 fn a_link_to_nothing_is_got_round() {
     let mut host =
@@ -513,8 +515,8 @@ fn a_link_to_nothing_is_got_round() {
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
     let create = |path: &str| fs::create_dir_all(place.root().join(path)).unwrap();
-    // Folders of removed kernels, and of an installed one, for which another process is making the
-    // metadata.
+    // Makes folders of removed kernels, and a folder of an installed kernel, for which another
+    // process is making the metadata.
     create(&format!("{kept}/6.1.0"));
     create(&format!("{kept}/6.2.0.new"));
     create(&format!("{kept}/7.3.0.new"));
@@ -544,7 +546,7 @@ fn a_link_to_nothing_is_got_round() {
     }
     let again = host.run(&place, &["sh"]);
     assert_eq!((again.text, again.errors.as_str()), (said.text, ""));
-    // The same without -m, as the Makefile asks for the folder.
+    // Repeats the check without -m, as the Makefile asks for the folder.
     host.arguments.clear();
     let again = host.run(&place, &["sh"]);
     assert!(again.text.contains(&row), "{}", again.text);
@@ -557,7 +559,7 @@ fn a_link_to_nothing_is_got_round() {
     assert_eq!(said.status, Some(1));
 }
 
-/// The source is there, but its version is not that of the headers' package.
+/// Tests a source whose version is not that of the headers' package.
 #[test]
 fn metadata_that_cannot_be_made_is_missing() {
     let said = host("debian; file usr/src/linux-source-7.3.tar.xz x; argument -m").check(&["sh"]);
@@ -575,8 +577,8 @@ fn metadata_that_cannot_be_made_is_missing() {
     );
 }
 
-/// The kernel's preparation also makes a vDSO for 32-bit programs, which needs a compiler that
-/// nothing else needs.
+/// Checks that metadata for arm64 need no 32-bit compiler. The kernel's preparation also makes a
+/// vDSO for 32-bit programs, which needs a compiler that nothing else needs.
 #[test]
 fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
     // Debian's package names that compiler, and overrides any other name.
@@ -587,8 +589,8 @@ fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
 fn metadata_are_made_on_arm64(mut host: Host) {
     let crates = CRATES.join(" ");
     // Imitates arch/arm64/Makefile, which uses the value in auto.conf. Another make writes
-    // auto.conf. It does not read .kernelvariables, and writes auto.conf again as long as
-    // .kernelvariables names another compiler.
+    // auto.conf. This other make does not read .kernelvariables, and writes auto.conf again as long
+    // as .kernelvariables names another compiler.
     let makefile = format!(
         "-include $(O)/.kernelvariables\n\
          CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\
@@ -634,8 +636,8 @@ fn metadata_are_made_on_arm64(mut host: Host) {
     }
 }
 
-/// Ubuntu's source packages are not named after the kernel's series, and linux-nvidia has no source
-/// package.
+/// Checks that Ubuntu's source must be named. Ubuntu's source packages are not named after the
+/// kernel's series, and linux-nvidia has no source package.
 #[test]
 fn ubuntus_source_must_be_named() {
     let host = host("grace; tool dpkg-query linux-headers-7.3.0-1004-nvidia-64k: x; argument -m");

@@ -12,8 +12,8 @@ use crate::lab::Lab;
 use crate::rdma::{full_access, Region};
 use crate::sys::Span;
 
-/// Number of samples. The minimum counts, because timer interrupts and refills of the allocator add
-/// to some samples.
+/// Number of samples. The minimum is the result, because timer interrupts and refills of the
+/// allocator increase some samples.
 pub(crate) const SAMPLES: u64 = 16;
 
 /// Costs of one registration and its deregistration.
@@ -103,7 +103,7 @@ impl Pages {
 }
 
 /// Returns the kernel memory of one registration. Fails if the deregistration does not free all of
-/// it.
+/// this memory.
 pub(crate) fn memory_of_one(lab: &Lab, span: Span) -> Result<Held> {
     // Fills the caches of the allocators.
     drop(lab.near.register(span, full_access())?);

@@ -14,7 +14,7 @@ pub(crate) fn listens(port: u16) -> Result<bool> {
     const LISTENING: &str = "0A";
     let port = format!(":{port:04X}");
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        // The usual kernel has no IPv6.
+        // The default kernel has no IPv6.
         if !Path::new(table).exists() {
             continue;
         }
@@ -32,8 +32,8 @@ pub(crate) fn listens(port: u16) -> Result<bool> {
 
 /// Returns the average bandwidth or the typical latency from perftest's output. A bandwidth line
 /// has 5 numbers: bytes, iterations, peak, average, message rate. A latency line has at least 7:
-/// bytes, iterations, minimum, maximum, typical, and more. If there are several sizes, the largest
-/// counts, which is on the last line.
+/// bytes, iterations, minimum, maximum, typical, and more. For several sizes, returns the result of
+/// the largest size, which is on the last line.
 pub(crate) fn result(output: &str) -> Result<f64> {
     let numbers = |line: &str| {
         line.split_whitespace()

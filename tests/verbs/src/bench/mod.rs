@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `gdr bench`: measures the part of the module's cost that only a virtual machine shows.
-//! `runner bench` runs it with our module and with NVIDIA's nvidia-peermem. Prints a line
-//! `figure NAME VALUE` for each figure.
+//! `runner bench` runs it with our module and with NVIDIA's nvidia-peermem. The program prints a
+//! line `figure NAME VALUE` for each figure.
 //!
 //! Instruction counts need a machine whose clock counts instructions (`--icount --smp 1`), where
 //! one nanosecond is one instruction. Concurrent threads need several processors.
@@ -34,7 +34,7 @@ const GIB: u64 = 1 << 30;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// What to measure
+    /// Parts to measure
     #[arg(value_enum, required = true)]
     parts: Vec<Part>,
 }
@@ -51,10 +51,11 @@ enum Part {
 
 struct Shape {
     name: &'static str,
-    /// Layout of the GPU's memory, by the stand-in's name for it.
+    /// Layout of the GPU's memory, by its name in the stand-in.
     layout: &'static str,
     bytes: u64,
-    /// Number of samples. The minimum counts, because interrupts are not part of the module's cost.
+    /// Number of samples. The minimum is the result, because interrupts are not part of the
+    /// module's cost.
     samples: usize,
 }
 
@@ -182,7 +183,7 @@ const WINDOWS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Duration of the stand-in's pin and unpin, which sleep with its lock held. The values are 20
-/// times the published 70 and 38 µs of a V100, because an emulated processor is about that much
+/// times the published 70 and 38 µs of a V100, because an emulated processor is about 20 times
 /// slower.
 const PRICES: [(&str, &str); 2] = [("pin_us", "1400"), ("unpin_us", "760")];
 
@@ -255,7 +256,8 @@ impl Board {
 }
 
 /// Reports the rounds in 1,000 seconds of threads that register, and of threads that only call
-/// nvidia.ko. The ratio of the two matters: threads should wait for nvidia.ko's lock only.
+/// nvidia.ko. The ratio of the two rates matters, because threads should wait only for nvidia.ko's
+/// lock.
 fn crowds(lab: &Lab) -> Result<()> {
     let _prices = PRICES
         .iter()

@@ -25,7 +25,7 @@ struct Calls {
     cycles: u64,
 }
 
-/// Cycles that the measurement itself adds. They are subtracted.
+/// Cycles that the measurement itself adds, and that the results exclude.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Calibration {
     /// Cycles that are added to each call of a module function.
@@ -55,7 +55,7 @@ impl Function {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reading(BTreeMap<String, Function>);
 
-/// Names of calibration functions, which are not the module's.
+/// Names of calibration functions, which do not belong to the module.
 const FIXED: [&str; 2] = ["empty", "provider"];
 
 /// Returns `true` if the kernel module of `tests/bench` is loaded.
@@ -150,7 +150,7 @@ impl Reading {
     }
 }
 
-/// Watches the kernel memory that the module's functions allocate, until dropped.
+/// A watch of the kernel memory that the module's functions allocate, until dropped.
 pub(crate) struct Watch(());
 
 /// One reading of a [`Watch`], in bytes.
@@ -179,7 +179,8 @@ impl Watch {
         Ok(Self(()))
     }
 
-    /// Runs `body` without watching. `body` must not free a watched allocation. For timed code.
+    /// Runs `body`, which is timed code, without watching. `body` must not free a watched
+    /// allocation.
     pub(crate) fn looking_away<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         fs::write(MEMORY, "0").context(MEMORY)?;
         let result = body()?;
@@ -211,17 +212,17 @@ impl Held {
     }
 }
 
-/// Refuses the module's functions all memory that is larger than a page and in one piece, until
-/// dropped.
+/// Refusal of all allocations by the module's functions that need more than one page in one piece,
+/// until dropped.
 pub(crate) struct PageOrder(());
 
 /// Counts of allocations that are larger than a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Large {
-    /// Refused by the page allocator.
+    /// Number of allocations that the page allocator refused.
     pub(crate) refused: u64,
-    /// Satisfied from an existing slab, for a caller that needs them. At another time, they would
-    /// be refused.
+    /// Number of allocations, without a fallback in the caller, that an existing slab satisfied.
+    /// Without a free object in a slab, the page allocator would refuse these allocations.
     pub(crate) given: u64,
 }
 

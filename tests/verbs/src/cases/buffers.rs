@@ -24,8 +24,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Returns `true` if `module` registers such memory. NVIDIA's nvidia-peermem refuses memory of
-    /// several allocations.
+    /// Returns `true` if `module` registers buffers with these parts. NVIDIA's nvidia-peermem
+    /// refuses memory of several allocations.
     pub(super) fn are_registered(self, module: Peermem) -> bool {
         match module {
             Peermem::None => false,
@@ -138,8 +138,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Waits until no pin since `before` is left. Compares all calls with the expected ones. If
-    /// `is_revoked`, each buffer lost its memory while it was registered.
+    /// Waits until no pin since `before` is left. Compares all calls with the expected calls. If
+    /// `is_revoked`, each buffer lost its memory while the buffer was registered.
     pub(super) fn have_ended(
         self,
         setup: &Setup,

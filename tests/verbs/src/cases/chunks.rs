@@ -3,7 +3,7 @@
 //! `expandable_segments`). Each range is one registration. The cases compare every byte and check
 //! the number of nvidia.ko's calls.
 //!
-//! NVIDIA's nvidia-peermem refuses all these ranges. There each case only checks for `EFAULT`.
+//! NVIDIA's nvidia-peermem refuses all these ranges, so each case only checks for `EFAULT` there.
 
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Allocates parts of `granules[i]` granules each, alternately on two GPUs if there are two. 0
-    /// leaves one granule free.
+    /// Allocates parts of `granules[i]` granules each, alternately on two GPUs if there are two. A
+    /// value of 0 leaves one granule free.
     pub(super) fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
         Self::with(lab, granules, &[])
     }
@@ -119,7 +119,7 @@ impl Row {
     }
 }
 
-/// Registers `span`. Returns `None` if NVIDIA's nvidia-peermem refuses it, as it must.
+/// Registers `span`. Returns `None` if NVIDIA's nvidia-peermem refuses `span`, as expected.
 fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
     match (hca.register(span, full_access()), lab.setup.peermem) {
         (Err(refused), Peermem::Nvidia) => {
@@ -200,8 +200,8 @@ fn whole(lab: &Lab, granules: &[u64], calls: u64) -> Result<()> {
     whole_row(lab, &Row::of(lab, granules)?, calls)
 }
 
-/// Checks that each allocation is one extent of BAR1: nothing of it was pinned yet when the final
-/// pin was made.
+/// Checks that each allocation is one extent of BAR1. No part of an allocation may be pinned when
+/// the final pin is made.
 fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     let Some((activity, entries)) = registers(lab, row, 0, row.len()?)? else {
         return Ok(());
@@ -221,8 +221,8 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     Ok(())
 }
 
-/// The first unit alone fits into a hole of BAR1, where it lies during the search. The final pin is
-/// made anew.
+/// Tests an allocation whose first unit alone fits into a hole of BAR1. The unit lies in the hole
+/// during the search, so the module must make a new final pin.
 fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
@@ -363,8 +363,8 @@ fn limit(lab: &Lab) -> Result<()> {
     replaced.end()
 }
 
-/// Frees a part while the search stops at its first pin. If that part is the pinned one, the search
-/// ends there.
+/// Frees a part while the search is stopped at its first pin. If the freed part is the pinned part,
+/// the search ends at this part.
 fn freed_between_pins(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_ours()?;
@@ -412,7 +412,7 @@ fn killed(lab: &Lab) -> Result<()> {
     child.kill()?;
     let more = calls()?.saturating_sub(made);
     note("calls_to_pin_after_the_kill", more);
-    // One call since the count, and one that was about to start.
+    // At most two calls are new: one call since the count, and one call that was about to start.
     ensure!(
         more <= 2,
         "{more} calls to pin for a process that was killed"
@@ -465,7 +465,7 @@ fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Resul
 }
 
 /// Frees one part. The whole region must be revoked before the free returns, and the next owner's
-/// bytes must stay.
+/// bytes must not change.
 fn part_freed(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     const PARTS: usize = 3;
@@ -483,7 +483,8 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let state = peer_region(&lab.far, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
 
-        // Pinned, because memory has a place in BAR1 only while it is pinned.
+        // The next allocation is pinned, because memory has a place in BAR1 only while it is
+        // pinned.
         let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
             .allocate_there(M2, place, |next| {
@@ -497,8 +498,8 @@ fn part_freed(lab: &Lab) -> Result<()> {
         stranger.read(0, &mut found)?;
         ensure!(found == theirs, "the new owner's bytes changed");
         drop(theirs_too);
-        // The other parts are still pinned. One is freed with a callback, and the region releases
-        // the last.
+        // The other two parts are still pinned. One part is freed with a callback, and the region
+        // releases the last part.
         counters::pins_are(PARTS as u64 - 1)?;
         row.parts[(gone + 1) % PARTS].free()?;
         counters::pins_are(PARTS as u64 - 2)?;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs whose memory is cached by CPUs (Grace). There are two cases.
+//! GPUs whose memory is cached by CPUs (Grace). The tests cover two cases.
 //!
-//! - The driver keeps the memory to itself. `get_user_pages()` refuses it, and our module is asked.
-//!   The memory is in no BAR and has struct pages, so nvidia.ko maps it and nobody revokes it.
+//! - The driver keeps the memory to itself. `get_user_pages()` refuses the memory, and ib_core asks
+//!   our module. The memory is in no BAR and has struct pages, so nvidia.ko maps it and nobody
+//!   revokes it.
 //! - The driver has given the memory to the kernel. The kernel moves registered pages to other
 //!   memory and asks no peer-memory module.
 
@@ -50,8 +51,8 @@ fn moves(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     moving::sweep(lab, op, from, to)
 }
 
-/// Checks for one pin and one mapping by nvidia.ko. The reason depends on the version of the page
-/// tables: they flag cached memory, or are too old for the flag.
+/// Checks for one pin and one mapping by nvidia.ko. The expected reason depends on the version of
+/// the page tables, because old versions have no flag for cached memory.
 fn mapped(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
     lab.needs_ours()?;
@@ -108,8 +109,8 @@ fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Frees memory under a live registration, in either mode. No callback comes, and the HCA
-/// continues.
+/// Frees memory under a live registration, in either mode. Expects that no callback comes and that
+/// the HCA continues.
 fn not_revoked(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
     lab.needs_ours()?;
@@ -179,7 +180,7 @@ fn moved(lab: &Lab) -> Result<()> {
     let Some(zone) = movable_zone()? else {
         return ktap::skip("no ZONE_MOVABLE in this machine");
     };
-    // The page cache also takes pages of this zone.
+    // The page cache also uses pages of this zone.
     fs::write("/proc/sys/vm/drop_caches", "1")?;
     let [near, far] = [Mapping::anonymous(M2)?, Mapping::anonymous(M2)?];
     let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! How other software detects a peermem module: the question of each consumer, and the answer.
+//! Detection of a peermem module by other software: the question of each consumer, and the answer.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,14 +25,14 @@ pub(super) fn control() -> Option<PathBuf> {
     env::var_os("TESTVM_CONTROL_KO").map(PathBuf::from)
 }
 
-/// Returns `true` if ib_core itself shows its clients in `memory_peers`. No ib_core since Linux 6.4
-/// can.
+/// Returns `true` if ib_core itself shows its clients in `memory_peers`. Since Linux 6.4, no
+/// ib_core can show its clients.
 pub(super) fn core_shows() -> bool {
     counters::module_parameter("ib_core", "peer_mem_sysfs").as_deref() == Some("Y")
 }
 
 /// Returns the line of `/proc/kallsyms` about the function that registers clients, or `None` if no
-/// loaded module has it.
+/// loaded module has this function.
 pub(super) fn peer_memory() -> Result<Option<String>> {
     let symbols = fs::read_to_string("/proc/kallsyms")?;
     let name = format!(" {SYMBOL}");
@@ -48,7 +48,7 @@ fn module_shows() -> bool {
 
 pub(super) const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
-/// A name that no client ever had.
+/// Path with a name that no client ever had.
 const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
 pub(super) const MODULE: &str = "/sys/module/nvidia_peermem/version";
 const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
@@ -71,7 +71,7 @@ enum Probe {
 }
 
 impl Probe {
-    /// Returns what convinced the consumer, if anything did.
+    /// Returns the evidence that convinced the consumer, or `None`.
     fn ask(&self) -> Result<Option<String>> {
         Ok(match self {
             Self::AnyOf(paths) => paths
@@ -107,14 +107,14 @@ impl Probe {
 enum Finds {
     /// The module itself, whenever it is loaded.
     Module,
-    /// `memory_peers`, if ib_core or the module shows clients there.
+    /// `memory_peers`, if ib_core or the module shows its clients in this directory.
     MemoryPeers,
     /// ib_core, with or without a module.
     Core,
     /// The module as a user of ib_core's functions, where the peer-memory interface is not in
     /// ib_uverbs.
     UserOfCore,
-    /// A module other than this one.
+    /// A module other than the module under test.
     Never,
 }
 
@@ -204,7 +204,7 @@ fn told(answer: &Option<String>) -> &str {
     answer.as_deref().unwrap_or("nothing")
 }
 
-/// Checks what each consumer finds of the loaded module, or of none.
+/// Checks the result of each consumer with the loaded module, or without a module.
 fn find(lab: &Lab) -> Result<()> {
     let loaded = lab.setup.peermem != Peermem::None;
     let shown = loaded && (core_shows() || module_shows());
@@ -229,8 +229,8 @@ fn find(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Loads our module and NVIDIA's in turn. A consumer that finds NVIDIA's must find ours, in the
-/// same place.
+/// Loads our module and NVIDIA's nvidia-peermem in turn. A consumer that finds nvidia-peermem must
+/// find our module in the same place.
 fn find_as_nvidias(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("ours is not loaded");

@@ -2,8 +2,8 @@
 //! `peermemctl` on machines of known topology: its JSON, and its complaints. An injected fault must
 //! cause its own complaint and no other.
 //!
-//! Works without a [`Lab`](crate::lab::Lab), because a `Lab` would keep the module loaded that
-//! these cases unload. The runner's variables describe the machine. The cases read the path between
+//! These cases do not use a [`Lab`](crate::lab::Lab), because they unload the module, which a `Lab`
+//! would keep loaded. The runner's variables describe the machine. The cases read the path between
 //! two devices from sysfs with their own code.
 
 use std::collections::BTreeSet;
@@ -108,7 +108,7 @@ impl Answer {
         // The words of the other schemas were changed once.
         let version = match schema {
             "peermemctl.topo" | "peermemctl.list-all" => 1,
-            // One of its reasons was split into two.
+            // One reason of `peermemctl.stats` was split into two.
             "peermemctl.stats" => 3,
             _ => 2,
         };
@@ -169,8 +169,8 @@ fn gpus() -> Result<Vec<Place>> {
         .collect()
 }
 
-/// Returns all complaints of `doctor`, and notes its other findings. Its exit status must match its
-/// findings.
+/// Returns all complaints of `doctor`, and notes its other findings. The exit status of `doctor`
+/// must match its findings.
 fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
     let mut found = BTreeSet::new();
     for finding in list(&answer.json("peermemctl.doctor")?, "findings")? {
@@ -230,8 +230,8 @@ fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
     })
 }
 
-/// Returns the sockets of the GPUs and of the NICs. `None`: there is one socket, and the firmware
-/// does not say so.
+/// Returns the sockets of the GPUs and of the NICs. `None` means that there is one socket, which
+/// the firmware does not report.
 fn sockets(machine: &Machine) -> [[Option<u64>; 2]; 2] {
     match machine.topology.as_str() {
         "sockets" => [[Some(0), Some(1)], [Some(0), Some(0)]],
@@ -369,7 +369,7 @@ fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
     Ok(expected)
 }
 
-/// Checks `--pair`, which covers a pair other than the GPU's best, and no other GPU.
+/// Checks that `--pair` covers a pair other than the GPU's best pair, and no other GPU.
 fn one_pair(_: &Machine) -> Result<()> {
     let gpus = gpus()?;
     let [near, far] = gpus.as_slice() else {
@@ -387,8 +387,8 @@ fn one_pair(_: &Machine) -> Result<()> {
     )
 }
 
-/// QEMU's switches have no ACS. The case overlays one on the sysfs file of the NIC's port, after
-/// the port's last capability. The ACS capability is read from the root port.
+/// Tests redirection by ACS at a switch. QEMU's switches have no ACS, so the case adds the root
+/// port's ACS capability after the last capability in the sysfs file of the NIC's port.
 fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
     let nic = Place::of_rxe("rxe0")?;
     let (root, port) = match nic.above() {
@@ -410,8 +410,8 @@ fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
     complains_of(&peermemctl(&["doctor"])?, &rest)
 }
 
-/// Between root ports, packets pass the root complex anyway: redirection there is worth a note, but
-/// no complaint.
+/// Checks that redirection at root ports causes a note and no complaint, because packets between
+/// root ports pass the root complex anyway.
 fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
     let notes = |answer: &Answer| -> Result<usize> {
         let answer = answer.json("peermemctl.doctor")?;
@@ -452,8 +452,8 @@ fn module_taken_out(machine: &Machine) -> Result<()> {
     complains_of(&answer?, &expected)
 }
 
-/// 64 KiB, the limit of many distributions at login, and without the capability that lets root
-/// exceed the limit.
+/// Checks the complaint about a limit of 64 KiB, which many distributions set at login, for root
+/// without CAP_IPC_LOCK.
 fn locked_memory(machine: &Machine) -> Result<()> {
     let limited = Answer::of(Command::new("setpriv").args([
         "--bounding-set=-ipc_lock",
@@ -642,7 +642,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     ensure!(found == open(host), "of this process: {found:?}");
     let reasons = answer["reasons"].to_string();
     ensure!(reasons.contains("not visible without root"), "{reasons}");
-    // If the child's regions are the only ones left, all counted regions are its.
+    // If only the child's regions are left, all counted regions belong to the child.
     drop((regions, hca));
     if let Some(child) = child {
         let found = usage(&all_regions(&[])?, child.id())?;
@@ -779,7 +779,7 @@ fn export(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a command which cannot read its data ends with 2 and a message.
+/// Checks that a command which cannot read its data ends with status 2 and a message.
 fn no_module(_: &Machine) -> Result<()> {
     for command in ["list", "stats"] {
         let answer = peermemctl(&[command])?;

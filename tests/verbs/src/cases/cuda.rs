@@ -4,9 +4,11 @@
 //!
 //! The arrival of bytes proves nothing, because a consumer may stage them through the host. The
 //! cases therefore check pins, mappings and the list while both ends have registered, and the bytes
-//! on the wire at the end. Without a module, there must be none of these.
+//! on the wire at the end. Without a module, there must be no pins, mappings or listed
+//! registrations.
 //!
-//! Works without a [`Lab`](crate::lab::Lab), because no consumer needs its devices and GPUs.
+//! These cases do not use a [`Lab`](crate::lab::Lab), because no consumer needs its devices and
+//! GPUs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,7 +74,7 @@ impl Places {
             .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
             // Retransmit timeout of a queue pair: a busy machine can pause for more than a second.
             .env("UCX_RC_VERBS_TIMEOUT", "4s")
-            // UCX 1.22 fences by default with a read by a key that it only has for NVIDIA's NICs.
+            // By default, UCX 1.22 fences with a read whose key exists only for NVIDIA's NICs.
             // Other NICs refuse this read, even for host memory.
             .env("UCX_FENCE_MODE", "weak");
         Ok(command)
@@ -83,10 +85,10 @@ impl Places {
         let mpi = self.mpi.as_deref().context("no Open MPI")?;
         let mut command = self.over_ucx(program, device, Some(mpi.join("lib")))?;
         command
-            // UCX asks CUDA about each address. In Open MPI programs, UCX's memory hooks were seen
-            // to miss some.
+            // UCX asks CUDA about each address, because UCX's memory hooks missed some addresses in
+            // Open MPI programs.
             .env("UCX_MEMTYPE_CACHE", "n")
-            // Without this, UCX copies on rxe.
+            // Without this variable, UCX copies on rxe.
             .env("UCX_RNDV_THRESH", "8192");
         // Open MPI was built for another prefix.
         for prefix in ["OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"] {
@@ -154,7 +156,7 @@ macro_rules! pairs {
 }
 pub(super) use pairs;
 
-/// Bytes of all sizes from 2 bytes to 8 MiB, five times each.
+/// Total bytes of five messages of each power-of-two size from 2 bytes to 8 MiB.
 const ALL_SIZES: u64 = 5 * ((16 << 20) - 2);
 
 const PAIRS: &[Pair] = pairs![
@@ -196,7 +198,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         .map(|pair| pair.name)
         .chain(places.nixl.is_some().then_some(NIXL))
         .chain(places.ucx.iter().flat_map(|_| ucx::names()))
-        // `verify` detects by itself whether there is a module, and has its own case without one.
+        // `verify` detects the module by itself, and has a separate case without a module.
         .chain((setup.peermem == Peermem::Ours).then_some(VERIFY))
         .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
         .collect();
@@ -248,7 +250,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// One agent writes into the other's memory and reads from it. Both compare the bytes.
+    /// Runs two agents. One agent writes to and reads from the other agent's memory, and both
+    /// agents compare the bytes.
     fn nixl(&self) -> Result<()> {
         let [near, far] = &self.setup.devices;
         let folder = PathBuf::from(format!("/tmp/nixl-{}", std::process::id()));
@@ -265,7 +268,7 @@ impl Consumers {
         let seen = self.see(ends, &start, NIXL_BUFFERS);
         fs::remove_dir_all(&folder)?;
         let seen = seen?;
-        // Also true without a module: the bytes then go through the host.
+        // This check also passes without a module, because the bytes then go through the host.
         seen.moved(&[NIXL_LEN, NIXL_LEN])
     }
 
@@ -308,7 +311,7 @@ impl Consumers {
         Ok(())
     }
 
-    /// `verify` finds the same through CUDA as without: see its own cases.
+    /// Checks that `verify` finds the same with CUDA as without CUDA. See the cases of `verify`.
     fn verify(&self) -> Result<()> {
         let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;

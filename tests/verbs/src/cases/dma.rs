@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Real DMA: an NVMe controller moves bytes from GPU memory to its disk and back to other GPU
-//! memory. It uses the DMA addresses of a registration. If the IOMMU translates, this must fail
-//! after the deregistration.
+//! memory. The controller uses the DMA addresses of a registration. If the IOMMU translates, the
+//! accesses must fail after the deregistration.
 //!
 //! rxe copies bytes with the CPU, which no IOMMU checks. Only these cases test the mappings.
 //!
@@ -51,7 +51,7 @@ pub(super) const CASES: &[Case] = cases![
 struct Bench<'a> {
     lab: &'a Lab,
     mode: PinMode,
-    // Dropped first, because the controller must stop before its memory goes.
+    // This field is dropped first, because the controller must stop before its memory is freed.
     controller: Nvme,
     faults: Faults,
     trace: Trace,
@@ -68,8 +68,8 @@ fn choose(lab: &Lab, mode: PinMode) -> Result<Option<Parameter>> {
     Ok((lab.setup.mode() == mode).then_some(parameter))
 }
 
-/// Runs `body` in both modes. If the module supports only one, the case runs in that mode and then
-/// counts as skipped.
+/// Runs `body` in both modes. If the module supports only one mode, the case runs in this mode and
+/// then counts as skipped.
 fn each_mode(lab: &Lab, body: fn(&mut Bench<'_>) -> Result<()>) -> Result<()> {
     let bdf = needs_controller(lab)?;
     let mut missing = None;
@@ -94,7 +94,8 @@ fn one_mode(lab: &Lab, mode: PinMode, body: fn(&mut Bench<'_>) -> Result<()>) ->
     }
 }
 
-/// Persistent mode with `provider_maps=1`: maps page by page, at nvidia.ko's addresses.
+/// Tests persistent mode with `provider_maps=1`, in which the module maps page by page at
+/// nvidia.ko's addresses.
 fn provider_maps(lab: &Lab) -> Result<()> {
     needs_controller(lab)?;
     lab.needs_ours()?;
@@ -145,7 +146,7 @@ impl<'a> Bench<'a> {
         let device = Parameter::set("rdma_rxe", "peer_dma_dev", bdf)?;
         let faults = Faults::of(bdf)?;
         let trace = Trace::of(bdf, guard)?;
-        // On the last GPU. No case frees this memory.
+        // The memory is on the last GPU, and no case frees it.
         let gpu = lab.gpu(lab.gpus().len().saturating_sub(1))?;
         let memory = gpu.allocate(nvme::MEMORY, Placement::Any)?;
         let controller = Nvme::start(bdf, &trace, &lab.near, memory)?;
@@ -198,8 +199,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Skips the case if the IOMMU unmaps lazily. For cases about the moment from which an address
-    /// is refused.
+    /// Skips a case about the moment from which an address is refused, if the IOMMU unmaps lazily.
     fn needs_strictness(&self) -> Result<()> {
         if self.guard == Guard::Lazy {
             return ktap::skip("unmapped lazily: see dma.lazy_window");
@@ -227,8 +227,8 @@ impl<'a> Bench<'a> {
         Ok(entries)
     }
 
-    /// Returns the first of enough disk blocks that no transfer has used yet. Starts over when the
-    /// disk is full.
+    /// Returns the first of enough disk blocks for `len` bytes that no transfer has used yet.
+    /// Starts over when the disk is full.
     fn blocks(&mut self, len: u64) -> u64 {
         const DISK: u64 = 64 << 20;
         let blocks = len.div_ceil(BLOCK);
@@ -291,8 +291,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Checks that the controller cannot write this page: one fault, and the bytes behind the BAR
-    /// do not change.
+    /// Checks that a write to this page by the controller causes one fault, and that the bytes
+    /// behind the BAR do not change.
     fn cannot_write(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
         let canary = self.pattern(90).bytes(dma, SMALL);
         view.write(at, &canary)?;
@@ -309,8 +309,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Checks that the controller cannot read this page: one fault, and the bytes do not reach the
-    /// disk.
+    /// Checks that a read of this page by the controller causes one fault, and that the bytes do
+    /// not reach the disk.
     fn cannot_read(
         &mut self,
         dma: u64,
@@ -418,7 +418,8 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
         // 1024 pages.
         (0, 2 * M2),
     ] {
-        // The same offset in the page as the source, so that PRP entries can describe both.
+        // The target has the same offset in its page as the source, so that PRP entries can
+        // describe both.
         let gap = (start % SMALL + SMALL - at % SMALL) % SMALL;
         let place = at + gap;
         bench.copy(
@@ -440,8 +441,8 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Regions and transfers with arbitrary bounds. SGLs take any address, PRP lists take multiples of
-/// 4.
+/// Tests regions and transfers with arbitrary bounds. SGLs take any address, and PRP lists take
+/// multiples of 4.
 fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
     let (source, target) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
     let bytes = bench.pattern(3).bytes(0, M2);
@@ -486,8 +487,8 @@ fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Memory in pieces: single pages, granules, descending, random, and one long run between two short
-/// ones.
+/// Tests fragmented memory: single pages, granules, descending order, random order, and one long
+/// run between two short runs.
 fn layouts(bench: &mut Bench<'_>) -> Result<()> {
     const LEN: usize = 3 * M2;
     let background = bench.pattern(20).bytes(0, LEN);
@@ -495,7 +496,7 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         .into_iter()
         .enumerate()
     {
-        // Seed of the random layout. It makes every piece shorter than the allocation.
+        // This seed of the random layout makes every piece shorter than the allocation.
         let seed = Parameter::set("nvidia", "layout_seed", "3")?;
         let chosen = Parameter::set("nvidia", "layout", layout)?;
         let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
@@ -522,7 +523,7 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Live regions on both GPUs. The controller reads or writes each of them.
+/// Tests many live regions on both GPUs. The controller reads or writes each region.
 fn many(bench: &mut Bench<'_>) -> Result<()> {
     const PAIRS: usize = 32;
     const SLOT: usize = 256 << 10;
@@ -543,7 +544,7 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
         let len = 512 * (1 + choice.below(200) as usize);
         let mut place = || slot * SLOT + choice.below((SLOT - len) as u64) as usize;
         let (a, b) = (place(), place());
-        // A slot that is a source on one GPU is a target on the other.
+        // A slot that is a source on one GPU is a target on the other GPU.
         let source = bench.register(&memories[from], a, len)?;
         let target = bench.register(&memories[1 - from], b, len)?;
         pairs.push((from, a, b, len, source, target));
@@ -562,7 +563,7 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Number of the page that the controller accesses, in the middle of a region.
 const PROBED: usize = 5;
-/// Offset of the access in that page of 64 KiB.
+/// Offset of the access in the probed page of 64 KiB.
 const WITHIN: usize = 2 * SMALL;
 
 fn probe(region: &Mapped) -> Result<(u64, usize)> {
@@ -592,8 +593,8 @@ fn after_deregistration(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Two regions over the same memory have separate mappings. One ends, and the other continues to
-/// work.
+/// Checks that two regions over the same memory have separate mappings. After one region ends, the
+/// other region must continue to work.
 fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
     bench.needs_strictness()?;
     let memory = bench.allocate(0, M2)?;
@@ -631,7 +632,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     bench.faults.none()?;
     bench.trace.unmapping(&probed.pages, || memory.free())?;
 
-    // The addresses of the old mapping are cached for the next mapping of the same length. This
+    // The addresses of the old mapping are cached for the next mapping of the same length. The new
     // mapping has another length.
     let pin = |next: &Allocation| bench.register(next, 0, M2 / 2);
     let next = bench.lab.gpu(0)?.allocate_there(M2, place, pin)?;
@@ -688,9 +689,9 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     }
 }
 
-/// Fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module maps
-/// it to one range of DMA addresses. The IOMMU's tables show for each region that nothing else is
-/// mapped.
+/// Tests fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module
+/// maps this memory to one range of DMA addresses. The IOMMU's tables show for each region that
+/// nothing else is mapped.
 fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
     let memories = fragmented_memory(bench)?;
     let (from, to) = fragmented_regions(bench, &memories)?;
@@ -699,7 +700,7 @@ fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Checks that the controller moves bytes up to the last address of the region, and cannot reach
-/// the next one.
+/// the next address.
 fn nothing_beside(bench: &mut Bench<'_>) -> Result<()> {
     let memories = fragmented_memory(bench)?;
     let (from, to) = fragmented_regions(bench, &memories)?;
@@ -765,9 +766,9 @@ fn fragmented_regions(
     Ok((from, to))
 }
 
-/// More than 4 GiB. Behind an IOMMU, our module leaves a hole of 2 GiB between its DMA addresses.
-/// Bytes on both sides of the hole must be correct. The DMA addresses have two distances from the
-/// virtual ones, which differ in bit 31.
+/// Tests a region of more than 4 GiB. Behind an IOMMU, our module leaves a hole of 2 GiB between
+/// its DMA addresses. Bytes on both sides of the hole must be correct. On the two sides, the
+/// distances between DMA addresses and virtual addresses differ in bit 31.
 fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
@@ -804,8 +805,8 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Measures how long an address stays usable behind a lazy IOMMU. The kernel removes the entry from
 /// the IOMMU's tables at once. A recently used translation stays in the IOMMU's cache, which is
-/// flushed after 10 ms or when 256 ranges wait. Memory that our module links into a range has left
-/// both when the unmapping returns.
+/// flushed after 10 ms or when 256 ranges wait. When the unmapping returns, memory that our module
+/// linked into a range has left both the tables and the cache.
 fn window(bench: &mut Bench<'_>) -> Result<()> {
     const ROUNDS: usize = 2;
     if bench.guard != Guard::Lazy {
@@ -858,8 +859,8 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
     bench.cannot_write(dma, &view, at)
 }
 
-/// Makes the controller write the page until it cannot. Returns the time from `begin` to the last
-/// successful write, and the number of writes.
+/// Makes the controller write the page until a write is refused. Returns the time from `begin` to
+/// the last successful write, and the number of writes.
 fn until_refused(
     bench: &mut Bench<'_>,
     begin: Instant,

@@ -58,15 +58,17 @@ fn written(lab: &Lab, to: Part) -> Result<Status> {
     Ok(done)
 }
 
-/// Runs `case` twice: after a revocation, first the client unmaps, then ib_core.
+/// Runs `case` twice. After a revocation, the client unmaps in the first run, and ib_core unmaps in
+/// the second run.
 fn with_each_unmapper(lab: &Lab, case: fn(&Lab) -> Result<()>) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     case(lab)?;
     module::loaded_with_also("peerdirect_support=1", || case(lab)).context("where ib_core unmaps")
 }
 
-/// The callback waits for the firmware. Meanwhile the list shows the region as revoked, and its
-/// owner deregisters it. Both end when the firmware has answered.
+/// Makes the callback wait for the firmware. Meanwhile the list must show the region as revoked,
+/// and the owner deregisters the region. The callback and the deregistration must end when the
+/// firmware has answered.
 fn firmware(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     let stage = Stage::open(lab)?;
@@ -89,7 +91,8 @@ fn firmware(lab: &Lab) -> Result<()> {
     ktap::same("callbacks", stage.counted("callbacks")?, 1)
 }
 
-/// `ibv_dereg_mr` fails. The region keeps its pin and works as before. The next call succeeds.
+/// Makes `ibv_dereg_mr` fail. The region must keep its pin and work as before, and the next call
+/// must succeed.
 fn fails_to_deregister(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
@@ -112,8 +115,8 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The HCA continues to reach freed memory, and ib_core does not learn of the failure. The module
-/// behaves as without the failure.
+/// Makes the HCA's revocation fail. The HCA continues to reach freed memory, and ib_core does not
+/// learn of the failure. The module must behave as without the failure.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
@@ -135,9 +138,9 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The HCA's driver fails after it has its umem, and releases the umem. `peer_fail_setup` makes it
-/// release without stopping the notifier, whose lock it still holds. `peer_fail_create` makes it
-/// stop the notifier, which it has never activated.
+/// Makes the HCA's driver fail after it has its umem, and release the umem. With `peer_fail_setup`,
+/// the driver releases without stopping the notifier, whose lock it still holds. With
+/// `peer_fail_create`, the driver stops the notifier, which it has never activated.
 fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
@@ -156,8 +159,8 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     Ok(())
 }
 
-/// Both clients serve one HCA, as with mlx5, which has regions and queues. When the allocation is
-/// freed, one client loses its half and the other keeps it.
+/// Tests both clients with one HCA, as with mlx5, which has regions and queues. When the allocation
+/// is freed, one client loses its half, and the other client keeps its half.
 fn both_clients(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;

@@ -132,7 +132,7 @@ fn load_again(lab: &Lab) -> Result<()> {
 }
 
 /// Returns the clients that `memory_peers` must show, in alphabetical order. ib_core asks the first
-/// one first.
+/// client first.
 fn expected_clients(lab: &Lab) -> &'static [&'static str] {
     let both = lab.setup.peermem == Peermem::Nvidia
         || counters::module_parameter(module::NAME, "persistent_api_support").as_deref()
@@ -144,8 +144,8 @@ fn expected_clients(lab: &Lab) -> &'static [&'static str] {
     }
 }
 
-/// Returns the client that serves rxe. The first client takes memory that rxe can lose, the second
-/// takes the rest.
+/// Returns the client that serves rxe. The first client takes memory that rxe can lose, and the
+/// second client takes all other memory.
 fn serving(lab: &Lab) -> &'static str {
     let clients = expected_clients(lab);
     match (clients, lab.setup.mode()) {
@@ -175,7 +175,7 @@ fn clients() -> Result<Vec<String>> {
     Ok(clients)
 }
 
-/// The directory is the same whether ib_core or the module makes it.
+/// Checks that the directory is the same whether ib_core or the module makes it.
 fn memory_peers(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let clients = clients()?;
@@ -239,8 +239,8 @@ fn counted<T>(lab: &Lab, body: impl FnOnce() -> Result<T>) -> Result<(Statistics
     Ok((gain, value))
 }
 
-/// ib_core and the module count the same, except for `num_dereg_pages`: ib_core clears the table
-/// before it counts the table's pages.
+/// Checks that ib_core and the module count the same, except for `num_dereg_pages`. ib_core clears
+/// the table before it counts the table's pages.
 fn statistics(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let ours = !consumers::core_shows();
@@ -277,8 +277,8 @@ fn statistics(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A revocation counts as a deallocation at once. The bytes count when the application deregisters,
-/// unless ib_core unmaps.
+/// Checks that a revocation counts as a deallocation at once. The bytes must count when the
+/// application deregisters, unless ib_core unmaps.
 fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     lab.needs_mode(PinMode::Revocable)?;
@@ -309,7 +309,7 @@ fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks `memory_peers=0`: only ib_core may then make the directory.
+/// Checks that only ib_core makes the directory if `memory_peers=0` is set.
 fn turned_off(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no such parameter");
@@ -331,7 +331,8 @@ fn turned_off(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A reader with an open file or directory does not prevent the unload, and its reads then fail.
+/// Checks that a reader with an open file or directory does not prevent the unload, and that the
+/// reader's later reads fail.
 fn reader_across_unload(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let version = format!("{MEMORY_PEERS}/nv_mem/version");
@@ -359,7 +360,7 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Loads and unloads the module under readers that never stop.
+/// Loads and unloads the module while readers read without a pause.
 fn readers_beside_unloads(lab: &Lab) -> Result<()> {
     const LIVES: usize = 4;
 
@@ -467,7 +468,8 @@ impl Loaded {
     }
 }
 
-/// Compares our module with NVIDIA's: the file's information, and the module in `/sys`.
+/// Compares our module with NVIDIA's nvidia-peermem: the file's information, and the module in
+/// `/sys`.
 fn as_nvidias(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("ours is not loaded");
@@ -477,7 +479,7 @@ fn as_nvidias(lab: &Lab) -> Result<()> {
     };
     let file = Path::new("nvidia-peermem");
     for field in ["name", "license", "depends", "alias", "vermagic"] {
-        // The linker determines the order of depends.
+        // The linker determines the order of words in `depends`.
         let words = |of: &Path| -> Result<BTreeSet<String>> {
             let lines = information(of, field)?;
             let words = lines

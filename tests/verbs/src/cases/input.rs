@@ -25,8 +25,8 @@ const M2: usize = GRANULE as usize;
 /// Result of an `ibv_reg_mr` that succeeds.
 const REGISTERS: i32 = 0;
 
-/// Makes the table of cases. Each case is a row of the document. A row has the runner function, the
-/// name, and the text in the document. It also has the application's result with our module, in
+/// Makes the table of cases. Each case is a row of the document, with the runner function, the
+/// name, and the text in the document. A row also has the application's result with our module, in
 /// persistent and in revocable mode, and the function that provokes it.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
@@ -174,7 +174,8 @@ fn row(
     row_of_this_module(lab, expected, provoke)
 }
 
-/// Runs a row in which nvidia.ko is asked for the first time if the HCA reaches the GPU.
+/// Runs a row in which the module asks nvidia.ko for the first time whether the HCA reaches the
+/// GPU.
 fn row_of_a_stranger(
     lab: &Lab,
     text: &str,
@@ -241,15 +242,15 @@ fn row_of_this_module(
             word(first.errno),
             word(expected)
         );
-        // The module logs its own refusals, with at most one line for a cause in a minute. It logs
-        // neither ib_core's refusals nor successes.
+        // The module logs its own refusals, with at most one line for a cause in a minute. The
+        // module logs neither ib_core's refusals nor successes.
         let said = lines.len() as u64;
         ensure!(
             said <= 1 + row.begun.elapsed().as_secs() / 60,
             "{said} lines in the log for one cause"
         );
     }
-    // Everything works as before.
+    // Checks that everything works as before.
     let memory = lab.allocate_gpu(M2)?;
     lab.near
         .register(memory.span(0, M2)?, full_access())
@@ -257,7 +258,7 @@ fn row_of_this_module(
     module::references_are(0).context("afterwards")
 }
 
-/// Runs a row that NVIDIA's module does not survive.
+/// Runs a row that NVIDIA's nvidia-peermem does not survive.
 fn ours_only(
     lab: &Lab,
     text: &str,
@@ -305,8 +306,8 @@ fn with_flags(flags: &str) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + '_ {
     }
 }
 
-/// Makes two registrations. The revocable client leaves them to the persistent client, and the log
-/// warns once.
+/// Makes two registrations. The revocable client leaves both registrations to the persistent
+/// client, and the log warns once.
 fn cacheable(lab: &Lab, row: &mut Row) -> Result<()> {
     let log = KernelLog::from_now()?;
     for _ in 0..2 {
@@ -414,7 +415,8 @@ fn half_freed(lab: &Lab, row: &mut Row) -> Result<()> {
     row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)
 }
 
-/// nvidia.ko knows allocations, but not mappings.
+/// Registers an allocation whose first half is unmapped. nvidia.ko knows allocations, but not
+/// mappings.
 fn half_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let mut memory = lab.gpu(0)?.allocate(2 * M2, Placement::At(addr))?;
@@ -438,7 +440,7 @@ fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
     Ok(())
 }
 
-/// Two adjacent allocations can be registered as one region or separately.
+/// Registers two adjacent allocations as one region and separately.
 fn two_allocations(lab: &Lab, row: &mut Row) -> Result<()> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let gpu = lab.gpu(0)?;
@@ -469,12 +471,12 @@ fn wrapping(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 const TIB: u64 = 1 << 40;
-/// ib_core counts pages in 32 bits.
+/// Number of pages that overflows ib_core's 32-bit count.
 const PAGES: u64 = 1 << 32;
 
 /// Returns an address with [`PAGES`] free pages behind it, and the page size. If pages have 4 KiB,
-/// the range is below everything in a small program. If they have 64 KiB, it is above the addresses
-/// that the kernel chooses.
+/// the range is below everything in a small program. If pages have 64 KiB, the range is above the
+/// addresses that the kernel chooses.
 fn free_pages() -> Result<(u64, u64)> {
     let page = sys::page_size();
     Ok((PAGES * page, page))

@@ -137,7 +137,7 @@ fn released_by_another_user(lab: &Lab, region: Region) -> Result<()> {
     Ok(())
 }
 
-/// A deregistration by any process reduces the charge of the user that registered.
+/// Checks that a deregistration by any process reduces the charge of the user that registered.
 fn goes_back(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     limited(lab, || {
@@ -148,8 +148,8 @@ fn goes_back(lab: &Lab) -> Result<()> {
     })
 }
 
-/// nvidia.ko does not put a revocable pin for another process. The pin stays charged until the
-/// memory is freed.
+/// Checks that a revocable pin that another process releases stays charged until the memory is
+/// freed, because nvidia.ko does not put the pin for that process.
 fn orphans(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     limited(lab, || {

@@ -2,9 +2,9 @@
 //! Messages of the module where it cannot work, and the modules that a kernel with signature checks
 //! accepts.
 //!
-//! Works without a [`Lab`], because a `Lab` would keep the neighbours loaded that these cases
-//! remove, up to all of RDMA. Each case checks that the machine is the right one (`beside` and
-//! `signed` of the runner).
+//! These cases do not use a [`Lab`], because they remove the module's neighbours, up to all of
+//! RDMA, which a `Lab` would keep loaded. Each case checks that the machine is the right machine
+//! (`beside` and `signed` of the runner).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -144,14 +144,14 @@ fn no_peer_memory() -> Result<()> {
                 of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &ours()?, SEE_DMESG, line)?;
-    // Nothing keeps the driver.
+    // Nothing keeps nvidia.ko loaded.
     succeed("rmmod", &["nvidia"])?;
     succeed("modprobe", &["nvidia"])?;
     Ok(())
 }
 
 /// Tests a machine without ib_uverbs, the module that contains peer memory in OFED since 5.5. The
-/// module cannot know if ib_uverbs would have it here.
+/// module cannot know whether the missing ib_uverbs would contain peer memory.
 fn no_ib_uverbs() -> Result<()> {
     needs_drivers()?;
     if consumers::peer_memory()?.is_some() {
@@ -165,7 +165,8 @@ fn no_ib_uverbs() -> Result<()> {
     succeed("modprobe", &["ib_uverbs"]).map(|_| ())
 }
 
-/// The module holds both neighbours and logs nothing, whether its symbols are weak or not.
+/// Checks that the module holds both neighbours and logs nothing, whether its symbols are weak or
+/// not.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
     let said = loaded(&[])?;
@@ -209,8 +210,8 @@ fn beside_driver(kind: &str, line: &str) -> Result<()> {
     result
 }
 
-/// An ib_core that shows its clients refuses a second client of the same name. Other versions
-/// accept it, and ask the first client first.
+/// Loads the module beside nv_peer_mem. An ib_core that shows its clients refuses a second client
+/// of the same name. Other versions accept the second client, and ask the first client first.
 fn nv_peer_mem() -> Result<()> {
     let rival = needs_peer_memory()?.join("nv_peer_mem/nv_peer_mem.ko");
     succeed("insmod", &[&rival.to_string_lossy()])?;
@@ -238,7 +239,8 @@ fn beside_nv_peer_mem() -> Result<()> {
     Ok(())
 }
 
-/// The warning in revocable mode depends on OFED's other modules. Persistent mode never warns.
+/// Checks the warning in revocable mode, which depends on OFED's other modules. Persistent mode
+/// never warns.
 fn revocable_mode() -> Result<()> {
     let drivers = needs_peer_memory()?;
     warned(Some("the ib_core that is loaded is not OFED's"))?;
@@ -272,8 +274,8 @@ fn revocable_mode() -> Result<()> {
     result
 }
 
-/// Loads the module in both modes. In revocable mode it must warn with `words`, otherwise it must
-/// log nothing.
+/// Loads the module in both modes. In revocable mode, the module must warn with `words`. Otherwise
+/// the module must log nothing.
 fn warned(words: Option<&str>) -> Result<()> {
     let line = words.map(|words| {
         format!(
@@ -291,8 +293,8 @@ fn warned(words: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Two modules of the same name: the kernel keeps the first and reports an error to the loader of
-/// the second.
+/// Loads two modules of the same name. The kernel must keep the first module and report an error to
+/// the loader of the second module.
 fn nvidias() -> Result<()> {
     needs_peer_memory()?;
     let Some(control) = consumers::control() else {
@@ -319,7 +321,7 @@ fn nvidias() -> Result<()> {
 fn unload_with_users(name: &str) -> Result<()> {
     for user in fs::read_dir(format!("/sys/module/{name}/holders"))? {
         let user = user?.file_name();
-        // It may have been unloaded with the users of another module.
+        // The user may have been unloaded with the users of another module.
         if Path::new("/sys/module").join(&user).exists() {
             unload_with_users(&user.to_string_lossy())?;
         }
@@ -442,8 +444,8 @@ fn changed_after_signing() -> Result<()> {
     Ok(())
 }
 
-/// Signs with a key that the kernel trusts. The module loads, does not taint the kernel as
-/// unsigned, and works.
+/// Signs with a key that the kernel trusts. The module must load, must not taint the kernel as
+/// unsigned, and must work.
 fn signed(setup: &Setup) -> Result<()> {
     let signing = Signing::needed()?;
     let file = signing.signed(&signing.key, &signing.certificate)?;

@@ -29,8 +29,8 @@ pub(super) const CASES: &[Case] = cases![
     "machine.suspended_in_traffic" => suspended_in_traffic,
 ];
 
-/// Forced bounce buffers make the kernel map no BAR (`dma_direct_map_phys()`). Registrations are
-/// refused with a reason and leave nothing behind.
+/// Checks that with forced bounce buffers, registrations are refused with a reason and leave
+/// nothing behind. The kernel then maps no BAR (`dma_direct_map_phys()`).
 fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
     let parameters = sys::read_line("/proc/cmdline")?;
     if !parameters.split(' ').any(|word| word == "swiotlb=force") {
@@ -45,8 +45,9 @@ fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// nvidia.ko counts a persistent pin as a use of its GPU. An unbind of the GPU waits for that use
-/// to end, and `nvidia-smi --gpu-reset` is refused. Until then, the region still reads the memory.
+/// Unbinds a GPU under a persistent pin. nvidia.ko counts the pin as a use of the GPU, so the
+/// unbind waits for the end of the use, and `nvidia-smi --gpu-reset` is refused. During the wait,
+/// the region still reads the memory.
 fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let stage = Stage::open(lab)?;
@@ -72,11 +73,11 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     taking.finish()?.done("the unbind")?
 }
 
-/// A suspend freezes processes during registrations and transfers. After it, no process sees an
-/// error or a wrong byte.
+/// Suspends the machine during registrations and transfers, which freezes the processes. After the
+/// suspend, no process may see an error or a wrong byte.
 ///
 /// The suspend ends once all processes are frozen, because the devices of the test VM would not
-/// survive more of it.
+/// survive a full suspend.
 fn suspended_in_traffic(lab: &Lab) -> Result<()> {
     const LEVEL: &str = "/sys/power/pm_test";
     lab.needs_working_memory()?;

@@ -57,7 +57,8 @@ pub(super) const CASES: &[Case] = cases![
     "move.neighbours_stay" => neighbours,
 ];
 
-/// Transfers fresh bytes from a source to a target and checks that nothing else changes.
+/// A connection that transfers fresh bytes from a source to a target, with a check that nothing
+/// else changes.
 struct Mover<'lab> {
     lab: &'lab Lab,
     connection: rdma::Connection,
@@ -181,8 +182,9 @@ pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
 /// Transfers one message of 64 MiB between odd offsets. On a slower kernel, the message is shorter
 /// by the same factor.
 ///
-/// rxe of Linux 6.1 loses replies to a long READ, and waits before it asks again. Between buffers
-/// of host memory, 4 MiB took 0.7 s there, 8 MiB 21 s, 16 MiB 67 s, and 32 MiB more than 120 s.
+/// On Linux 6.1, rxe loses replies to a long READ, and waits before it asks again. A READ between
+/// buffers of host memory took 0.7 s for 4 MiB, 21 s for 8 MiB, 67 s for 16 MiB, and more than 120
+/// s for 32 MiB.
 fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut mover = Mover::new(lab, op)?;
     let longest = match op {
@@ -237,7 +239,7 @@ fn outside(lab: &Lab) -> Result<()> {
                 let source = mover.arena(true, Where::Host, ROOM, 0, ROOM)?;
                 let target = mover.arena(false, place, ROOM, start, len)?;
                 let beyond = target.region().part(at as u64, size as u64)?;
-                // An error makes a queue pair unusable, so each attempt has its own.
+                // An error makes a queue pair unusable, so each attempt has its own queue pair.
                 let mut connection = rdma::connect(&lab.near, &lab.far)?;
                 connection
                     .near

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs whose BAR nvidia-uvm has made peer-to-peer DMA memory, which GPUDirect Storage needs on
-//! x86: all of the BAR has struct pages. Registrations work as on any other BAR, even if nvidia-uvm
+//! GPUs whose BAR nvidia-uvm has made peer-to-peer DMA memory, as GPUDirect Storage needs on x86.
+//! All of the BAR has struct pages. Registrations work as on any other BAR, even if nvidia-uvm
 //! removes the struct pages meanwhile.
 
 use std::collections::BTreeMap;
@@ -87,8 +87,9 @@ fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u
     dma::same(&target, &bytes)
 }
 
-/// The struct pages vanish between pin and map, return, and vanish again under the registration. A
-/// removal waits for every reference to the pagemap, so the module must hold none.
+/// Removes the struct pages between pin and map, restores them, and removes them again under the
+/// registration. A removal waits for every reference to the pagemap, so the module must hold no
+/// reference.
 fn vanishes(lab: &Lab) -> Result<()> {
     needs_p2pdma(lab)?;
     let stage = Stage::open(lab)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Memory that is freed under a live region when nobody revokes. Its pages stay until the
-//! deregistration.
+//! Memory that is freed under a live region when nobody revokes. The pages of the memory stay until
+//! the deregistration.
 
 use anyhow::{ensure, Result};
 
@@ -21,8 +21,8 @@ pub(super) const CASES: &[Case] = cases![
     "persist.reused_addresses_are_other_pages" => reused,
 ];
 
-/// Traffic continues into pages that have no virtual addresses any more. The deregistration frees
-/// the pages.
+/// Checks that traffic continues into pages that have no virtual addresses any more, and that the
+/// deregistration frees the pages.
 fn outlive(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let local = Arena::on_host(lab, M2, 1)?;
@@ -64,7 +64,8 @@ fn outlive(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A new allocation at the old addresses gets other pages, which the old region does not reach.
+/// Checks that a new allocation at the old addresses gets other pages, which the old region does
+/// not reach.
 fn reused(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let local = Arena::on_host(lab, M2, 1)?;

@@ -31,16 +31,16 @@ fn side_by_side(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the end of a process removes its registrations. In revocable mode the memory goes
-/// first, so callbacks come.
+/// Checks that the end of a process removes its registrations. In revocable mode, the memory is
+/// freed before the registrations end, so callbacks come.
 fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Result<()> {
     lab.needs_module()?;
     let before = Counters::read()?;
     let child = Process::start(&lab.setup, lab.setup.seed, &["hold", &regions.to_string()])?;
     counters::pins_are(regions).context("under the regions of the child")?;
     end(child)?;
-    // Leaks are also detected after the case. Here they are distinguished from what the case itself
-    // holds.
+    // Leaks are also detected after the case. This check distinguishes leaks from the objects that
+    // the case itself holds.
     ktap::check_rest(&before)?;
     let activity = Counters::read()?.activity(&before)?;
     note("callbacks", activity.callbacks);

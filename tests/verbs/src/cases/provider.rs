@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Failing calls of nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
-//! module checks little of this, and loses the pin if an unpin fails. Wrong results of nvidia.ko
-//! are in `input`, and a failure of each call in turn is in `sweep`.
+//! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. Wrong results of
+//! nvidia.ko are in `input`, and a failure of each call in turn is in `sweep`.
 
 use anyhow::{ensure, Context, Result};
 
@@ -45,7 +45,8 @@ fn unpin_out_of_memory(lab: &Lab) -> Result<()> {
     unpinned_once(lab)
 }
 
-/// A revocable put that fails with -ENOMEM has done nothing, so the module repeats it.
+/// Checks that the module repeats a revocable put that fails with -ENOMEM, because the failed put
+/// has done nothing.
 fn unpinned_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.near.register(memory.span(0, M2)?, full_access())?;
@@ -58,8 +59,9 @@ fn unpinned_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A persistent put that fails with -ENOMEM has lost the pin and dropped the use of the GPU. A
-/// second put would drop a use of another registration.
+/// Checks that the module does not repeat a persistent put that fails with -ENOMEM. The failed put
+/// has lost the pin and dropped the use of the GPU, so a second put would drop a use of another
+/// registration.
 fn unpinned_once(lab: &Lab) -> Result<()> {
     let mine = lab.allocate_gpu(M2)?;
     let other = lab.allocate_gpu(M2)?;
@@ -120,8 +122,9 @@ fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
     works_again(lab)
 }
 
-/// An unpinned allocation leaves its range of BAR1 to the next pin and takes its bytes with it. A
-/// module that unpins too early would read another owner's bytes.
+/// Checks the bytes of two allocations that use the same range of BAR1 in turn. An unpinned
+/// allocation keeps its bytes but leaves its range to the next pin, so a module that unpins too
+/// early would read another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
         return ktap::skip("memory has its place in the BAR for life here");

@@ -32,7 +32,8 @@ use crate::{ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
-/// Number of refusals that the module keeps. It keeps [`NON_GPU`] refusals of other memory.
+/// Number of refused ranges of a GPU that the module keeps. [`NON_GPU`] is the number of other
+/// refused ranges that the module keeps.
 const REFUSALS: usize = 128;
 const NON_GPU: usize = 32;
 
@@ -100,7 +101,7 @@ pub(super) fn begin(lab: &Lab) -> Result<()> {
 pub(super) struct Attempt {
     errno: i32,
     span: Span,
-    /// `true` if a child made the attempt. Its process number is not known.
+    /// `true` if a child, whose process number is unknown, made the attempt.
     by_child: bool,
 }
 
@@ -212,8 +213,9 @@ fn one_loaded(
     Ok(())
 }
 
-/// The revocable client does not ask nvidia.ko if a device reaches the GPU. It refuses a device
-/// that nvidia.ko has refused before, when nvidia.ko mapped for the persistent client.
+/// Checks that the revocable client refuses a device that nvidia.ko has refused before, when
+/// nvidia.ko mapped for the persistent client. The revocable client itself does not ask nvidia.ko
+/// whether a device reaches the GPU.
 fn denied_before(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -266,7 +268,7 @@ fn no_room(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, memory.span(0, 3 * M2)?)
 }
 
-/// Two allocations, the second of which is freed.
+/// Registers two adjacent allocations, the second of which is freed.
 fn hole(lab: &Lab) -> Result<Attempt> {
     let addr = sys::free_address(2 * GRANULE, GRANULE)?;
     let gpu = lab.gpu(0)?;
@@ -276,7 +278,7 @@ fn hole(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, Span::anywhere(addr, 2 * GRANULE)?)
 }
 
-/// Three allocations, with a limit of two in a registration.
+/// Registers three allocations, with a limit of two in a registration.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let mut parameters = module::parameters();
@@ -389,9 +391,9 @@ fn success(lab: &Lab) -> Result<()> {
     no_refusals()
 }
 
-/// Another driver's client, loaded before or after this module, takes ranges that nvidia.ko does
-/// not know. These ranges are counted separately and leave no other trace. A range that neither
-/// client takes is refused as usual.
+/// Tests another driver's client, loaded before or after this module, which takes ranges that
+/// nvidia.ko does not know. The module must count these ranges separately and leave no other trace.
+/// A range that neither client takes must be refused as usual.
 fn another_clients_memory(lab: &Lab) -> Result<()> {
     const OTHER: &str = "other_client";
     const TIMES: u64 = 3;
@@ -536,8 +538,8 @@ fn non_gpu(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Two threads read while two others get refusals. Readers must see whole lines in order, and no
-/// refusal may be lost.
+/// Reads in two threads while two other threads get refusals. Readers must see whole lines in
+/// order, and no refusal may be lost.
 fn readers(lab: &Lab) -> Result<()> {
     const RANGES: usize = 70;
     begin(lab)?;
@@ -619,10 +621,10 @@ fn files(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An open file keeps the module loaded. A close during `rmmod` is safe.
+/// Checks that an open file keeps the module loaded, and that a close during `rmmod` is safe.
 ///
-/// Nothing is opened while the module is unloaded: debugfs warns if that happens between the two
-/// steps in which the kernel marks a module as going.
+/// The case opens no file while the module is unloaded, because debugfs warns about an open between
+/// the two steps in which the kernel marks a module as going.
 fn unload(lab: &Lab) -> Result<()> {
     const ROUNDS: usize = 5;
     begin(lab)?;
@@ -633,12 +635,12 @@ fn unload(lab: &Lab) -> Result<()> {
     for range in 0..REFUSALS {
         refuse(&lab.near, &space, range)?;
     }
-    // A small part of the file, so that the rest must be read later.
+    // Reads a small part of the file, so that the rest must be read later.
     let mut file = File::open(format!("{DEBUGFS}/refusals"))?;
     let mut head = [0; 100];
     file.read_exact(&mut head)?;
     ensure!(!unloaded()?, "unloaded with a file open");
-    // The module still works.
+    // Checks that the module still works.
     let memory = lab.allocate_gpu(M2)?;
     lab.near.register(memory.span(0, M2)?, full_access())?;
     let mut rest = String::new();
@@ -672,8 +674,8 @@ fn unload(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An open file in `/proc` does not keep the module loaded. Reads fail once the module is unloaded.
-/// Root of another user namespace cannot open the files.
+/// Checks that an open file in `/proc` does not keep the module loaded, and that reads fail once
+/// the module is unloaded. Root of another user namespace must not be able to open the files.
 fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     const LIVES: usize = 4;
 
@@ -749,7 +751,7 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tries to unload the module. Returns `false` if it is in use.
+/// Tries to unload the module. Returns `false` if the module is in use.
 fn unloaded() -> Result<bool> {
     match sys::unload_module(module::NAME) {
         Ok(()) => Ok(true),

@@ -55,8 +55,8 @@ pub(crate) fn peer_region(hca: &Hca, region: &Region) -> Result<PeerRegion> {
         })
 }
 
-/// Returns the number of entries that the module under test makes of contiguous memory. It is exact
-/// unless an IOMMU chooses the addresses.
+/// Returns the number of entries that the module under test makes of contiguous memory. The number
+/// is exact unless an IOMMU chooses the addresses.
 pub(crate) fn expected_entries(lab: &Lab, addr: u64, len: u64) -> RangeInclusive<u64> {
     let first = addr / gpu::PAGE * gpu::PAGE;
     let end = (addr + len).next_multiple_of(gpu::PAGE);
@@ -168,7 +168,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     let mut source = Arena::on_host(lab, M2, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let mut places: Vec<usize> = vec![0, size - 4097];
-    // Across each multiple of 1 GiB. Entries may end at some of them.
+    // Adds a place across each multiple of 1 GiB, because entries may end at some multiples.
     places.extend((1..len / GIB).map(|gib| (gib * GIB) as usize - 2048));
     for (index, at) in places.iter().copied().enumerate() {
         let data = Pattern::new(lab.setup.seed, 10 + index as u64).bytes(0, 4097);
@@ -196,7 +196,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// A region across a multiple of 2 GiB has an entry on each side of it.
+/// Checks that a region across a multiple of 2 GiB has an entry on each side of the multiple.
 fn entry_boundary(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let gpu = lab.gpu(0)?;
@@ -239,7 +239,8 @@ fn unaligned(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Tests overlapping regions. Each has its own pin and works independently of the others.
+/// Tests overlapping regions. Each region has its own pin and works independently of the other
+/// regions.
 fn overlapping(lab: &Lab) -> Result<()> {
     let memory = lab.allocate(Where::Gpu(0), 3 * M2)?;
     let source = Arena::on_host(lab, M2, 1)?;
@@ -381,7 +382,8 @@ fn no_module(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An allocation is rounded up, so nvidia.ko's pages around a small buffer exist.
+/// Registers small buffers. Allocations are rounded up, so nvidia.ko's pages around a small buffer
+/// exist.
 fn rounded_allocation(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     for len in [4096, 65536, M2 + 4096] {
@@ -397,7 +399,7 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Host memory never reaches the peer-memory clients.
+/// Checks that host memory never reaches the peer-memory clients.
 fn cpu_memory(lab: &Lab) -> Result<()> {
     let before = Counters::read_if_there()?;
     let arena = Arena::on_host(lab, M2, 1)?;
@@ -460,7 +462,7 @@ fn rights(lab: &Lab) -> Result<()> {
 }
 
 fn rereg(lab: &Lab) -> Result<()> {
-    // Host memory shows if rxe can change a region, independently of peer memory.
+    // Host memory shows whether rxe can change a region, independently of peer memory.
     let plain = lab.allocate(Where::Host, M2)?;
     let plain = lab.far.register(plain.span(0, M2)?, full_access())?;
     if let Err(error) = plain.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead) {

@@ -117,7 +117,7 @@ fn one(lab: &Lab) -> Result<()> {
         none()?;
         note("line", format_args!("{line:?}"));
     }
-    // Not in whole pages: the list shows the pinned range.
+    // The region does not have whole pages, but the list shows the pinned range.
     let region = lab.near.register(memory.span(100, M2)?, full_access())?;
     let start = format!("{:#x}", memory.span(0, M2)?.addr());
     has(
@@ -197,7 +197,7 @@ fn revoked(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// A registration that another process releases. nvidia.ko does not put the pin for that process.
+/// Tests a registration that another process releases, for which nvidia.ko does not put the pin.
 fn kept(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -242,8 +242,8 @@ fn peermemctl(command: &str) -> Result<String> {
     Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// A lost GPU, whose memory is freed without a callback. The module waits for the callback and
-/// stays loaded. The tools report the wait once PCI has removed the device.
+/// Tests a lost GPU, whose memory is freed without a callback. The module waits for the callback
+/// and stays loaded. The tools report the wait once PCI has removed the device.
 fn lost(lab: &Lab) -> Result<()> {
     const PCI: &str = "/sys/bus/pci";
     lab.needs_mode(PinMode::Revocable)?;
@@ -281,8 +281,8 @@ fn lost(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// Two threads read while two others register and deregister. Readers must see whole lines in
-/// order, each number once, and every registration that stays.
+/// Reads in two threads while two other threads register and deregister. Readers must see whole
+/// lines in order, each number once, and every registration that stays.
 fn readers(lab: &Lab) -> Result<()> {
     const STAY: u64 = 60;
     const LIVES: u64 = 60;
@@ -395,7 +395,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     }
     let mut released = 0;
     while !regions.is_empty() {
-        // From the middle: neither the first nor the last registration.
+        // The dropped registration is neither the first nor the last.
         drop(regions.remove(regions.len() / 2));
         released += 1;
         agree(MOST as u64, released)?;
@@ -494,7 +494,7 @@ fn traced(lab: &Lab, trace: &str, all: &[&str]) -> Result<()> {
         }
     }
     has(&seen[want.len() - 1].1, &[("state", last)])?;
-    // Disabled again.
+    // Disables the tracepoints again.
     for event in all {
         fs::write(format!("{trace}/events/nvidia_peermem/{event}/enable"), "0")?;
     }

@@ -109,7 +109,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     let state = peer_region(&lab.far, &region)?.state;
     ensure!(state == "revoked", "rxe holds the region as {state}");
 
-    // The connection that worked before, and new ones.
+    // Tests the connection that worked before, and new connections.
     connection
         .near
         .run(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?
@@ -225,7 +225,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
     let region = region_over(lab, &memory)?;
     let old_place = memory.bar_address();
     memory.free()?;
-    // Pinned, because memory has a place in BAR1 only while it is pinned.
+    // The next allocation is pinned, because memory has a place in BAR1 only while it is pinned.
     let (next, _theirs) = lab
         .gpu(0)?
         .allocate_there(M2, old_place, |next| {
@@ -268,9 +268,9 @@ fn again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frees memory during a stream of WRITEs or READs. One request meets the revocation. No request
-/// that is posted after the free succeeds, and none reaches bytes that are written to the memory
-/// later.
+/// Frees memory during a stream of WRITEs or READs. One request fails because of the revocation. No
+/// request that is posted after the free may succeed, and no request may reach bytes that are
+/// written to the memory later.
 fn under_traffic(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let mut done = 0;
@@ -284,7 +284,8 @@ fn under_traffic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frees once `before` requests are done. Returns the number of requests that succeeded in total.
+/// Frees the memory once `before` requests are done. Returns the number of requests that succeeded
+/// in total.
 fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     const UNDER_WAY: usize = 16;
     let memory = lab.allocate_gpu(M2)?;

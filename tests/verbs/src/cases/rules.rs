@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The rules of the revocable mode. Each has a schedule that fails without the rule: see
-//! `tests/mutants`, which remove the rules. The number in a name is the rule's.
+//! The rules of the revocable mode. Each rule has a schedule that fails without the rule: see
+//! `tests/mutants`, which remove the rules. The number in a name is the rule's number.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -67,7 +67,8 @@ fn in_module(place: &str) -> bool {
         .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
 }
 
-/// Frees memory while nvidia.ko's get stands between the publication of the pin and its return.
+/// Frees memory while nvidia.ko's get is stopped after it has published the pin and before it
+/// returns.
 fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
@@ -105,7 +106,7 @@ fn table_gone_before_get_returns(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A release stops before its put. The memory is freed meanwhile, with its callback.
+/// Stops a release before its put. Frees the memory meanwhile, with its callback.
 fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -140,8 +141,8 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     }
 }
 
-/// Another process releases a region, whose callback is still to come. A region of somebody else
-/// then gets the same ticket.
+/// Releases a region, whose callback is still to come, in another process. A region of another
+/// owner then gets the same ticket.
 fn stale_ticket(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _one_ticket = Parameter::set_file("/sys/kernel/debug/ib_peer_mem/tickets", "1")?;
@@ -157,7 +158,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A callback is inside ib_core. A concurrent release must not return.
+/// Stops a callback inside ib_core. A concurrent release must not return.
 fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -191,8 +192,8 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     release.finish()?.done("the deregistration")
 }
 
-/// The next pin gets the address of the page table that was freed with the memory. The release of
-/// the old region must not put it.
+/// Gives the address of the page table that was freed with the memory to the next pin. The release
+/// of the old region must not put the new page table.
 fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
@@ -233,8 +234,8 @@ fn second_check(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A release has seen its pin alive and stops before the put. A free at this moment makes the
-/// table's address available for a new pin.
+/// Stops a release after it has seen its pin alive and before the put. A free at this moment makes
+/// the table's address available for a new pin.
 fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let stage = stage(lab)?;
     if mode == PinMode::Persistent {
@@ -266,8 +267,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     Ok(())
 }
 
-/// nvidia.ko reports memory that must not be passed to `dma_map_resource()`. The persistent client
-/// serves it.
+/// Makes nvidia.ko report memory that must not be passed to `dma_map_resource()`. The persistent
+/// client must serve this memory.
 fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;
@@ -314,7 +315,7 @@ fn outside_bar(lab: &Lab) -> Result<()> {
     )
 }
 
-/// The last 2 MiB of a BAR have struct pages that are not peer-to-peer DMA memory of this BAR.
+/// Tests a BAR whose last 2 MiB have struct pages that are not peer-to-peer DMA memory of this BAR.
 fn struct_page(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let text = fs::read_to_string("/sys/class/nvidia/nvidia0/device/resource")?;
@@ -330,8 +331,8 @@ fn struct_page(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Another process releases a region. nvidia.ko does not put the pin for that process, so
-/// everything stays until the callback.
+/// Releases a region in another process, for which nvidia.ko does not put the pin. Everything must
+/// stay until the callback.
 fn foreign_release(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -352,7 +353,7 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     module::references_are(0).context("after the callback")
 }
 
-/// The module cannot be unloaded while a callback is still to come.
+/// Checks that the module cannot be unloaded while a callback is still to come.
 fn module_stays(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -367,7 +368,7 @@ fn module_stays(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Address where a guest has nothing, far from programs and libraries.
+/// Address that no guest uses, far from programs and libraries.
 const ELSEWHERE: u64 = 0x2000_0000_0000;
 /// Capacity of nvidia.ko's list of processes.
 const LISTED: usize = 256;
@@ -414,9 +415,9 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     Ok(())
 }
 
-/// The list of processes is full, and then empty. The process that pinned has left the list when
-/// the kernel deregisters. nvidia.ko would return 0 for a put of this process, and would still call
-/// back.
+/// Checks that a full list of processes admits no other process. Then checks that the module makes
+/// no put for a process that has left the list before the kernel deregisters, because nvidia.ko
+/// would return 0 and still call back.
 fn exit_unlisted(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -429,7 +430,7 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
             let mut other = Forked::start(|| {
                 let gpus = Gpu::all();
                 opened.fetch_add(1, Ordering::SeqCst);
-                // Until the end of the case, or 5 minutes if the case failed.
+                // Waits until the end of the case, or for 5 minutes if the case failed.
                 for _ in 0..600 {
                     if done.load(Ordering::SeqCst) != 0 {
                         break;
@@ -472,7 +473,8 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     held_until_freed(&stage, memory)
 }
 
-/// Same as [`exit_unlisted`], but the process is still in the list. Nothing is kept.
+/// Does the same as [`exit_unlisted`] for a process that is still in the list. The module must keep
+/// nothing.
 fn exit_listed(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -487,8 +489,8 @@ fn exit_listed(lab: &Lab) -> Result<()> {
     module::references_are(0)
 }
 
-/// The module assumes that a running process is in the list, until a callback shows otherwise. From
-/// then on, the module asks nvidia.ko.
+/// Checks that the module assumes that a running process is in the list, until a callback shows
+/// otherwise. From then on, the module must ask nvidia.ko.
 fn late_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let again = Unloaded(module::parameters());
@@ -545,8 +547,8 @@ fn needs_hold_points() -> Result<()> {
 
 const INIT: &str = "/sys/kernel/debug/nvidia_peermem_points/hold/init";
 
-/// The module takes no range before it is complete: its first client is registered, and its second
-/// is not.
+/// Checks that the module takes no range before it is complete, while its first client is
+/// registered and its second client is not.
 fn not_ready(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
@@ -572,7 +574,8 @@ fn not_ready(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The module takes no range once it has begun to unload: both of its clients are still registered.
+/// Checks that the module takes no range once it has begun to unload, while both of its clients are
+/// still registered.
 fn leaving(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
@@ -594,8 +597,8 @@ fn place_of(pid: u32) -> String {
     fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stack"))).unwrap_or_default()
 }
 
-/// A callback has dropped its reference to the module and has not returned yet. The module must not
-/// be unloaded before.
+/// Stops a callback that has dropped its reference to the module. The module must not be unloaded
+/// before the callback has returned.
 fn exit_fence(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -624,9 +627,9 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The revocable client cannot pin a range that could be pinned a moment later. The persistent
-/// client must not take it. It takes the same range, from the same thread, for an HCA for which the
-/// revocable client is not asked.
+/// Makes the revocable client fail to pin a range that could be pinned a moment later. The
+/// persistent client must not take this range. The persistent client must take the same range, from
+/// the same thread, for an HCA for which the revocable client is not asked.
 fn refused_by_the_first(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Large scale: many registrations, many processes, much memory in one registration. The cost of a
-//! registration must not grow with what others hold. The memory of N registrations must be N times
-//! that of one. No allocation may need more than a page in one piece.
+//! registration must not grow with the number or size of other registrations. The memory of N
+//! registrations must be N times the memory of one registration. No allocation may need more than a
+//! page in one piece.
 //!
-//! Needs a machine that counts instructions, with `tests/bench` loaded. The cases `few` are large
-//! enough to show a walk over all registrations. The cases `many` have the numbers that users ask
-//! for, and take minutes.
+//! These cases need a machine that counts instructions, with `tests/bench` loaded. The cases `few`
+//! are large enough to show a walk over all registrations. The cases `many` have the numbers that
+//! users ask for, and take minutes.
 
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
@@ -31,15 +32,16 @@ use crate::{counters, ktap, rdma, sys};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// One instruction for each of them adds up to [`MOST_MORE`].
+/// Number of registrations in the cases `few`. One instruction for each registration adds up to
+/// [`MOST_MORE`].
 const FEW: usize = 4_000;
 
-/// Limit on the extra instructions of a registration beside any number of others, compared with one
-/// alone.
+/// Limit on the extra instructions of a registration beside any number of others, compared with a
+/// registration alone.
 ///
-/// A walk over the others takes at least three instructions for each, 12,000 for [`FEW`]. A look-up
-/// in a balanced tree of 100,000 takes at most 34 steps of about ten instructions. Four such
-/// look-ups are a third of this limit.
+/// A walk over the other registrations takes at least three instructions for each, 12,000 for
+/// [`FEW`]. A look-up in a balanced tree of 100,000 registrations takes at most 34 steps of about
+/// ten instructions. Four such look-ups are a third of this limit.
 const MOST_MORE: i64 = 4_000;
 
 pub(super) const CASES: &[Case] = cases![
@@ -165,8 +167,8 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
     at_zero(&watch)
 }
 
-/// Number of processes that end at the same time. If there were more, the last one would wait for
-/// longer than the kernel tolerates.
+/// Number of processes that end at the same time. With more processes, the last process would wait
+/// for longer than the kernel tolerates.
 const AT_ONCE: usize = 64;
 
 /// Time limit until a process has a region.
@@ -203,8 +205,8 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
     let memory = available_kib()?;
     let watch = Watch::begin()?;
     let before = Counters::read()?;
-    // One process after the other: the measurement attributes allocations to the only thread in the
-    // module.
+    // The processes register one after the other, because the measurement attributes allocations to
+    // the only thread in the module.
     for index in 0..number {
         let mut life = || -> Result<()> {
             let hca = devices.open(lab.near.name(), 1)?;
@@ -258,7 +260,8 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
     let after = Counters::read()?;
     same("live pins", after.live_pins()?, 0)?;
     let activity = after.activity(&before)?;
-    // Each at the end of its own process, where the memory may go before the region.
+    // Each region ends with its process. The memory may be freed before the region, which causes a
+    // callback instead of an unpin.
     same(
         "unpins and callbacks",
         activity.unpins + activity.callbacks,
@@ -302,7 +305,8 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
                 "{gib} GiB take {own} instructions where {most} are a quarter more than in proportion"
             );
         }
-        // Enough to describe the entries, but not pages of 64 KiB: half a page for each entry.
+        // Half a page for each entry is enough to describe the entries, but not to describe pages
+        // of 64 KiB.
         let most = 2 * 4096 + entries * 2048;
         ensure!(held.held <= most, "{gib} GiB: {} bytes are held", held.held);
         last = Some((len, own));

@@ -20,7 +20,8 @@ const M2: usize = GRANULE as usize;
 /// Result of a registration in a thread.
 pub(super) type Registered = std::result::Result<Region, Refused>;
 
-/// Registers 2 MiB at a time. The HCA and the GPU are shared with threads that may never return.
+/// An HCA and a GPU that a schedule shares with threads that may never return. A registration has 2
+/// MiB by default.
 pub(super) struct Stage {
     pub(super) hca: Arc<Hca>,
     pub(super) gpu: Arc<Gpu>,
@@ -44,12 +45,12 @@ impl Stage {
         Ok(self.hca.register(memory.span(0, M2)?, full_access())?)
     }
 
-    /// Registers in a separate thread.
+    /// Registers the first 2 MiB of an allocation in a separate thread.
     pub(super) fn start_register(&self, memory: &Allocation) -> Result<Worker<Registered>> {
         self.start_register_span(memory.span(0, M2)?)
     }
 
-    /// Does the same for a range other than the first 2 MiB of an allocation.
+    /// Does the same as [`Stage::start_register`] for any range of GPU memory.
     pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
         let hca = Arc::clone(&self.hca);
         Worker::start("registration", move || hca.register(span, full_access()))
@@ -65,7 +66,7 @@ impl Stage {
         Hold::catch(place, || self.start_register(memory))
     }
 
-    /// Deregisters in a separate thread.
+    /// Deregisters a region in a separate thread.
     pub(super) fn start_deregister(&self, region: Region) -> Result<Worker<()>> {
         Worker::start("deregistration", move || drop(region))
     }
@@ -80,7 +81,7 @@ impl Stage {
         Hold::catch(place, || self.start_deregister(region))
     }
 
-    /// Frees in a separate thread. The addresses stay occupied.
+    /// Frees an allocation in a separate thread. The addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
         // Stores the place, by which a case finds the next owner.
@@ -93,8 +94,8 @@ impl Stage {
         Ok(self.start_free(memory)?.finish()?.done("the free")??)
     }
 
-    /// Registers, and lets a forked child close the last descriptor. The memory and this process
-    /// stay.
+    /// Registers memory, and lets a forked child close the last descriptor. The memory and this
+    /// process stay.
     pub(super) fn orphan(&self, memory: &Allocation) -> Result<()> {
         let hca = Hca::open(self.hca.name())?;
         let region = hca.register(memory.span(0, M2)?, full_access())?;

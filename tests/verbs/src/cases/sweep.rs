@@ -87,7 +87,7 @@ fn with_setting(lab: &Lab, setting: Setting, run: fn(&Lab, Setting) -> Result<()
 /// The kernel's internal errno, which applications do not know.
 const ENOTSUPP: i32 = 524;
 
-/// A place of the stand-in that can fail, with the errnos of the real driver there.
+/// A place of the stand-in that can fail, with the errnos of the real driver at the same place.
 struct Place {
     name: &'static str,
     errnos: &'static [i32],
@@ -123,7 +123,7 @@ const EIO: &[i32] = &[libc::EIO];
 const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
 const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
 
-/// Without failing puts that lose something: see [`lost_puts`].
+/// Places of calls that can fail. [`lost_puts`] has the failing puts that lose something.
 const PLACES: &[Place] = &[
     place("get_pages", PINNING, Seen::Refused),
     place("get_pages_register", REGISTER, Seen::Refused),
@@ -137,7 +137,7 @@ const PLACES: &[Place] = &[
 ];
 
 /// Returns the number of the module's calls of nvidia.ko at `place`, with memory of [`Shape::Run`]
-/// and the client that serves it.
+/// that the client of mode `serving` serves.
 fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
         (PinMode::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
@@ -145,13 +145,13 @@ fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
         (PinMode::Persistent, _, "dma_unmap") => 1,
         (PinMode::Revocable, Way::Registration, "get_pages" | "get_pages_register") => 1,
         (PinMode::Revocable, Way::Registration, "put_pages") => 1,
-        // The memory was freed, or is released by a process for which nvidia.ko puts no pin: there
-        // is nothing to call.
+        // The memory was freed, or is released by a process for which nvidia.ko puts no pin, so the
+        // module makes no call.
         _ => 0,
     }
 }
 
-/// Makes every call of nvidia.ko fail, in each way of a registration.
+/// Makes each call of nvidia.ko fail in turn, in each way of a registration.
 fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     // Without this parameter, nvidia.ko maps only one page, for the first registration.
     module::unload()?;
@@ -237,8 +237,8 @@ fn one_line(log: &KernelLog, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Puts that fail permanently: the pin is lost, or stays until its memory is freed. Both are
-/// logged.
+/// Tests puts that fail permanently. The pin is lost, or stays until its memory is freed. The
+/// module must log each of the two results.
 fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     if lab.gpus().len() < 2 {
         return ktap::skip("needs two GPUs, one of which is unbound");
@@ -250,7 +250,7 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
         PinMode::Revocable => &[libc::EIO, libc::EINVAL],
     };
     for &errno in errnos {
-        // Reloaded, so that nothing similar has been logged before.
+        // The module is reloaded, so that it has logged nothing similar before.
         module::unload()?;
         module::load(&setting.parameters())?;
         let log = KernelLog::from_now()?;
@@ -430,10 +430,9 @@ const WAYS: [(Way, Shape); 6] = [
     (Way::Foreign, Shape::Run),
 ];
 
-/// Makes every allocation of the thread fail, whoever makes it: verbs, ib_core, rxe, the stand-in,
-/// the module, page tables. rxe maps each fragment of fragmented memory separately, and makes a
-/// thousand allocations. For fragments and chunks, only allocations by ib_core and its callees
-/// count.
+/// Makes each allocation of the thread fail in turn: for verbs, ib_core, rxe, the stand-in, the
+/// module and page tables. For fragments and chunks, only allocations by ib_core and its callees
+/// count, because rxe maps each fragment separately and makes a thousand allocations.
 fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
@@ -464,12 +463,13 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of the module's own slab allocations, including those of kernel functions
-/// that it calls but not nvidia.ko's. The first number is of allocations whose failure makes the
-/// registration fail. The second is of allocations by `kvrealloc()`, which tries twice.
+/// Returns the number of the module's own slab allocations, including allocations of kernel
+/// functions that the module calls, but not nvidia.ko's allocations. The first number counts
+/// allocations whose failure makes the registration fail. The second number counts allocations by
+/// `kvrealloc()`, which tries twice.
 fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
-    // On two GPUs. The list of pins grows twice, and the list of DMA ranges, which has its own
-    // scatter list, also grows twice.
+    // The chunks are on two GPUs. The list of pins grows twice, and the list of DMA ranges, which
+    // has its own scatter list, also grows twice.
     let lists = 4;
     match (mode, way, shape) {
         // The context and its counters, a pin for each chunk, the region, two scatter lists.
@@ -490,7 +490,7 @@ fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
     }
 }
 
-/// Makes each of the module's own allocations fail, and no other.
+/// Makes each of the module's own allocations fail in turn, and no other allocation.
 fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
@@ -586,7 +586,7 @@ fn module_file() -> Result<PathBuf> {
     Ok(PathBuf::from(found.output.trim()))
 }
 
-/// Makes every object allocation fail that is below the module's start, or in its end.
+/// Makes each object allocation during the module's start or end fail in turn.
 fn loading(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let file = fs::File::open(module_file()?)?;

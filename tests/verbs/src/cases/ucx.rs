@@ -46,11 +46,12 @@ const OF_PARTS: &[(&str, &str)] = &[
     ("ucx.get_8m", "ucx.parts_get_8m"),
 ];
 
-/// Size of an allocation in such a buffer, in bytes.
+/// Size of an allocation in a buffer of several allocations, in bytes.
 const PART: u64 = 2 << 20;
 const PART_MIB: &str = "2";
 
-/// `ucx_perftest` allocates a few bytes more than it sends.
+/// Parts of a buffer of 8 MiB. There are five parts, because `ucx_perftest` allocates a few bytes
+/// more than it sends.
 const FIVE: Parts = Parts {
     count: 5,
     refused: 4,
@@ -99,7 +100,8 @@ const WAYS: &[Way] = &[
     },
 ];
 
-/// Number of bytes that `ucp.c` registers. It sends [`TIMES`] times before it frees.
+/// Number of bytes that `ucp.c` registers. `ucp.c` sends the memory [`TIMES`] times before it frees
+/// the memory.
 const CACHED: u64 = 8 << 20;
 const TIMES: u64 = 10;
 
@@ -196,8 +198,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// Checks UCX's message: the file by which it detects GPUDirect RDMA for the device, or that it
-    /// detects nothing.
+    /// Checks that UCX's message names the file by which UCX detects GPUDirect RDMA for the device,
+    /// or says that UCX detects nothing.
     fn detected(&self, device: &str, said: &str) -> Result<()> {
         let by = |verdict: &str| {
             let words = format!(" {device}: cuda GPUDirect RDMA {verdict} by checking ");
@@ -219,9 +221,9 @@ impl Consumers {
         Ok(())
     }
 
-    /// One process sends GPU memory to itself, frees it, is idle, and sends other memory. The
-    /// stand-in's CUDA functions begin with code that UCX can patch. Otherwise UCX would not use
-    /// its cache.
+    /// Runs a process that sends GPU memory to itself, frees the memory, is idle, and sends other
+    /// memory. The stand-in's CUDA functions begin with code that UCX can patch, because UCX would
+    /// not use its cache otherwise.
     fn cache(&self, way: &Way) -> Result<()> {
         let mut command = self.ucx_command("ucp", &self.setup.devices[0])?;
         if way.parts.count > 1 {
@@ -258,7 +260,8 @@ impl Consumers {
         };
         let is_revoked =
             way.is_cached && way.parts.are_registered(self.setup.peermem) && !self.is_persistent();
-        // One part under the first registration, all parts under the next.
+        // One part is freed under the first registration, and all parts are freed under the next
+        // registration.
         let early = way.steps.iter().any(|(_, kept)| *kept == Kept::PartFreed);
         let callbacks = if is_revoked {
             u64::from(early) + count
@@ -282,8 +285,8 @@ impl Consumers {
     fn kept(&self, start: &Start, way: &Way, kept: Kept) -> Result<()> {
         let is_registered = way.is_cached && way.parts.are_registered(self.setup.peermem);
         let count = way.parts.count;
-        // In revocable mode, freed memory is unpinned at once. The rest stays pinned until the
-        // deregistration.
+        // In revocable mode, freed memory is unpinned at once. All other memory stays pinned until
+        // the deregistration.
         let (pins, pinned) = match kept {
             _ if !is_registered => (0, 0),
             Kept::Freed if !self.is_persistent() => (0, 0),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl verify` on this machine. It must pass if all is well. Each fault must be found in
-//! its place, under its name, and with no other. The check after each case shows that nothing is
-//! left behind.
+//! `peermemctl verify` on this machine. `verify` must pass on a machine without faults. `verify`
+//! must find each fault in its place, under its name, and no other fault. The check after each case
+//! shows that nothing is left behind.
 
 use std::process::Command;
 
@@ -49,7 +49,7 @@ impl Answer {
         Self::by(Command::new("peermemctl"), arguments)
     }
 
-    /// Runs a command that becomes the program.
+    /// Runs a command that becomes `peermemctl`.
     pub(super) fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
         // The test VM can be very slow, and nothing here should hang.
         command.args(["verify", "--json", "--timeout", "600"]);
@@ -83,7 +83,7 @@ impl Answer {
         steps.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns a step, but not the one for dma-buf.
+    /// Returns a step, but not the step of this name for dma-buf.
     fn step(&self, name: &str) -> Result<&Value> {
         self.steps()
             .iter()
@@ -185,14 +185,15 @@ fn all_is_well(lab: &Lab) -> Result<()> {
     note("killed", killed);
     ensure!(killed.contains("bytes pinned in BAR1: 0, "), "{killed}");
     if lab.setup.peermem == Peermem::Ours {
-        // The registration of GPU memory. The one of host memory does not involve the module.
+        // The list shows the registration of GPU memory. The registration of host memory does not
+        // involve the module.
         ensure!(
             killed.contains("registrations listed: 1, then 0"),
             "{killed}"
         );
     }
     ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
-    // The stand-in has no dma-buf. The answer says so, without a failure.
+    // The stand-in has no dma-buf, which the answer must report without a failure.
     let steps = answer.steps().iter();
     let mut of_dma_buf = steps.filter(|step| step["way"] == "dma_buf");
     ensure!(
@@ -247,7 +248,7 @@ fn no_peer_memory_module(lab: &Lab) -> Result<()> {
 
 fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
-    // More than the BAR has.
+    // The reserve is larger than the BAR.
     let _reserve = Parameter::set("nvidia", "bar1_reserve_mib", "65536")?;
     let answer = Answer::of(ONE_PAIR)?;
     answer.expect(&["register", "any_way"])?;
@@ -260,7 +261,7 @@ fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
 }
 
 fn wrong_bytes(lab: &Lab) -> Result<()> {
-    // In the other mode, nvidia.ko does not map.
+    // In revocable mode, nvidia.ko does not map.
     lab.needs_mode(PinMode::Persistent)?;
     let _permute = Parameter::set("nvidia", "dma_permute", "1")?;
     let mut answer = None;

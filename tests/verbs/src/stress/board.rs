@@ -13,7 +13,7 @@ use crate::sys::SharedWords;
 pub(super) const SLOTS: usize = 16;
 /// Maximum number of GPUs.
 pub(super) const GPUS: usize = 8;
-/// Granules of a BAR whose last owner is recorded: 1 GiB.
+/// Number of granules of a BAR whose last owner is recorded: 1 GiB.
 const GRANULES: usize = 512;
 
 macro_rules! named {
@@ -31,7 +31,7 @@ macro_rules! named {
 }
 
 named! {
-    /// Operations. An operation is counted when it is done, so one that a kill interrupts is not
+    /// Operations, which are counted when they are done. An operation that a kill interrupts is not
     /// counted.
     Operation {
         Open = "open",
@@ -123,8 +123,8 @@ impl Place {
     }
 }
 
-/// Counts of starts and ends of disturbances at one moment. An odd count is a disturbance in
-/// progress.
+/// Counts of starts and ends of disturbances at one moment. An odd count means that a disturbance
+/// is in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Glance([u64; DISTURBANCES]);
 
@@ -204,14 +204,15 @@ impl Board {
         before.0.iter().any(|count| count % 2 == 1) || *before != self.glance()
     }
 
-    /// Returns `true` if something was disturbed that a session does not survive.
+    /// Returns `true` if a device that a session needs was gone at `before` or has gone since.
     pub(super) fn uprooted_since(&self, before: &Glance) -> bool {
         self.link_gone_since(before) || self.gpu_gone_since(before)
     }
 
-    /// Returns `true` if a session's failure is excused. Either something was disturbed at
-    /// `before`, when it asked, or since. Or the session has lost what it `opened`, which it checks
-    /// only between its steps, and a step may be long.
+    /// Returns `true` if a session's failure is excused. A failure is excused if something was
+    /// disturbed at `before`, the time of the request, or since. A failure is also excused if the
+    /// session has lost a device since `opened`, because a session checks its devices only between
+    /// steps, which may be long.
     pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
         self.disturbed_since(before) || self.uprooted_since(opened)
     }
@@ -229,9 +230,9 @@ impl Board {
         before.0[at] % 2 == 1 || before.0[at] != self.word(DISTURBED + at).load(SeqCst)
     }
 
-    /// Returns `true` if the session in `slot` may READ. It may not while the network is disturbed.
-    /// If rxe loses a response or cannot send it, the next response is taken for an error, and the
-    /// error for a success.
+    /// Returns `true` if the session in `slot` may READ, which is not allowed while the network is
+    /// disturbed. If rxe loses a response or cannot send it, the next response is mistaken for an
+    /// error, and the error for a success.
     pub(super) fn begin_read(&self, slot: usize) -> bool {
         let word = self.word(READS + slot);
         word.store(1, SeqCst);

@@ -46,7 +46,7 @@ pub(super) fn keep(world: &World, plan: &Plan, from: &UnixDatagram) -> Result<()
 }
 
 /// Returns `true` if `errno` is a correct refusal of memory of a GPU that is being unbound, after
-/// `refusals` refusals. Either the memory is gone, or it went during the registration. The latter
+/// `refusals` refusals. The memory is gone, or was freed during the registration. The second case
 /// happens at most once, and only in revocable mode.
 fn refuses_unbound(mode: PinMode, errno: i32, refusals: u64) -> bool {
     match errno {
@@ -56,8 +56,8 @@ fn refuses_unbound(mode: PinMode, errno: i32, refusals: u64) -> bool {
     }
 }
 
-/// Registers and deregisters memory of a GPU until this is refused, because the GPU is being
-/// unbound. From then on, it must always be refused.
+/// Registers and deregisters memory of a GPU until a registration is refused, because the GPU is
+/// being unbound. From then on, every registration must be refused.
 pub(super) fn probe(
     world: &World,
     plan: &Plan,
@@ -75,7 +75,7 @@ pub(super) fn probe(
     ready();
     let mut patience = sys::patience(COMPLETION);
     let mut refusals = 0;
-    // One more attempt after the unbind: the memory stays gone.
+    // Makes one more attempt after the unbind, because the memory must stay gone.
     let mut last = false;
     while !last {
         last = over();

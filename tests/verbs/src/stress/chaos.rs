@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Disturbances while the sessions of a stress run work: the network, the RDMA devices, the GPUs
-//! and the module are removed and restored. One process does so, one thing at a time, in an order
-//! from the seed and at counts of operations.
+//! and the module are removed and restored. One process makes one disturbance at a time, in an
+//! order from the seed and at counts of operations.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -43,8 +43,8 @@ const ACTIONS: [Action; 6] = [
     Action::Module,
 ];
 
-/// Disturbs until the run stops. The interval is such that an epoch of `operations` has each
-/// action.
+/// Disturbs until the run stops. The interval is short enough that an epoch of `operations` has
+/// each action.
 pub(super) fn run(world: &World, plan: &Plan, faults: &Faults, operations: u64) -> Result<()> {
     let mut choice = Choice::new(plan.stream(1001, 0));
     let step = (operations / (ACTIONS.len() as u64 + 1)).clamp(20, 800);
@@ -78,12 +78,12 @@ fn pause(choice: &mut Choice, most: u64) {
     std::thread::sleep(Duration::from_millis(choice.below(most)));
 }
 
-/// Unloads the module as soon as nobody uses it, and loads it again. While it is used, it must
-/// stay.
+/// Unloads the module as soon as nobody uses it, and loads it again. While the module is used, it
+/// must stay loaded.
 fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let mut busy = false;
-    // In one of four cases, the sessions do not make room for it.
+    // In one of four cases, the sessions are not asked for few regions before the unload.
     let thin = choice.below(4) > 0;
     board.thin(thin);
     for _ in 0..if thin { ATTEMPTS } else { ATTEMPTS / 10 } {
@@ -119,7 +119,7 @@ fn driver(file: &str, bdf: &str) -> Result<()> {
     fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
 }
 
-/// Unbinds and binds a GPU. The unbind frees memory, refuses new pins, waits for persistent ones,
+/// Unbinds and binds a GPU. The unbind frees memory, refuses new pins, waits for persistent pins,
 /// and ends.
 fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
@@ -236,8 +236,8 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
     Ok(())
 }
 
-/// Removes an RDMA device in use and adds it again. The kernel ends everything that depends on it,
-/// in the thread that removes it.
+/// Removes an RDMA device in use and adds it again. The kernel ends everything that depends on the
+/// device, in the thread that removes the device.
 fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
     let nic = choice.below(2);
     let name = &world.devices[nic as usize];

@@ -3,10 +3,11 @@
 //! descriptors, exit and are killed. Meanwhile the network, the RDMA devices, the GPUs and the
 //! module are removed and restored.
 //!
-//! It runs in epochs. The seed and the number of an epoch determine its actions. An epoch ends with
-//! everything at rest: nvidia.ko holds nothing, there is no region and no reference to the module,
-//! and the module is unloaded. Later epochs therefore do not depend on earlier ones, and an epoch
-//! can be repeated by its number. The machine determines how its processes interleave.
+//! The run has epochs. The seed and the number of an epoch determine its actions. An epoch ends
+//! with everything at rest: nvidia.ko holds nothing, there is no region and no reference to the
+//! module, and the module is unloaded. Later epochs therefore do not depend on earlier epochs, and
+//! an epoch can be repeated by its number. The machine determines how the processes of an epoch
+//! interleave.
 
 mod board;
 mod bystanders;
@@ -50,16 +51,16 @@ pub(crate) struct Options {
     /// Operations of an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
-    /// No epoch begins after so many seconds
+    /// Time after which no epoch begins, in seconds
     #[arg(long)]
     seconds: Option<u64>,
     /// Processes at a time
     #[arg(long, default_value_t = 6)]
     sessions: usize,
-    /// So many seconds without an operation are a hang
+    /// Time without an operation that counts as a hang, in seconds
     #[arg(long, default_value_t = 150)]
     stall: u64,
-    /// Takes nothing away meanwhile
+    /// Frees no memory under live registrations
     #[arg(long)]
     calm: bool,
 }
@@ -74,7 +75,7 @@ impl Faults {
     }
 
     fn add(&self, board: &Board, who: &str, what: &str) {
-        // One write, at the file position that all processes share.
+        // Makes one write, at the file position that all processes share.
         let text = format!("{who}: {}\n", what.replace('\n', "; "));
         if (&self.0).write_all(text.as_bytes()).is_err() {
             eprint!("stress: {text}");
@@ -112,8 +113,8 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
         "1 to {SLOTS} sessions"
     );
     let started = Instant::now();
-    // Packets do get lost here, and with them the last message of an end that is gone: 15 s in
-    // total.
+    // Packets are lost in this run, including the last message of an end that is gone. All retries
+    // together take 15 s.
     rdma::wait_for_answers(19, 6);
     sys::adopt_orphans()?;
     let usual = module::parameters();
@@ -158,7 +159,7 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
 }
 
 fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
-    // Each process opens the GPUs itself, so none stays open here.
+    // Each process opens the GPUs itself, so no GPU stays open here.
     let gpus: Vec<String> = {
         let all = Gpu::all()?;
         if let Some(gpu) = all.first() {
@@ -387,7 +388,7 @@ impl Crew<'_> {
                     board.done(Operation::Killed);
                 }
             }
-            // Its GPU was unbound while it read memory there.
+            // The session's GPU was unbound while the session read the GPU's memory.
             Ended::Killed(libc::SIGBUS) if board.gpu_gone_since(&session.opened) => {
                 board.note(Figure::Bus, 1);
             }
@@ -480,7 +481,7 @@ fn balance() -> Result<()> {
     Ok(())
 }
 
-/// Writes to the kernel log where all user processes sleep.
+/// Writes the places where all user processes sleep to the kernel log.
 fn report_stall() {
     let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
         return;

@@ -47,12 +47,12 @@ impl Plan {
             layout: LAYOUTS[choice.below(LAYOUTS.len() as u64) as usize],
             layout_seed: choice.next() as u32,
             kernel_thread_frees: choice.below(2) == 1,
-            // Never in the first four epochs, which a short run has.
+            // The first four epochs, which a short run has, are never tight.
             tight: epoch >= 4 && choice.below(5) == 0,
         }
     }
 
-    /// Returns the seed of a process, the same in a repeated epoch.
+    /// Returns the seed of a process, which is the same in a repeated epoch.
     pub(super) fn stream(&self, process: u64, number: u64) -> u64 {
         derive(&[self.seed, self.epoch, process, number])
     }

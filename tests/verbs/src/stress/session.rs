@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One process of a stress run. It allocates, registers, transfers, frees, forks, passes
+//! One process of a stress run. The process allocates, registers, transfers, frees, forks, passes
 //! descriptors, and ends in one of several ways. The seed determines its actions. The results
 //! depend on all processes.
 //!
 //! Each piece of memory has a copy of its expected content. Every byte of an allocation is compared
-//! before the allocation is freed, so the next owner of the memory detects a late write. A failed
-//! transfer may have brought any of its bytes: each byte must be the old or the new one.
+//! before the allocation is freed, so the next owner of the memory detects a late write. After a
+//! failed transfer, each byte must be the old or the new byte.
 
 macro_rules! wrong {
     ($($arguments:tt)*) => {
@@ -52,7 +52,7 @@ pub(super) const COMPLETION: Duration = Duration::from_secs(120);
 pub(super) struct World {
     pub(super) board: Board,
     pub(super) devices: [String; 2],
-    /// PCI addresses of the GPUs. The index is that of the character device.
+    /// PCI addresses of the GPUs. The index is the index of the character device.
     pub(super) gpus: Vec<String>,
     /// Socket to the keeper of descriptors.
     pub(super) keeper: UnixDatagram,
@@ -63,7 +63,7 @@ pub(super) struct World {
 #[error("{0}")]
 pub(super) struct Wrong(pub(super) String);
 
-/// The devices have changed. The session cannot continue, and this is no fault.
+/// Change of the devices, after which the session cannot continue. The change is no fault.
 #[derive(Debug, thiserror::Error)]
 #[error("the devices have changed")]
 struct Uprooted;
@@ -109,7 +109,7 @@ struct Held {
 /// GPU memory with its expected content.
 #[derive(Debug)]
 struct Block {
-    // Dropped before the memory.
+    // The regions are dropped before the memory.
     regions: Vec<Held>,
     memory: Allocation,
     expected: Vec<u8>,
@@ -154,11 +154,11 @@ struct Session<'a> {
     seed: u64,
     patterns: u64,
     opened: Glance,
-    // Dropped in this order.
+    // The fields are dropped in this order.
     connection: Option<Connection>,
     /// Duplicate requests of each side's device at the time of the connection.
     duplicates: [Option<u64>; 2],
-    /// `true` for a side that has posted a READ since then.
+    /// `true` for a side that has posted a READ since the connection.
     reads: [bool; 2],
     relics: Vec<Region>,
     blocks: Vec<Block>,
@@ -306,8 +306,8 @@ impl<'a> Session<'a> {
         };
         for _ in 0..length {
             if self.world.board.is_stopped() {
-                // Some sessions are slower than the keeper, and pass descriptors that it does not
-                // see.
+                // Some sessions are slower than the keeper, and pass descriptors that the keeper
+                // does not see.
                 if !self.blocks.is_empty() && self.once_in(4) {
                     std::thread::sleep(Duration::from_millis(50));
                     self.pass_descriptor()?;
@@ -351,7 +351,7 @@ impl<'a> Session<'a> {
         if self.once_in(2) {
             sys::leave(0);
         }
-        // A read of the GPU's memory would be a bus error.
+        // A read of the GPU's memory would cause a bus error.
         self.connection = None;
         while !self.blocks.is_empty() {
             let at = self.below(self.blocks.len());
@@ -361,7 +361,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// One step while the module is to be unloaded: no region stays.
+    /// Makes one step that keeps no region, while the module is to be unloaded.
     fn thin_step(&mut self) -> Result<()> {
         self.relics.clear();
         while let Some(at) = self.blocks.iter().position(|block| block.passed) {
@@ -649,7 +649,8 @@ impl<'a> Session<'a> {
         match self.hca(side).register(span, full_access()) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
             Err(refused) => wrong!("a range that is nobody's: {refused}, not EFAULT"),
-            // An allocation lies right behind, so both are registered as one region.
+            // Another allocation lies right behind, so both allocations are registered as one
+            // region.
             Ok(_) if self.gpus.iter().any(|gpu| gpu.place_of(end).is_ok()) => {}
             Ok(_) => wrong!("{addr:#x}+{len:#x} was registered and is not GPU memory"),
         }
@@ -707,7 +708,7 @@ impl<'a> Session<'a> {
             0
         })?;
         self.done(Operation::Fork);
-        // Children that have ended.
+        // Reaps children that have ended.
         while let sys::Reaped::Child(_, ended) = sys::reap(None, false)? {
             ensure!(ended == sys::Ended::Exited(0), "a child: {ended:?}");
         }
@@ -735,7 +736,7 @@ impl<'a> Session<'a> {
         let descriptor = region.command_descriptor();
         let sent = sys::send_descriptor(self.world.keeper.as_fd(), descriptor)?;
         self.blocks[at].passed = true;
-        // The library must not know, because nothing here may end these objects.
+        // The library must not drop these objects, because this process may not end them.
         mem::forget(region);
         mem::forget(hca);
         sys::close_behind(descriptor);

@@ -13,7 +13,7 @@ use crate::machine::Machine;
 use crate::software::MODULE;
 use crate::{fixture, testing};
 
-/// An HGX H100 with NVIDIA's module, on a kernel without memory_peers.
+/// An HGX H100 with NVIDIA's nvidia_peermem, on a kernel without memory_peers.
 fn machine() -> Fixture {
     let mut fixture = fixture::hgx();
     fixture.software();
@@ -55,8 +55,8 @@ fn limited(fixture: &mut Fixture, bytes: u64) {
     );
 }
 
-/// Moves RDMA devices to another network namespace (exclusive mode). Their drivers' directories
-/// stay, but empty.
+/// Moves RDMA devices to another network namespace (exclusive mode). The NICs keep an empty
+/// directory `infiniband`.
 fn other_namespace(fixture: &mut Fixture, hcas: &[&str]) {
     for hca in hcas {
         let link = format!("/sys/class/infiniband/{hca}");
@@ -71,7 +71,7 @@ const ALL: [&str; 9] = [
     "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8",
 ];
 
-/// Adds a library that is newer than nvidia.ko, and these modules.
+/// Adds a driver library that is newer than nvidia.ko, and sets the contents of `/proc/modules`.
 fn upgraded(fixture: &mut Fixture, modules: &str) {
     newer_library(fixture);
     fixture.file("/proc/modules", modules);
@@ -301,7 +301,7 @@ fn examined(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
     let scan = Scan::new(&fixture.recording, &machine);
     let mut findings = examine(&scan, Selection::default()).unwrap();
-    // The machine has these with any fault.
+    // Findings of these levels occur with any fault.
     findings.retain(|finding| !matches!(finding.level, Level::Ok | Level::NotVisible));
     findings
 }

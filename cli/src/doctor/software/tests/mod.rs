@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Each check of software: silent on a healthy machine, then with one fault at a time.
+//! Tests of the checks of software, on a healthy machine and with one fault at a time.
 
 mod causes;
 
@@ -34,7 +34,7 @@ fn findings(fixture: &Fixture) -> Vec<Finding> {
     all.filter(|finding| finding.level != Level::Ok).collect()
 }
 
-/// Makes the module one that was never loaded.
+/// Changes the machine as if the module had never been loaded.
 pub(in crate::doctor) fn unload(fixture: &mut Fixture) {
     fixture.remove(MODULE);
     fixture.remove(PEERS);
@@ -45,7 +45,8 @@ pub(in crate::doctor) fn unload(fixture: &mut Fixture) {
     );
 }
 
-/// Replaces our module by NVIDIA's, on a kernel where ib_core has no `memory_peers`.
+/// Replaces peermem-rs with NVIDIA's nvidia_peermem, on a kernel where ib_core has no
+/// `memory_peers`.
 pub(in crate::doctor) fn nvidias(fixture: &mut Fixture, version: &str) {
     unload(fixture);
     fixture.file(&format!("{MODULE}/version"), &format!("{version}\n"));
@@ -133,8 +134,8 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
     );
 }
 
-/// A fault, and all findings that it must cause: checks, levels, and words of the finding or the
-/// fix.
+/// A fault, and all findings that the fault must cause: checks, levels, and words of the finding or
+/// the fix.
 pub(in crate::doctor) struct SoftwareFault {
     pub(in crate::doctor) name: &'static str,
     pub(in crate::doctor) inject: fn(&mut Fixture),
@@ -207,7 +208,7 @@ fn without_a_device_that_alone_is_told() {
     }
 }
 
-/// Neither OFED nor the module would help, and dma-buf does not work either.
+/// OFED, the module and dma-buf do not help a GPU without GPUDirect RDMA.
 #[test]
 fn gpus_without_gpudirect_rdma_lack_no_software() {
     for name in ["NVIDIA GB10", "NVIDIA GeForce RTX 5090"] {
@@ -253,7 +254,7 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
     assert_eq!(reported.len(), 22);
 }
 
-/// Soft RoCE beside a real GPU transfers none of its memory.
+/// Soft RoCE does not transfer memory of a real GPU.
 #[test]
 fn soft_roce_alone_is_a_fault() {
     let mut fixture = fixture::soft_roce();

@@ -48,7 +48,7 @@ fn pins_of_one_registration(bench: &Bench) -> Result<()> {
 /// Frees the memory between the two pins of a registration, and allocates other memory at the same
 /// addresses.
 fn memory_changes_hands(bench: &Bench) -> Result<()> {
-    // Far from the neighbour's addresses.
+    // The addresses are far from the neighbour's addresses.
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let addr = memory.mapping().addr();
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
@@ -88,7 +88,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
 /// Registers contiguous memory.
 fn entries(bench: &Bench) -> Result<()> {
     const LEN: usize = 128 << 20;
-    // Does not cross a window of 2 GiB, where an entry ends on purpose.
+    // The memory does not cross a multiple of 2 GiB, where an entry ends on purpose.
     let addr = sys::free_address(LEN as u64, LEN as u64)?;
     let memory = bench.lab.gpu(0)?.allocate(LEN, Placement::At(addr))?;
     ensure!(memory.is_contiguous()?, "not contiguous");
@@ -104,8 +104,8 @@ fn entries(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// DMA addresses descend while the memory ascends: each entry must follow the addresses for the
-/// NIC.
+/// Makes the DMA addresses descend while the memory ascends. Each entry must follow the addresses
+/// for the NIC.
 fn addresses_out_of_order(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
         return ktap::skip("the revocable mode of ours maps by itself");
@@ -165,14 +165,14 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
     bench.check(
         asked == 0,
         "an empty or wrapping range gets no further than ib_core",
-        "an empty or wrapping range comes to the provider",
+        "an empty or wrapping range reaches nvidia.ko",
     );
     // ib_core counts one page if an empty range does not begin at a page boundary.
     let registered = bench.hca.register(memory.span(512, 0)?, full_access());
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
         Err(refused) => bench.saw(&format!(
-            "0 bytes inside a page: {}, {} of the provider",
+            "0 bytes inside a page: {}, {} of nvidia.ko",
             errno_name(refused.errno()),
             times(asked, "call")
         )),
@@ -199,15 +199,15 @@ fn absurd_length(bench: &Bench) -> Result<()> {
         .context("8 TiB were registered")?;
     let bytes = bench.counted("record_bytes")?;
     let calls = Counters::read()?.activity(&bench.before)?.attempts;
-    // A 64-bit address and two 32-bit numbers for each page: nv-p2p.c allocates them before it asks
-    // the resource manager.
+    // For each page, nv-p2p.c allocates a 64-bit address and two 32-bit numbers before it asks the
+    // resource manager.
     let records = calls * (LEN / PAGE) * (8 + 4 + 4);
     ensure!(
         bytes == records,
         "{bytes} bytes of records where {records} were expected"
     );
     let said = format!(
-        "{}; {} of the provider, which asks for {} MiB of kernel memory",
+        "{}; {} of nvidia.ko, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
         times(calls, "call"),
         bytes >> 20
@@ -216,7 +216,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// A BAR without room: the errno of the application, and the lines in the kernel log.
+/// Reports the application's errno and the lines in the kernel log when the BAR has no room.
 fn reason(bench: &Bench) -> Result<()> {
     let reserve = Parameter::set("nvidia", "bar1_reserve_mib", "65536")?;
     let memory = bench.allocate()?;
@@ -253,8 +253,8 @@ const fn strange(knob: &'static str, value: &'static str, reason: &'static str) 
     }
 }
 
-/// Turns each of the stand-in's knobs in turn. The module must refuse a registration. Our module
-/// must return `errno`, for the given reason only.
+/// Sets each knob of the stand-in in turn. The module must refuse a registration. Our module must
+/// return `errno`, for the given reason only.
 fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
     for answer in answers {
@@ -273,7 +273,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         };
         let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
             Ok(_) => Some("registered"),
-            // The test VM's NIC checks what it gets. A real NIC does not.
+            // The test VM's NIC checks its input, unlike a real NIC.
             Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the NIC"),
             Err(refused) if bench.is_ours() => {
                 for (name, times) in reasons::expected_counts(&bench.lab, reason, 1) {

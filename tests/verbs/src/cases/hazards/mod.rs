@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The known hazards of a peer-memory module for NVIDIA's GPUs, A to P. Each has schedules of hold
-//! points, failures and forks that leave nothing to chance.
+//! The known hazards of a peer-memory module for NVIDIA's GPUs, A to P. Each hazard has
+//! deterministic schedules of hold points, failures and forks.
 //!
-//! A schedule is the same for every module. It prints the module's behaviour in lines `# saw …`,
-//! and each defect in a line `# wrong …`. If a thread never returns from the kernel or is killed
-//! there, later results would be unreliable. The schedule then switches the machine off after its
-//! result.
+//! A schedule is the same for every module. A schedule prints the module's behaviour in lines
+//! `# saw …`, and each defect in a line `# wrong …`. If a thread never returns from the kernel or
+//! is killed there, later results would be unreliable, so the schedule switches the machine off
+//! after its result.
 
 mod costs;
 mod release;
@@ -30,7 +30,7 @@ use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
 
-/// One schedule. Its name is the hazard's letter, a dot, and the event.
+/// One schedule, whose name is the hazard's letter, a dot, and the event.
 type Case = ktap::Case<Bench>;
 
 /// State of a schedule, and its verdict.
@@ -156,7 +156,7 @@ impl Bench {
         self.check(
             left.is_empty(),
             "nothing left",
-            &format!("left for good: {}", left.join(", ")),
+            &format!("leaked: {}", left.join(", ")),
         );
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Bench {
         for name in ["callbacks", "put_pages_foreign", "misuse"] {
             line += &format!(" {name}={}", counters.since(&self.before, name)?);
         }
-        // −1 while the module is unloaded.
+        // The value is −1 while the module is unloaded.
         let references = self
             .module_references()
             .map_or(-1, |count| i64::try_from(count).unwrap_or(i64::MAX));
@@ -235,7 +235,7 @@ fn look_at_freed_memory() -> Result<()> {
     Ok(())
 }
 
-/// Returns `1 pin`, `2 pins`.
+/// Returns a number with its unit, such as `1 pin` or `2 pins`.
 fn times(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
@@ -248,8 +248,8 @@ fn all() -> impl Iterator<Item = &'static Case> {
         .chain(costs::CASES)
 }
 
-/// Runs the cases whose name begins with one of `names`, in that order. Returns `true` if no hazard
-/// occurred.
+/// Runs the cases whose name begins with one of `names`, in the order of `names`. Returns `true` if
+/// no hazard occurred.
 pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
     let mut cases = Vec::new();
     for name in names {
@@ -285,7 +285,7 @@ pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
             return leave();
         }
     }
-    // nvidia.ko would wait for its last reference for ever.
+    // If references to a GPU are left, the removal of nvidia.ko would wait for ever.
     if Counters::read()?.get("device_refs")? > 0 {
         return leave();
     }
@@ -315,7 +315,7 @@ fn run_one(case: &Case, setup: &Setup) -> (Result<bool>, bool) {
         lost = bench.lost.load(Ordering::Relaxed);
         let good = !bench.failed.load(Ordering::Relaxed);
         if lost {
-            // Its drop makes calls that do not return.
+            // The drop of `bench` makes calls that do not return.
             std::mem::forget(bench);
         }
         result.map(|()| good)

@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     "two_allocations" => two_allocations,
 ];
 
-/// The allocation of the second of three pieces of the scatter list fails.
+/// Makes the allocation of the second of three pieces of the scatter list fail.
 fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     const ENTRIES: u64 = 256;
     let layout = Parameter::set("nvidia", "layout", "64k")?;
@@ -52,7 +52,7 @@ fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// ib_core returns the scatter list with a changed head.
+/// Makes ib_core return the scatter list with a changed head.
 fn changed_table(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -64,7 +64,7 @@ fn changed_table(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// An HCA without a DMA device, or with one that is not on the PCI bus.
+/// Tests an HCA without a DMA device, or with a DMA device that is not on the PCI bus.
 fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
     let parameter = Parameter::set("rdma_rxe", "peer_dma_dev", device)?;
     let memory = bench.allocate()?;
@@ -88,7 +88,7 @@ fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// A put fails during acquire.
+/// Makes a put fail during acquire.
 fn failing_put(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     fail_next("put_pages", libc::EIO)?;
@@ -119,8 +119,8 @@ fn failing_put(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A put that returns -ENOMEM has done nothing. A persistent put that returns -ENOMEM has dropped
-/// the use of the GPU and lost the pin.
+/// Makes a put return -ENOMEM. A revocable put has then done nothing. A persistent put has then
+/// dropped the use of the GPU and lost the pin.
 fn put_out_of_memory(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;

@@ -36,7 +36,8 @@ pub(super) const CASES: &[Case] = cases![
     "core_locks_twice" => core_locks_twice,
 ];
 
-/// The child's put does nothing. The case then tries to unload the module, and frees the memory.
+/// Lets a child close the last descriptor, so that the child's put does nothing. Then tries to
+/// unload the module, and frees the memory.
 fn foreign_last_close(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     bench.orphan(&memory)?;
@@ -121,7 +122,8 @@ fn reaches_next_owner_or_none(
     Ok(Some(written && found != own))
 }
 
-/// Writes bytes that no memory here holds through `region`. Returns `true` if the write succeeds.
+/// Writes bytes through `region` that no memory of the schedule holds. Returns `true` if the write
+/// succeeds.
 fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
     let source = Arena::on_host(&bench.lab, M2, 1)?;
     let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
@@ -132,7 +134,7 @@ fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
 }
 
 /// Stops a deregistration before its put and frees the memory. The next pin then gets the address
-/// of the dead page table.
+/// of the freed page table.
 fn stale_put(bench: &Bench) -> Result<()> {
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let memory = bench.allocate()?;
@@ -169,11 +171,11 @@ fn stale_put(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Same as [`stale_put`], but stops inside the put, after its decision. The next pin must wait for
-/// the put.
+/// Does the same as [`stale_put`], but stops inside the put, after the put's decision. The next pin
+/// must wait for the put.
 fn committed_put(bench: &Bench) -> Result<()> {
     if !bench.is_ours() || !bench.is_revocable() {
-        // NVIDIA's module also puts in acquire, and would stop there.
+        // NVIDIA's nvidia-peermem also puts in acquire, and would stop in that put.
         return ktap::skip("of the revocable mode of ours");
     }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
@@ -265,7 +267,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
     let hold = Hold::arm("nvidia/dma_map_before_insert")?;
     let mut registration = bench.start_register(&memory)?;
     if !hold.caught(&mut registration)? {
-        bench.saw("the provider's dma_map is not called");
+        bench.saw("nvidia.ko's dma_map is not called");
     }
     bench.free(&memory)?;
     hold.release();
@@ -286,7 +288,7 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
 }
 
 /// Stops a callback in ib_core's invalidation while the region is deregistered. The module must not
-/// free what the callback still uses, and must not let ib_core continue.
+/// free memory that the callback still uses, and must not let ib_core continue.
 fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -299,8 +301,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         bench.lab.setup.mode()
     );
     let mut deregistration = bench.start_deregister(region)?;
-    // NVIDIA's module has no stack frame if it tail-calls nvidia.ko, so nvidia.ko's function counts
-    // too.
+    // NVIDIA's nvidia-peermem has no stack frame if it tail-calls nvidia.ko, so nvidia.ko's
+    // function is also accepted.
     let ended = deregistration.ended_or_in(&["[nvidia_peermem]", "nvidia_p2p_put_pages"])?;
     if caught {
         bench.check(
@@ -323,8 +325,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     bench.check_end()
 }
 
-/// A deregistration calls `put_pages` with ib_core's `mapping_lock` held. A callback waits for
-/// `mapping_lock` with nvidia.ko's lock held.
+/// Tests two locks in opposite order. A deregistration calls `put_pages` with ib_core's
+/// `mapping_lock` held. A callback waits for `mapping_lock` with nvidia.ko's lock held.
 fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let region = bench.register(&memory)?;
@@ -336,7 +338,7 @@ fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
         bench.saw("the callback waits for ib_core's lock");
     }
     hold.release();
-    // Each side waits for the lock of the other: neither ends.
+    // In a deadlock, each side waits for the lock of the other side, and neither side ends.
     let deadlock = !deregistration.ended_or_in(&["nvidia_p2p_put_pages[nvidia]"])?
         && free.place().contains("ib_invalidate_peer_memory");
     if deadlock {
@@ -354,8 +356,8 @@ fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// A callback drops the last reference to the module and has not returned yet when the module is
-/// unloaded.
+/// Unloads the module after a callback has dropped the last reference to the module, but before the
+/// callback has returned.
 fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     bench.orphan(&memory)?;
@@ -395,7 +397,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// The HCA's driver gives up and releases with ib_core's lock held, while the memory is freed.
+/// Frees the memory while the HCA's driver gives up and releases with ib_core's lock held.
 fn driver_holds_lock(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;
@@ -411,7 +413,7 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     bench.lose();
     std::mem::forget(memory);
     hold.release();
-    // In its put, or while it waits for the callback.
+    // A stuck release sleeps in its put, or waits for the callback.
     if release.ended_or_in(&["api_lock", "[nvidia_peermem]"])? {
         bench.saw("the release returns");
         return Ok(());
@@ -426,8 +428,8 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// The HCA's driver gives up before it activates the notifier, and stops the notifier, in an
-/// ib_core of OFED before 25.04. The memory is then freed.
+/// Makes the HCA's driver give up before it activates the notifier, and stop the notifier, in an
+/// ib_core of OFED before 25.04. Then frees the memory.
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;

@@ -104,8 +104,9 @@ impl Host {
         Ok(())
     }
 
-    /// One agent writes into the other's memory and reads from it. Both compare the bytes. This
-    /// program carries the files that the agents leave for each other to the other host.
+    /// Runs two agents. One agent writes to and reads from the other agent's memory, and both
+    /// agents compare the bytes. This program copies the files that the agents leave for each other
+    /// to the other host.
     pub(super) fn nixl(&mut self) -> Result<()> {
         self.in_folder("nixl", Self::nixl_in)
     }
@@ -151,12 +152,12 @@ impl Host {
         let wire = start.wire(self.device())?;
         ensure!(finished.success(), "{}", finished.tail(10));
         whole(buffers).have_ended(&self.setup, &start.counters, false)?;
-        // Also true without a module: the bytes then go through the host.
+        // This check also passes without a module, because the bytes then go through the host.
         self.moved(wire, [cuda::NIXL_LEN, cuda::NIXL_LEN])
     }
 
-    /// Two ranks of Open MPI, one on each host, send their GPU memory to each other and compare the
-    /// bytes.
+    /// Runs two ranks of Open MPI, one on each host, which send their GPU memory to each other and
+    /// compare the bytes.
     pub(super) fn mpi(&mut self) -> Result<()> {
         self.in_folder("mpi", Self::mpi_in)
     }
@@ -211,7 +212,7 @@ impl Host {
         command
             .args(["--allow-run-as-root", "--leave-session-attached", "-n", "2"])
             .args(["--host", &hosts, "--prtemca", "plm_ssh_agent"])
-            // The daemon also looks for the first word.
+            // The daemon also searches for the first word of this command as a program.
             .arg(format!("/bin/sh {}", shell.display()))
             // By default, Open MPI's layer over UCX supports NVIDIA's devices only.
             .args(["--mca", "pml", "ucx", "--mca", "opal_common_ucx_tls", "any"])
@@ -255,7 +256,7 @@ impl Start {
         })
     }
 
-    /// Returns the bytes that were sent and received since then.
+    /// Returns the bytes that were sent and received since this start.
     fn wire(&self, device: &str) -> Result<[u64; 2]> {
         let now = counted(device)?;
         let wire = [0, 1].map(|way: usize| now[way].saturating_sub(self.wire[way]));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Cases between two hosts, each with its own GPU, device and module. This program runs on both
-//! hosts and does the same cases in the same order. In each case, host 1 begins. A [`Peer`]
-//! exchanges data between the hosts, and makes a case fail on both hosts if it fails on one.
+//! hosts, with the same cases in the same order. In each case, host 1 begins. A [`Peer`] exchanges
+//! data between the hosts, and makes a case fail on both hosts if the case fails on one host.
 
 mod consumers;
 
@@ -29,10 +29,10 @@ const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// Which of the two hosts this is, 1 or 2
+    /// Number of this host, 1 or 2
     #[arg(long, env = "TESTVM_HOST", value_parser = clap::value_parser!(u8).range(1..=2))]
     host: u8,
-    /// The other's address
+    /// Address of the other host
     #[arg(long, env = "TESTVM_PEER")]
     peer: IpAddr,
     #[command(flatten)]
@@ -69,7 +69,7 @@ const CASES: &[Case] = cases![
     "pair.mpi" if |options| options.has(|places| &places.mpi) => Host::mpi,
     "pair.unload_on_one" if ALWAYS => Host::unload_on_one,
     "pair.freed_under_traffic" if ALWAYS => Host::freed_under_traffic,
-    // Host 2 does not come back.
+    // Host 2 does not come back from this case.
     LOST if |options| options.filter.iter().any(|word| word == LOST) => Host::lost_in_traffic,
 ];
 
@@ -125,7 +125,8 @@ struct Host {
     peer: Peer,
 }
 
-/// A queue pair that is connected to the other host's, with the data that the other host has sent.
+/// A queue pair that is connected to a queue pair of the other host, and the data that the other
+/// host has sent.
 struct Connected<T> {
     end: Endpoint,
     theirs: T,
@@ -154,7 +155,8 @@ impl Host {
         let mut end = Endpoint::new(&lab.near)?;
         let contact = self.peer.swap(&end.contact(&lab.near)?)?;
         end.connect(&lab.near, &contact)?;
-        // After this exchange both are connected, so neither receives anything too early.
+        // After this exchange, both queue pairs are connected, so neither queue pair receives
+        // anything too early.
         let theirs = self.peer.swap(own)?;
         Ok(Connected { end, theirs })
     }
@@ -191,8 +193,8 @@ impl Host {
         Ok(())
     }
 
-    /// Host 2 cannot unload its module while it has a registration. After the unload it cannot
-    /// register GPU memory, and host 1's memory still works for it.
+    /// Checks that host 2 cannot unload its module while it has a registration. After the unload,
+    /// host 2 cannot register GPU memory, but can still use host 1's memory.
     fn unload_on_one(&mut self) -> Result<()> {
         let lab = Lab::open(&self.setup)?;
         lab.needs_module()?;
@@ -275,8 +277,8 @@ impl Host {
         self.peer.wait()
     }
 
-    /// Host 2 frees memory into which host 1 writes. Host 1's requests are refused, and nothing
-    /// else fails.
+    /// Frees memory of host 2 while host 1 writes into the memory. Host 1's requests must be
+    /// refused, and nothing else may fail.
     fn freed_under_traffic(&mut self) -> Result<()> {
         let lab = Lab::open(&self.setup)?;
         lab.needs_mode(PinMode::Revocable)?;
@@ -305,7 +307,7 @@ impl Host {
         let state = peer_region(&lab.near, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
         self.holds(&["mapped", "revoked"], 1)?;
-        // Host 1 is refused.
+        // Host 1's requests are refused.
         self.peer.wait()?;
         let mut found = vec![0; M2];
         view.read(0, &mut found)?;
@@ -342,8 +344,8 @@ impl Host {
         own.check()
     }
 
-    /// Host 2 is switched off while host 1 writes into its memory. Host 1 gets an error in time,
-    /// ends without deregistering, and leaves nothing behind.
+    /// Switches host 2 off while host 1 writes into host 2's memory. Host 1 must get an error in
+    /// time, end without deregistering, and leave nothing behind.
     fn lost_in_traffic(&mut self) -> Result<()> {
         Lab::open(&self.setup)?.needs_module()?;
         if !self.is_first() {
@@ -397,13 +399,13 @@ impl Host {
             "after {seconds:.1} s, and not {least:.1} to {most:.1}"
         );
         self.holds(&["mapped"], 1)?;
-        // The kernel must clean up what is not dropped.
+        // The kernel must clean up the objects that are not dropped.
         std::mem::forget((own, end, lab));
         Ok(())
     }
 }
 
-/// Posts WRITEs and waits until some of them have succeeded.
+/// Posts WRITEs and waits until [`BEFORE`] requests have succeeded.
 fn begin(end: &mut Endpoint, from: Part, to: Part) -> Result<()> {
     for _ in 0..UNDER_WAY {
         end.post(Op::Write, from, to)?;
@@ -423,7 +425,7 @@ struct Refused {
     after: Duration,
 }
 
-/// Posts WRITEs until one fails. The requests behind it are flushed.
+/// Posts WRITEs until one fails. The requests behind the failed request are flushed.
 fn until_refused(end: &mut Endpoint, from: Part, to: Part) -> Result<Refused> {
     let mut done = BEFORE;
     let mut last = Instant::now();

@@ -55,7 +55,8 @@ fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bo
         | Status::LocalQueuePairOperationError
         | Status::RemoteOperationError
         | Status::WorkRequestFlushedError => true,
-        // A queue pair that has failed one of its own requests answers none of the other side's.
+        // A queue pair that has failed one of its own requests answers no requests of the other
+        // side.
         Status::RetryCounterExceededError => ended
             .iter()
             .any(|&(side, status)| side != initiator && status != Status::Success),
@@ -180,7 +181,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Checks that each byte after a failed transfer is the old or the new one.
+    /// Checks that each byte after a failed transfer is the old or the new byte.
     fn settle(&mut self, spot: Spot, new: &[u8]) -> Result<()> {
         let found = self.found(spot)?;
         let old = self.expected(spot);
@@ -342,7 +343,7 @@ impl Session<'_> {
             (Op::Read, remote, local)
         };
         if let Location::Host(side) = source.at {
-            // Never the same bytes twice.
+            // No two transfers have the same bytes.
             let data = self.pattern().bytes(0, len);
             self.hosts[side as usize].memory.write(source.from, &data)?;
             self.expect(source, &data);
@@ -373,7 +374,7 @@ impl Session<'_> {
             return Ok(());
         };
         let (offset, len) = self.reach(remote);
-        // Aligned in the application's view: all memory starts at a page boundary.
+        // The place is aligned for the application, because all memory starts at a page boundary.
         let first = offset.next_multiple_of(8);
         if first + 8 > offset + len {
             return Ok(());
@@ -469,13 +470,14 @@ impl Session<'_> {
         let most = (whole / count).min(HOST / IN_FLIGHT as usize);
         let mut doomed = Vec::new();
         for index in 0..count {
-            // Some are adjacent.
+            // Some requests are adjacent.
             let len = if self.once_in(4) {
                 most
             } else {
                 1 + self.below(most)
             };
-            // The freed memory is at either end, and is written or read.
+            // The memory that will be freed is the local or the remote side of the request, and is
+            // written or read.
             let (initiator, writes) = (self.side(), self.once_in(2) || !reads);
             let dying = Spot {
                 at: Location::Gpu(at, region),
@@ -576,7 +578,7 @@ impl Session<'_> {
         let new = self.blocks.len() - 1;
 
         let met = self.end_doomed(&doomed, &mut expected, &before)?;
-        // All requests have ended. None may have reached the new owner.
+        // All requests have ended, and no request may have reached the new owner.
         self.check_block(new)?;
         match self.plan.mode {
             PinMode::Revocable => self.use_revoked(&held)?,
@@ -594,7 +596,7 @@ impl Session<'_> {
     }
 
     /// Waits for requests to freed memory, and compares their results. `expected` becomes the last
-    /// content of that memory. Returns the number of requests that met the free.
+    /// content of the freed memory. Returns the number of requests that met the free.
     fn end_doomed(
         &mut self,
         doomed: &[Doomed],
@@ -632,20 +634,20 @@ impl Session<'_> {
         if met > 0 {
             self.connection = None;
         }
-        // Only without the queue pairs: the first packets of a WRITE may arrive after its source
-        // has failed the rest.
+        // This check must follow the end of the queue pairs, because the first packets of a WRITE
+        // may arrive after its source has failed the rest.
         for (target, data) in failed {
             self.settle(*target, data)?;
         }
-        // After all requests have ended: the surroundings of one target may be the target of the
-        // next request.
+        // This check must follow the end of all requests, because the surroundings of one target
+        // may be the target of the next request.
         for target in arrived {
             self.check(target)?;
         }
         Ok(met)
     }
 
-    /// Checks a failed request by `initiator`, one of those in `ended`.
+    /// Checks a failed request by `initiator`, which is one of the requests in `ended`.
     fn judge_doomed(
         &mut self,
         initiator: Side,
@@ -724,7 +726,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Posts requests before an end that does not wait for them.
+    /// Posts requests before the session ends without waiting for them.
     pub(super) fn leave_requests_under_way(&mut self, held: bool) -> Result<()> {
         if self.blocks.is_empty() || !self.connect()? {
             return Ok(());
