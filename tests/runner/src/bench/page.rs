@@ -547,7 +547,9 @@ impl Figures {
             let reached = |module| Some(1.0 - self.lost(module, mode, threads)?);
             let [theirs, ours] = [NVIDIAS, OURS].map(reached);
             rows.push(vec![
-                format!("{threads} threads, {mode}, relative to the rate that nvidia.ko's lock allows"),
+                format!(
+                    "{threads} threads, {mode}, relative to the rate that nvidia.ko's lock allows"
+                ),
                 part(theirs),
                 part(ours),
                 part(ours.zip(theirs).map(|(ours, theirs)| ours / theirs)),
