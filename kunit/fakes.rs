@@ -994,8 +994,8 @@ fn this_process() -> Pid {
 /// Runs `f` with the API lock held, for a call by the module. Returns -EIO if the calling thread
 /// already holds the lock. The module must never call nvidia.ko on such a thread.
 fn api_locked(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
-    // A callback takes the API lock before `mapping_lock`, so the module must not take the API lock
-    // under `mapping_lock`.
+    // A callback takes the API lock before the `mapping_lock` of a region that can be revoked. The
+    // module must therefore not take the API lock under the `mapping_lock` of such a region.
     if with(|world| world.core.has_mapping_lock(this_task())) {
         fails(c"nvidia.ko", 0, fmt!("{} under mapping_lock", what));
     }

@@ -429,8 +429,8 @@ suite!(
         umem.release();
     }
 
-    /// The IOMMU has no room for a gap between the ranges, and the calls of `dma_map_resource()`
-    /// return adjacent addresses.
+    /// The IOMMU has no room for the memory with its hole between two runs, and the calls of
+    /// `dma_map_resource()` return adjacent addresses.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib(_: RevocableClient) {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;

@@ -157,7 +157,7 @@ suite!(
         ]) {
             same!(not_found(addr, len), Some(Reason::NotInBar));
         }
-        // The finder refuses an address with a struct page, even if the address is in a BAR.
+        // The finder refuses an address with a `struct page` that is not peer-to-peer DMA memory.
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
     }
 

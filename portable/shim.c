@@ -146,7 +146,7 @@ void shim_seq_write(struct seq_file *seq, const void *text, size_t length)
 	seq_write(seq, text, length);
 }
 
-/* In recent kernels sg_next() is an inline function. */
+/* sg_next() is exported up to Linux 6.14, and is an inline function in 7.2. */
 struct scatterlist *shim_sg_next(struct scatterlist *at)
 {
 	return sg_next(at);

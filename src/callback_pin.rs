@@ -49,9 +49,9 @@
 //!   is not sure that nvidia.ko can find the pin, it asks nvidia.ko first ([`CallbackPin::ask`]).
 //!   If nvidia.ko cannot find the pin, this module does not put the pin, and the entry stays until
 //!   the callback.
-//! - OFED 4.9 calls `release` inside a callback. During a callback, nvidia.ko refuses to put, and
-//!   another thread may hold `put_rwsem` while it waits for the API lock. The live pins of the
-//!   region therefore also keep their entries until their own callbacks.
+//! - OFED 4.9 calls `release` inside a callback. On the thread of a callback, nvidia.ko refuses to
+//!   put, and another thread may hold `put_rwsem` while it waits for the API lock. The live pins of
+//!   the region therefore also keep their entries until their own callbacks.
 //!
 //! # Puts that count as done
 //!

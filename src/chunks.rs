@@ -27,9 +27,9 @@
 //! is a small multiple of the range, which matters because the cost of a pin depends on its length.
 //!
 //! If nvidia.ko allocates BAR1 space at each pin, a pin that overlaps a live pin shares the live
-//! pin's extent and gets another extent for the rest. The memory then has one more range for the
-//! lifetime of the pin. The search therefore keeps a pin only if no other pin of the search
-//! overlapped its range when the pin was made.
+//! pin's extent and gets another extent for the rest, elsewhere in BAR1. The memory then has one
+//! more range for the lifetime of the pin. The search therefore keeps a pin only if no other pin of
+//! the search overlapped its range when the pin was made.
 //!
 //! If a pin of the expected length succeeds, its allocation may still be longer. The search checks
 //! this for the first chunk of a length, then after 1, 2, 4, … chunks, and finally after every

@@ -217,7 +217,7 @@ pub(crate) struct Doctor {
         value_parser = clap::value_parser!(u64).range(1..=86_400)
     )]
     pub(crate) interval: Option<u64>,
-    /// Also shows checks that found nothing
+    /// Also shows notes, what is not visible, and what is ok
     #[arg(long, short)]
     pub(crate) all: bool,
     /// Acts as a monitoring plugin: one line, and status 0 OK, 1 WARNING, 2 CRITICAL or 3 UNKNOWN
@@ -255,7 +255,7 @@ pub(crate) struct List {
     /// Repeats the list at this interval, until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     pub(crate) watch: Option<f64>,
-    /// Shows only registrations of this process
+    /// Shows only this process
     #[arg(long, value_name = "PID")]
     pub(crate) pid: Option<u32>,
     /// Shows only registrations of this GPU, given by index or PCI address

@@ -71,6 +71,7 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Number of bytes that Linux's `iboe_get_mtu()` reserves for headers.
 const HEADERS: u64 = 96;
+/// The possible MTUs of RDMA, in bytes.
 const MTUS: [u64; 5] = [4096, 2048, 1024, 512, 256];
 /// Bytes of a RoCE v2 packet that are not payload: preamble and gap, Ethernet, IPv4, UDP, BTH, both
 /// checksums.

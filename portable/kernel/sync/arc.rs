@@ -150,8 +150,8 @@ unsafe impl<T: 'static> ForeignOwnable for Arc<T> {
     }
 
     unsafe fn borrow<'a>(ptr: *mut c_void) -> &'a T {
-        // SAFETY: By the safety requirements, C holds the reference behind `ptr` during `'a`. The
-        // value is therefore alive.
+        // SAFETY: By the safety requirements, `ptr` came from `into_foreign`, and C holds that
+        // reference during `'a`. The value is therefore alive.
         unsafe { &(*ptr.cast::<Counted<T>>()).value }
     }
 }

@@ -187,7 +187,7 @@ fn riddles(text: &str) -> Vec<(usize, &str)> {
         if begins && word.is_some_and(|word| RIDDLES.contains(&word)) {
             found.push((number, comment));
         }
-        is_open = (is_open || line.starts_with("/*")) && !line.ends_with("*/");
+        is_open = (is_open || line.starts_with("/*")) && !line.contains("*/");
         has_begun = !comment.is_empty();
     }
     found
@@ -530,6 +530,8 @@ mod tests {
             " * What begins a paragraph.",
             " */",
             "*pointer = What;",
+            "/* A mark. */ int code;",
+            "What = 0;",
             "/// Office hours.",
             "/// `What` as a name.",
         ]

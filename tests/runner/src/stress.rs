@@ -34,7 +34,7 @@ pub(crate) struct Selection {
     /// Seed of all random choices
     #[arg(long, default_value_t = SEED, value_parser = number)]
     seed: u64,
-    /// Continues from this epoch instead of the last one
+    /// Begins with this epoch instead of the one after the last
     #[arg(long, value_name = "EPOCH", conflicts_with = "epoch")]
     from: Option<u64>,
     /// Runs only this epoch, and does not save the progress

@@ -39,7 +39,7 @@ pub(crate) struct Selection {
     /// Runs only cases of `gdr` whose name contains this text
     #[arg(long, default_value = "")]
     case: String,
-    /// Runs all rows, slow and unchanged ones too, strictly; continues an interrupted pass
+    /// Also runs slow rows, and repeats unchanged ones; strict; without a filter, continues an interrupted pass
     #[arg(long)]
     full: bool,
     /// Starts a pass of --full from the beginning
@@ -51,8 +51,8 @@ pub(crate) struct Selection {
     /// Does not repeat a failed row
     #[arg(long)]
     strict: bool,
-    /// Kernel of all rows: a flavour, or the path of a build tree
-    #[arg(long, value_name = "MODE|PATH", default_value = crate::kernel::DEFAULT)]
+    /// Kernel of the rows that run in a VM: a flavour, or the path of a build tree
+    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
     kernel: String,
     /// Also runs the linters
     #[arg(long)]

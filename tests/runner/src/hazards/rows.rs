@@ -22,8 +22,8 @@ A peer-memory module for NVIDIA's GPUs can go wrong in sixteen known ways. This 
 deterministic schedule, run against NVIDIA's C module and against this one. The letters are this project's own.
 
 ```
-make hazards                                            # runs all schedules, and writes this page
-make vm CMD='gdr hazards A' VM='--peermem nvidia'       # runs hazard A against NVIDIA's module
+make hazards                                      # runs all schedules, and writes this page
+make vm CMD='gdr hazards A' VM='--interpose'      # runs hazard A against this module
 ```
 ";
 
@@ -183,8 +183,9 @@ pub(super) const LIMITS: &str = "
   manager. Results _on the stand-in's p2p.c_ show invalid answers, which NVIDIA's code does not give on request
   (`tests/gpu`). ib_core and the NIC's driver are patched.
 - **NVIDIA's module is {version}**, Debian's package. The hazards were found by reading driver 595, whose default is the
-  persistent mode. A to F concern the revocable mode, which is `persistent_api_support=0` in both modules, and the first
-  client of {version}. That version uses a client with or without the callback, depending on the NIC's capabilities.
+  persistent mode. A to F concern the revocable mode. In driver 595 and in this module, `persistent_api_support=0`
+  selects this mode. In {version}, which lacks the parameter, the first client has it. {version} uses a client with or
+  without the callback, depending on the NIC's capabilities.
 - **Some hazards are injected.** Probes in the kernel (`tests/interpose`) make an allocation fail half-way (G), change
   ib_core's scatter list (H), and delay a return (O). For C the stand-in reuses the address of the last freed page
   table, as any allocator can.

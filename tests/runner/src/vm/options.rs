@@ -220,7 +220,7 @@ pub(crate) struct Options {
     /// Loads a module that makes calls of the kernel fail on request (tests/interpose)
     #[arg(long)]
     pub(crate) interpose: bool,
-    /// Adds the module of the KUnit tests (tests/vm/kunit)
+    /// Adds the module of the KUnit tests, and leaves loading it to the command (tests/vm/kunit)
     #[arg(long)]
     pub(crate) kunit: bool,
     /// Loads a module that measures the peer-memory module (tests/bench)
@@ -244,14 +244,14 @@ pub(crate) struct Options {
     /// Also copies NVIDIA's module into the VM; TESTVM_CONTROL_KO has its path
     #[arg(long)]
     pub(crate) with_control: bool,
-    /// Installs our module for modprobe, and puts drivers that it cannot work with (tests/drivers) into the directory
-    /// TESTVM_DRIVERS; needs --peermem none
+    /// Installs our module for modprobe, and adds drivers that it cannot work with (tests/drivers); TESTVM_DRIVERS has the
+    /// path of their directory; needs --peermem none
     #[arg(long)]
     pub(crate) beside: bool,
     /// The kernel loads only signed modules (module.sig_enforce=1); the test VM's key signs the modules of the run
     #[arg(long)]
     pub(crate) signed: bool,
-    /// Does not search for leaks on the debug kernel, because failed allocations leave some
+    /// For runs in which allocations fail on purpose: switches kmemleak and DMA debugging off on the debug kernel
     #[arg(long)]
     pub(crate) faults: bool,
     /// Uses earlier builds even if files have changed since, so that all runs of a suite test the same code

@@ -123,7 +123,7 @@ const EIO: &[i32] = &[libc::EIO];
 const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
 const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
 
-/// Places of calls that can fail. [`lost_puts`] has the failing puts that lose something.
+/// Places of calls that can fail, without puts that lose something, which [`lost_puts`] tests.
 const PLACES: &[Place] = &[
     place("get_pages", PINNING, Seen::Refused),
     place("get_pages_register", REGISTER, Seen::Refused),

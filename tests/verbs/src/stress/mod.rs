@@ -60,7 +60,7 @@ pub(crate) struct Options {
     /// Time without an operation that counts as a hang, in seconds
     #[arg(long, default_value_t = 150)]
     stall: u64,
-    /// Frees no memory under live registrations
+    /// Leaves the module, the GPUs, the RDMA devices and the network alone
     #[arg(long)]
     calm: bool,
 }
