@@ -582,7 +582,7 @@ const RELEASE: &str = "\
     git init -q\n\
     git add -A\n\
     git commit -qm release\n\
-    RUSTC=/usr/bin/rustc make --no-print-directory dist";
+    RUSTC=/usr/bin/rustc make --no-print-directory dist-module";
 
 /// Output that the user must see in each step.
 impl Host<'_> {
@@ -647,7 +647,7 @@ impl Host<'_> {
                 .collect();
             return self.put(&files, source);
         }
-        let mut stage = Stage::begin(self.title("make dist"));
+        let mut stage = Stage::begin(self.title("make dist-module"));
         let folder = self.home.join("release");
         remove(&folder)?;
         fs::create_dir_all(&folder)?;
