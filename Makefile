@@ -56,6 +56,7 @@ PEERMEMCTL = $(TOOLS)/release/peermemctl
 # The packed peermemctl is linked for the glibc of old hosts, which zig knows.
 ZIG = build/zig
 ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
+DIST = build/dist
 PACKED = x86_64-unknown-linux-gnu
 
 # For `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
@@ -139,8 +140,8 @@ dist-module: $(OBJECTS)
 	packaging/dist
 
 dist-tools: $(ZIG)/packages
-	PATH="$(CURDIR)/$(ZIG)/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).2.28 -p peermemctl
-	packaging/tools pack $(TOOLS)/$(PACKED)/release/peermemctl build/dist
+	PATH="$(abspath $(ZIG))/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).2.28 -p peermemctl
+	packaging/tools pack $(TOOLS)/$(PACKED)/release/peermemctl $(DIST)
 
 $(ZIG)/packages: Makefile
 	python3 -m venv $(ZIG)
