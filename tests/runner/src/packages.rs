@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the packages of peermemctl (`make dist-tools`), by `tests/debian/packages`.
+//! Tests of the packages of peermemctl (`make dist-tools`) by `tests/debian/packages`, and of its
+//! metrics, alerts and dashboard by `tests/debian/prometheus`.
 
 use std::fs;
 
@@ -11,7 +12,7 @@ use crate::paths::Paths;
 use crate::progress::{output, Stage};
 use crate::results::{Format, Test};
 use crate::stamp::{self, Key};
-use crate::{apt, cases, guest, setup};
+use crate::{apt, cases, guest, programs, setup};
 
 /// Names of the roots, and Debian's suites. The first one has the oldest glibc that Debian offers.
 const ROOTS: &[(&str, &str)] = &[("11", "bullseye"), ("12", "bookworm"), ("13", "trixie")];
@@ -19,6 +20,7 @@ const ROOTS: &[(&str, &str)] = &[("11", "bullseye"), ("12", "bookworm"), ("13", 
 /// Compiles peermemctl for old hosts, and packs it as two versions below `$1`.
 const PACK: &str = "\
     make --no-print-directory dist-tools TOOLS=\"$1/target\" ZIG=\"$1/zig\" DIST=\"$1/new\"\n\
+    \"$1/zig/bin/pip\" install --quiet kubernetes-validate==1.37.0\n\
     VERSION=0 packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\"";
 
 /// Packs peermemctl, and installs the packages.
@@ -32,7 +34,8 @@ pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     script
         .arg(guest::SYSTEM_PROGRAMS)
         .arg(paths.repo.join("tests/debian/packages"))
-        .args([home.join("old"), home.join("new")]);
+        .args([home.join("old"), home.join("new")])
+        .arg(home.join("zig/bin/kubernetes-validate"));
     for (name, suite) in ROOTS {
         let root = home.join(name);
         let stamp = home.join(format!("{name}.stamp"));
@@ -65,5 +68,19 @@ pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
         |_| true,
     )?;
     stage.done("");
-    cases::read(&script.output()?, Format::Ktap, "tests/debian/packages")
+    let mut prometheus = tool("python3");
+    prometheus
+        .arg(paths.repo.join("tests/debian/prometheus"))
+        .arg(home.join("target/x86_64-unknown-linux-gnu/release/peermemctl"))
+        .arg(programs::prometheus(paths)?);
+    let (mut tests, mut problems) =
+        cases::read(&script.output()?, Format::Ktap, "tests/debian/packages")?;
+    let (more, wrong) = cases::read(
+        &prometheus.output()?,
+        Format::Ktap,
+        "tests/debian/prometheus",
+    )?;
+    tests.extend(more);
+    problems.extend(wrong);
+    Ok((tests, problems))
 }
