@@ -14,8 +14,8 @@
 # src/nvidia_peermem.rs.
 set -eu
 
-# The rustc of releases. The published hash of the object holds only for this
-# version.
+# The rustc that builds releases. The published hash of the object holds only
+# for this version.
 pinned=1.96.0
 oldest=1.85
 
@@ -118,7 +118,7 @@ PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$
 ar p "$work/object.a" "$(ar t "$work/object.a" | grep -v ^compiler_builtins)" >"$work/object.o"
 # The NOPs before each function stay. objcopy removes the list of these NOPs,
 # the section __patchable_function_entries, because older linkers do not merge
-# that section with gcc's. Older linkers do not know the attributes either.
+# that section with gcc's. Older linkers do not know .ARM.attributes either.
 "${tools}objcopy" -R .llvmbc -R .llvmcmd -R .comment -R .ARM.attributes -R __patchable_function_entries -R .rela__patchable_function_entries "$work/object.o"
 "${tools}objcopy" --add-symbol "$(sh "$here/abi.sh")=0,local" "$work/object.o"
 # Tests may panic.

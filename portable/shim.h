@@ -46,7 +46,7 @@ struct scatterlist *shim_sg_next(struct scatterlist *at);
 bool shim_module_get(struct module *module);
 void shim_module_put(struct module *module);
 
-/* Functions of kunit.c, which only the tests have. */
+/* Functions of kunit.c, which only the tests use. */
 struct completion;
 struct kunit;
 

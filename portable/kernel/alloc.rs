@@ -270,7 +270,7 @@ impl<T> KVVec<T> {
     unsafe fn free(&mut self) {
         if self.capacity > 0 {
             // SAFETY: By the type invariant, `start` is the result of a `kvmalloc()`. By the safety
-            // requirements, it is not freed twice.
+            // requirements, this memory is not freed twice.
             unsafe { bindings::shim_vfree(self.start.as_ptr().cast()) };
         }
     }
@@ -337,7 +337,7 @@ impl<T> IntoIterator for KVVec<T> {
 /// # Invariants
 ///
 /// `next <= vector.len`. The values of `vector` before `next` were moved out. The values from
-/// `next` on were not.
+/// `next` on are still in `vector`.
 pub struct IntoIter<T> {
     vector: ManuallyDrop<KVVec<T>>,
     next: usize,

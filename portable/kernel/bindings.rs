@@ -25,7 +25,7 @@ pub type umode_t = u16;
 pub type dma_addr_t = u64;
 pub type spinlock_t = spinlock;
 
-/// Declares types that Rust code only uses behind pointers, and whose size it does not know.
+/// Declares types that Rust code only uses behind pointers, without knowing their size.
 macro_rules! opaque {
     ($($type:ident)*) => {
         $(

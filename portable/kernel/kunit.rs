@@ -112,7 +112,7 @@ pub mod c {
     }
 }
 
-/// The kernel's pages.
+/// Items about the kernel's pages.
 pub mod page {
     /// Size of a page, in bytes. `kunit.c` asserts the number.
     pub const PAGE_SIZE: usize = 4096;
@@ -147,7 +147,7 @@ pub fn to_result(returned: c_int) -> Result {
     }
 }
 
-/// A vector. The tests do not depend on the way in which its memory is allocated.
+/// A vector. The tests do not depend on the way in which the vector's memory is allocated.
 pub type KVec<T> = KVVec<T>;
 
 impl<T> Default for KVVec<T> {
@@ -284,7 +284,7 @@ impl Completion {
     }
 }
 
-/// A mutex for a static variable. [`init`](Self::init) initializes it.
+/// A mutex for a static variable. [`init`](Self::init) initializes the mutex.
 pub struct GlobalLock<T> {
     first: UnsafeCell<Option<T>>,
     lock: UnsafeCell<MaybeUninit<Mutex<T>>>,

@@ -3,10 +3,10 @@
 //! A substitute for the `kernel` crate of Rust-for-Linux, for kernels that lack the crate or have
 //! an older one.
 //!
-//! The crate has the names that `src/` uses. Each item follows the contract of the kernel's item,
-//! as far as `src/` relies on it. `bindings` declares the C functions behind the items. `shim.c`
-//! wraps the functions that are inline functions or macros in C. Callers are in process context. A
-//! function that sleeps says so.
+//! The crate defines the names that `src/` uses. Each item follows the contract of the kernel's
+//! item, as far as `src/` relies on it. `bindings` declares the C functions behind the items.
+//! `shim.c` wraps the functions that are inline functions or macros in C. Callers are in process
+//! context. A function that sleeps says so.
 //!
 //! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
 

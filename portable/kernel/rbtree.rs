@@ -160,7 +160,7 @@ impl<K: Ord, V> RBTree<K, V> {
     fn remove_node(&mut self, key: &K) -> Option<RBTreeNode<K, V>> {
         let node = self.find(key)?;
         // SAFETY: By the type invariant, `node` is in this tree and came from `KBox::into_raw`.
-        // `rb_erase()` removes the last pointer to it.
+        // `rb_erase()` removes the last pointer to the node.
         unsafe {
             bindings::rb_erase(&raw mut (*node).links, &raw mut self.root);
             Some(RBTreeNode(KBox::from_raw(node)))
@@ -183,7 +183,7 @@ impl<K, V> Drop for RBTree<K, V> {
         // the tree any more. The loop drops a node only when both of its links are empty, and then
         // empties the link that leads to it, so no node is dropped twice. The parent of a node is
         // null, or a node that is dropped later. The address of the parent was exposed by `insert`,
-        // or when its pointer went to C.
+        // or when the parent's pointer was passed to C.
         unsafe {
             while !at.is_null() {
                 if !(*at).rb_left.is_null() {

@@ -24,7 +24,7 @@ pub mod delay {
     /// The longest delay, in microseconds. `fsleep()` has no defined behaviour for a longer delay.
     const MAX_MICROS: u64 = i32::MAX as u64;
 
-    /// Sleeps for at least `delta`, with `fsleep()`. Process context, no spinlock held.
+    /// Sleeps for at least `delta`, with `fsleep()`. Needs process context, with no spinlock held.
     ///
     /// A negative span, or one of more than `i32::MAX` microseconds (35 minutes), is a bug in the
     /// caller. The function then sleeps for the longest delay.

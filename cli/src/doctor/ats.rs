@@ -15,7 +15,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "the NIC's ATS, and TransBlk at its port",
-        "fault: on, and blocked; note: off, though an IOMMU translates",
+        "fault: ATS is on, and blocked; note: ATS is off, although an IOMMU translates",
         "`setpci`, `mlxconfig`",
     ],
     applies: super::route::applies,

@@ -14,8 +14,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "size of BAR1, and what resizable BAR offers",
-        "fault: no BAR1, or a BAR without an address; warning: 256 MiB or less; note: larger than that, and \
-         could be larger still, or smaller than the GPU's memory",
+        "fault: no BAR1, or a BAR without an address; warning: 256 MiB or less; note: BAR1 is larger than 256 \
+         MiB, but could be larger still, or is smaller than the GPU's memory",
         "firmware setup, displaymodeselector",
     ],
     applies: |scan| scan.has_pci_gpu(),

@@ -17,8 +17,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "error counters of ports and, by AER, of GPUs and NICs ([below](#error-counters))",
-        "with `--interval`, warning: link errors, discarded packets, many retransmissions, PCI errors; \
-         note: few of them, congestion, a receiver without buffers. Without, note: totals",
+        "with `--interval`, warning: link errors, discarded packets, many retransmissions, PCI errors; note: \
+         fewer errors, congestion, a receiver without buffers. Without `--interval`, note: totals",
         "cable, switch, seating",
     ],
     applies: |scan| scan.has_hca() || scan.has_gpu(),

@@ -10,8 +10,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "the GPU's name, virtual functions, coherent GPUs",
-        "fault: a kind of GPU without GPUDirect RDMA (GeForce, GB10), and if there is no other, nothing is \
-         said of software that it could not use; note: the others",
+        "fault: no GPU has GPUDirect RDMA (GeForce, GB10), and `doctor` then reports nothing about software that \
+         these GPUs cannot use; note: some GPUs have no GPUDirect RDMA, virtual functions, coherent GPUs",
         "copy through memory of the host",
     ],
     applies: |scan| scan.has_gpu() || scan.has_hca(),

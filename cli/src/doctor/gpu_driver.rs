@@ -16,8 +16,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "the driver of each GPU, its config space, NVML",
-        "fault: none, or not nvidia; it does not answer; NVML does not list it; note: vfio-pci; NVML does \
-         not list it in a container",
+        "fault: a GPU has no driver or another driver than nvidia, does not answer, or is not listed by NVML; \
+         note: a GPU has vfio-pci, or is not listed by NVML in a container",
         "load nvidia.ko; keep the other driver from loading; the kernel's log, a cold boot",
     ],
     applies: |scan| scan.has_gpu(),

@@ -22,8 +22,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "type of the NIC's IOMMU group; whether Data Direct and a Grace GPU are in one group",
-        "warning: it translates; they are not in one, though ACS is right; fault: it blocks; note: it \
-         translates before a Grace GPU, or the GPU's group translates",
+        "warning: the IOMMU translates; Data Direct and the GPU are in different groups, although ACS is right; \
+         fault: the IOMMU blocks; note: it translates before a Grace GPU, or the GPU's group translates",
         "`iommu=pt`, `iommu.passthrough=1`",
     ],
     applies: |scan| scan.has_hca(),

@@ -13,9 +13,9 @@ pub(super) const CHECK: Check = Check {
     about: "speed and width of each link of the path, against what both its ends can",
     #[cfg(test)]
     row: [
-        "speed and width of each link of the path, against what both ends are capable of",
-        "warning: less; note: only a GPU's speed is lower, which is normal when it is idle (by NVML it is \
-         at work if it is 10 % busy, or in P0 with persistence mode on)",
+        "speed and width of each link of the path, compared with the capability of both ends",
+        "warning: less than both ends support; note: only a GPU's speed is lower, which is normal for an idle GPU \
+         (a GPU counts as busy if NVML reports 10 % use, or P0 with persistence mode on)",
         "reseat the NIC, check the riser and the lanes",
     ],
     applies: super::route::applies,

@@ -14,8 +14,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "MaxPayload of each function of the path",
-        "fault: it differs where packets go straight through, or a device sends more than the bridge above \
-         accepts; warning: a bridge sends more than the device accepts; note: 128 B where 256 B is possible",
+        "fault: MaxPayload differs where packets go straight through, or a device sends more than the bridge \
+         above accepts; warning: a bridge sends more than the device accepts; note: 128 B where 256 B is possible",
         "`pci=pcie_bus_safe`",
     ],
     applies: super::route::applies,

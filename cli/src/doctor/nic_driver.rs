@@ -16,8 +16,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "InfiniBand and NVIDIA NICs that are not RDMA devices; Data Direct functions",
-        "fault: a NIC does not answer; warning: no driver; note: vfio-pci, a driver without RDMA, or an \
-         RDMA device of another network namespace; a Data Direct function of no RDMA device",
+        "fault: a NIC does not answer; warning: no driver; note: vfio-pci, a driver without RDMA, or an RDMA \
+         device of another network namespace; a Data Direct function that belongs to no RDMA device",
         "load its driver",
     ],
     applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),

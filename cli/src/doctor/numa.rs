@@ -9,8 +9,8 @@ pub(super) const CHECK: Check = Check {
     about: "whether the firmware says which NUMA node devices are near to",
     #[cfg(test)]
     row: [
-        "NUMA nodes of devices, on machines with several",
-        "note: the firmware or the hypervisor does not say",
+        "NUMA nodes of devices, on machines with several nodes",
+        "note: the firmware or the hypervisor does not report a device's node",
         "firmware, or the virtual machine's settings",
     ],
     applies: |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1),

@@ -21,7 +21,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "class of the nearest pair, and NCCL's limit ([below](#how-far-nccl-goes))",
-        "warning: farther than PXB, or than NCCL_NET_GDR_LEVEL says; note: PHB, NODE, if NCCL is told to use them",
+        "warning: the NIC is farther than PXB, or than NCCL_NET_GDR_LEVEL says; note: PHB or NODE, if NCCL is \
+         told to use such paths",
         "a NIC behind the GPU's switch; in a virtual machine NCCL_TOPO_FILE",
     ],
     applies: super::route::applies,

@@ -14,9 +14,9 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "ports of the nearest RDMA devices",
-        "warning: one is not ACTIVE (fault: none on the machine is), one is slower than others of the same \
-         model that are as near, or an InfiniBand port has one lane; note: one is not ACTIVE, and an earlier port \
-         of the same NIC is",
+        "warning: a port is not ACTIVE (a fault if no port of the machine is), is slower than others of the same \
+         model that are as near, or is an InfiniBand port with one lane; note: a port is not ACTIVE, but an \
+         earlier port of the same NIC is",
         "link, subnet manager, cable",
     ],
     applies: |scan| scan.has_hca(),

@@ -15,8 +15,8 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "Ethernet ports of the nearest RDMA devices: MTU of the network interface, GIDs",
-        "warning: RDMA's MTU is below 4096, which takes an MTU of 4192; no GID of RoCE v2, or only a \
-         link-local one; the first one with an IP address has different indices on different ports",
+        "warning: RDMA's MTU is below 4096, which needs an interface MTU of 4192; a port has no GID of RoCE v2, \
+         or only a link-local one; the first GID with an IP address has different indices on different ports",
         "`ip link set … mtu`, IP addresses, NCCL_IB_GID_INDEX unset",
     ],
     applies: |scan| ports(scan).next().is_some(),

@@ -19,8 +19,8 @@ pub(super) const CHECK: Check = Check {
     row: [
         "Ethernet ports of the nearest RDMA devices: PFC, DSCP, ECN, traffic class \
          ([below](#roce-under-congestion))",
-        "warning: ports of one kind differ in one of them; a traffic class with a priority without PFC, \
-         where another has it; note: neither PFC nor ECN, or half of ECN",
+        "warning: ports of one kind have different settings; the priority of a traffic class has no PFC, but \
+         another priority has; note: neither PFC nor ECN, or half of ECN",
         "`dcb pfc set`, `dcb app replace`, `ecn/roce_…/enable`, `tc/1/traffic_class`",
     ],
     applies: |scan| roce::ports(scan).next().is_some(),

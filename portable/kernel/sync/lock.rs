@@ -38,10 +38,10 @@ use crate::{
 /// From the return of [`lock`](Self::lock) to the call of [`unlock`](Self::unlock), no other thread
 /// may hold the lock. An `unlock` must happen before the next `lock` returns.
 pub unsafe trait Backend {
-    /// The C structure. Rust code does not know its size.
+    /// The C structure, whose size Rust code does not know.
     type State;
 
-    /// Takes the lock. Waits while another thread holds it. The lock is not recursive.
+    /// Takes the lock, or waits while another thread holds it. The lock is not recursive.
     ///
     /// # Safety
     ///
@@ -99,7 +99,7 @@ impl<T> Lock<T, mutex::MutexBackend> {
 }
 
 impl<T, B: Backend> Lock<T, B> {
-    /// Takes the lock. Waits while another thread holds it. Deadlocks if this thread holds it.
+    /// Takes the lock, or waits while another thread holds it. A recursive call deadlocks.
     pub fn lock(&self) -> Guard<'_, T, B> {
         let state = self.state.get().cast();
         // SAFETY: The lock is initialized by the type invariant.
@@ -136,7 +136,7 @@ impl<B: Backend> Lock<(), B> {
 pub struct Borrowed<'a, B: Backend>(*mut B::State, PhantomData<&'a ()>);
 
 impl<'a, B: Backend> Borrowed<'a, B> {
-    /// Takes the lock. Waits while another thread holds it. Deadlocks if this thread holds it.
+    /// Takes the lock, or waits while another thread holds it. A recursive call deadlocks.
     pub fn lock(&self) -> Guard<'a, (), B> {
         // SAFETY: The lock is initialized by the type invariant.
         unsafe { B::lock(self.0) };
@@ -180,7 +180,7 @@ impl<T, B: Backend> Deref for Guard<'_, T, B> {
     }
 }
 
-/// Only for values that may move, because a pinned lock pins its value.
+/// Implemented only for values that may move, because a pinned lock pins its value.
 impl<T: Unpin, B: Backend> DerefMut for Guard<'_, T, B> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: The lock is held by the type invariant, so no other thread has a reference. The
@@ -201,7 +201,7 @@ pub mod mutex {
     use super::Backend;
     use crate::bindings;
 
-    /// A sleeping lock. Process context, no spinlock held.
+    /// A sleeping lock. Needs process context, with no spinlock held.
     pub struct MutexBackend;
 
     // SAFETY: Only one thread at a time holds a `struct mutex`. `mutex_lock()` is an acquire, and

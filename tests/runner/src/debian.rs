@@ -647,6 +647,7 @@ impl Host<'_> {
                 .collect();
             return self.put(&files, source);
         }
+        apt::install(self.paths, &[apt::ARM64_OBJECT, apt::INSTALL].concat())?;
         let mut stage = Stage::begin(self.title("make dist-module"));
         let folder = self.home.join("release");
         remove(&folder)?;

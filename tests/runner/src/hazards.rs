@@ -141,7 +141,7 @@ static ALLOCATOR: LazyLock<Regex> =
 const OOPS: &str = "an oops";
 /// Consequences of a defect: the VM stops responding, or `gdr hazards` reports that a thread was
 /// killed.
-const DEATH: &str = "the machine dies";
+const DEATH: &str = "the kernel crashes or hangs";
 const KILLED: &str = "the kernel killed ";
 /// Words by which a schedule reports a thread that does not return.
 const HANGING: &str = " does not return";
@@ -712,7 +712,7 @@ mod tests {
         assert_eq!(killed.defects(), died.defects());
         // Without an oops, the death is a defect of its own.
         let hangs = outcome(&["x"], &[DEATH]);
-        assert_eq!(hangs.defects().as_deref(), Some("x; the machine dies"));
+        assert_eq!(hangs.defects().as_deref(), Some("x; the kernel crashes or hangs"));
     }
 
     #[test]

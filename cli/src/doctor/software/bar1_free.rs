@@ -11,7 +11,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "NVML",
-        "warning: less than a tenth of BAR1 can still be pinned; 36 MiB never can",
+        "warning: less than a tenth of BAR1 can still be pinned; 36 MiB of BAR1 can never be pinned",
         "`peermemctl list --by-process`",
     ],
     applies: super::gpu_mode::applies,

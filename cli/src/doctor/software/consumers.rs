@@ -16,7 +16,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "each consumer's own probe ([identity.md](identity.md))",
-        "consumers that look only in `memory_peers` and find nothing: warning; note where dma-buf works",
+        "warning (a note if dma-buf works): a consumer that looks only in `memory_peers` finds nothing there",
         "`memory_peers=1`, peermem-rs, newer software",
     ],
     applies: super::has_module,

@@ -12,7 +12,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "kernel 5.12, open driver 515, a NIC driver that registers dma-bufs ([dma-buf.md](dma-buf.md))",
-        "note: it does not work, and everything goes through the module",
+        "note: dma-buf does not work, and all registrations go through the module",
         "",
     ],
     applies: |scan| scan.has_both(),

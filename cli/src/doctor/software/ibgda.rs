@@ -10,8 +10,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "`/proc/driver/nvidia/params`",
-        "note: PeerMappingOverride is off, which kernels on the GPU that drive the NIC themselves need, and \
-         nothing else does",
+        "note: PeerMappingOverride is off. Only kernels on the GPU that drive the NIC themselves need this setting",
         "NVreg_RegistryDwords",
     ],
     applies,

@@ -24,10 +24,10 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "`/dev/kmsg` ([below](#the-kernels-log))",
-        "fault: Xids that ask for a reset or a reboot, crashes of the drivers, fatal SXids, BARs without a \
-         place, links that went down; warning: other Xids, links that came up again, IOMMU faults, uncorrectable \
-         PCIe errors, mlx5 commands that failed and firmware in trouble, NVIDIA's module met freed memory; note: \
-         corrected PCIe errors",
+        "fault: Xids that ask for a reset or a reboot, crashes of the drivers, fatal SXids, BARs without \
+         addresses, links that went down; warning: other Xids, links that came up again, IOMMU faults, \
+         uncorrectable PCIe errors, mlx5 commands that failed, mlx5 firmware in trouble, freed memory that \
+         NVIDIA's module met; note: corrected PCIe errors",
         "by line",
     ],
     applies: |scan| scan.has_both(),

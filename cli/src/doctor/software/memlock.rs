@@ -15,8 +15,9 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "limit on locked memory of this shell and of what slurmd, pbs_mom, sge_execd start",
-        "warning: less than the largest GPU's memory, or than that times the number of RDMA devices, each \
-         of which charges it once more; note: the same of containerd, dockerd, crio, kubelet, k3s",
+        "warning: the limit is less than the largest GPU's memory, or than that memory times the number of RDMA \
+         devices, each of which charges it again; note: the same for the limits of containerd, dockerd, crio, \
+         kubelet, k3s",
         "limits.d, `LimitMEMLOCK=`, `--ulimit memlock=-1`",
     ],
     applies: |scan| scan.has_both(),

@@ -14,9 +14,9 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "`/sys/module/nvidia_peermem`, `modules.dep`, the log, the module's file ([below](#the-modules-file))",
-        "not loaded: see below; warning: nv_peer_mem in its place or beside it, NVIDIA's of another driver \
-         version; it is loaded, and its file would not load again; ib_core, ib_uverbs or nvidia.ko was upgraded \
-         and not loaded anew",
+        "not loaded: see below; warning: nv_peer_mem is loaded instead or as well; NVIDIA's module is of another \
+         driver version; the module is loaded, but its file would not load again; ib_core, ib_uverbs or nvidia.ko \
+         was upgraded and not loaded again",
         "`modprobe nvidia-peermem`, a rebuild, or what the log's line asks for",
     ],
     applies: |scan| scan.has_both(),

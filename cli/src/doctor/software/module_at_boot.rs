@@ -11,7 +11,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "modules-load.d, systemd's wants, openibd",
-        "note: nothing loads it at boot, or after a restart of openibd",
+        "note: nothing loads the module at boot, or after a restart of openibd",
         "`systemctl enable peermem-rs`",
     ],
     applies,

@@ -14,10 +14,11 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "`/proc/driver/nvidia/version`, whether NVML starts",
-        "fault: before 535, or proprietary and peermem-rs not built for that, where modprobe would load \
-         peermem-rs; the driver's library is of another version; warning: NVML does not start; note: before 535",
-        "open kernel modules, 535 or newer; a portable build; reboot, or unload the modules that use nvidia.ko \
-         by `/proc/modules`",
+        "fault: where modprobe would load peermem-rs, the driver is older than 535, or is proprietary and \
+         peermem-rs was not built for that; the driver's library is of another version; warning: NVML does not \
+         start; note: the driver is older than 535",
+        "open kernel modules, 535 or newer; a portable build; reboot, or unload the modules that use nvidia.ko by \
+         `/proc/modules`",
     ],
     applies: |scan| scan.has_gpu(),
     run: check,

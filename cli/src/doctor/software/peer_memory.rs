@@ -13,7 +13,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "`ib_register_peer_memory_client` in `/proc/kallsyms`",
-        "the ib_core that is loaded has none: see below",
+        "the loaded ib_core has no peer memory: see below",
         "MLNX_OFED, DOCA-OFED",
     ],
     applies: |scan| scan.has_both(),

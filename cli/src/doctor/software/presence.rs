@@ -14,9 +14,9 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "GPUs and RDMA devices",
-        "warning: a device is listed and cannot be read; fault: no GPU, or no RDMA device, and then nothing \
-         that follows from that: none at all, all in other network namespaces, or a driver that is loaded and \
-         makes none; fault: rxe and siw only (a note in the test VM), or ib_core without ib_uverbs",
+        "warning: a device is listed but cannot be read; fault: no GPU or no RDMA device, because there is none, \
+         all are in other network namespaces, or a loaded driver creates none (consequences are not reported); \
+         only rxe and siw (a note in the test VM); ib_core without ib_uverbs",
         "add the device, load its driver, `modprobe ib_uverbs`, the host's network namespace",
     ],
     applies: |_| true,

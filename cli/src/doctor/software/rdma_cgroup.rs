@@ -10,7 +10,7 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "`rdma.max` and `rdma.current` of this cgroup and its parents",
-        "warning: less than a tenth is left",
+        "warning: less than a tenth of a limit is left",
         "`rdma.max`",
     ],
     applies: |scan| scan.has_both(),

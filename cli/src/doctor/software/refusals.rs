@@ -19,9 +19,9 @@ pub(super) const CHECK: Check = Check {
     #[cfg(test)]
     row: [
         "peermem-rs's files ([observe.md](observe.md))",
-        "warning: refused within the last hour for a reason that lies in the machine; memory lost, mappings \
-         not undone, orphaned registrations on a GPU that has disappeared from PCI or fallen off the bus; note: \
-         older refusals, or a reason that lies in the request",
+        "warning: a refusal within the last hour for a reason that lies in the machine; memory lost, mappings not \
+         undone, orphaned registrations on a GPU that has disappeared from PCI or fallen off the bus; note: older \
+         refusals, or a reason that lies in the request",
         "by reason",
     ],
     applies,

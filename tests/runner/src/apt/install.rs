@@ -87,8 +87,8 @@ const RUN: &[Need] = &[
     need(&["python3-pyverbs"]),
 ];
 
-/// Packages for installing on synthetic hosts.
-const INSTALL: &[Need] = &[
+/// Packages for making Debian packages, and for installing on synthetic hosts.
+pub(crate) const INSTALL: &[Need] = &[
     need(&["dkms"]),
     need(&["zstd"]),
     need(&["systemd"]),

@@ -296,7 +296,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     }
     bench.check(
         believed.is_empty(),
-        &format!("{} strange answers, none believed", answers.len()),
+        &format!("{} invalid answers, none accepted", answers.len()),
         &believed.join(", "),
     );
     bench.check_nothing_left()
