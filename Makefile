@@ -53,6 +53,11 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
+# The packed peermemctl is linked for the glibc of old hosts, which zig knows.
+ZIG = build/zig
+ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
+DIST = build/dist
+PACKED = x86_64-unknown-linux-gnu
 
 # For `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
 VM ?=
@@ -65,7 +70,7 @@ BENCH ?=
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist module compile install uninstall deb tools install-tools uninstall-tools clean
+.PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist dist-module dist-tools module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Lists the targets
 	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA NIC, but module and (un)install.'
@@ -129,8 +134,19 @@ $(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs 
 	portable/object.sh $* build/object/$*/nvidia_peermem.o
 	cp build/object/$*/nvidia_peermem.o $@
 
-dist: $(OBJECTS) ## Builds a release in build/dist: the source of this commit with the objects, a Debian package, their hashes
+dist: dist-module dist-tools ## Builds a release in build/dist: the source with the objects, packages of the module and of peermemctl, their hashes
+
+dist-module: $(OBJECTS)
 	packaging/dist
+
+dist-tools: $(ZIG)/packages
+	PATH="$(abspath $(ZIG))/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).2.28 -p peermemctl
+	packaging/tools pack $(TOOLS)/$(PACKED)/release/peermemctl $(DIST)
+
+$(ZIG)/packages: Makefile
+	python3 -m venv $(ZIG)
+	$(ZIG)/bin/pip install --quiet --disable-pip-version-check $(ZIG_PACKAGES)
+	echo '$(ZIG_PACKAGES)' >$@
 
 module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…), if `make check` finds nothing missing
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)

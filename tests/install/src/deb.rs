@@ -26,6 +26,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case("what is in it", contents),
         case("lintian has nothing to say", lintian),
         case("installed, upgraded, removed, purged", life),
+        case("a module that no longer fits is compiled anew", load),
         case("openibd's hooks: those of others stay", strangers_hooks),
         case("openibd's hooks: openibd comes later", later_hooks),
     ]
@@ -276,6 +277,68 @@ fn life(log: Log) -> Result<()> {
         dpkg -P nvidia-peermem-rs-dkms
         list >/tmp/after
         diff /tmp/before /tmp/after
+        "#,
+    )
+}
+
+/// Tests the start of the service with commands in place of modprobe, dmesg and dkms. They record
+/// their calls, and modprobe fails until dkms has compiled what the file `/tmp/wanted` names.
+fn load(log: Log) -> Result<()> {
+    let packages = Packages::build()?;
+    tell(
+        log,
+        &packages,
+        r#"
+        dpkg -i /tmp/*_0.1.0_all.deb
+        stub() { printf '#!/bin/sh\necho "%s $*" >>/tmp/calls\n%s\n' "$1" "$2" >"/usr/local/sbin/$1"; chmod +x "/usr/local/sbin/$1"; }
+        stub modprobe 'test "$(cat /tmp/built)" = "$(cat /tmp/wanted)" || { echo "Invalid argument" >&2; exit 1; }'
+        stub dmesg 'cat /tmp/log'
+        stub dkms 'case $1 in
+            status) cat /tmp/status ;;
+            build) test ! -e /tmp/broken || { echo "no header"; exit 1; }; cat /tmp/wanted >/tmp/built ;;
+            install) echo ": installed" >/tmp/status; case $* in *--force*) ;; *) cat /tmp/wanted >/tmp/built ;; esac ;; esac'
+        # The command of the unit, as systemd passes it to the shell.
+        start() {
+            : >/tmp/calls
+            sed -n '/^ExecStart=/,/[^\\]$/p' /usr/lib/systemd/system/peermem-rs.service |
+                sed 's/^ExecStart=//; s/[$][$]/$/g; s,/sbin/modprobe,modprobe,' >/tmp/command
+            PATH=/usr/local/sbin:$PATH sh /tmp/command >/tmp/said 2>&1
+        }
+        calls() { sed "s/ -m .*//" /tmp/calls | tr '\n' ','; }
+
+        echo 'it fits: it is loaded'
+        echo ': installed' >/tmp/status; : >/tmp/log; echo 1 >/tmp/built; echo 1 >/tmp/wanted
+        start
+        test "$(calls)" = 'dkms status,modprobe nvidia-peermem,'
+
+        echo 'another ib_core: it is compiled anew, and the journal says why'
+        echo 2 >/tmp/wanted; echo 'nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client' >/tmp/log
+        start
+        test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,dkms build --force,dkms install --force,modprobe nvidia-peermem,'
+        grep 'has changed (nvidia_peermem: disagrees about version of symbol ib_register' /tmp/said
+
+        echo 'it cannot be compiled: the journal has the compiler'
+        echo 3 >/tmp/wanted; touch /tmp/broken
+        ! start
+        grep 'no header' /tmp/said
+        test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,dkms build --force,'
+        rm /tmp/broken
+
+        echo 'another reason: nothing is compiled'
+        echo 'nvidia_peermem: persistent_api_support=7 is not allowed' >/tmp/log
+        ! start
+        test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,'
+
+        echo 'a kernel without the module: it is compiled before modprobe finds that of NVIDIA'
+        : >/tmp/status
+        start
+        test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+
+        echo 'without DKMS: as the kernel has it'
+        mv /usr/src/peermem-rs-0.1.0 /usr/src/away
+        start
+        test "$(calls)" = 'modprobe nvidia-peermem,'
+        mv /usr/src/away /usr/src/peermem-rs-0.1.0
         "#,
     )
 }

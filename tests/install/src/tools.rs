@@ -121,6 +121,19 @@ fn there_and_back(log: Log) -> Result<()> {
     for unit in units()? {
         wanted.insert(format!("lib/systemd/system/{unit}"));
     }
+    for file in [
+        "alerts.yml",
+        "daemonset.yaml",
+        "grafana-dashboard.json",
+        "node-problem-detector.json",
+        "node-problem-detector.sh",
+        "nrpe.cfg",
+        "podmonitor.yaml",
+        "slurm-health-check.sh",
+        "slurm-prolog.sh",
+    ] {
+        wanted.insert(format!("share/peermemctl/{file}"));
+    }
     let (pages, rest): (BTreeSet<String>, BTreeSet<String>) = files
         .into_iter()
         .partition(|name| name.starts_with("share/man/man1/peermemctl"));

@@ -15,5 +15,5 @@ pub(crate) use self::archive::{
 };
 pub(crate) use self::install::{
     file_of, install, install_all, is_interrupted, missing_all, unpack_own, was_begun,
-    ARM64_OBJECT, COST, FOREIGN, INSTALL, LINT, ROOT, WHEELS,
+    ARM64_OBJECT, COST, FOREIGN, INSTALL, LINT, PACKAGES, ROOT, WHEELS,
 };

@@ -2,7 +2,7 @@
 //! Runs commands that print test results, in a VM or on this machine, and parses the results.
 
 use std::io::{stdout, IsTerminal as _, Write as _};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use anyhow::{Context as _, Result};
 
@@ -98,6 +98,15 @@ pub(crate) fn on_host(
         .stdin(Stdio::null())
         .output()
         .context("cannot start cargo")?;
+    read(&output, format, &format!("cargo {arguments}"))
+}
+
+/// Returns the tests in the output of a command named `name`.
+pub(crate) fn read(
+    output: &Output,
+    format: Format,
+    name: &str,
+) -> Result<(Vec<Test>, Vec<String>)> {
     let mut reader = Reader::new(format);
     let text = String::from_utf8_lossy(&output.stdout);
     for line in text.lines() {
@@ -109,7 +118,7 @@ pub(crate) fn on_host(
         let errors = String::from_utf8_lossy(&output.stderr);
         let said: Vec<&str> = text.lines().chain(errors.lines()).collect();
         let tail = &said[said.len().saturating_sub(60)..];
-        problems.push(format!("cargo {}:\n    {}", arguments, tail.join("\n    ")));
+        problems.push(format!("{name}:\n    {}", tail.join("\n    ")));
     }
     Ok((tests, problems))
 }

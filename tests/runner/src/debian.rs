@@ -582,7 +582,7 @@ const RELEASE: &str = "\
     git init -q\n\
     git add -A\n\
     git commit -qm release\n\
-    RUSTC=/usr/bin/rustc make --no-print-directory dist";
+    RUSTC=/usr/bin/rustc make --no-print-directory dist-module";
 
 /// Output that the user must see in each step.
 impl Host<'_> {
@@ -648,7 +648,7 @@ impl Host<'_> {
             return self.put(&files, source);
         }
         apt::install(self.paths, &[apt::ARM64_OBJECT, apt::INSTALL].concat())?;
-        let mut stage = Stage::begin(self.title("make dist"));
+        let mut stage = Stage::begin(self.title("make dist-module"));
         let folder = self.home.join("release");
         remove(&folder)?;
         fs::create_dir_all(&folder)?;

@@ -25,6 +25,7 @@ mod lint;
 mod lock;
 mod modules;
 mod mutants;
+mod packages;
 mod patch;
 mod paths;
 mod preflight;

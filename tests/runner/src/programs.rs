@@ -146,13 +146,23 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{ucx}", consumers::ucx),
 ];
 
-/// Returns Prometheus's program for checking metrics and rules. The program's package is not
-/// installed, because an installation would start a server.
+/// Returns Prometheus's program for checking metrics and rules.
 pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
-    let _lock = Lock::take(paths, "promtool")?;
-    let product = directory(paths, Arch::X86_64).join("promtool");
+    of_prometheus(paths, "promtool")
+}
+
+/// Returns Prometheus's server.
+pub(crate) fn prometheus(paths: &Paths) -> Result<PathBuf> {
+    of_prometheus(paths, "prometheus")
+}
+
+/// Unpacks a program of Prometheus's package. The package is not installed, because an installation
+/// would start a server.
+fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
+    let _lock = Lock::take(paths, "prometheus")?;
+    let product = directory(paths, Arch::X86_64).join(name);
     if !product.exists() {
-        let contents = apt::file_of(paths, "prometheus", "usr/bin/promtool")?;
+        let contents = apt::file_of(paths, "prometheus", &format!("usr/bin/{name}"))?;
         fs::create_dir_all(directory(paths, Arch::X86_64))?;
         stamp::replace(&product, &contents)?;
         fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;

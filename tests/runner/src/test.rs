@@ -28,8 +28,8 @@ use crate::suite::{again, every_run, Place, Run, Same};
 use crate::toolchain::Toolchain;
 use crate::vm::{Channels, Options};
 use crate::{
-    cases, contact, debian, documents, guest, history, kept, lint, mutants, preflight, programs,
-    setup, vm,
+    cases, contact, debian, documents, guest, history, kept, lint, mutants, packages, preflight,
+    programs, setup, vm,
 };
 
 #[derive(Debug, Args)]
@@ -202,7 +202,7 @@ fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
         Place::Hazards(_) => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
         Place::Debian(release) => Some(release.kernel.to_owned()),
         Place::Mutants(_) | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
-        Place::Cargo(_) | Place::Lint => None,
+        Place::Cargo(_) | Place::Lint | Place::Packages => None,
     }
 }
 
@@ -582,6 +582,7 @@ fn one(
         }
         Place::Cost => (crate::cost::tests(paths)?, Vec::new()),
         Place::Debian(release) => debian::tests(paths, release)?,
+        Place::Packages => packages::tests(paths)?,
         Place::Contact => (contact::tests(paths)?, Vec::new()),
         Place::Hazards(None) if run.kernel.is_none() => {
             let frozen = selection.kernel == crate::kernel::DEFAULT;

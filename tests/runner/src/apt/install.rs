@@ -101,6 +101,14 @@ pub(crate) const INSTALL: &[Need] = &[
 /// Packages for making the root of a host.
 pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
 
+/// Packages for packing peermemctl, and for testing its packages.
+pub(crate) const PACKAGES: &[Need] = &[
+    need(&["mmdebstrap"]),
+    need(&["python3-venv"]),
+    need(&["rpm"]),
+    need(&["umoci"]),
+];
+
 /// Packages for linting.
 pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
 

@@ -65,6 +65,8 @@ pub(crate) enum Place {
     Cost,
     /// An installation on a Debian host, which boots its own kernel.
     Debian(&'static Release),
+    /// The packages of peermemctl on Debian's releases.
+    Packages,
     /// First use from a clone and a cache below /tmp.
     Contact,
     /// The checks of the code's form, if requested.

@@ -181,6 +181,9 @@ pub(super) const SUITE: &[Run] = &[
         Place::Debian(&debian::BOOKWORM),
     )
     .only_in_full(),
+    run("packages of peermemctl, on Debian 11, 12 and 13", Place::Packages)
+        // Fetches three roots, and compiles peermemctl.
+        .only_in_full(),
     run("from a clone below /tmp", Place::Contact),
     vm("KUnit", KUNIT).with(&[Kunit]).groups(KUNIT_SUITES),
     vm("KUnit: the portable build", KUNIT)

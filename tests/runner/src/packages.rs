@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Tests of the packages of peermemctl (`make dist-tools`) by `tests/debian/packages`, and of its
+//! metrics, alerts and dashboard by `tests/debian/prometheus`.
+
+use std::fs;
+
+use anyhow::Result;
+
+use crate::command::{as_root, tool};
+use crate::lock::Lock;
+use crate::paths::Paths;
+use crate::progress::{output, Stage};
+use crate::results::{Format, Test};
+use crate::stamp::{self, Key};
+use crate::{apt, cases, guest, programs, setup};
+
+/// Names of the roots, and Debian's suites. The first one has the oldest glibc that Debian offers.
+const ROOTS: &[(&str, &str)] = &[("11", "bullseye"), ("12", "bookworm"), ("13", "trixie")];
+
+/// Compiles peermemctl for old hosts, and packs it as two versions below `$1`.
+const PACK: &str = "\
+    make --no-print-directory dist-tools TOOLS=\"$1/target\" ZIG=\"$1/zig\" DIST=\"$1/new\"\n\
+    \"$1/zig/bin/pip\" install --quiet kubernetes-validate==1.37.0\n\
+    VERSION=0 packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\"";
+
+/// Packs peermemctl, and installs the packages.
+pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
+    let toolchain = setup::tools(paths)?;
+    let _lock = Lock::take(paths, "packages")?;
+    apt::install(paths, apt::PACKAGES)?;
+    let home = paths.cache.join("packages");
+    let log = paths.cache.join("logs/packages.txt");
+    let mut script = as_root("env");
+    script
+        .arg(guest::SYSTEM_PROGRAMS)
+        .arg(paths.repo.join("tests/debian/packages"))
+        .args([home.join("old"), home.join("new")])
+        .arg(home.join("zig/bin/kubernetes-validate"));
+    for (name, suite) in ROOTS {
+        let root = home.join(name);
+        let stamp = home.join(format!("{name}.stamp"));
+        let mut key = Key::default();
+        key.text("suite", suite);
+        let key = key.finish();
+        if !stamp::is_fresh(&stamp, &key) {
+            let mut stage = Stage::begin(format!("packages: a root of Debian {name}"));
+            output(as_root("rm").args(["-rf", "--one-file-system"]).arg(&root))?;
+            fs::create_dir_all(&home)?;
+            let sources = apt::sources_of(&[*suite])?;
+            apt::make_root(paths, &mut stage, (*suite, &sources), &[], &root, None)?;
+            stamp::set(&stamp, &key)?;
+            stage.done("");
+        }
+        script.arg(root);
+    }
+    let mut stage = Stage::begin("packages: make dist-tools");
+    for folder in ["old", "new"] {
+        let _ = fs::remove_dir_all(home.join(folder));
+    }
+    stage.run(
+        tool("sh")
+            .args(["-euc", PACK, "sh"])
+            .arg(&home)
+            .env("CARGO", toolchain.cargo(paths).get_program())
+            .current_dir(&paths.repo),
+        &log,
+        "lines",
+        |_| true,
+    )?;
+    stage.done("");
+    let mut prometheus = tool("python3");
+    prometheus
+        .arg(paths.repo.join("tests/debian/prometheus"))
+        .arg(home.join("target/x86_64-unknown-linux-gnu/release/peermemctl"))
+        .arg(programs::prometheus(paths)?);
+    let (mut tests, mut problems) =
+        cases::read(&script.output()?, Format::Ktap, "tests/debian/packages")?;
+    let (more, wrong) = cases::read(
+        &prometheus.output()?,
+        Format::Ktap,
+        "tests/debian/prometheus",
+    )?;
+    tests.extend(more);
+    problems.extend(wrong);
+    Ok((tests, problems))
+}
