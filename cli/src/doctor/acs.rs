@@ -17,14 +17,6 @@ use crate::machine::Pair;
 pub(super) const CHECK: Check = Check {
     name: "acs",
     about: "ACS redirection where packets between GPU and NIC can turn round",
-    #[cfg(test)]
-    row: [
-        "ReqRedir, CmpltRedir, EgressCtrl at the two switch ports where packets turn around; with Data \
-         Direct all controls that it takes ([below](#data-direct))",
-        "warning: they redirect, or are other than Data Direct takes; note: they redirect only what the GPU \
-         itself requests, or between root ports",
-        "[`setpci`, firmware setup, `pci=config_acs=`](#setting-acs)",
-    ],
     applies: super::route::applies,
     run: acs,
     #[cfg(test)]

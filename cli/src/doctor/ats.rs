@@ -12,12 +12,6 @@ use crate::machine::config::{Acs, Config};
 pub(super) const CHECK: Check = Check {
     name: "ats",
     about: "the NIC's Address Translation Services, and whether switches let them through",
-    #[cfg(test)]
-    row: [
-        "the NIC's ATS, and TransBlk at its port",
-        "fault: on, and blocked; note: off, though an IOMMU translates",
-        "`setpci`, `mlxconfig`",
-    ],
     applies: super::route::applies,
     run: ats,
     #[cfg(test)]

@@ -11,13 +11,6 @@ use crate::render::bytes;
 pub(super) const CHECK: Check = Check {
     name: "bar1",
     about: "size of the GPU's BAR1, and whether it can be larger",
-    #[cfg(test)]
-    row: [
-        "size of BAR1, and what resizable BAR offers",
-        "fault: no BAR1, or a BAR without an address; warning: 256 MiB or less; note: larger than that, and \
-         could be larger still, or smaller than the GPU's memory",
-        "firmware setup, displaymodeselector",
-    ],
     applies: |scan| scan.has_pci_gpu(),
     run: bar1,
     #[cfg(test)]

@@ -17,14 +17,6 @@ use crate::software::Software;
 pub(super) const CHECK: Check = Check {
     name: "baseline",
     about: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
-    #[cfg(test)]
-    row: [
-        "with `--baseline`: what a recording has",
-        "fault: a GPU, an RDMA device or a port is gone; warning: a port is no longer ACTIVE or has a lower \
-         rate, a link has fewer lanes (or a NIC's less speed), BAR1 is smaller; note: other firmware, driver, \
-         name or GPU, a new device",
-        "by finding",
-    ],
     applies: |scan| scan.baseline.is_some(),
     run: baseline,
     #[cfg(test)]

@@ -14,13 +14,6 @@ use crate::machine::Hca;
 pub(super) const CHECK: Check = Check {
     name: "counters",
     about: "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
-    #[cfg(test)]
-    row: [
-        "error counters of ports and, by AER, of GPUs and NICs ([below](#error-counters))",
-        "with `--interval`, warning: link errors, discarded packets, many retransmissions, PCI errors; \
-         note: few of them, congestion, a receiver without buffers. Without, note: totals",
-        "cable, switch, seating",
-    ],
     applies: |scan| scan.has_hca() || scan.has_gpu(),
     run: errors,
     #[cfg(test)]

@@ -7,13 +7,6 @@ use crate::finding::{Finding, Level, Subject};
 pub(super) const CHECK: Check = Check {
     name: "device-kind",
     about: "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
-    #[cfg(test)]
-    row: [
-        "the GPU's name, virtual functions, coherent GPUs",
-        "fault: a kind of GPU without GPUDirect RDMA (GeForce, GB10), and if there is no other, nothing is \
-         said of software that it could not use; note: the others",
-        "copy through memory of the host",
-    ],
     applies: |scan| scan.has_gpu() || scan.has_hca(),
     run: device_kind,
     #[cfg(test)]

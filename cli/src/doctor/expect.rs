@@ -19,12 +19,6 @@ use crate::software::listed::{is_unlisted, is_withheld};
 pub(super) const CHECK: Check = Check {
     name: "expect",
     about: "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
-    #[cfg(test)]
-    row: [
-        "with `--expect`: counts, links, ports, firmware, modules",
-        "as [above](#missing-devices)",
-        "by finding",
-    ],
     applies: |scan| scan.expected.is_some(),
     run: expect,
     #[cfg(test)]

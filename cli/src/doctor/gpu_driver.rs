@@ -13,13 +13,6 @@ pub(super) const CHECK: Check = Check {
     name: "gpu-driver",
     about:
         "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
-    #[cfg(test)]
-    row: [
-        "the driver of each GPU, its config space, NVML",
-        "fault: none, or not nvidia; it does not answer; NVML does not list it; note: vfio-pci; NVML does \
-         not list it in a container",
-        "load nvidia.ko; keep the other driver from loading; the kernel's log, a cold boot",
-    ],
     applies: |scan| scan.has_gpu(),
     run: gpu_driver,
     #[cfg(test)]

@@ -19,13 +19,6 @@ use crate::machine::{Hca, Pair};
 pub(super) const CHECK: Check = Check {
     name: "iommu",
     about: "whether an IOMMU translates the NIC's addresses",
-    #[cfg(test)]
-    row: [
-        "type of the NIC's IOMMU group; whether Data Direct and a Grace GPU are in one group",
-        "warning: it translates; they are not in one, though ACS is right; fault: it blocks; note: it \
-         translates before a Grace GPU, or the GPU's group translates",
-        "`iommu=pt`, `iommu.passthrough=1`",
-    ],
     applies: |scan| scan.has_hca(),
     run: iommu,
     #[cfg(test)]

@@ -11,13 +11,6 @@ use crate::machine::pci::Address;
 pub(super) const CHECK: Check = Check {
     name: "link",
     about: "speed and width of each link of the path, against what both its ends can",
-    #[cfg(test)]
-    row: [
-        "speed and width of each link of the path, against what both ends are capable of",
-        "warning: less; note: only a GPU's speed is lower, which is normal when it is idle (by NVML it is \
-         at work if it is 10 % busy, or in P0 with persistence mode on)",
-        "reseat the NIC, check the riser and the lanes",
-    ],
     applies: super::route::applies,
     run: link,
     #[cfg(test)]

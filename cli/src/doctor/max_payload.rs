@@ -11,13 +11,6 @@ use crate::machine::pci::Function;
 pub(super) const CHECK: Check = Check {
     name: "max-payload",
     about: "MaxPayload of both ends and of each bridge between",
-    #[cfg(test)]
-    row: [
-        "MaxPayload of each function of the path",
-        "fault: it differs where packets go straight through, or a device sends more than the bridge above \
-         accepts; warning: a bridge sends more than the device accepts; note: 128 B where 256 B is possible",
-        "`pci=pcie_bus_safe`",
-    ],
     applies: super::route::applies,
     run: max_payload,
     #[cfg(test)]

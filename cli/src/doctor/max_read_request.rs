@@ -8,12 +8,6 @@ use crate::finding::{Finding, Level, Subject};
 pub(super) const CHECK: Check = Check {
     name: "max-read-request",
     about: "the NIC's MaxReadReq",
-    #[cfg(test)]
-    row: [
-        "MaxReadReq of the NIC",
-        "warning: below 512 B; note: below 4096 B",
-        "`setpci`, firmware setup",
-    ],
     applies: |scan| scan.has_hardware_hca(),
     run: max_read,
     #[cfg(test)]

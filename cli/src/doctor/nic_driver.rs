@@ -13,13 +13,6 @@ pub(super) const CHECK: Check = Check {
     name: "nic-driver",
     about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
     // One pair has an RDMA device.
-    #[cfg(test)]
-    row: [
-        "InfiniBand and NVIDIA NICs that are not RDMA devices; Data Direct functions",
-        "fault: a NIC does not answer; warning: no driver; note: vfio-pci, a driver without RDMA, or an \
-         RDMA device of another network namespace; a Data Direct function of no RDMA device",
-        "load its driver",
-    ],
     applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),
     run: nic_driver,
     #[cfg(test)]

@@ -7,12 +7,6 @@ use crate::finding::{Finding, Level, Subject};
 pub(super) const CHECK: Check = Check {
     name: "numa",
     about: "whether the firmware says which NUMA node devices are near to",
-    #[cfg(test)]
-    row: [
-        "NUMA nodes of devices, on machines with several",
-        "note: the firmware or the hypervisor does not say",
-        "firmware, or the virtual machine's settings",
-    ],
     applies: |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1),
     run: numa,
     #[cfg(test)]

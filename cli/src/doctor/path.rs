@@ -18,12 +18,6 @@ use crate::machine::{Class, Gpu, Hca, Listed, Pair};
 pub(super) const CHECK: Check = Check {
     name: "path",
     about: "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
-    #[cfg(test)]
-    row: [
-        "class of the nearest pair, and NCCL's limit ([below](#how-far-nccl-goes))",
-        "warning: farther than PXB, or than NCCL_NET_GDR_LEVEL says; note: PHB, NODE, if NCCL is told to use them",
-        "a NIC behind the GPU's switch; in a virtual machine NCCL_TOPO_FILE",
-    ],
     applies: super::route::applies,
     run: path,
     #[cfg(test)]

@@ -11,14 +11,6 @@ use crate::machine::{Class, Gpu, Hca, Pair, Port};
 pub(super) const CHECK: Check = Check {
     name: "port",
     about: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
-    #[cfg(test)]
-    row: [
-        "ports of the nearest RDMA devices",
-        "warning: one is not ACTIVE (fault: none on the machine is), one is slower than others of the same \
-         model that are as near, or an InfiniBand port has one lane; note: one is not ACTIVE, and an earlier port \
-         of the same NIC is",
-        "link, subnet manager, cable",
-    ],
     applies: |scan| scan.has_hca(),
     run: port,
     #[cfg(test)]

@@ -10,12 +10,6 @@ use crate::machine::pci::Function;
 pub(super) const CHECK: Check = Check {
     name: "relaxed-ordering",
     about: "whether the NIC, and the GPU, may send with relaxed ordering",
-    #[cfg(test)]
-    row: [
-        "RlxdOrd of the NIC, and of the GPU",
-        "warning: off; note: off because of an erratum of the root port, or off on the GPU's side",
-        "`setpci`, firmware setup",
-    ],
     applies: |scan| scan.has_pci_gpu() || scan.has_hardware_hca(),
     run: relaxed_ordering,
     #[cfg(test)]

@@ -12,13 +12,6 @@ use crate::machine::{gid_indices, Hca, Port};
 pub(super) const CHECK: Check = Check {
     name: "roce",
     about: "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
-    #[cfg(test)]
-    row: [
-        "Ethernet ports of the nearest RDMA devices: MTU of the network interface, GIDs",
-        "warning: RDMA's MTU is below 4096, which takes an MTU of 4192; no GID of RoCE v2, or only a \
-         link-local one; the first one with an IP address has different indices on different ports",
-        "`ip link set … mtu`, IP addresses, NCCL_IB_GID_INDEX unset",
-    ],
     applies: |scan| ports(scan).next().is_some(),
     run: roce,
     #[cfg(test)]

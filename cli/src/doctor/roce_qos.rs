@@ -15,14 +15,6 @@ use crate::machine::{netdevs_of, Hca, Port};
 pub(super) const CHECK: Check = Check {
     name: "roce-qos",
     about: "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
-    #[cfg(test)]
-    row: [
-        "Ethernet ports of the nearest RDMA devices: PFC, DSCP, ECN, traffic class \
-         ([below](#roce-under-congestion))",
-        "warning: ports of one kind differ in one of them; a traffic class with a priority without PFC, \
-         where another has it; note: neither PFC nor ECN, or half of ECN",
-        "`dcb pfc set`, `dcb app replace`, `ecn/roce_…/enable`, `tc/1/traffic_class`",
-    ],
     applies: |scan| roce::ports(scan).next().is_some(),
     run: qos,
     #[cfg(test)]

@@ -283,9 +283,6 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     /// Short description for `--list-checks`.
     pub(crate) about: &'static str,
-    /// Other columns of the check's row in `docs/doctor.md`.
-    #[cfg(test)]
-    pub(super) row: [&'static str; 3],
     /// Returns `true` if the machine has anything that the check examines.
     pub(crate) applies: fn(&Scan<'_>) -> bool,
     pub(super) run: fn(&Scan<'_>) -> Vec<Finding>,

@@ -10,12 +10,6 @@ use crate::machine::Hca;
 pub(super) const CHECK: Check = Check {
     name: "slot",
     about: "whether the NIC's slot is as fast as its port",
-    #[cfg(test)]
-    row: [
-        "the NIC's slot against the rate of its port",
-        "warning: the slot is slower",
-        "another slot",
-    ],
     applies: |scan| scan.has_hardware_hca(),
     run: slot,
     #[cfg(test)]

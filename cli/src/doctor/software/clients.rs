@@ -9,12 +9,6 @@ use crate::software::Module;
 pub(super) const CHECK: Check = Check {
     name: "clients",
     about: "the module's clients at ib_core, their kind, and whose they are",
-    #[cfg(test)]
-    row: [
-        "`/sys/kernel/mm/memory_peers`, `persistent_api_support`",
-        "warning: a client is not shown, or `nv_mem` is another module's; note: revocable registrations",
-        "only one stack with peer memory",
-    ],
     applies: super::has_module,
     run: check,
     #[cfg(test)]

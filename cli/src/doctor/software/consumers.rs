@@ -13,12 +13,6 @@ use crate::software::{Module, REGISTER};
 pub(super) const CHECK: Check = Check {
     name: "consumers",
     about: "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
-    #[cfg(test)]
-    row: [
-        "each consumer's own probe ([identity.md](identity.md))",
-        "consumers that look only in `memory_peers` and find nothing: warning; note where dma-buf works",
-        "`memory_peers=1`, peermem-rs, newer software",
-    ],
     applies: super::has_module,
     run: check,
     #[cfg(test)]

@@ -9,12 +9,6 @@ use crate::machine::Hca;
 pub(super) const CHECK: Check = Check {
     name: "dma-buf",
     about: "whether GPU memory can be registered by dma-buf, without the module",
-    #[cfg(test)]
-    row: [
-        "kernel 5.12, open driver 515, a NIC driver that registers dma-bufs ([dma-buf.md](dma-buf.md))",
-        "note: it does not work, and everything goes through the module",
-        "",
-    ],
     applies: |scan| scan.has_both(),
     run: check,
     #[cfg(test)]

@@ -11,13 +11,6 @@ use crate::software::fabric;
 pub(super) const CHECK: Check = Check {
     name: "fabric",
     about: "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
-    #[cfg(test)]
-    row: [
-        "NVML's state of the NVLink fabric; NVSwitches on PCI, and the process nv-fabricmanager",
-        "fault: the fabric is not set up; NVSwitches without a fabric manager where NVML has no such state \
-         (before Hopper)",
-        "`systemctl enable --now nvidia-fabricmanager`, of the driver's version",
-    ],
     applies,
     run: check,
     #[cfg(test)]

@@ -10,12 +10,6 @@ use crate::software::Module;
 pub(super) const CHECK: Check = Check {
     name: "gpu-mode",
     about: "MIG, virtual GPUs, persistence mode (NVML)",
-    #[cfg(test)]
-    row: [
-        "NVML",
-        "note: MIG, virtual GPU, persistence mode off",
-        "`persistent_api_support=0`, nvidia-persistenced",
-    ],
     applies,
     run: check,
     #[cfg(test)]

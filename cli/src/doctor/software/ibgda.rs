@@ -7,13 +7,6 @@ use crate::finding::{Finding, Level, Subject};
 pub(super) const CHECK: Check = Check {
     name: "ibgda",
     about: "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
-    #[cfg(test)]
-    row: [
-        "`/proc/driver/nvidia/params`",
-        "note: PeerMappingOverride is off, which kernels on the GPU that drive the NIC themselves need, and \
-         nothing else does",
-        "NVreg_RegistryDwords",
-    ],
     applies,
     run: check,
     #[cfg(test)]

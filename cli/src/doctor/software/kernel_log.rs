@@ -21,15 +21,6 @@ use crate::software::log::{addresses, is_of_module, Record};
 pub(super) const CHECK: Check = Check {
     name: "kernel-log",
     about: "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
-    #[cfg(test)]
-    row: [
-        "`/dev/kmsg` ([below](#the-kernels-log))",
-        "fault: Xids that ask for a reset or a reboot, crashes of the drivers, fatal SXids, BARs without a \
-         place, links that went down; warning: other Xids, links that came up again, IOMMU faults, uncorrectable \
-         PCIe errors, mlx5 commands that failed and firmware in trouble, NVIDIA's module met freed memory; note: \
-         corrected PCIe errors",
-        "by line",
-    ],
     applies: |scan| scan.has_both(),
     run: check,
     #[cfg(test)]

@@ -12,13 +12,6 @@ use crate::host::{facts, Fact, Unseen};
 pub(super) const CHECK: Check = Check {
     name: "memlock",
     about: "how much memory this shell and the jobs of batch systems and containers may lock",
-    #[cfg(test)]
-    row: [
-        "limit on locked memory of this shell and of what slurmd, pbs_mom, sge_execd start",
-        "warning: less than the largest GPU's memory, or than that times the number of RDMA devices, each \
-         of which charges it once more; note: the same of containerd, dockerd, crio, kubelet, k3s",
-        "limits.d, `LimitMEMLOCK=`, `--ulimit memlock=-1`",
-    ],
     applies: |scan| scan.has_both(),
     run: check,
     #[cfg(test)]

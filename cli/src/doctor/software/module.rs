@@ -11,14 +11,6 @@ use crate::software::{is_ours, log, Module, MODULE};
 pub(super) const CHECK: Check = Check {
     name: "module",
     about: "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
-    #[cfg(test)]
-    row: [
-        "`/sys/module/nvidia_peermem`, `modules.dep`, the log, the module's file ([below](#the-modules-file))",
-        "not loaded: see below; warning: nv_peer_mem in its place or beside it, NVIDIA's of another driver \
-         version; it is loaded, and its file would not load again; ib_core, ib_uverbs or nvidia.ko was upgraded \
-         and not loaded anew",
-        "`modprobe nvidia-peermem`, a rebuild, or what the log's line asks for",
-    ],
     applies: |scan| scan.has_both(),
     run: check,
     #[cfg(test)]

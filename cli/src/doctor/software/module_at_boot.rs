@@ -8,12 +8,6 @@ use crate::software::Module;
 pub(super) const CHECK: Check = Check {
     name: "module-at-boot",
     about: "whether the module comes back at boot, and after openibd's restart",
-    #[cfg(test)]
-    row: [
-        "modules-load.d, systemd's wants, openibd",
-        "note: nothing loads it at boot, or after a restart of openibd",
-        "`systemctl enable peermem-rs`",
-    ],
     applies,
     run: check,
     #[cfg(test)]

@@ -11,14 +11,6 @@ use crate::nvml::VERSION_MISMATCH;
 pub(super) const CHECK: Check = Check {
     name: "nvidia-driver",
     about: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
-    #[cfg(test)]
-    row: [
-        "`/proc/driver/nvidia/version`, whether NVML starts",
-        "fault: before 535, or proprietary and peermem-rs not built for that, where modprobe would load \
-         peermem-rs; the driver's library is of another version; warning: NVML does not start; note: before 535",
-        "open kernel modules, 535 or newer; a portable build; reboot, or unload the modules that use nvidia.ko \
-         by `/proc/modules`",
-    ],
     applies: |scan| scan.has_gpu(),
     run: check,
     #[cfg(test)]

@@ -10,12 +10,6 @@ use crate::software::REGISTER;
 pub(super) const CHECK: Check = Check {
     name: "peer-memory",
     about: "whether the ib_core that is loaded has peer memory, and whose it is",
-    #[cfg(test)]
-    row: [
-        "`ib_register_peer_memory_client` in `/proc/kallsyms`",
-        "the ib_core that is loaded has none: see below",
-        "MLNX_OFED, DOCA-OFED",
-    ],
     applies: |scan| scan.has_both(),
     run: check,
     #[cfg(test)]

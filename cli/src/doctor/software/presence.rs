@@ -11,14 +11,6 @@ use crate::render::counted;
 pub(super) const CHECK: Check = Check {
     name: "presence",
     about: "whether there is a GPU, and an RDMA device",
-    #[cfg(test)]
-    row: [
-        "GPUs and RDMA devices",
-        "warning: a device is listed and cannot be read; fault: no GPU, or no RDMA device, and then nothing \
-         that follows from that: none at all, all in other network namespaces, or a driver that is loaded and \
-         makes none; fault: rxe and siw only (a note in the test VM), or ib_core without ib_uverbs",
-        "add the device, load its driver, `modprobe ib_uverbs`, the host's network namespace",
-    ],
     applies: |_| true,
     run: check,
     #[cfg(test)]

@@ -7,12 +7,6 @@ use crate::finding::{argument, path_argument, Finding, Level, Subject};
 pub(super) const CHECK: Check = Check {
     name: "rdma-cgroup",
     about: "how near this cgroup is to its limits of RDMA handles and objects",
-    #[cfg(test)]
-    row: [
-        "`rdma.max` and `rdma.current` of this cgroup and its parents",
-        "warning: less than a tenth is left",
-        "`rdma.max`",
-    ],
     applies: |scan| scan.has_both(),
     run: check,
     #[cfg(test)]

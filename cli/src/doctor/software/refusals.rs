@@ -16,14 +16,6 @@ use crate::{registrations, shipped};
 pub(super) const CHECK: Check = Check {
     name: "refusals",
     about: "what the module refused of late and what it lost (peermem-rs)",
-    #[cfg(test)]
-    row: [
-        "peermem-rs's files ([observe.md](observe.md))",
-        "warning: refused within the last hour for a reason that lies in the machine; memory lost, mappings \
-         not undone, orphaned registrations on a GPU that has disappeared from PCI or fallen off the bus; note: \
-         older refusals, or a reason that lies in the request",
-        "by reason",
-    ],
     applies,
     run: check,
     #[cfg(test)]

@@ -10,13 +10,6 @@ use crate::software::verbs::State;
 pub(super) const CHECK: Check = Check {
     name: "verbs",
     about: "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
-    #[cfg(test)]
-    row: [
-        "`/dev/infiniband/uverbs*`, opened once for each RDMA device",
-        "fault: a file is not there, is of a device that is gone, or is forbidden to root; warning: \
-         forbidden to this user",
-        "`--device=/dev/infiniband`, the RDMA device plugin, udev",
-    ],
     applies,
     run: check,
     #[cfg(test)]
