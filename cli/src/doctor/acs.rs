@@ -190,41 +190,29 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
-    use super::super::tests::paths::{socket, PathFault, ACS, FIRST, SECOND};
-    use crate::finding::{Level, Status};
+    use super::super::tests::paths::{socket, faults, ACS, FIRST, SECOND};
+    use crate::finding::Status;
     use crate::fixture::{Fixture, Pci};
     use crate::machine::config::Acs;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "requests redirected at the NIC's port",
-            inject: |fixture| fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR),
-            level: Level::Warning,
-            says: "0000:12:01.0 (the NIC's port) has ReqRedir",
-            fix: "setpci -s 0000:12:01.0 ECAP_ACS+0x6.w=0000:002c",
-        },
-        PathFault {
-            name: "answers redirected at the GPU's port",
-            inject: |fixture| fixture.set(socket(SECOND).gpu_port, ACS + 6, Acs::CR),
-            level: Level::Warning,
-            says: "0000:82:00.0 (the GPU's port) has CmpltRedir",
-            fix: "setpci -s 0000:82:00.0 ECAP_ACS+0x6.w=0000:002c",
-        },
-        PathFault {
-            name: "ACS as firmware turns it on",
-            inject: |fixture| {
-                let it = socket(FIRST);
-                let all = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
-                for port in [it.root_port, it.nic_port, it.gpu_port] {
-                    fixture.set(port, ACS + 6, all);
-                }
-            },
-            level: Level::Warning,
-            says: "0000:12:01.0 (the NIC's port) has ReqRedir, CmpltRedir, 0000:12:00.0 (the GPU's port)",
-            fix: "pci=disable_acs_redir=",
-        },
-    ];
+    faults! {
+        "requests redirected at the NIC's port",
+            "warning acs: …0000:12:01.0 (the NIC's port) has ReqRedir… fix …setpci -s 0000:12:01.0 \
+             ECAP_ACS+0x6.w=0000:002c" => |fixture| fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR);
+        "answers redirected at the GPU's port",
+            "warning acs: …0000:82:00.0 (the GPU's port) has CmpltRedir… fix …setpci -s 0000:82:00.0 \
+             ECAP_ACS+0x6.w=0000:002c" => |fixture| fixture.set(socket(SECOND).gpu_port, ACS + 6, Acs::CR);
+        "ACS as firmware turns it on",
+            "warning acs: …0000:12:01.0 (the NIC's port) has ReqRedir, CmpltRedir, 0000:12:00.0 (the GPU's port)… \
+             fix …pci=disable_acs_redir=" => |fixture| {
+            let it = socket(FIRST);
+            let all = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
+            for port in [it.root_port, it.nic_port, it.gpu_port] {
+                fixture.set(port, ACS + 6, all);
+            }
+        };
+    }
 
     /// Returns `doctor`'s output about ACS.
     fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {

@@ -83,19 +83,16 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, ACS, ATS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, ACS, ATS, FIRST};
     use crate::machine::config::Acs;
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "translated requests dropped",
-        inject: |fixture| {
+    faults! {
+        "translated requests dropped",
+            "fault ats: …0000:14:00.0 has ATS on, and 0000:12:01.0 drops… fix …setpci -s 0000:12:01.0 \
+             ECAP_ACS+0x6.w=0000:0002" => |fixture| {
             let it = socket(FIRST);
             fixture.set(it.nic, ATS + 6, 0x8000);
             fixture.set(it.nic_port, ACS + 6, Acs::TB | Acs::DT);
-        },
-        level: Level::Fault,
-        says: "0000:14:00.0 has ATS on, and 0000:12:01.0 drops",
-        fix: "setpci -s 0000:12:01.0 ECAP_ACS+0x6.w=0000:0002",
-    }];
+        };
+    }
 }

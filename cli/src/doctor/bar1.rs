@@ -131,40 +131,23 @@ fn enlarge(can: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, FIRST};
     use crate::fixture::Pci;
     use crate::machine::config::Config;
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a BAR1 of 256 MiB",
-            inject: |fixture| fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20,
-            level: Level::Warning,
-            says: "BAR1 is 256 MiB",
-            fix: "displaymodeselector",
-        },
-        PathFault {
-            name: "a BAR1 of 256 MiB that can be larger",
-            inject: |fixture| {
-                fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
-                // BAR 2 supports 256 MiB and 32 GiB, and is set to 256 MiB.
-                let gpu = Pci {
-                    resizable: Some((2, (1 << 8) | (1 << 15), 8)),
-                    ..Pci::h100(0)
-                };
-                fixture.function(socket(FIRST).gpu).config = Ok(Config(gpu.config()));
-            },
-            level: Level::Warning,
-            says: "BAR1 is 256 MiB, and can be 32 GiB",
-            fix: "Re-Size BAR",
-        },
-        PathFault {
-            name: "no BAR1",
-            inject: |fixture| fixture.machine.gpus[0].bar1 = None,
-            level: Level::Fault,
-            says: "has no BAR1",
-            fix: "Above 4G Decoding",
-        },
-    ];
+    faults! {
+        "a BAR1 of 256 MiB", "warning bar1: …BAR1 is 256 MiB… fix …displaymodeselector" =>
+            |fixture| fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
+        "a BAR1 of 256 MiB that can be larger",
+            "warning bar1: …BAR1 is 256 MiB, and can be 32 GiB… fix …Re-Size BAR" => |fixture| {
+            fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
+            // BAR 2 supports 256 MiB and 32 GiB, and is set to 256 MiB.
+            let gpu = Pci {
+                resizable: Some((2, (1 << 8) | (1 << 15), 8)),
+                ..Pci::h100(0)
+            };
+            fixture.function(socket(FIRST).gpu).config = Ok(Config(gpu.config()));
+        };
+        "no BAR1", "fault bar1: …has no BAR1… fix …Above 4G Decoding" => |fixture| fixture.machine.gpus[0].bar1 = None;
+    }
 }

@@ -264,69 +264,36 @@ fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{are_found, Change};
-    use crate::finding::{Level, Status};
+    use super::super::software::tests::faults;
+    use super::super::tests::are_found;
+    use crate::finding::Status;
     use crate::{fixture, testing};
+
+    faults! {
+        "nothing" => |_| {};
+        "a lost GPU", "fault baseline 0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there" =>
+            |fixture| fixture.unplug("0000:3b:00.0");
+        "a lost NIC", "fault baseline mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it" =>
+            |fixture| fixture.unplug("0000:9a:00.0");
+        "a NIC whose driver gave up",
+            "fault baseline mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI" =>
+            |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
+        "a port for all else that is down", "warning baseline mlx5_8: port 1 is DOWN, and ACTIVE in the baseline" =>
+            |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n");
+        "all rails slower, so that no two differ",
+            "warning baseline mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec \
+             (4X HDR), and 400 Gb/sec (4X NDR) in the baseline" => |fixture| {
+            for hca in 0..8 {
+                fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
+            }
+        };
+        "new firmware", "note baseline mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline" =>
+            |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
+    }
 
     /// Compares an HGX machine with its former state. Only losses are reported.
     #[test]
     fn a_baseline_finds_what_is_gone() {
-        let changes: &[Change] = &[
-            ("nothing", |_| {}, &[]),
-            (
-                "a lost GPU",
-                |fixture| fixture.unplug("0000:3b:00.0"),
-                &[(
-                    Level::Fault,
-                    "0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there",
-                )],
-            ),
-            (
-                "a lost NIC",
-                |fixture| fixture.unplug("0000:9a:00.0"),
-                &[(
-                    Level::Fault,
-                    "mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it",
-                )],
-            ),
-            (
-                "a NIC whose driver gave up",
-                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
-                &[(
-                    Level::Fault,
-                    "mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI",
-                )],
-            ),
-            (
-                "a port for all else that is down",
-                |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n"),
-                &[(
-                    Level::Warning,
-                    "mlx5_8: port 1 is DOWN, and ACTIVE in the baseline",
-                )],
-            ),
-            (
-                "all rails slower, so that no two differ",
-                |fixture| {
-                    for hca in 0..8 {
-                        fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
-                    }
-                },
-                &[(
-                    Level::Warning,
-                    "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec (4X HDR), and \
-                     400 Gb/sec (4X NDR) in the baseline",
-                )],
-            ),
-            (
-                "new firmware",
-                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
-                &[(
-                    Level::Note,
-                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline",
-                )],
-            ),
-        ];
         let mut before = fixture::hgx();
         before.software();
         let folder = tempfile::tempdir().unwrap();
@@ -345,7 +312,7 @@ mod tests {
         let file = folder.path().join("before.json");
         std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
         let file = file.to_str().unwrap();
-        are_found(&before, "baseline", file, changes);
+        are_found(&before, "baseline", file, FAULTS);
         for command in ["doctor", "export"] {
             let line = [command, "--baseline", "/none.json"];
             assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);

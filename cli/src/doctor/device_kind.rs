@@ -73,23 +73,14 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::PathFault;
-    use crate::finding::Level;
+    use super::super::tests::paths::faults;
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a GPU for games",
-            inject: |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090"),
-            level: Level::Fault,
-            says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090",
-            fix: "Copy through memory of the host",
-        },
-        PathFault {
-            name: "a GPU of a DGX Spark",
-            inject: |fixture| fixture.only_gpu_is("NVIDIA GB10"),
-            level: Level::Fault,
-            says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10",
-            fix: "Copy through memory of the host",
-        },
-    ];
+    faults! {
+        "a GPU for games",
+            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090… fix …Copy through \
+             memory of the host" => |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090");
+        "a GPU of a DGX Spark",
+            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10… fix …Copy through memory of the \
+             host" => |fixture| fixture.only_gpu_is("NVIDIA GB10");
+    }
 }

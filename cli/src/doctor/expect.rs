@@ -256,8 +256,9 @@ fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{are_found, Change};
-    use crate::finding::{Level, Status};
+    use super::super::software::tests::faults;
+    use super::super::tests::are_found;
+    use crate::finding::Status;
     use crate::{fixture, testing};
 
     /// The output of `--write-expect` matches the machine: a comparison finds nothing.
@@ -283,105 +284,57 @@ mod tests {
         }
     }
 
+    faults! {
+        "nothing" => |_| {};
+        "a lost GPU", "fault expect 7 GPUs of 10de:2330, and 8 are expected why One fell off the bus" =>
+            |fixture| fixture.unplug("0000:3b:00.0");
+        "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, and 8 are expected" =>
+            |fixture| fixture.unplug("0000:9a:00.0");
+        "a NIC whose driver gave up", "fault expect 7 RDMA devices of 15b3:1021, and 8 are expected" =>
+            |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
+        "one more NIC", "note expect 9 RDMA devices of 15b3:1021, and 8 are expected" => |fixture| {
+            let above = "0000:39:03.0";
+            fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
+            fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
+        };
+        "dead rails", "warning expect mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected" => |fixture| {
+            fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
+            fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
+        };
+        "a slow rail", "warning expect mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected" =>
+            |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n");
+        "other firmware", "warning expect mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected" =>
+            |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
+        "a NIC's link with half of its lanes, and an idle GPU's",
+            "warning expect mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected" =>
+            |fixture| {
+                for at in ["0000:17:00.0", "0000:18:00.0"] {
+                    fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
+                }
+                for at in ["0000:17:01.0", "0000:19:00.0"] {
+                    fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+                }
+            };
+        "a GPU in a slot of half the lanes",
+            "warning expect GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected" =>
+            |fixture| {
+                for at in ["0000:17:01.0", "0000:19:00.0"] {
+                    fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
+                }
+            };
+        "another driver", "warning expect nvidia is 570.124.06, and 570.86.15 is expected" =>
+            |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n");
+        "a module that is not loaded",
+            "fault expect nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`" =>
+            |fixture| fixture.remove("/sys/module/nvidia_peermem");
+        "a module whose version cannot be seen",
+            "not visible expect the version of nvidia: not visible without root" =>
+            |fixture| fixture.deny("/sys/module/nvidia/version");
+    }
+
     /// Compares an HGX machine with a file for all machines like it.
     #[test]
     fn what_is_not_as_expected_is_found() {
-        let changes: &[Change] = &[
-            ("nothing", |_| {}, &[]),
-            (
-                "a lost GPU",
-                |fixture| fixture.unplug("0000:3b:00.0"),
-                &[(Level::Fault, "7 GPUs of 10de:2330, and 8 are expected why One fell off the bus")],
-            ),
-            (
-                "a lost NIC",
-                |fixture| fixture.unplug("0000:9a:00.0"),
-                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
-            ),
-            (
-                "a NIC whose driver gave up",
-                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
-                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
-            ),
-            (
-                "one more NIC",
-                |fixture| {
-                    let above = "0000:39:03.0";
-                    fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
-                    fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
-                },
-                &[(Level::Note, "9 RDMA devices of 15b3:1021, and 8 are expected")],
-            ),
-            (
-                "dead rails",
-                |fixture| {
-                    fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
-                    fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
-                },
-                &[(Level::Warning, "mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected")],
-            ),
-            (
-                "a slow rail",
-                |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n"),
-                &[(
-                    Level::Warning,
-                    "mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected",
-                )],
-            ),
-            (
-                "other firmware",
-                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
-                &[(
-                    Level::Warning,
-                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected",
-                )],
-            ),
-            (
-                "a NIC's link with half of its lanes, and an idle GPU's",
-                |fixture| {
-                    for at in ["0000:17:00.0", "0000:18:00.0"] {
-                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
-                    }
-                    for at in ["0000:17:01.0", "0000:19:00.0"] {
-                        fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
-                    }
-                },
-                &[(
-                    Level::Warning,
-                    "mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
-                )],
-            ),
-            (
-                "a GPU in a slot of half the lanes",
-                |fixture| {
-                    for at in ["0000:17:01.0", "0000:19:00.0"] {
-                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
-                    }
-                },
-                &[(
-                    Level::Warning,
-                    "GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
-                )],
-            ),
-            (
-                "another driver",
-                |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n"),
-                &[(Level::Warning, "nvidia is 570.124.06, and 570.86.15 is expected")],
-            ),
-            (
-                "a module that is not loaded",
-                |fixture| fixture.remove("/sys/module/nvidia_peermem"),
-                &[(
-                    Level::Fault,
-                    "nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`",
-                )],
-            ),
-            (
-                "a module whose version cannot be seen",
-                |fixture| fixture.deny("/sys/module/nvidia/version"),
-                &[(Level::NotVisible, "the version of nvidia: not visible without root")],
-            ),
-        ];
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         let mut before = fixture::hgx();
@@ -389,7 +342,7 @@ mod tests {
         let expected = testing::says(&before.recording, &["doctor", "--write-expect"]).0;
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
-        are_found(&before, "expect", file, changes);
+        are_found(&before, "expect", file, FAULTS);
         // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);

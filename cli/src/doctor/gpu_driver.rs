@@ -125,25 +125,12 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a GPU without a driver",
-            inject: |fixture| fixture.function(socket(FIRST).gpu).driver = None,
-            level: Level::Fault,
-            says: "0000:13:00.0 has no driver",
-            fix: "modprobe nvidia",
-        },
-        PathFault {
-            name: "nouveau",
-            inject: |fixture| {
-                fixture.function(socket(FIRST).gpu).driver = Some("nouveau".to_owned());
-            },
-            level: Level::Fault,
-            says: "has the driver nouveau",
-            fix: "blacklist nouveau",
-        },
-    ];
+    faults! {
+        "a GPU without a driver", "fault gpu-driver: …0000:13:00.0 has no driver… fix …modprobe nvidia" =>
+            |fixture| fixture.function(socket(FIRST).gpu).driver = None;
+        "nouveau", "fault gpu-driver: …has the driver nouveau… fix …blacklist nouveau" =>
+            |fixture| fixture.function(socket(FIRST).gpu).driver = Some("nouveau".to_owned());
+    }
 }

@@ -282,54 +282,28 @@ fn group_fix(scan: &Scan<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
-    use super::super::tests::paths::{group, socket, PathFault, FIRST};
-    use crate::finding::{Level, Status};
+    use super::super::tests::paths::{group, socket, faults, FIRST};
+    use crate::finding::Status;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "an IOMMU that translates",
-            inject: |fixture| group(fixture, socket(FIRST).nic, "DMA-FQ"),
-            level: Level::Warning,
-            says: "0000:14:00.0 is in IOMMU group 20 of type DMA-FQ",
-            fix: "iommu=pt",
-        },
-        PathFault {
-            name: "an IOMMU that translates, though iommu=pt",
-            inject: |fixture| {
-                group(fixture, socket(FIRST).nic, "DMA");
-                let cmdline = "root=/dev/sda iommu=pt".to_owned();
-                fixture
-                    .host
-                    .files
-                    .insert("/proc/cmdline".to_owned(), cmdline);
-            },
-            level: Level::Warning,
-            says: "type DMA",
-            fix: "echo identity > /sys/kernel/iommu_groups/20/type",
-        },
-        PathFault {
-            name: "an SMMU that translates",
-            inject: |fixture| {
-                group(fixture, socket(FIRST).nic, "DMA");
-                let units = vec!["smmu3.0x0000000016000000".to_owned()];
-                fixture
-                    .host
-                    .directories
-                    .insert("/sys/class/iommu".to_owned(), units);
-            },
-            level: Level::Warning,
-            says: "type DMA",
-            fix: "iommu.passthrough=1",
-        },
-        PathFault {
-            name: "an IOMMU that blocks",
-            inject: |fixture| group(fixture, socket(FIRST).nic, "blocked"),
-            level: Level::Fault,
-            says: "type blocked",
-            fix: "echo identity",
-        },
-    ];
+    faults! {
+        "an IOMMU that translates",
+            "warning iommu: …0000:14:00.0 is in IOMMU group 20 of type DMA-FQ… fix …iommu=pt" =>
+            |fixture| group(fixture, socket(FIRST).nic, "DMA-FQ");
+        "an IOMMU that translates, though iommu=pt",
+            "warning iommu: …type DMA… fix …echo identity > /sys/kernel/iommu_groups/20/type" => |fixture| {
+            group(fixture, socket(FIRST).nic, "DMA");
+            let cmdline = "root=/dev/sda iommu=pt".to_owned();
+            fixture.host.files.insert("/proc/cmdline".to_owned(), cmdline);
+        };
+        "an SMMU that translates", "warning iommu: …type DMA… fix …iommu.passthrough=1" => |fixture| {
+            group(fixture, socket(FIRST).nic, "DMA");
+            let units = vec!["smmu3.0x0000000016000000".to_owned()];
+            fixture.host.directories.insert("/sys/class/iommu".to_owned(), units);
+        };
+        "an IOMMU that blocks", "fault iommu: …type blocked… fix …echo identity" =>
+            |fixture| group(fixture, socket(FIRST).nic, "blocked");
+    }
 
     /// Returns `doctor`'s output about the IOMMU.
     fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {

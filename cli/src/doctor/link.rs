@@ -109,45 +109,29 @@ fn of_link(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, FIRST, SECOND};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a link at half its lanes",
-            inject: |fixture| {
-                let it = socket(FIRST);
-                for at in [it.nic, it.nic_port] {
-                    fixture.function(at).link.as_mut().unwrap().now.width = 8;
-                }
-            },
-            level: Level::Warning,
-            says: "the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s x16",
-            fix: "riser",
-        },
-        PathFault {
-            name: "a GPU's link at half its lanes",
-            inject: |fixture| {
-                let it = socket(SECOND);
-                for at in [it.gpu, it.gpu_port] {
-                    fixture.function(at).link.as_mut().unwrap().now.width = 8;
-                }
-            },
-            level: Level::Warning,
-            says: "0000:83:00.0 is 32.0 GT/s x8",
-            fix: "riser",
-        },
-        PathFault {
-            name: "a NIC's link at less speed",
-            inject: |fixture| {
+    faults! {
+        "a link at half its lanes",
+            "warning link: …the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s \
+             x16… fix …riser" => |fixture| {
+            let it = socket(FIRST);
+            for at in [it.nic, it.nic_port] {
+                fixture.function(at).link.as_mut().unwrap().now.width = 8;
+            }
+        };
+        "a GPU's link at half its lanes", "warning link: …0000:83:00.0 is 32.0 GT/s x8… fix …riser" => |fixture| {
+            let it = socket(SECOND);
+            for at in [it.gpu, it.gpu_port] {
+                fixture.function(at).link.as_mut().unwrap().now.width = 8;
+            }
+        };
+        "a NIC's link at less speed", "warning link: …is 16.0 GT/s x16; both ends can 32.0 GT/s x16… fix …riser" =>
+            |fixture| {
                 let it = socket(FIRST);
                 for at in [it.nic, it.nic_port] {
                     fixture.function(at).link.as_mut().unwrap().now.speed = 160;
                 }
-            },
-            level: Level::Warning,
-            says: "is 16.0 GT/s x16; both ends can 32.0 GT/s x16",
-            fix: "riser",
-        },
-    ];
+            };
+    }
 }

@@ -137,14 +137,11 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, EXPRESS, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a GPU that takes smaller packets",
-        inject: |fixture| fixture.set(socket(FIRST).gpu, EXPRESS + 8, 0x5030),
-        level: Level::Fault,
-        says: "0000:13:00.0 256 B, 0000:12:00.0 512 B",
-        fix: "pci=pcie_bus_safe",
-    }];
+    faults! {
+        "a GPU that takes smaller packets",
+            "fault max-payload: …0000:13:00.0 256 B, 0000:12:00.0 512 B… fix …pci=pcie_bus_safe" =>
+            |fixture| fixture.set(socket(FIRST).gpu, EXPRESS + 8, 0x5030);
+    }
 }

@@ -46,14 +46,11 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, EXPRESS, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a NIC with short reads",
-        inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x1050),
-        level: Level::Warning,
-        says: "MaxReadReq of 0000:14:00.0 is 256 B",
-        fix: "setpci -s 0000:14:00.0 CAP_EXP+0x8.w=5000:7000",
-    }];
+    faults! {
+        "a NIC with short reads",
+            "warning max-read-request: …MaxReadReq of 0000:14:00.0 is 256 B… fix …setpci -s 0000:14:00.0 \
+             CAP_EXP+0x8.w=5000:7000" => |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x1050);
+    }
 }

@@ -132,22 +132,19 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::{Level, Status};
+    use super::super::tests::paths::{socket, faults, FIRST};
+    use crate::finding::Status;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a NIC without a driver",
-        inject: |fixture| {
-            let mut other = fixture.function(socket(FIRST).nic).clone();
-            other.at.function = 1;
-            other.driver = None;
-            fixture.machine.functions.insert(other.at, other);
-        },
-        level: Level::Warning,
-        says: "the NIC 0000:14:00.1 has no driver",
-        fix: "modprobe mlx5_core",
-    }];
+    faults! {
+        "a NIC without a driver", "warning nic-driver: …the NIC 0000:14:00.1 has no driver… fix …modprobe mlx5_core" =>
+            |fixture| {
+                let mut other = fixture.function(socket(FIRST).nic).clone();
+                other.at.function = 1;
+                other.driver = None;
+                fixture.machine.functions.insert(other.at, other);
+            };
+    }
 
     fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
         testing::doctor_says("nic-driver", &fixture.recording, more)

@@ -253,63 +253,34 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, FIRST, SECOND};
     use crate::machine::pci::Address;
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a port that is down",
-            inject: |fixture| fixture.machine.hcas[0].ports[0].state = Some("DOWN".to_owned()),
-            level: Level::Warning,
-            says: "mlx5_0 port 1 is DOWN",
-            fix: "mlxlink -d mlx5_0 -m",
-        },
-        PathFault {
-            name: "a port that is down beside one that is as near and up",
-            inject: |fixture| {
-                fixture.nic_that_is_down(Address {
-                    device: 1,
-                    ..socket(FIRST).nic
-                });
-            },
-            level: Level::Warning,
-            says: "port 1 is DOWN",
-            fix: "mlxlink -d mlx5_2 -m",
-        },
-        PathFault {
-            name: "no port that is up",
-            inject: |fixture| {
-                fixture.machine.hcas.truncate(1);
-                fixture.machine.gpus.truncate(1);
-                fixture.machine.functions.remove(&socket(SECOND).nic);
-                fixture.machine.hcas[0].ports[0].state = Some("INIT".to_owned());
-                fixture.pair_up();
-            },
-            level: Level::Fault,
-            says: "mlx5_0 port 1 is INIT",
-            fix: "opensm",
-        },
-        PathFault {
-            name: "an Ethernet port that is down",
-            inject: |fixture| {
+    faults! {
+        "a port that is down", "warning port: …mlx5_0 port 1 is DOWN… fix …mlxlink -d mlx5_0 -m" =>
+            |fixture| fixture.machine.hcas[0].ports[0].state = Some("DOWN".to_owned());
+        "a port that is down beside one that is as near and up",
+            "warning port: …port 1 is DOWN… fix …mlxlink -d mlx5_2 -m" => |fixture| {
+            fixture.nic_that_is_down(Address {
+                device: 1,
+                ..socket(FIRST).nic
+            });
+        };
+        "no port that is up", "fault port: …mlx5_0 port 1 is INIT… fix …opensm" => |fixture| {
+            fixture.machine.hcas.truncate(1);
+            fixture.machine.gpus.truncate(1);
+            fixture.machine.functions.remove(&socket(SECOND).nic);
+            fixture.machine.hcas[0].ports[0].state = Some("INIT".to_owned());
+            fixture.pair_up();
+        };
+        "an Ethernet port that is down", "warning port: …mlx5_0 port 1 is DOWN… fix …ip link set ens1np0 up" =>
+            |fixture| {
                 let port = &mut fixture.machine.hcas[0].ports[0];
                 port.state = Some("DOWN".to_owned());
                 port.layer = Some("Ethernet".to_owned());
                 port.netdevs = vec!["ens1np0".to_owned()];
-            },
-            level: Level::Warning,
-            says: "mlx5_0 port 1 is DOWN",
-            fix: "ip link set ens1np0 up",
-        },
-        PathFault {
-            name: "a cable with one lane",
-            inject: |fixture| {
-                fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());
-            },
-            level: Level::Warning,
-            says: "one lane of four",
-            fix: "mlxlink",
-        },
-    ];
+            };
+        "a cable with one lane", "warning port: …one lane of four… fix …mlxlink" =>
+            |fixture| fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());
+    }
 }

@@ -93,14 +93,11 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, EXPRESS, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a NIC without relaxed ordering",
-        inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x5040),
-        level: Level::Warning,
-        says: "RlxdOrd-",
-        fix: "setpci -s 0000:14:00.0 CAP_EXP+0x8.w=0010:0010",
-    }];
+    faults! {
+        "a NIC without relaxed ordering",
+            "warning relaxed-ordering: …RlxdOrd-… fix …setpci -s 0000:14:00.0 CAP_EXP+0x8.w=0010:0010" =>
+            |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x5040);
+    }
 }

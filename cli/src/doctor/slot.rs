@@ -78,20 +78,17 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{socket, faults, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a slot that is too slow for the port",
-        inject: |fixture| {
+    faults! {
+        "a slot that is too slow for the port",
+            "warning slot: …slot and NIC can 16.0 GT/s x16 (252 Gb/s), and a port is 400 Gb/s… fix …as fast as \
+             itself" => |fixture| {
             let it = socket(FIRST);
             let port = fixture.function(it.nic_port).link.as_mut().unwrap();
             port.now.speed = 160;
             port.most.speed = 160;
             fixture.function(it.nic).link.as_mut().unwrap().now.speed = 160;
-        },
-        level: Level::Warning,
-        says: "slot and NIC can 16.0 GT/s x16 (252 Gb/s), and a port is 400 Gb/s",
-        fix: "as fast as itself",
-    }];
+        };
+    }
 }

@@ -2,24 +2,20 @@
 //! Tests of paths that are too far for NCCL: the reported paths, and the words of the reports.
 
 use super::*;
-use crate::doctor::tests::paths::{socket, PathFault, FIRST};
+use crate::doctor::tests::paths::{socket, faults, FIRST};
 use crate::finding::{Level, Status};
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
 use crate::{fixture, testing};
 
-pub(in crate::doctor) const FAULTS: &[PathFault] = &[PathFault {
-    name: "a GPU and no NIC in its socket",
-    inject: |fixture| {
+faults! {
+    "a GPU and no NIC in its socket", "warning path: …SYS… fix …slot of the GPU's processor" => |fixture| {
         fixture.machine.hcas.remove(0);
         fixture.machine.functions.remove(&socket(FIRST).nic);
         fixture.pair_up();
-    },
-    level: Level::Warning,
-    says: "SYS",
-    fix: "slot of the GPU's processor",
-}];
+    };
+}
 
 const CONF: &str = "/etc/nccl.conf";
 

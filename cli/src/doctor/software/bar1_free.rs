@@ -59,25 +59,19 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{gpu, faults};
     use crate::nvml::Memory;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
-        name: "BAR1 nearly full",
-        inject: |fixture| {
-            gpu(fixture, |gpu| {
-                gpu.bar1 = Some(Memory {
-                    total_bytes: 128 << 30,
-                    free_bytes: 5 << 30,
-                    used_bytes: 123 << 30,
+    faults! {
+        "BAR1 nearly full", "warning bar1-free: …5120 MiB of 131072 MiB of BAR1 are free, of which 5084 MiB" =>
+            |fixture| {
+                gpu(fixture, |gpu| {
+                    gpu.bar1 = Some(Memory {
+                        total_bytes: 128 << 30,
+                        free_bytes: 5 << 30,
+                        used_bytes: 123 << 30,
+                    });
                 });
-            });
-        },
-        says: &[(
-            "bar1-free",
-            Level::Warning,
-            "5120 MiB of 131072 MiB of BAR1 are free, of which 5084 MiB",
-        )],
-    }];
+            };
+    }
 }

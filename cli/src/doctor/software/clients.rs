@@ -110,56 +110,24 @@ fn listed(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{SoftwareFault, PEERS};
-    use crate::finding::Level;
+    use super::super::tests::{faults, PEERS};
     use crate::fixture::software::OURS;
     use crate::software::MODULE;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "another stack's memory_peers",
-            inject: |fixture| {
+    faults! {
+        "another stack's memory_peers", "warning clients: …does not show its client nv_mem (there: other)" =>
+            |fixture| {
                 fixture.remove(&format!("{PEERS}/nv_mem"));
                 fixture.directory(&format!("{PEERS}/other"));
-            },
-            says: &[(
-                "clients",
-                Level::Warning,
-                "does not show its client nv_mem (there: other)",
-            )],
-        },
-        SoftwareFault {
-            name: "another module's nv_mem",
-            inject: |fixture| fixture.file(&format!("{PEERS}/nv_mem/version"), "1.3-0\n"),
-            says: &[("clients", Level::Warning, "nv_mem is version 1.3-0")],
-        },
-        SoftwareFault {
-            name: "revocable registrations",
-            inject: |fixture| {
-                fixture.file(
-                    &format!("{MODULE}/parameters/persistent_api_support"),
-                    "0\n",
-                );
-                fixture.file(&format!("{PEERS}/nv_mem_nc/version"), OURS);
-            },
-            says: &[("clients", Level::Note, "persistent_api_support=0")],
-        },
-        SoftwareFault {
-            name: "revocable registrations, and the second client is not there",
-            inject: |fixture| {
-                fixture.file(
-                    &format!("{MODULE}/parameters/persistent_api_support"),
-                    "0\n",
-                );
-            },
-            says: &[
-                ("clients", Level::Note, "persistent_api_support=0"),
-                (
-                    "clients",
-                    Level::Warning,
-                    "does not show its client nv_mem_nc",
-                ),
-            ],
-        },
-    ];
+            };
+        "another module's nv_mem", "warning clients: …nv_mem is version 1.3-0" =>
+            |fixture| fixture.file(&format!("{PEERS}/nv_mem/version"), "1.3-0\n");
+        "revocable registrations", "note clients: …persistent_api_support=0" => |fixture| {
+            fixture.file(&format!("{MODULE}/parameters/persistent_api_support"), "0\n");
+            fixture.file(&format!("{PEERS}/nv_mem_nc/version"), OURS);
+        };
+        "revocable registrations, and the second client is not there",
+            "note clients: …persistent_api_support=0", "warning clients: …does not show its client nv_mem_nc" =>
+            |fixture| fixture.file(&format!("{MODULE}/parameters/persistent_api_support"), "0\n");
+    }
 }

@@ -250,37 +250,22 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
-    use crate::finding::Level;
+    use super::super::tests::{nvidias, proprietary, faults, PEERS};
     use crate::software::MODULE;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "memory_peers turned off",
-            inject: |fixture| {
-                fixture.remove(PEERS);
-                fixture.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
-            },
-            says: &[("consumers", Level::Note, "memory_peers=1")],
-        },
-        SoftwareFault {
-            name: "no memory_peers of the build for the proprietary driver",
-            inject: |fixture| {
-                fixture.remove(PEERS);
-                fixture.remove(&format!("{MODULE}/parameters/memory_peers"));
-            },
-            says: &[("consumers", Level::Note, "nvidia-open")],
-        },
-        SoftwareFault {
-            name: "NVIDIA's module on a kernel without memory_peers, and no dma-buf",
-            inject: |fixture| {
-                nvidias(fixture, "570.86.15");
-                proprietary(fixture);
-            },
-            says: &[
-                ("consumers", Level::Warning, "NCCL to 2.22"),
-                ("dma-buf", Level::Note, "does not work here"),
-            ],
-        },
-    ];
+    faults! {
+        "memory_peers turned off", "note consumers: …memory_peers=1" => |fixture| {
+            fixture.remove(PEERS);
+            fixture.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
+        };
+        "no memory_peers of the build for the proprietary driver", "note consumers: …nvidia-open" => |fixture| {
+            fixture.remove(PEERS);
+            fixture.remove(&format!("{MODULE}/parameters/memory_peers"));
+        };
+        "NVIDIA's module on a kernel without memory_peers, and no dma-buf",
+            "warning consumers: …NCCL to 2.22", "note dma-buf: …does not work here" => |fixture| {
+            nvidias(fixture, "570.86.15");
+            proprietary(fixture);
+        };
+    }
 }

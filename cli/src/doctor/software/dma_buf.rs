@@ -217,27 +217,19 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
+    use super::super::tests::{nvidias, proprietary, faults, PEERS};
     use super::*;
-    use crate::finding::Level;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "ours loaded beside the proprietary driver, and the file that is installed is another build",
-            inject: proprietary,
-            says: &[("dma-buf", Level::Note, "proprietary")],
-        },
-        SoftwareFault {
-            name: "NVIDIA's beside the proprietary driver",
-            inject: |fixture| {
-                nvidias(fixture, "570.86.15");
-                fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
-                proprietary(fixture);
-            },
-            // The module works, only dma-buf does not.
-            says: &[("dma-buf", Level::Note, "dma-buf takes the open one")],
-        },
-    ];
+    faults! {
+        "ours loaded beside the proprietary driver, and the file that is installed is another build",
+            "note dma-buf: …proprietary" => proprietary;
+        // The module works, only dma-buf does not.
+        "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf takes the open one" => |fixture| {
+            nvidias(fixture, "570.86.15");
+            fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
+            proprietary(fixture);
+        };
+    }
 
     #[test]
     fn releases() {

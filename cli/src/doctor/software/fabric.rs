@@ -102,8 +102,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, nvswitch, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{gpu, nvswitch, faults};
     use crate::fixture::Fixture;
     use crate::host::Fact;
     use crate::nvml::{Fabric, FabricState};
@@ -115,63 +114,28 @@ mod tests {
         });
     }
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a fabric that nobody has set up",
-            inject: |fixture| {
-                fabric(fixture, FabricState::NotStarted, 0);
-                fixture.fact(Fact::FabricManager, "not running");
-            },
-            says: &[(
-                "fabric",
-                Level::Fault,
-                "the NVLink fabric is not set up; nv-fabricmanager does not run",
-            )],
-        },
-        SoftwareFault {
-            name: "a fabric that could not be set up",
-            inject: |fixture| {
-                fabric(fixture, FabricState::Completed, 999);
-            },
-            says: &[(
-                "fabric",
-                Level::Fault,
-                "could not be set up (NVML: error 999)",
-            )],
-        },
-        SoftwareFault {
-            name: "a fabric that is set up",
-            inject: |fixture| {
-                fabric(fixture, FabricState::Completed, 0);
-                // The switches belong to another machine.
-                fixture.fact(Fact::FabricManager, "not running");
-            },
-            says: &[],
-        },
-        SoftwareFault {
-            name: "NVSwitches without a fabric manager, before Hopper",
-            inject: |fixture| {
-                nvswitch(fixture);
-                fixture.fact(Fact::FabricManager, "not running");
-            },
-            says: &[(
-                "fabric",
-                Level::Fault,
-                "1 NVSwitches, and nv-fabricmanager does not run",
-            )],
-        },
-        SoftwareFault {
-            name: "NVSwitches with a fabric manager",
-            inject: |fixture| {
-                nvswitch(fixture);
-                fixture.fact(Fact::FabricManager, "running");
-            },
-            says: &[],
-        },
-        SoftwareFault {
-            name: "no NVSwitches and no fabric manager",
-            inject: |fixture| fixture.fact(Fact::FabricManager, "not running"),
-            says: &[],
-        },
-    ];
+    faults! {
+        "a fabric that nobody has set up",
+            "fault fabric: …the NVLink fabric is not set up; nv-fabricmanager does not run" => |fixture| {
+            fabric(fixture, FabricState::NotStarted, 0);
+            fixture.fact(Fact::FabricManager, "not running");
+        };
+        "a fabric that could not be set up", "fault fabric: …could not be set up (NVML: error 999)" =>
+            |fixture| fabric(fixture, FabricState::Completed, 999);
+        "a fabric that is set up" => |fixture| {
+            fabric(fixture, FabricState::Completed, 0);
+            // The switches belong to another machine.
+            fixture.fact(Fact::FabricManager, "not running");
+        };
+        "NVSwitches without a fabric manager, before Hopper",
+            "fault fabric: …1 NVSwitches, and nv-fabricmanager does not run" => |fixture| {
+            nvswitch(fixture);
+            fixture.fact(Fact::FabricManager, "not running");
+        };
+        "NVSwitches with a fabric manager" => |fixture| {
+            nvswitch(fixture);
+            fixture.fact(Fact::FabricManager, "running");
+        };
+        "no NVSwitches and no fabric manager" => |fixture| fixture.fact(Fact::FabricManager, "not running");
+    }
 }

@@ -81,29 +81,17 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{gpu, faults};
     use crate::nvml::Virtualization;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "MIG",
-            inject: |fixture| gpu(fixture, |gpu| gpu.mig = Some(true)),
-            says: &[("gpu-mode", Level::Note, "MIG is on")],
-        },
-        SoftwareFault {
-            name: "a virtual GPU",
-            inject: |fixture| {
-                gpu(fixture, |gpu| {
-                    gpu.virtualization = Some(Virtualization::Vgpu);
-                });
-            },
-            says: &[("gpu-mode", Level::Note, "virtual GPU")],
-        },
-        SoftwareFault {
-            name: "no persistence mode",
-            inject: |fixture| gpu(fixture, |gpu| gpu.persistence_mode = Some(false)),
-            says: &[("gpu-mode", Level::Note, "nvidia-persistenced")],
-        },
-    ];
+    faults! {
+        "MIG", "note gpu-mode: …MIG is on" => |fixture| gpu(fixture, |gpu| gpu.mig = Some(true));
+        "a virtual GPU", "note gpu-mode: …virtual GPU" => |fixture| {
+            gpu(fixture, |gpu| {
+                gpu.virtualization = Some(Virtualization::Vgpu);
+            });
+        };
+        "no persistence mode", "note gpu-mode: …nvidia-persistenced" =>
+            |fixture| gpu(fixture, |gpu| gpu.persistence_mode = Some(false));
+    }
 }

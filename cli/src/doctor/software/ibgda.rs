@@ -59,31 +59,15 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a driver without PeerMappingOverride",
-            inject: |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n"),
-            says: &[(
-                "ibgda",
-                Level::Note,
-                "NVreg_RegistryDwords=\"PeerMappingOverride=1;\"",
-            )],
-        },
-        SoftwareFault {
-            name: "a driver with PeerMappingOverride",
-            inject: |fixture| {
-                fixture.file(
-                    "/proc/driver/nvidia/params",
-                    "RegistryDwords: \"PeerMappingOverride=1;\"\n",
-                );
-            },
-            says: &[],
-        },
-    ];
+    faults! {
+        "a driver without PeerMappingOverride", "note ibgda: …NVreg_RegistryDwords=\"PeerMappingOverride=1;\"" =>
+            |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
+        "a driver with PeerMappingOverride" =>
+            |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"PeerMappingOverride=1;\"\n");
+    }
 
     #[test]
     fn the_setting_among_others() {

@@ -194,48 +194,22 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use crate::fixture::software;
     use crate::host::Fact;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a shell that may lock little",
-            inject: |fixture| {
-                fixture.file("/proc/self/limits", &software::limits("8388608"));
-                fixture.file(
-                    "/proc/self/status",
-                    "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n",
-                );
-            },
-            says: &[(
-                "memlock",
-                Level::Warning,
-                "may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB",
-            )],
-        },
-        SoftwareFault {
-            name: "a batch system that may lock little",
-            inject: |fixture| {
-                fixture.fact(
-                    Fact::Services,
-                    "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n",
-                );
-            },
-            says: &[(
-                "memlock",
-                Level::Warning,
-                "what slurmd starts may lock 8 MiB at most",
-            )],
-        },
-        SoftwareFault {
-            name: "containers that may lock little",
-            inject: |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n"),
-            says: &[("memlock", Level::Note, "--ulimit memlock=-1")],
-        },
-    ];
+    faults! {
+        "a shell that may lock little",
+            "warning memlock: …may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB" => |fixture| {
+            fixture.file("/proc/self/limits", &software::limits("8388608"));
+            fixture.file("/proc/self/status", "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n");
+        };
+        "a batch system that may lock little", "warning memlock: …what slurmd starts may lock 8 MiB at most" =>
+            |fixture| fixture.fact(Fact::Services, "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n");
+        "containers that may lock little", "note memlock: …--ulimit memlock=-1" =>
+            |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n");
+    }
 
     #[test]
     fn limits_as_proc_writes_them() {

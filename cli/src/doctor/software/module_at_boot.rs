@@ -120,33 +120,22 @@ fn comes_after_openibd(scan: &Scan<'_>, module: &Module) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "nothing that loads it at boot, with openibd",
-            inject: |fixture| {
-                fixture.directory("/etc/systemd/system/multi-user.target.wants");
-                fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
-            },
-            says: &[
-                ("module-at-boot", Level::Note, "at boot"),
-                ("module-at-boot", Level::Note, "openibd is here"),
-            ],
-        },
-        SoftwareFault {
-            name: "a service that loads it, with openibd",
-            inject: |fixture| {
-                for target in ["multi-user.target", "openibd.service"] {
-                    fixture.link(
-                        &format!("/etc/systemd/system/{target}.wants/peermem-rs.service"),
-                        "../peermem-rs.service",
-                    );
-                }
-                fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
-            },
-            says: &[],
-        },
-    ];
+    faults! {
+        "nothing that loads it at boot, with openibd",
+            "note module-at-boot: …at boot", "note module-at-boot: …openibd is here" => |fixture| {
+            fixture.directory("/etc/systemd/system/multi-user.target.wants");
+            fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
+        };
+        "a service that loads it, with openibd" => |fixture| {
+            for target in ["multi-user.target", "openibd.service"] {
+                fixture.link(
+                    &format!("/etc/systemd/system/{target}.wants/peermem-rs.service"),
+                    "../peermem-rs.service",
+                );
+            }
+            fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
+        };
+    }
 }

@@ -138,43 +138,22 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{proprietary, unload, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{proprietary, unload, faults};
     use crate::fixture::software::{driver, newer_library};
     use crate::fixture::Fixture;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "ours beside the proprietary driver",
-            inject: |fixture| {
-                unload(fixture);
-                proprietary(fixture);
-            },
-            says: &[("nvidia-driver", Level::Fault, "nvidia-open")],
-        },
-        SoftwareFault {
-            name: "ours beside an old driver",
-            inject: |fixture| {
-                unload(fixture);
-                let text =
-                    driver("Open Kernel Module for x86_64").replace("570.86.15", "525.60.13");
-                fixture.file("/proc/driver/nvidia/version", &text);
-            },
-            says: &[("nvidia-driver", Level::Fault, "driver 535")],
-        },
-        SoftwareFault {
-            name: "a library of another version",
-            inject: newer_library,
-            says: &[(
-                "nvidia-driver",
-                Level::Fault,
-                "Driver/library version mismatch",
-            )],
-        },
-        SoftwareFault {
-            name: "no library",
-            inject: Fixture::no_nvml,
-            says: &[("nvidia-driver", Level::NotVisible, "libnvidia-ml.so.1")],
-        },
-    ];
+    faults! {
+        "ours beside the proprietary driver", "fault nvidia-driver: …nvidia-open" => |fixture| {
+            unload(fixture);
+            proprietary(fixture);
+        };
+        "ours beside an old driver", "fault nvidia-driver: …driver 535" => |fixture| {
+            unload(fixture);
+            let text =
+                driver("Open Kernel Module for x86_64").replace("570.86.15", "525.60.13");
+            fixture.file("/proc/driver/nvidia/version", &text);
+        };
+        "a library of another version", "fault nvidia-driver: …Driver/library version mismatch" => newer_library;
+        "no library", "not_visible nvidia-driver: …libnvidia-ml.so.1" => Fixture::no_nvml;
+    }
 }

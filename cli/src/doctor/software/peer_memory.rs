@@ -68,31 +68,19 @@ fn lacking(scan: &Scan<'_>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{unload, without_function, faults};
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "an ib_core without peer memory",
-            inject: |fixture| {
-                unload(fixture);
-                without_function(fixture, REGISTER);
-            },
-            says: &[("peer-memory", Level::Warning, "DOCA-OFED")],
-        },
-        SoftwareFault {
-            name: "an ib_core without peer memory, and no other way",
-            inject: |fixture| {
+    faults! {
+        "an ib_core without peer memory", "warning peer-memory: …DOCA-OFED" => |fixture| {
+            unload(fixture);
+            without_function(fixture, REGISTER);
+        };
+        "an ib_core without peer memory, and no other way", "fault peer-memory: …no ib_register_peer_memory_client" =>
+            |fixture| {
                 unload(fixture);
                 without_function(fixture, REGISTER);
                 without_function(fixture, "mlx5_ib_reg_user_mr_dmabuf");
-            },
-            says: &[(
-                "peer-memory",
-                Level::Fault,
-                "no ib_register_peer_memory_client",
-            )],
-        },
-    ];
+            };
+    }
 }

@@ -161,24 +161,17 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{unload, without_function, faults};
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "an ib_core that may have peer memory in a module that is not loaded",
-            inject: |fixture| {
-                unload(fixture);
-                without_function(fixture, REGISTER);
-                fixture.remove("/sys/module/ib_uverbs");
-            },
-            says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
-        },
-        SoftwareFault {
-            name: "an ib_core with peer memory, and no ib_uverbs for programs",
-            inject: |fixture| fixture.remove("/sys/module/ib_uverbs"),
-            says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
-        },
-    ];
+    faults! {
+        "an ib_core that may have peer memory in a module that is not loaded",
+            "fault presence: …sudo modprobe ib_uverbs" => |fixture| {
+            unload(fixture);
+            without_function(fixture, REGISTER);
+            fixture.remove("/sys/module/ib_uverbs");
+        };
+        "an ib_core with peer memory, and no ib_uverbs for programs", "fault presence: …sudo modprobe ib_uverbs" =>
+            |fixture| fixture.remove("/sys/module/ib_uverbs");
+    }
 }

@@ -117,25 +117,16 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
-        name: "a cgroup at its limit",
-        inject: |fixture| {
+    faults! {
+        "a cgroup at its limit", "warning rdma-cgroup: …1900 RDMA objects of 2000" => |fixture| {
             let folder = "/sys/fs/cgroup/user.slice";
-            fixture.file(
-                &format!("{folder}/rdma.max"),
-                "mlx5_0 hca_handle=4 hca_object=2000\n",
-            );
-            fixture.file(
-                &format!("{folder}/rdma.current"),
-                "mlx5_0 hca_handle=1 hca_object=1900\n",
-            );
-        },
-        says: &[("rdma-cgroup", Level::Warning, "1900 RDMA objects of 2000")],
-    }];
+            fixture.file(&format!("{folder}/rdma.max"), "mlx5_0 hca_handle=4 hca_object=2000\n");
+            fixture.file(&format!("{folder}/rdma.current"), "mlx5_0 hca_handle=1 hca_object=1900\n");
+        };
+    }
 
     #[test]
     fn lines_of_the_rdma_controller() {
