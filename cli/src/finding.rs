@@ -51,6 +51,29 @@ pub(crate) enum Subject {
     Pair { gpu: String, hca: String },
 }
 
+impl Subject {
+    /// Creates a finding that all is well.
+    pub(crate) fn ok(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Ok, self, found)
+    }
+
+    pub(crate) fn note(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Note, self, found)
+    }
+
+    pub(crate) fn not_visible(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::NotVisible, self, found)
+    }
+
+    pub(crate) fn warning(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Warning, self, found)
+    }
+
+    pub(crate) fn fault(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Fault, self, found)
+    }
+}
+
 /// Result of one check for one subject.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Finding {

@@ -106,7 +106,7 @@ fn of_data_direct(
             "as Data Direct wants it: {}",
             each.collect::<Vec<_>>().join(", ")
         );
-        return Finding::new(Level::Ok, Subject::pair(pair), found);
+        return Subject::pair(pair).ok(found);
     }
     let each = wrong.iter().map(|port| {
         let (off, on) = port.wrong();
@@ -167,7 +167,7 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
         "{}: root ports, so packets are in the root complex anyway",
         on.join(", ")
     );
-    Some(Finding::new(Level::Note, Subject::pair(pair), found))
+    Some(Subject::pair(pair).note(found))
 }
 
 /// Returns commands that clear the redirecting bits, and no other bits.
@@ -190,7 +190,7 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
-    use super::super::tests::paths::{socket, faults, ACS, FIRST, SECOND};
+    use super::super::tests::paths::{faults, socket, ACS, FIRST, SECOND};
     use crate::finding::Status;
     use crate::fixture::{Fixture, Pci};
     use crate::machine::config::Acs;

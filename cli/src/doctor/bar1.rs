@@ -39,7 +39,6 @@ fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
-    let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
     let function = scan.machine.functions.get(&gpu.at);
     if let Some(Err(why)) = function.map(|function| &function.bars) {
         let what = format!("the BARs of {}", gpu.at);
@@ -52,7 +51,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         .collect();
     if !unassigned.is_empty() {
         let found = format!("{} has no address for {}", gpu.at, unassigned.join(", "));
-        return new(Level::Fault, found)
+        return Subject::gpu(gpu).fault(found)
             .why(
                 "The firmware or the kernel found no room for it. No NIC reaches memory behind such a BAR, and nvidia.ko \
                  does not take the GPU.",
@@ -64,7 +63,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
             "{} has no BAR1: none that is 64-bit and prefetchable",
             gpu.at
         );
-        return new(Level::Fault, found)
+        return Subject::gpu(gpu).fault(found)
             .why("Memory that is behind no BAR no NIC can reach. The firmware leaves a BAR out where it has no room for it.")
             .fix(ROOM);
     };
@@ -87,7 +86,8 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
                 bytes(bar.size),
                 bytes(memory)
             );
-            return new(Level::Note, found)
+            return Subject::gpu(gpu)
+                .note(found)
                 .why("No more than that can be registered at once, by all processes together.")
                 .fix(enlarge(could.is_some()));
         }
@@ -103,7 +103,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
             None => finding,
         };
     }
-    new(Level::Warning, format!("BAR1 is {}{could_be}", bytes(bar.size)))
+    Subject::gpu(gpu).warning(format!("BAR1 is {}{could_be}", bytes(bar.size)))
         .why(
             "No more than BAR1 has can be registered at once, by all processes together, and nvidia.ko keeps a \
              part: what goes beyond is refused, ENOMEM or EFAULT.",
@@ -131,7 +131,7 @@ fn enlarge(can: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, FIRST};
+    use super::super::tests::paths::{faults, socket, FIRST};
     use crate::fixture::Pci;
     use crate::machine::config::Config;
 

@@ -6,7 +6,7 @@
 
 use super::port;
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
 use crate::nvml::Nvml;
@@ -62,11 +62,7 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
                 .map(Subject::hca),
         );
     for subject in others {
-        findings.push(Finding::new(
-            Level::Note,
-            subject,
-            "not in the baseline".to_owned(),
-        ));
+        findings.push(subject.note("not in the baseline".to_owned()));
     }
     let version = |software: &Software| software.nvidia()?.version.clone();
     let (was, now) = (
@@ -77,27 +73,23 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(changed("nvidia.ko", &was, &now, Subject::Machine));
     }
     if findings.is_empty() {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::Machine,
-            format!(
-                "as in the baseline: {} and {}",
-                counted(before.gpus.len(), "GPU"),
-                counted(before.hcas.len(), "RDMA device")
-            ),
-        ));
+        findings.push(Subject::Machine.ok(format!(
+            "as in the baseline: {} and {}",
+            counted(before.gpus.len(), "GPU"),
+            counted(before.hcas.len(), "RDMA device")
+        )));
     }
     findings
 }
 
 fn lost_gpu(was: &Gpu) -> Finding {
-    Finding::new(
-        Level::Fault,
-        Subject::gpu(was),
-        format!("the GPU is gone: the baseline has {} there", was.name),
-    )
-    .why("It fell off the bus, was not found at boot, or was taken out.")
-    .fix(format!(
+    Subject::gpu(was)
+        .fault(format!(
+            "the GPU is gone: the baseline has {} there",
+            was.name
+        ))
+        .why("It fell off the bus, was not found at boot, or was taken out.")
+        .fix(format!(
         "`dmesg | grep -e Xid -e {}` says when it went; a cold boot, then its seating and power",
         was.at
     ))
@@ -105,19 +97,14 @@ fn lost_gpu(was: &Gpu) -> Finding {
 
 /// Reports a GPU that NVML listed in the baseline and does not list now.
 fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
-    let new = |level, found: &str| Finding::new(level, Subject::gpu(now), found.to_owned());
     match is_withheld(scan.host, now) {
-        true => new(
-            Level::Note,
-            "NVML does not list the GPU, and did in the baseline",
-        )
-        .why("In a container or a job NVML lists the GPUs that it may open."),
-        false => new(
-            Level::Fault,
-            "the GPU is on PCI, and NVML does not list it as in the baseline",
-        )
-        .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
-        .fix(format!(
+        true => Subject::gpu(now)
+            .note("NVML does not list the GPU, and did in the baseline")
+            .why("In a container or a job NVML lists the GPUs that it may open."),
+        false => Subject::gpu(now)
+            .fault("the GPU is on PCI, and NVML does not list it as in the baseline")
+            .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
+            .fix(format!(
             "`dmesg | grep -e NVRM -e Xid -e {}` says why; a cold boot, then its seating and power",
             now.at
         )),
@@ -125,7 +112,7 @@ fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
 }
 
 fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
-    let lost = |found: String| Finding::new(Level::Fault, Subject::hca(was), found);
+    let lost = |found: String| Subject::hca(was).fault(found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
             .fix("`rdma link show` lists those that are there");
@@ -154,17 +141,16 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
     if let (Some(was), Some(is)) = (was.bar1, now.bar1) {
         if is.size < was.size {
             findings.push(
-                Finding::new(
-                    Level::Warning,
-                    Subject::gpu(now),
-                    format!(
+                Subject::gpu(now)
+                    .warning(format!(
                         "BAR1 is {}, and {} in the baseline",
                         bytes(is.size),
                         bytes(was.size)
+                    ))
+                    .why("No more than that can be registered at once, by all processes together.")
+                    .fix(
+                        "\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
                     ),
-                )
-                .why("No more than that can be registered at once, by all processes together.")
-                .fix("\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup"),
             );
         }
     }
@@ -184,11 +170,7 @@ fn of_hca(scan: &Scan<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Findin
         let is = now.ports.iter().find(|is| is.number == port.number);
         findings.extend(match is {
             Some(is) => of_port(now, port, is),
-            None => Some(Finding::new(
-                Level::Fault,
-                subject(),
-                format!("port {} is gone", port.number),
-            )),
+            None => Some(subject().fault(format!("port {} is gone", port.number))),
         });
     }
     if let Some(at) = was.at {
@@ -205,27 +187,23 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
     if !now.is_active() {
         let state = now.state.as_deref()?;
         return Some(
-            Finding::new(
-                Level::Warning,
-                Subject::hca(hca),
-                format!("port {number} is {state}, and ACTIVE in the baseline"),
-            )
-            .fix(port::fix(hca, now)),
+            Subject::hca(hca)
+                .warning(format!(
+                    "port {number} is {state}, and ACTIVE in the baseline"
+                ))
+                .fix(port::fix(hca, now)),
         );
     }
     let (then, is) = (was.megabits()?, now.megabits()?);
     (is < then).then(|| {
         let rate = |port: &Port| port.rate.clone().unwrap_or_default();
-        Finding::new(
-            Level::Warning,
-            Subject::hca(hca),
-            format!(
+        Subject::hca(hca)
+            .warning(format!(
                 "port {number} has {}, and {} in the baseline",
                 rate(now),
                 rate(was)
-            ),
-        )
-        .fix(port::cable(hca))
+            ))
+            .fix(port::cable(hca))
     })
 }
 
@@ -241,11 +219,7 @@ fn narrower(
     let (was, now) = (link(before)?, link(scan.machine)?);
     let is_less = now.width < was.width || (with_speed && now.speed < was.speed);
     is_less.then(|| {
-        Finding::new(
-            Level::Warning,
-            subject,
-            format!("the link above {at} is {now}, and {was} in the baseline"),
-        )
+        subject.warning(format!("the link above {at} is {now}, and {was} in the baseline"))
         .why("A link trains down where lanes or contacts are bad.")
         .fix("Seat the NIC anew, look at riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
@@ -253,13 +227,7 @@ fn narrower(
 
 /// Reports a difference that may be intended.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
-    (was != now).then(|| {
-        Finding::new(
-            Level::Note,
-            subject,
-            format!("{what} is {now}, and {was} in the baseline"),
-        )
-    })
+    (was != now).then(|| subject.note(format!("{what} is {now}, and {was} in the baseline")))
 }
 
 #[cfg(test)]

@@ -96,13 +96,9 @@ fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
         .iter()
         .flat_map(|kind| listed(values, *kind))
         .collect();
-    let new = |level, found: String| Finding::new(level, Subject::hca(hca), found);
     match all.is_empty() {
-        true => new(Level::Ok, format!("port {port} has counted no errors")),
-        false => new(
-            Level::Note,
-            format!("port {port} has counted {}", named(&all, "")),
-        )
+        true => Subject::hca(hca).ok(format!("port {port} has counted no errors")),
+        false => Subject::hca(hca).note(format!("port {port} has counted {}", named(&all, "")))
         .why("Since the driver was loaded or they were reset; some stop at their highest value. A total does not say \
              when.")
         .fix("`peermemctl doctor --interval 10` says whether they grow"),
@@ -180,11 +176,8 @@ fn growth(
         });
     }
     if findings.is_empty() {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::hca(hca),
-            format!("port {port} counted no errors in {seconds:.0} s"),
-        ));
+        findings
+            .push(Subject::hca(hca).ok(format!("port {port} counted no errors in {seconds:.0} s")));
     }
     findings
 }
@@ -224,7 +217,7 @@ fn of_pci(
     };
     let new = |level, found: String| Finding::new(level, subject, found);
     if errors.is_empty() {
-        return new(Level::Ok, format!("{at} had no PCI errors {period}"));
+        return subject.ok(format!("{at} had no PCI errors {period}"));
     }
     let corrected = errors
         .iter()

@@ -22,7 +22,7 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     };
     for gpu in scan.gpus() {
         let function = scan.machine.functions.get(&gpu.at);
-        let new = |found: String| Finding::new(Level::Note, Subject::gpu(gpu), found);
+        let new = |found: String| Subject::gpu(gpu).note(found);
         if let Some(why) = gpu.why_no_gpudirect() {
             let found = format!("{} has no GPUDirect RDMA: {}", gpu.at, gpu.name);
             findings.push(
@@ -59,10 +59,9 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
         if let Some(function) = function {
             if let Some(physical) = function.physical {
                 findings.push(
-                    Finding::new(Level::Note,
-                        Subject::hca(hca),
-                        format!("{} is a virtual function of {physical}", function.at),
-                    )
+                    Subject::hca(hca).note(format!(
+                        "{} is a virtual function of {physical}", function.at
+                    ))
                     .why("Its link, packets and order are the physical function's, and its bandwidth is shared."),
                 );
             }

@@ -72,22 +72,18 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(of_module(scan.host, module, version));
     }
     if findings.is_empty() {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::Machine,
-            format!(
-                "{}, {} and {} are as expected",
-                counted(
-                    expected.gpus.iter().map(|gpus| gpus.count).sum::<usize>(),
-                    "GPU"
-                ),
-                counted(
-                    expected.hcas.iter().map(|hcas| hcas.count).sum::<usize>(),
-                    "RDMA device"
-                ),
-                counted(expected.modules.len(), "module")
+        findings.push(Subject::Machine.ok(format!(
+            "{}, {} and {} are as expected",
+            counted(
+                expected.gpus.iter().map(|gpus| gpus.count).sum::<usize>(),
+                "GPU"
             ),
-        ));
+            counted(
+                expected.hcas.iter().map(|hcas| hcas.count).sum::<usize>(),
+                "RDMA device"
+            ),
+            counted(expected.modules.len(), "module")
+        )));
     }
     findings
 }
@@ -111,10 +107,10 @@ fn count(
         counted(there, what)
     );
     if there > wanted {
-        return Some(Finding::new(Level::Note, Subject::Machine, found));
+        return Some(Subject::Machine.note(found));
     }
     (there < wanted).then(|| {
-        Finding::new(Level::Fault, Subject::Machine, found)
+        Subject::Machine.fault(found)
             .why("One fell off the bus, was not found at boot, lost its driver, or was taken out.")
             .fix(format!(
                 "`lspci -d {filter}` lists those on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e mlx5_core` \
@@ -131,7 +127,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
     let each: Vec<String> = unlisted.iter().map(|gpu| gpu.at.to_string()).collect();
     let each = each.join(", ");
     if unlisted.iter().all(|gpu| is_withheld(scan.host, gpu)) {
-        return Finding::new(Level::Note, finding.subject, finding.found).why(format!(
+        return finding.subject.note(finding.found).why(format!(
             "On PCI there are more ({each}). In a container or a job NVML lists the GPUs that it may open."
         ));
     }
@@ -146,11 +142,7 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
         return Some(Scan::unseen(subject, format!("the link of {at}"), &why));
     };
     (now.width < least.width || now.speed < least.speed).then(|| {
-        Finding::new(
-            Level::Warning,
-            subject,
-            format!("the link above {at} is {now}, and {least} is expected"),
-        )
+        subject.warning(format!("the link above {at} is {now}, and {least} is expected"))
         .why("A link trains down where lanes or contacts are bad.")
         .fix("Reseat the device, check riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
@@ -158,9 +150,7 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
 
 fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let warn = |found: String, fix: String| {
-        Finding::new(Level::Warning, Subject::hca(hca), found).fix(fix)
-    };
+    let warn = |found: String, fix: String| Subject::hca(hca).warning(found).fix(fix);
     // An unknown value is not a reason to warn.
     let unknown = |what: String| {
         let why = Unseen::Failed("not known".to_owned());

@@ -84,10 +84,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
         };
         if let Ok((Mode::Translates(kind), group)) = mode(scan, function) {
             findings.push(
-                Finding::new(Level::Note,
-                    Subject::gpu(gpu),
-                    format!("the GPU is in IOMMU group {group} of type {kind}"),
-                )
+                Subject::gpu(gpu).note(format!("the GPU is in IOMMU group {group} of type {kind}"))
                 .why("What the GPU itself asks of host memory or of a NIC is translated; the NIC's transfers are \
                     not."),
             );
@@ -282,7 +279,7 @@ fn group_fix(scan: &Scan<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
-    use super::super::tests::paths::{group, socket, faults, FIRST};
+    use super::super::tests::paths::{faults, group, socket, FIRST};
     use crate::finding::Status;
     use crate::{fixture, testing};
 

@@ -3,7 +3,7 @@
 
 use super::route::{Joined, Route};
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
@@ -84,15 +84,12 @@ fn of_link(
         None => format!("{link}; both ends can {most}"),
     };
     match (is_narrow, is_slow) {
-        (false, false) => Finding::new(Level::Ok,
-            subject,
-            format!("{link}, all that both ends can"),
-        ),
+        (false, false) => subject.ok(format!("{link}, all that both ends can")),
         // The GPU's power management lowers the speed, and restores it within moments.
-        (false, true) if gpu.is_some() && work.is_none() => Finding::new(Level::Note, subject, less)
+        (false, true) if gpu.is_some() && work.is_none() => subject.note(less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
             .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
-        _ => Finding::new(Level::Warning, subject, less)
+        _ => subject.warning(less)
             .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
                 the slot has fewer lanes.")
             .costs(format!(
@@ -109,7 +106,7 @@ fn of_link(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, FIRST, SECOND};
+    use super::super::tests::paths::{faults, socket, FIRST, SECOND};
 
     faults! {
         "a link at half its lanes",

@@ -6,7 +6,7 @@ use super::controls::UNUSED;
 use super::gpu_driver::silent;
 use super::scan::{Check, Scan};
 use super::software::netns;
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Function, MELLANOX};
 
 pub(super) const CHECK: Check = Check {
@@ -56,39 +56,32 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         }
         let at = function.at;
-        let new = |level, found: String| Finding::new(level, Subject::Machine, found);
         if netns::is_elsewhere(scan, at) {
             // If there is no RDMA device at all, the check of presence reports that fact.
             if !scan.machine.hcas.is_empty() {
                 let found =
                     format!("the RDMA device of the NIC {at} is in another network namespace");
-                findings.push(new(Level::Note, found).fix(netns::FIX));
+                findings.push(Subject::Machine.note(found).fix(netns::FIX));
             }
             continue;
         }
         findings.push(match function.driver.as_deref() {
-            None if function.unassigned().next().is_some() => new(
-                Level::Warning,
-                format!("the NIC {at} has no driver, and BARs without an address"),
-            )
+            None if function.unassigned().next().is_some() => Subject::Machine.warning(format!(
+                "the NIC {at} has no driver, and BARs without an address"
+            ))
             .why("Its driver takes no NIC whose BARs have no address. The firmware or the kernel found no room for them.")
             .fix(ROOM),
-            None => new(
-                Level::Warning,
-                format!("the NIC {at} has no driver"),
-            )
+            None => Subject::Machine.warning(format!("the NIC {at} has no driver"))
             .why("It is no RDMA device, and nothing can be registered with it.")
             .fix(
                 "`modprobe mlx5_core` (its driver, if it is another's), and see the kernel's log",
             ),
-            Some("vfio-pci") => new(
-                Level::Note,
-                format!("the NIC {at} is given to a virtual machine (vfio-pci)"),
-            ),
-            Some(driver) => new(
-                Level::Note,
-                format!("{driver} has the NIC {at}, and makes no RDMA device of it"),
-            )
+            Some("vfio-pci") => Subject::Machine.note(format!(
+                "the NIC {at} is given to a virtual machine (vfio-pci)"
+            )),
+            Some(driver) => Subject::Machine.note(format!(
+                "{driver} has the NIC {at}, and makes no RDMA device of it"
+            ))
             .fix(match netns::loaded(scan).next() {
                 // Loading a loaded module changes nothing.
                 Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
@@ -104,10 +97,9 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
 /// Reports a Data Direct function that cannot be used, or whose RDMA device is unknown.
 fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
     let at = function.at;
-    let new = |level, found| Finding::new(level, Subject::Machine, found);
     if function.driver.is_none() {
         return Some(
-            new(Level::Warning, format!("the Data Direct function {at} has no driver"))
+            Subject::Machine.warning(format!("the Data Direct function {at} has no driver"))
                 .why(
                     "mlx5_ib drives it, that of Linux 6.12 or newer, or of OFED. Without, software finds no Data \
                      Direct.",
@@ -122,17 +114,19 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
     let what = format!("which RDMA device the Data Direct function {at} belongs to");
     Some(match &scan.machine.data_direct_unseen {
         Some(why) => Scan::unseen(Subject::Machine, what, why),
-        None => new(
-            Level::Note,
-            format!("{what} is not known: no RDMA device's VPD has the same V3"),
-        )
-        .why("Its paths are not judged then, and those of the RDMA devices' own functions are."),
+        None => Subject::Machine
+            .note(format!(
+                "{what} is not known: no RDMA device's VPD has the same V3"
+            ))
+            .why(
+                "Its paths are not judged then, and those of the RDMA devices' own functions are.",
+            ),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, FIRST};
+    use super::super::tests::paths::{faults, socket, FIRST};
     use crate::finding::Status;
     use crate::{fixture, testing};
 

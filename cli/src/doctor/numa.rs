@@ -2,7 +2,7 @@
 //! NUMA nodes of devices.
 
 use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 
 pub(super) const CHECK: Check = Check {
     name: "numa",
@@ -24,12 +24,8 @@ fn numa(scan: &Scan<'_>) -> Vec<Finding> {
             "An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")",
         ),
     };
-    let new = |subject, at| {
-        Finding::new(
-            Level::Note,
-            subject,
-            format!("the {who} does not say which NUMA node {at} is near to"),
-        )
+    let new = |subject: Subject, at| {
+        subject.note(format!("the {who} does not say which NUMA node {at} is near to"))
         .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
         .fix(fix)
     };

@@ -173,7 +173,7 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     if !is_narrow {
         return Some(match faster(scan, hca, port) {
             Some(peers) => slow(scan, hca, &found, port, &peers),
-            None => Finding::new(Level::Ok, subject, found),
+            None => subject.ok(found),
         });
     }
     Some(
@@ -253,7 +253,7 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, FIRST, SECOND};
+    use super::super::tests::paths::{faults, socket, FIRST, SECOND};
     use crate::machine::pci::Address;
 
     faults! {

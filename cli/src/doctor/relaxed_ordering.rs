@@ -40,18 +40,12 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
             .and_then(|at| scan.machine.functions.get(at));
         let erratum = root_port.filter(|port| has_erratum(port));
         findings.push(match (express.relaxed_ordering, erratum) {
-            (true, _) => Finding::new(Level::Ok,
-                Subject::hca(hca),
-                format!("{at} may send with relaxed ordering"),
-            ),
-            (false, Some(port)) => Finding::new(Level::Note,
-                Subject::hca(hca),
-                format!(
-                    "{at} may not send with relaxed ordering; Linux turns it off below root ports such as {} \
-                     ({:04x}:{:04x}), for an erratum",
-                    port.at, port.vendor, port.device
-                ),
-            ),
+            (true, _) => Subject::hca(hca).ok(format!("{at} may send with relaxed ordering")),
+            (false, Some(port)) => Subject::hca(hca).note(format!(
+                "{at} may not send with relaxed ordering; Linux turns it off below root ports such as {} \
+                 ({:04x}:{:04x}), for an erratum",
+                port.at, port.vendor, port.device
+            )),
             (false, None) => Finding::new(scan.level_of(hca, Level::Warning),
                 Subject::hca(hca),
                 format!("{at} may not send with relaxed ordering (RlxdOrd-)"),
@@ -74,10 +68,9 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
         };
         match express(function) {
             Ok(Some(express)) if !express.relaxed_ordering => findings.push(
-                Finding::new(Level::Note,
-                    Subject::gpu(gpu),
-                    format!("{} may not send with relaxed ordering (RlxdOrd-)", gpu.at),
-                )
+                Subject::gpu(gpu).note(format!(
+                    "{} may not send with relaxed ordering (RlxdOrd-)", gpu.at
+                ))
                 .why("It is the NIC's bit that counts for the NIC's transfers; this one is for what the GPU \
                     itself sends."),
             ),
@@ -93,7 +86,7 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, EXPRESS, FIRST};
+    use super::super::tests::paths::{faults, socket, EXPRESS, FIRST};
 
     faults! {
         "a NIC without relaxed ordering",

@@ -44,11 +44,9 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
             .map(|(index, ports)| format!("{index} on {}", ports.join(", ")))
             .collect();
         findings.push(
-            Finding::new(
-                Level::Warning,
-                Subject::Machine,
-                format!("the first GID of RoCE v2 with an IP address is at index {}", each.join("; ")),
-            )
+            Subject::Machine.warning(format!(
+                "the first GID of RoCE v2 with an IP address is at index {}", each.join("; ")
+            ))
             .why(
                 "NCCL_IB_GID_INDEX and its like are one number for all ports. On those where it names another GID, or \
                  none, connections fail or do not pass a router.",
@@ -90,7 +88,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let most = MTUS[0];
     let share = |size: u64| size * 100 / (size + OVERHEAD);
     match rdma {
-        Some(size) if size == most => Some(Finding::new(Level::Ok, subject, found)),
+        Some(size) if size == most => Some(subject.ok(found)),
         _ => Some(
             Finding::new(scan.level_of(hca, Level::Warning), subject, found)
                 .why("RDMA packets are no larger than the interface's allows, and the NIC handles so many a second.")
@@ -155,10 +153,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
             "port {}: GID {index} is of RoCE v2, with an IP address",
             port.number
         );
-        return (
-            Some(Finding::new(Level::Ok, Subject::hca(hca), found)),
-            Some(index),
-        );
+        return (Some(Subject::hca(hca).ok(found)), Some(index));
     }
     // If no GID was readable, nothing is reported.
     if !any {

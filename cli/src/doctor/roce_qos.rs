@@ -204,7 +204,7 @@ impl<'a> Interface<'a> {
         let subject = Subject::hca(self.hca);
         let name = argument(name);
         match (self.pfc(), &self.ecn) {
-            (Some(0), Ok([0, 0])) => Finding::new(Level::Note, subject, found)
+            (Some(0), Ok([0, 0])) => subject.note(found)
                 .why(
                     "Under congestion the fabric drops packets, and RoCE sends them again, many NICs with all that \
                      followed. Some fabrics are built for that (adaptive routing, a congestion control of the NIC's own): \
@@ -215,7 +215,7 @@ impl<'a> Interface<'a> {
                      set dev {name} prio-pfc 3:on`; `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_np/enable/3`, and \
                      the same in roce_rp"
                 )),
-            (Some(_), Ok([np, rp])) if np != rp => Finding::new(Level::Note, subject, found)
+            (Some(_), Ok([np, rp])) if np != rp => subject.note(found)
                 .why(
                     "Every NIC both receives and sends: roce_np tells the sender that packets came marked, roce_rp slows \
                      down when told. With one of them alone a mark has no effect on one side.",
@@ -223,9 +223,9 @@ impl<'a> Interface<'a> {
                 .fix(format!(
                     "The same for both, `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_rp/enable/3` for example"
                 )),
-            (Some(_), Ok(_)) => Finding::new(Level::Ok, subject, found),
+            (Some(_), Ok(_)) => subject.ok(found),
             _ => {
-                let mut finding = Finding::new(Level::NotVisible, subject, found);
+                let mut finding = subject.not_visible(found);
                 finding.needs_root =
                     [self.dcb.as_ref().err(), self.ecn.as_ref().err()].contains(&Some(&Unseen::Denied));
                 finding
@@ -443,15 +443,11 @@ fn differs(of_kind: &[&Interface<'_>], aspect: &Aspect) -> Option<Finding> {
         false => format!("As the others have it:\n{}", commands.join("\n")),
     };
     Some(
-        Finding::new(
-            Level::Warning,
-            Subject::Machine,
-            format!(
-                "{} is not the same on ports of one kind: {}",
-                aspect.what,
-                each.join("; ")
-            ),
-        )
+        Subject::Machine.warning(format!(
+            "{} is not the same on ports of one kind: {}",
+            aspect.what,
+            each.join("; ")
+        ))
         .why(
             "A rail that is set otherwise than its peers drops packets, or is paused, where they are not, and a \
              collective over all of them runs at its pace.",

@@ -248,7 +248,7 @@ impl<'a> Scan<'a> {
     /// 0000:18:01.0`.
     pub(crate) fn unseen(subject: Subject, what: impl AsRef<str>, why: &Unseen) -> Finding {
         let found = format!("{}: {why}", what.as_ref());
-        let mut finding = Finding::new(Level::NotVisible, subject, found);
+        let mut finding = subject.not_visible(found);
         finding.needs_root = *why == Unseen::Denied;
         finding
     }

@@ -39,15 +39,11 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let port = active.filter_map(Port::megabits).max()?;
     // A port's rate is all data. A link's rate includes headers, which no slot can avoid.
     if link == 0 || port <= link {
-        return Some(Finding::new(
-            Level::Ok,
-            Subject::hca(hca),
-            format!(
-                "slot and NIC can {}, for a port of {} Gb/s",
-                joined.most,
-                gigabits(port)
-            ),
-        ));
+        return Some(Subject::hca(hca).ok(format!(
+            "slot and NIC can {}, for a port of {} Gb/s",
+            joined.most,
+            gigabits(port)
+        )));
     }
     let finding = Finding::new(
         scan.level_of(hca, Level::Warning),
@@ -78,7 +74,7 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, FIRST};
+    use super::super::tests::paths::{faults, socket, FIRST};
 
     faults! {
         "a slot that is too slow for the port",

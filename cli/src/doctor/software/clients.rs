@@ -2,7 +2,7 @@
 //! The module's clients in ib_core: their kind and their names.
 
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::software::Module;
 
@@ -34,11 +34,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     };
     if is_revocable && module.is_ours {
         findings.push(
-            Finding::new(Level::Note,
-                Subject::Machine,
-                "persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
-                lose them",
-            )
+            Subject::Machine.note("persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
+            lose them")
             .why(
                 "memory cannot be held by who has forgotten it; and a NIC whose driver knows no revocation is served \
                 by the second client, nv_mem_nc",
@@ -58,18 +55,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Judges the directory of clients.
 fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let there = |name: &&&str| names.iter().any(|known| known == **name);
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {
         return Some(
-            at(
-                Level::Warning,
-                format!(
-                    "{} is loaded, and {MEMORY_PEERS} does not show its client {lacking} (there: {})",
-                    module.named(),
-                    listed(names)
-                ),
-            )
+            Subject::Machine.warning(format!(
+                "{} is loaded, and {MEMORY_PEERS} does not show its client {lacking} (there: {})",
+                module.named(),
+                listed(names)
+            ))
             .why(
                 "the directory is another stack's, or the client is not registered; software that looks there alone \
                 does not find the module",
@@ -84,19 +77,16 @@ fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
         .ok();
     match (&version, &module.version) {
         (Some(shown), Some(own)) if shown != own => Some(
-            at(
-                Level::Warning,
-                format!(
+            Subject::Machine
+                .warning(format!(
                     "the client nv_mem is version {shown}, and the module that is loaded {own}"
-                ),
-            )
-            .why("another module is asked for GPU memory under that name")
-            .fix("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
+                ))
+                .why("another module is asked for GPU memory under that name")
+                .fix("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
         ),
-        _ => Some(at(
-            Level::Ok,
-            format!("ib_core has the client {}", wanted.join(", then ")),
-        )),
+        _ => {
+            Some(Subject::Machine.ok(format!("ib_core has the client {}", wanted.join(", then "))))
+        }
     }
 }
 

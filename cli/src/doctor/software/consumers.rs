@@ -176,7 +176,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut blind: Vec<&Consumer> = Vec::new();
     for consumer in CONSUMERS {
-        let ok = |text: String| Finding::new(Level::Ok, Subject::Machine, text);
+        let ok = |text: String| Subject::Machine.ok(text);
         match consumer.probe.ask(scan) {
             Ok(Some(by)) => findings.push(ok(format!("{}: {by}", consumer.name))),
             Ok(None) if consumer.probe.looks_there_alone() => blind.push(consumer),
@@ -250,7 +250,7 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, faults, PEERS};
+    use super::super::tests::{faults, nvidias, proprietary, PEERS};
     use crate::software::MODULE;
 
     faults! {

@@ -84,11 +84,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 let switches = switches();
                 if switches > 0 {
                     let found = format!("{switches} NVSwitches, and nv-fabricmanager does not run");
-                    findings.push(
-                        Finding::new(Level::Fault, Subject::Machine, found)
-                            .why(WHY)
-                            .fix(fix(scan)),
-                    );
+                    findings.push(Subject::Machine.fault(found).why(WHY).fix(fix(scan)));
                 }
             }
             Err(why @ (Unseen::Denied | Unseen::Failed(_))) if switches() > 0 => {
@@ -102,7 +98,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, nvswitch, faults};
+    use super::super::tests::{faults, gpu, nvswitch};
     use crate::fixture::Fixture;
     use crate::host::Fact;
     use crate::nvml::{Fabric, FabricState};

@@ -2,7 +2,7 @@
 //! MIG, virtual GPUs and persistence mode, from NVML.
 
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::nvml;
 use crate::nvml::Virtualization;
 use crate::software::Module;
@@ -43,7 +43,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         _ => "where registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
     };
     for (subject, gpu, _) in known(scan) {
-        let note = |text: &str| Finding::new(Level::Note, subject.clone(), text);
+        let note = |text: &str| subject.clone().note(text);
         if gpu.mig == Some(true) {
             findings.push(
                 note("MIG is on")
@@ -81,7 +81,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, faults};
+    use super::super::tests::{faults, gpu};
     use crate::nvml::Virtualization;
 
     faults! {

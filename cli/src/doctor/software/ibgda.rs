@@ -2,7 +2,7 @@
 //! GPU-initiated communication (IBGDA): permission for CUDA to map a NIC's doorbells into a GPU.
 
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 
 pub(super) const CHECK: Check = Check {
     name: "ibgda",
@@ -39,11 +39,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Ok(parameters) = scan.host.text(PARAMETERS) else {
         return Vec::new();
     };
-    let at = |level, found: &str| Finding::new(level, Subject::Machine, found);
     if is_allowed(&parameters) {
-        return vec![at(Level::Ok, "nvidia.ko runs with PeerMappingOverride=1")];
+        return vec![Subject::Machine.ok("nvidia.ko runs with PeerMappingOverride=1")];
     }
-    vec![at(Level::Note, "nvidia.ko runs without PeerMappingOverride=1")
+    vec![Subject::Machine.note("nvidia.ko runs without PeerMappingOverride=1")
         .why(
             "kernels on the GPU that drive the NIC themselves (IBGDA of NVSHMEM and DeepEP, NCCL's GIN) map the NIC's \
             doorbells into the GPU, which takes that: \"GPU cannot map UAR\", or cuMemHostRegister or \

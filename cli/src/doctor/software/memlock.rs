@@ -92,7 +92,6 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Judges the limits of this process, which are those of the shell that started it.
 fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let limit = match scan.host.text("/proc/self/limits") {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
         Err(why) => {
@@ -111,17 +110,14 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
         })
         .is_some_and(|mask| mask & IPC_LOCK != 0);
     if capable {
-        return Some(at(
-            Level::Ok,
-            format!(
-                "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
-                said(soft)
-            ),
-        ));
+        return Some(Subject::Machine.ok(format!(
+            "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
+            said(soft)
+        )));
     }
     let (all, count) = with_all(scan, memory);
     if soft >= all {
-        return Some(at(Level::Ok, format!("this shell may lock {}", said(soft))));
+        return Some(Subject::Machine.ok(format!("this shell may lock {}", said(soft))));
     }
     let found = format!(
         "this shell may lock {} (hard limit {}), and {}",
@@ -135,7 +131,7 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
         "\"* - memlock unlimited\" in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit \
         memlock=-1 or the capability IPC_LOCK"
     };
-    Some(at(Level::Warning, found).why(WHY).fix(fix))
+    Some(Subject::Machine.warning(found).why(WHY).fix(fix))
 }
 
 /// Judges the limits of services that start other processes.

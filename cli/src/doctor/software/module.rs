@@ -47,13 +47,11 @@ fn replaced(scan: &Scan<'_>) -> Option<Finding> {
 }
 
 fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     if software.has_forerunner {
-        return vec![at(
-            Level::Warning,
-            format!("nv_peer_mem is loaded beside {}", module.named()),
-        )
+        return vec![Subject::Machine.warning(format!(
+            "nv_peer_mem is loaded beside {}", module.named()
+        ))
         .why("both are clients of ib_core's for the same memory, and the one that came first is asked first")
         .fix("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
     }
@@ -62,24 +60,21 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
         // The version of NVIDIA's nvidia_peermem equals the driver's version. The version of
         // peermem-rs names the driver that peermem-rs follows.
         (Some(version), Some(driver)) if !module.is_ours && version != driver => {
-            vec![at(
-                Level::Warning,
-                format!("{} is not of the driver that is loaded, {driver}", module.named()),
-            )
+            vec![Subject::Machine.warning(format!(
+                "{} is not of the driver that is loaded, {driver}", module.named()
+            ))
             .why("it was built for another nvidia.ko, whose page tables may look otherwise: registrations then fail")
             .fix("install the driver again, `rmmod nvidia_peermem`, `modprobe nvidia-peermem`")]
         }
-        _ => vec![at(Level::Ok, format!("{} is loaded", module.named()))],
+        _ => vec![Subject::Machine.ok(format!("{} is loaded", module.named()))],
     }
 }
 
 fn missing(scan: &Scan<'_>) -> Finding {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     if software.has_forerunner {
-        return at(
-            Level::Warning,
-            "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned(),
+        return Subject::Machine.warning(
+            "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned()
         )
         .why(
             "it is the module that NVIDIA's replaced in 2021: nothing was fixed in it since, it has no persistent \
@@ -163,8 +158,8 @@ fn signature(scan: &Scan<'_>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{
-        log, nvidias, proprietary, unload, with_files, without_function, faults, NVIDIAS,
-        OUR_FILE, PEERS,
+        faults, log, nvidias, proprietary, unload, with_files, without_function, NVIDIAS, OUR_FILE,
+        PEERS,
     };
     use crate::fixture::software::module_files;
     use crate::software::files::File;

@@ -2,7 +2,7 @@
 //! Loading of the module at the next boot, and after a restart of openibd.
 
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::software::Module;
 
 pub(super) const CHECK: Check = Check {
@@ -37,7 +37,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
-    let note = |text: &str| Finding::new(Level::Note, Subject::Machine, text);
+    let note = |text: &str| Subject::Machine.note(text);
     let mut findings = Vec::new();
     if !comes_at_boot(scan) {
         findings.push(

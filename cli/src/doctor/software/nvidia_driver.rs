@@ -5,7 +5,7 @@
 
 use super::users;
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::nvml::VERSION_MISMATCH;
 
 pub(super) const CHECK: Check = Check {
@@ -32,10 +32,9 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let is_old = driver.is_old();
             if scan.is_closed_to_ours() && !is_old {
                 findings.push(
-                    at(
-                        Level::Fault,
-                        format!("{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()),
-                    )
+                    Subject::Machine.fault(format!(
+                        "{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()
+                    ))
                     .why(
                         "Linux gives nothing of a proprietary module to one that uses functions for GPL modules only, and \
                         peermem-rs was built to use them: it does not load",
@@ -48,13 +47,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 );
             } else if scan.is_closed_to_ours() {
                 findings.push(
-                    at(
-                        Level::Fault,
-                        format!(
-                            "{}, and the nvidia_peermem that is installed is peermem-rs",
-                            driver.named()
-                        ),
-                    )
+                    Subject::Machine.fault(format!(
+                        "{}, and the nvidia_peermem that is installed is peermem-rs",
+                        driver.named()
+                    ))
                     .why(
                         "drivers before 535 lack nvidia_p2p_get_pages_persistent: it does not load",
                     )
@@ -62,12 +58,12 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 );
             } else if is_old {
                 findings.push(
-                    at(Level::Note, format!("{}, older than 535", driver.named())).why(
+                    Subject::Machine.note(format!("{}, older than 535", driver.named())).why(
                         "it pins GPU memory only so that it can be revoked at any time, and is too old for peermem-rs",
                     ),
                 );
             } else {
-                findings.push(at(Level::Ok, driver.named()));
+                findings.push(Subject::Machine.ok(driver.named()));
             }
         }
     }
@@ -94,13 +90,11 @@ fn reload(scan: &Scan<'_>) -> String {
 
 /// Judges the driver's library.
 fn library(scan: &Scan<'_>) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let nvml = match &scan.software().nvml {
         Ok(nvml) => nvml,
         Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
-            return Some(at(
-                Level::Note,
-                "no NVML: the GPU is the test VM's stand-in, and what NVML tells of others is not judged".to_owned(),
+            return Some(Subject::Machine.note(
+                "no NVML: the GPU is the test VM's stand-in, and what NVML tells of others is not judged".to_owned()
             ));
         }
         Err(why) => {
@@ -113,32 +107,30 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
     if error.code == VERSION_MISMATCH {
         let library = "the driver's library and nvidia.ko are of different versions";
         return Some(
-            at(Level::Fault, format!("{library} (NVML: {})", error.text))
+            Subject::Machine.fault(format!("{library} (NVML: {})", error.text))
                 .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
                 .fix(reload(scan)),
         );
     }
     if error.is_denied() {
-        let mut finding = at(
-            Level::NotVisible,
-            "NVML: not visible without root".to_owned(),
-        );
+        let mut finding = Subject::Machine.not_visible("NVML: not visible without root".to_owned());
         finding.needs_root = true;
         return Some(finding);
     }
     Some(
-        at(
-            Level::Warning,
-            format!("NVML does not start: {} ({})", error.text, error.code),
-        )
-        .why("CUDA starts by the same library and driver")
-        .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
+        Subject::Machine
+            .warning(format!(
+                "NVML does not start: {} ({})",
+                error.text, error.code
+            ))
+            .why("CUDA starts by the same library and driver")
+            .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{proprietary, unload, faults};
+    use super::super::tests::{faults, proprietary, unload};
     use crate::fixture::software::{driver, newer_library};
     use crate::fixture::Fixture;
 

@@ -100,9 +100,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
         .into_iter()
         .filter(|((_, at, _), _)| !is_told(at))
         .map(|((subject, ..), (count, last))| {
-            Finding::new(Level::Fault, subject, last.counted(count))
-                .why(NO_PLACE)
-                .fix(PLACE)
+            subject.fault(last.counted(count)).why(NO_PLACE).fix(PLACE)
         })
         .collect()
 }

@@ -4,7 +4,7 @@
 use super::dma_buf::DmaBuf;
 use super::presence;
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::software::REGISTER;
 
 pub(super) const CHECK: Check = Check {
@@ -25,7 +25,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         Ok(Some(symbol)) => {
             let module = symbol.module.as_deref().unwrap_or("the kernel itself");
             let found = format!("{REGISTER} is in {module}{}", version(scan, module));
-            Finding::new(Level::Ok, Subject::Machine, found)
+            Subject::Machine.ok(found)
         }
         // Peer memory may come with ib_uverbs.
         Ok(None) if presence::lacks_uverbs(scan) => return Vec::new(),
@@ -68,7 +68,7 @@ fn lacking(scan: &Scan<'_>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, faults};
+    use super::super::tests::{faults, unload, without_function};
     use crate::software::REGISTER;
 
     faults! {

@@ -32,13 +32,10 @@ fn unread(unread: &Unread) -> Finding {
         ),
     };
     match &unread.why {
-        Unseen::Failed(why) => Finding::new(
-            Level::Warning,
-            Subject::Machine,
-            format!("{what} is listed, and cannot be read: {why}"),
-        )
-        .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
-        .fix(fix),
+        Unseen::Failed(why) => Subject::Machine
+            .warning(format!("{what} is listed, and cannot be read: {why}"))
+            .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
+            .fix(fix),
         why => Scan::unseen(Subject::Machine, what, why),
     }
 }
@@ -57,7 +54,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let is_hca = |unread: &Unread| matches!(unread.device, Listed::Hca(_));
     let (unread_hcas, unread_pci): (Vec<&Unread>, Vec<&Unread>) =
         scan.machine.unread.iter().partition(|one| is_hca(one));
-    let fault = |text: &str| Finding::new(Level::Fault, Subject::Machine, text);
+    let fault = |text: &str| Subject::Machine.fault(text);
     if scan.machine.gpus.is_empty() && unread_pci.is_empty() {
         findings.push(
             fault("no NVIDIA GPU on PCI")
@@ -146,22 +143,18 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             ),
         );
     } else {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::Machine,
-            format!(
-                "{}, {}",
-                counted(scan.machine.gpus.len(), "GPU"),
-                counted(scan.machine.hcas.len(), "RDMA device")
-            ),
-        ));
+        findings.push(Subject::Machine.ok(format!(
+            "{}, {}",
+            counted(scan.machine.gpus.len(), "GPU"),
+            counted(scan.machine.hcas.len(), "RDMA device")
+        )));
     }
     findings
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, faults};
+    use super::super::tests::{faults, unload, without_function};
     use crate::software::REGISTER;
 
     faults! {

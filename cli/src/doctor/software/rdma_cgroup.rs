@@ -2,7 +2,7 @@
 //! Limits of a cgroup on RDMA objects.
 
 use crate::doctor::scan::{Check, Scan};
-use crate::finding::{argument, path_argument, Finding, Level, Subject};
+use crate::finding::{argument, path_argument, Finding, Subject};
 
 pub(super) const CHECK: Check = Check {
     name: "rdma-cgroup",
@@ -93,10 +93,9 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                     hca: device.to_owned(),
                 };
                 findings.push(
-                    Finding::new(Level::Warning,
-                        subject,
-                        format!("the cgroup {folder} has {now} RDMA {what} of {most} that it may have"),
-                    )
+                    subject.warning(format!(
+                        "the cgroup {folder} has {now} RDMA {what} of {most} that it may have"
+                    ))
                     .why(
                         "an open device is a handle; a memory region, a queue pair, a completion queue each an \
                         object; beyond the limit making one fails with EAGAIN",

@@ -100,11 +100,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         let mut processes = Processes::new(scan.host, registrations::now(scan.host));
         let freed = Freed::among(scan.host, module, &read.records, &mut processes);
         if let Some(found) = Freed::found(freed.bytes()) {
-            let found = Finding::new(Level::Note, Subject::Machine, found);
+            let found = Subject::Machine.note(found);
             findings.push(found.why(Freed::WHY).fix(Freed::FIX));
         }
         for stranded in Stranded::among(scan.host, &read.records) {
-            let found = Finding::new(Level::Warning, Subject::Machine, stranded.found());
+            let found = Subject::Machine.warning(stranded.found());
             findings.push(found.why(Stranded::WHY).fix("restart the machine"));
         }
     }
@@ -169,7 +169,7 @@ fn counted(text: &str) -> Vec<Finding> {
             continue;
         }
         let found = format!("{}: {count}", info.name);
-        let finding = Finding::new(Level::Warning, Subject::Machine, found).why(info.message);
+        let finding = Subject::Machine.warning(found).why(info.message);
         findings.push(match info.advice {
             "" => finding,
             advice => finding.fix(advice),
@@ -182,7 +182,7 @@ fn counted(text: &str) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::{log, refuse, faults, DEBUG};
+    use super::super::tests::{faults, log, refuse, DEBUG};
     use crate::host::Fact;
     use crate::shipped::reason::Event;
     use proptest::prelude::*;
