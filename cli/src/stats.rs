@@ -378,16 +378,7 @@ fn show_lives(body: &Body, out: &mut Out) {
 }
 
 fn show_gpus(body: &Body, out: &mut Out) {
-    let mut table = Table::new(&[
-        "GPU",
-        "ADDRESS",
-        "REGISTRATIONS",
-        "SIZE",
-        "DISTINCT",
-        "BAR1",
-        "USED",
-        "FREE",
-    ]);
+    let mut table = Table::of("GPU|ADDRESS|REGISTRATIONS|SIZE|DISTINCT|BAR1|USED|FREE");
     let size = |bytes: Option<u64>| known(bytes.map(render::bytes));
     for held in &body.gpus {
         table.row([
@@ -452,7 +443,7 @@ fn meaning(message: Option<&str>, advice: Option<&str>) -> String {
 }
 
 fn show_events(body: &Body, out: &mut Out) {
-    let mut table = Table::new(&["WENT WRONG", "COUNT", "MEANING"]);
+    let mut table = Table::of("WENT WRONG|COUNT|MEANING");
     let mut none = Vec::new();
     for one in &body.counters {
         let Counter {

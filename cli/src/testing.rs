@@ -93,6 +93,31 @@ pub(crate) fn says_in_one_line(host: &dyn Host, line: &[&str]) -> (String, Statu
     (words.join(" "), status)
 }
 
+/// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
+/// which may be left out. Below it are words that its output has in one line: with `^ ` at its
+/// beginning, with `! ` nowhere.
+#[track_caller]
+pub(crate) fn session(host: &dyn Host, lines: &str) {
+    let mut said = String::new();
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some((expected @ ("" | "0" | "1" | "2" | "3"), command)) = line.split_once("$ ") {
+            let (text, status) = says_in_one_line(host, &command.split(' ').collect::<Vec<_>>());
+            let status = status.code().to_string();
+            assert!(
+                expected.is_empty() || expected == status,
+                "{line}: {status}: {text}"
+            );
+            said = text;
+        } else if let Some(words) = line.strip_prefix("! ") {
+            assert!(!said.contains(words), "{words}: {said}");
+        } else if let Some(words) = line.strip_prefix("^ ") {
+            assert!(said.starts_with(words), "{words}: {said}");
+        } else {
+            assert!(said.contains(line), "{line}: {said}");
+        }
+    }
+}
+
 /// Returns the output of one check of `doctor`, in one line.
 pub(crate) fn doctor_says(check: &str, host: &dyn Host, more: &[&str]) -> (String, Status) {
     says_in_one_line(host, &[&["doctor", "--only", check], more].concat())
@@ -167,7 +192,11 @@ fn the_large_machine_is_written_down() {
     // Files of one PCI device share a line, and so do its links.
     let group = |line: &str| -> Option<Vec<String>> {
         let path = line.trim_start().strip_prefix("\"/")?.split('"').next()?;
-        let depth = if path.starts_with("sys/devices/pci") { 6 } else { 2 };
+        let depth = if path.starts_with("sys/devices/pci") {
+            6
+        } else {
+            2
+        };
         Some(path.split('/').take(depth).map(str::to_owned).collect())
     };
     let (mut text, mut before) = (String::new(), None);

@@ -10,7 +10,7 @@ use crate::machine::{Class, Gpu, Hca, Machine, Segment};
 use crate::nvml::Nvml;
 use crate::render;
 use crate::render::{counted, known, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 
 /// Incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
@@ -41,10 +41,13 @@ pub(super) fn run(
 ) -> anyhow::Result<Status> {
     let changes = changes(then, now, nvml);
     if out.is_json() {
-        let body = std::collections::BTreeMap::from([("changes", &changes)]);
-        out.json("peermemctl.topo-diff", VERSION, &body)?;
+        out.json(
+            "peermemctl.topo-diff",
+            VERSION,
+            &object! { changes: &changes },
+        )?;
     } else {
-        let mut table = Table::new(&["DEVICE", "WHAT", "THEN", "NOW"]);
+        let mut table = Table::of("DEVICE|WHAT|THEN|NOW");
         for change in &changes {
             table.row([
                 change.device.clone(),

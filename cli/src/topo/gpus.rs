@@ -52,7 +52,7 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
         }
         out.table(&table);
     }
-    let mut legend = Table::new(&[]);
+    let mut legend = Table::of("");
     if is_any {
         legend.row([
             "NV#",

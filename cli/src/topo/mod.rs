@@ -18,7 +18,6 @@ use crate::nvml::Nvml;
 use crate::render::{known, Paint, Table};
 use crate::report::Out;
 use crate::{args, render};
-use json::Topology;
 
 /// Incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
@@ -41,7 +40,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::
     let nvml = (args.verbose || out.is_json()).then(|| Nvml::scan(host));
     if out.is_json() {
         let nvml = nvml.as_ref().and_then(|nvml| nvml.as_ref().ok());
-        out.json("peermemctl.topo", VERSION, &Topology::of(&machine, nvml))?;
+        out.json("peermemctl.topo", VERSION, &json::topology(&machine, nvml))?;
         return Ok(Status::Ok);
     }
     matrix(&machine, out);
@@ -67,7 +66,7 @@ fn matrix(machine: &Machine, out: &mut Out) {
         return;
     }
     classes(machine, out, cell);
-    let mut legend = Table::new(&[]);
+    let mut legend = Table::of("");
     legend.row([
         "*",
         "best for this GPU: nearest first, then highest link bandwidth; ties are all marked",
@@ -176,7 +175,7 @@ fn processors(machine: &Machine, out: &mut Out) {
         return;
     }
     out.gap();
-    let mut table = Table::new(&["CPUS", "NEAR TO"]);
+    let mut table = Table::of("CPUS|NEAR TO");
     for ((_, cpus), names) in near {
         table.row([cpus, &names.join(", ")]);
     }
@@ -208,7 +207,7 @@ fn star(pair: &Pair) -> &'static str {
 fn devices(machine: &Machine, out: &mut Out) {
     if !machine.gpus.is_empty() {
         out.gap();
-        let mut table = Table::new(&["GPU", "ADDRESS", "NODE", "LINK", "BAR1", "NAME"]);
+        let mut table = Table::of("GPU|ADDRESS|NODE|LINK|BAR1|NAME");
         for gpu in &machine.gpus {
             let bar = gpu.bar1.map(|bar| render::bytes(bar.size));
             table.row([
@@ -224,7 +223,7 @@ fn devices(machine: &Machine, out: &mut Out) {
     }
     if !machine.hcas.is_empty() {
         out.gap();
-        let mut table = Table::new(&["HCA", "ADDRESS", "NODE", "LINK", "PORTS", "NETDEV"]);
+        let mut table = Table::of("HCA|ADDRESS|NODE|LINK|PORTS|NETDEV");
         for hca in &machine.hcas {
             // One row for each port.
             let mut first = [
@@ -333,7 +332,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
             meeting(machine, pair)
         ),
     );
-    let mut table = Table::new(&["  ADDRESS", "WHAT", "LINK UP", "PAYLOAD", "NODE"]);
+    let mut table = Table::of("  ADDRESS|WHAT|LINK UP|PAYLOAD|NODE");
     let links: Vec<Segment> = [Some(pair.gpu), hca.at.filter(|at| pair.nic == Some(*at))]
         .into_iter()
         .flatten()

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::event::{Figures, Name, Outcome, Step};
 use crate::finding::Status;
 use crate::render::{bytes, Paint, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 
 const SCHEMA: &str = "peermemctl.verify";
 const VERSION: u32 = 1;
@@ -54,15 +54,6 @@ impl Report {
         }
         Status::Ok
     }
-}
-
-#[derive(Serialize)]
-struct Body<'a> {
-    passed: usize,
-    failed: usize,
-    not_possible_here: usize,
-    #[serde(flatten)]
-    report: &'a Report,
 }
 
 fn outcome(outcome: Outcome) -> String {
@@ -127,11 +118,12 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
         report.count(Outcome::NotPossibleHere),
     );
     if out.is_json() {
-        let body = Body {
-            passed,
-            failed,
-            not_possible_here,
-            report,
+        let body = object! {
+            passed: passed,
+            failed: failed,
+            not_possible_here: not_possible_here,
+            #[serde(flatten)]
+            report: report,
         };
         return out.json(SCHEMA, VERSION, &body);
     }
@@ -142,7 +134,7 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
             format!("{} {}{}", pair.gpu_name, pair.gpu, hca.unwrap_or_default())
         });
         out.line(Paint::Strong.on(format!("GPU {}: {name}", pair.gpu_index)));
-        let mut table = Table::new(&["STEP", "OUTCOME", "SEEN"]);
+        let mut table = Table::of("STEP|OUTCOME|SEEN");
         for step in &pair.steps {
             if follows_only(step, &pair.steps) {
                 continue;
