@@ -234,7 +234,6 @@ fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding
 mod tests {
     use super::super::software::tests::faults;
     use super::super::tests::are_found;
-    use crate::finding::Status;
     use crate::{fixture, testing};
 
     faults! {
@@ -270,21 +269,19 @@ mod tests {
         let mut small = fixture::small();
         small.software();
         std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
-        let line = ["doctor", "--all", "--baseline", one.to_str().unwrap()];
-        let (text, _) = testing::says(&small.recording, &line);
-        assert!(
-            text.contains("as in the baseline: 1 GPU and 1 RDMA device"),
-            "{text}"
+        let told = format!(
+            "$ doctor --all --baseline {}
+             as in the baseline: 1 GPU and 1 RDMA device
+             1 GPU, 1 RDMA device",
+            one.display()
         );
-        assert!(text.contains("1 GPU, 1 RDMA device"), "{text}");
+        testing::session(&small.recording, &told);
         let file = folder.path().join("before.json");
         std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "baseline", file, FAULTS);
-        for command in ["doctor", "export"] {
-            let line = [command, "--baseline", "/none.json"];
-            assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
-        }
+        let lines = "2$ doctor --baseline /none.json\n2$ export --baseline /none.json";
+        testing::session(&before.recording, lines);
         // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);

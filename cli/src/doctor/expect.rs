@@ -263,10 +263,11 @@ mod tests {
                 testing::golden("golden/expect-hgx.json", &text);
             }
             std::fs::write(&file, text).unwrap();
-            let line = ["doctor", "--only", "expect", "--all", "--json", "--expect"];
-            let line = [&line[..], &[file.to_str().unwrap()]].concat();
-            let (json, status) = testing::says(&fixture.recording, &line);
-            assert_eq!(status, Status::Ok, "{name}: {json}");
+            let line = format!(
+                "0$ doctor --only expect --all --json --expect {}",
+                file.display()
+            );
+            let json = testing::session(&fixture.recording, &line);
             let json: serde_json::Value = serde_json::from_str(&json).unwrap();
             let findings = json["findings"].as_array().unwrap();
             assert_eq!(findings.len(), 1, "{name}: {json}");
@@ -348,66 +349,38 @@ mod tests {
         let name = file.to_str().unwrap();
         let mut machine = fixture::small();
         machine.software();
-        let refused = |text: &str| {
+        let refused = |text: &str, says: &str| {
             std::fs::write(&file, text).unwrap();
-            let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
-            assert_eq!(status, Status::Failed, "{text}");
-            let (line, status) = testing::says(
-                &machine.recording,
-                &["doctor", "--nagios", "--expect", name],
+            let told = format!(
+                "2$ doctor --expect {name}
+                 {says}
+                 {name}
+                 3$ doctor --nagios --expect {name}
+                 ^ GPUDIRECT UNKNOWN - "
             );
-            assert_eq!(
-                (status.code(), line.starts_with("GPUDIRECT UNKNOWN - ")),
-                (3, true),
-                "{line}"
-            );
-            text
+            testing::session(&machine.recording, &told);
         };
-        for (text, says) in [
-            (
-                "{\n \"gpu\": []}",
-                "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2",
-            ),
-            (
-                "{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}",
-                "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3",
-            ),
-            ("{\"hcas\": [\n{}]}", "missing field `count` at line 2"),
-            (
-                "{\"hcas\": [{\"count\": \"8\"}]}",
-                "expected usize at line 1",
-            ),
-            (
-                "{\"gpus\": [\n{\"count\": 1, \"device\": \"H100\"}]}",
-                "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2",
-            ),
-            (
-                "{\"hcas\": [\n{\"count\": 1, \"link\": \"gen5 x16\"}]}",
-                "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2",
-            ),
-            (
-                "{\"hcas\": [\n{\"count\": 1, \"rate\": \"NDR\"}]}",
-                "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2",
-            ),
-            (
-                "{\"modules\": {\"../x\": \"1\"}}",
-                "\"../x\" is no module's name",
-            ),
-            ("", "it is empty"),
-        ] {
-            let refused = refused(text);
-            assert!(
-                refused.contains(says) && refused.contains(name),
-                "{refused}"
-            );
-        }
+        let fields = "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2";
+        refused("{\n \"gpu\": []}", fields);
+        let fields = "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3";
+        refused("{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}", fields);
+        refused("{\"hcas\": [\n{}]}", "missing field `count` at line 2");
+        let hcas = |text: &str, says: &str| refused(&format!("{{\"hcas\": [\n{{{text}}}]}}"), says);
+        hcas("\"count\": \"8\"", "expected usize at line 2");
+        let device = "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2";
+        hcas("\"count\": 1, \"device\": \"H100\"", device);
+        let link = "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2";
+        hcas("\"count\": 1, \"link\": \"gen5 x16\"", link);
+        let rate = "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2";
+        hcas("\"count\": 1, \"rate\": \"NDR\"", rate);
+        refused(
+            "{\"modules\": {\"../x\": \"1\"}}",
+            "\"../x\" is no module's name",
+        );
+        refused("", "it is empty");
         // Omitted values are not compared.
-        std::fs::write(
-            &file,
-            "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}",
-        )
-        .unwrap();
-        let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
-        assert_eq!(status, Status::Ok, "{text}");
+        let text = "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}";
+        std::fs::write(&file, text).unwrap();
+        testing::session(&machine.recording, &format!("0$ doctor --expect {name}"));
     }
 }

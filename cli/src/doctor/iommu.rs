@@ -280,7 +280,6 @@ fn group_fix(scan: &Scan<'_>) -> String {
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
     use super::super::tests::paths::{faults, group, socket, FIRST};
-    use crate::finding::Status;
     use crate::{fixture, testing};
 
     faults! {
@@ -302,33 +301,26 @@ mod tests {
             |fixture| group(fixture, socket(FIRST).nic, "blocked");
     }
 
-    /// Returns `doctor`'s output about the IOMMU.
-    fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
-        testing::doctor_says("iommu", &fixture.recording, more)
-    }
-
     #[test]
     fn both_must_be_in_one_group() {
         let mut fixture = fixture::data_direct();
-        let (text, status) = says(&fixture, &["--all"]);
-        assert_eq!(status, Status::Ok, "{text}");
-        let words = "Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30";
-        assert!(text.contains(words), "{text}");
         // Translation for the NIC's own function does not affect GPU memory.
-        assert!(!text.contains("note iommu mlx5"), "{text}");
+        testing::session(
+            &fixture.recording,
+            "0$ doctor --only iommu --all
+             Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30
+             ! note iommu mlx5",
+        );
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
-        let (text, status) = says(&fixture, &[]);
-        assert_eq!(status, Status::Findings, "{text}");
-        let words = "Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
-        assert!(text.contains(words), "{text}");
-        assert!(text.contains(DATA_DIRECT_ACS), "{text}");
+        let told = "1$ doctor --only iommu
+            Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
+        testing::session(&fixture.recording, &format!("{told}\n{DATA_DIRECT_ACS}"));
         let parameters = "DmaRemapPeerMmio: 1\nGrdmaPciTopoCheckOverride: 1\n";
         fixture.file("/proc/driver/nvidia/params", parameters);
-        let (text, status) = says(&fixture, &["--all"]);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(text.contains("GrdmaPciTopoCheckOverride=1"), "{text}");
+        let told = "0$ doctor --only iommu --all\nGrdmaPciTopoCheckOverride=1";
+        testing::session(&fixture.recording, told);
         // If ACS is wrong, only the check of ACS reports it.
-        let (text, status) = says(&fixture::data_direct_acs(), &[]);
-        assert_eq!(status, Status::Ok, "{text}");
+        let fixture = fixture::data_direct_acs();
+        testing::session(&fixture.recording, "0$ doctor --only iommu");
     }
 }

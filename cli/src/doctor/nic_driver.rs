@@ -127,7 +127,6 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::paths::{faults, socket, FIRST};
-    use crate::finding::Status;
     use crate::{fixture, testing};
 
     faults! {
@@ -140,33 +139,30 @@ mod tests {
             };
     }
 
-    fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
-        testing::doctor_says("nic-driver", &fixture.recording, more)
-    }
-
     #[test]
     fn data_direct_takes_a_driver_and_an_rdma_device() {
         let at = "0009:03:00.0";
+        let told = |fixture: &fixture::Fixture, options: &str, words: &str| {
+            let lines =
+                format!("{options}\n{words}").replacen('$', "$ doctor --only nic-driver", 1);
+            testing::session(&fixture.recording, &lines)
+        };
         let mut fixture = fixture::data_direct();
-        let well = says(&fixture, &["--all"]);
-        assert_eq!(well, ("Nothing wrong was seen.".to_owned(), Status::Ok));
+        let well = told(&fixture, "0$ --all", "");
+        assert_eq!(well, "Nothing wrong was seen.");
         let own = fixture.place(at);
         fixture.remove(&format!("{own}/driver"));
-        let (text, status) = says(&fixture, &[]);
-        assert_eq!(status, Status::Findings, "{text}");
-        assert!(text.contains(&format!("the Data Direct function {at} has no driver")));
-        let mut fixture = fixture::data_direct();
-        fixture.vpd(at, "another");
-        let (text, status) = says(&fixture, &["--all"]);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(
-            text.contains("no RDMA device's VPD has the same V3"),
-            "{text}"
+        told(
+            &fixture,
+            "1$",
+            "the Data Direct function 0009:03:00.0 has no driver",
         );
         let mut fixture = fixture::data_direct();
+        fixture.vpd(at, "another");
+        told(&fixture, "0$ --all", "no RDMA device's VPD has the same V3");
+        let mut fixture = fixture::data_direct();
         fixture.unprivileged();
-        let (text, _) = says(&fixture, &["--all"]);
-        let words = format!("the Data Direct function {at} belongs to: not visible without root");
-        assert!(text.contains(&words), "{text}");
+        let words = "the Data Direct function 0009:03:00.0 belongs to: not visible without root";
+        told(&fixture, "$ --all", words);
     }
 }

@@ -194,7 +194,6 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Status;
     use crate::machine::Machine;
     use crate::{fixture, testing};
 
@@ -274,30 +273,25 @@ mod tests {
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
         fixture.software();
-        let line = ["doctor", "--all", "--only", "roce"];
-        let (text, status) = testing::says_in_one_line(&fixture.recording, &line);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(
-            text.contains("GID 17 is of RoCE v2, with an IP address"),
-            "{text}"
+        testing::session(
+            &fixture.recording,
+            "0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address",
         );
         // Without a directory, as in an old recording, the first GIDs are read.
         let own = fixture.place("0000:18:00.0");
         let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
         fixture.recording.directories.remove(&types);
-        let (text, _) = testing::says_in_one_line(&fixture.recording, &line);
-        assert!(
-            text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
-            "{text}"
+        testing::session(
+            &fixture.recording,
+            "$ doctor --all --only roce
+             not visible roce mlx5_0: GIDs of port 1: not in the recording",
         );
         // One GID is unreadable, and all other GIDs are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
-        let (text, status) = testing::says_in_one_line(&fixture.recording, &line);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(
-            text.contains("GIDs of port 1: not visible without root"),
-            "{text}"
+        testing::session(
+            &fixture.recording,
+            "0$ doctor --all --only roce\nGIDs of port 1: not visible without root",
         );
     }
 }

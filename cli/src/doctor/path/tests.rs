@@ -2,8 +2,8 @@
 //! Tests of paths that are too far for NCCL: the reported paths, and the words of the reports.
 
 use super::*;
-use crate::doctor::tests::paths::{socket, faults, FIRST};
-use crate::finding::{Level, Status};
+use crate::doctor::tests::paths::{faults, socket, FIRST};
+use crate::finding::Level;
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
@@ -38,9 +38,8 @@ fn warnings(fixture: &Fixture) -> Vec<Finding> {
     findings.filter(|it| it.level == Level::Warning).collect()
 }
 
-/// Returns `doctor`'s output in one line.
-fn printed(fixture: &Fixture) -> (String, Status) {
-    testing::says_in_one_line(&fixture.recording, &["doctor"])
+fn session(fixture: &Fixture, lines: &str) {
+    testing::session(&fixture.recording, lines);
 }
 
 fn with_software(mut fixture: Fixture) -> Fixture {
@@ -50,43 +49,39 @@ fn with_software(mut fixture: Fixture) -> Fixture {
 
 #[test]
 fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
-    let (text, status) = printed(&fixture::domains(0));
-    assert_eq!(status, Status::Findings, "{text}");
-    for says in [
-        "GPU 0, GPU 1, GPU 2, GPU 3: the nearest RDMA device (mlx5_0, mlx5_1, mlx5_2, mlx5_3) is NODE:",
-        "NCCL uses GPUDirect RDMA up to PXB",
-        "NCCL_TOPO_FILE",
-        "8 warnings",
-    ] {
-        assert!(text.contains(says), "{says}: {text}");
-    }
-    assert!(text.starts_with("warning path "), "{text}");
-    for misleads in ["slot", "SYS"] {
-        assert!(!text.contains(misleads), "{misleads}: {text}");
-    }
+    session(
+        &fixture::domains(0),
+        "1$ doctor
+         ^ warning path
+         GPU 0, GPU 1, GPU 2, GPU 3: the nearest RDMA device (mlx5_0, mlx5_1, mlx5_2, mlx5_3) is NODE:
+         NCCL uses GPUDirect RDMA up to PXB
+         NCCL_TOPO_FILE
+         8 warnings
+         ! slot
+         ! SYS",
+    );
 }
 
 /// NUMA node -1 means an unknown node.
 #[test]
 fn unknown_nodes_are_not_told_as_two() {
-    let fixture = fixture::domains(-1);
-    let (text, status) = printed(&fixture);
-    assert_eq!(status, Status::Findings, "{text}");
-    assert!(text.contains(
-        "is NODE or SYS: through several host bridges, of NUMA nodes that are not known"
-    ));
-    assert!(text.contains("NCCL_TOPO_FILE"), "{text}");
-    assert!(text.contains("8 warnings"), "{text}");
-    for misleads in ["slot", "link between the processors", "between NUMA nodes"] {
-        assert!(!text.contains(misleads), "{misleads}: {text}");
-    }
+    let mut fixture = fixture::domains(-1);
+    session(
+        &fixture,
+        "1$ doctor
+         is NODE or SYS: through several host bridges, of NUMA nodes that are not known
+         NCCL_TOPO_FILE
+         8 warnings
+         ! slot
+         ! link between the processors
+         ! between NUMA nodes",
+    );
     // NCCL uses the topology file.
-    let mut fixture = fixture;
     fixture.file(CONF, "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml\n");
     fixture.file("/opt/microsoft/ndv5-topo.xml", "<system/>\n");
     assert!(warnings(&fixture).is_empty());
-    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all", "--only", "numa"]);
-    assert!(text.contains("the hypervisor does not say"), "{text}");
+    let told = "$ doctor --all --only numa\nthe hypervisor does not say";
+    session(&fixture, told);
 }
 
 #[test]
@@ -106,7 +101,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
     fixture.file("/opt/topo.xml", "<system/>\n");
     let notes = findings(&fixture);
     assert!(notes.iter().all(|it| it.level == Level::Note), "{notes:#?}");
-    assert_eq!(printed(&fixture).1, Status::Ok);
+    session(&fixture, "0$ doctor");
     let mut fixture = fixture::domains(-1);
     fixture.file(
         "/var/run/nvidia-topologyd/virtualTopology.xml",
@@ -118,14 +113,13 @@ fn a_topology_file_is_what_nccl_goes_by() {
 #[test]
 fn a_flat_virtual_machine_is_too_far() {
     let fixture = with_software(fixture::virtual_machine());
-    let (text, status) = printed(&fixture);
-    assert_eq!(status, Status::Findings, "{text}");
-    assert!(
-        text.starts_with("warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:"),
-        "{text}"
+    session(
+        &fixture,
+        "1$ doctor
+         ^ warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:
+         NCCL_TOPO_FILE
+         1 warning.",
     );
-    assert!(text.contains("NCCL_TOPO_FILE"), "{text}");
-    assert!(text.ends_with("1 warning."), "{text}");
 }
 
 #[test]
@@ -145,7 +139,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
     // The setting is intended. The lower speed is only a note.
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=PHB\n");
     assert_eq!(levels(&fixture), [Level::Note, Level::Note]);
-    assert_eq!(printed(&fixture).1, Status::Ok);
+    session(&fixture, "0$ doctor");
     fixture.file("/proc/self/environ", "A=b\0NCCL_NET_GDR_LEVEL=PIX\0");
     let why = warnings(&fixture)[0].why.clone().unwrap();
     assert!(
@@ -250,9 +244,7 @@ fn registers_of_virtual_functions_are_not_judged() {
         };
         fixture.set_config(&format!("{number:04x}:00:00.0"), &function);
     }
-    let (text, _) = printed(&fixture);
-    assert!(text.contains("8 warnings"), "{text}");
-    assert!(!text.contains("relaxed-ordering"), "{text}");
+    session(&fixture, "$ doctor\n8 warnings\n! relaxed-ordering");
 }
 
 /// A recording contains NCCL variables that a shell exports, and no other variables.
@@ -264,6 +256,5 @@ fn a_recording_has_no_other_variable() {
     assert!(json.contains("NCCL_NET_GDR_LEVEL=PHB"), "{json}");
     fixture.fact(Fact::User, "0");
     let again = crate::host::recording::Recording::parse(&json).unwrap();
-    let (text, _) = testing::says(&again, &["doctor", "--only", "path"]);
-    assert!(text.starts_with("Nothing wrong was seen"), "{text}");
+    testing::session(&again, "$ doctor --only path\n^ Nothing wrong was seen");
 }
