@@ -18,12 +18,15 @@ use crate::render::{clean, Paint, Table};
 /// Makes a JSON object whose keys are in this order.
 macro_rules! object {
     ($($(#[$attribute:meta])* $key:ident: $value:expr),* $(,)?) => {{
-        #[allow(non_camel_case_types)]
-        #[derive(serde::Serialize)]
-        struct Object<$($key),*> {
-            $($(#[$attribute])* $key: $key,)*
+        #[allow(non_camel_case_types, clippy::too_many_arguments)]
+        fn object<$($key: serde::Serialize),*>($($key: $key),*) -> impl serde::Serialize {
+            #[derive(serde::Serialize)]
+            struct Object<$($key),*> {
+                $($(#[$attribute])* $key: $key,)*
+            }
+            Object { $($key,)* }
         }
-        Object { $($key: $value,)* }
+        object($($value),*)
     }};
 }
 pub(crate) use object;

@@ -95,7 +95,8 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
             Some(_) => Level::Note,
             None => Level::Ok,
         };
-        let finding = new(level, format!("BAR1 is {}{could_be}", bytes(bar.size)));
+        let found = format!("BAR1 is {}{could_be}", bytes(bar.size));
+        let finding = Finding::new(level, Subject::gpu(gpu), found);
         return match could {
             Some(_) => finding
                 .why("More of the memory could be registered at once.")

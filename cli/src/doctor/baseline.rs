@@ -284,7 +284,7 @@ mod tests {
         testing::session(&before.recording, lines);
         // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
-        let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
+        let (text, _) = testing::says(&before.recording, &format!("export --baseline {file}"));
         let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }

@@ -215,7 +215,6 @@ fn of_pci(
         Some((_, seconds)) => format!("in {seconds:.0} s"),
         None => "since boot".to_owned(),
     };
-    let new = |level, found: String| Finding::new(level, subject, found);
     if errors.is_empty() {
         return subject.ok(format!("{at} had no PCI errors {period}"));
     }
@@ -235,7 +234,8 @@ fn of_pci(
         .iter()
         .map(|(severity, name, count)| format!("{name} {count} ({severity})"))
         .collect();
-    new(level, format!("{at} had PCI errors {period}: {}", each.join(", ")))
+    let found = format!("{at} had PCI errors {period}: {}", each.join(", "));
+    Finding::new(level, subject, found)
         .why(
             "Each corrected error is a packet sent again; many of them, and any other kind, are a bad contact, \
              riser or cable.",
@@ -415,10 +415,7 @@ mod tests {
         fixture.software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");
-        let (text, status) = testing::says(
-            &fixture.recording,
-            &["doctor", "--all", "--only", "counters"],
-        );
+        let (text, status) = testing::says(&fixture.recording, "doctor --all --only counters");
         assert_eq!(status, Status::Ok, "{text}");
         for says in [
             "mlx5_0: port 1 has counted link_downed 3, symbol_error 65535",
@@ -437,7 +434,7 @@ mod tests {
             "x.json",
         ];
         assert!(<crate::args::Cli as clap::Parser>::try_parse_from(line).is_err());
-        let (text, status) = testing::says(&fixture.recording, &["doctor", "--interval", "1"]);
+        let (text, status) = testing::says(&fixture.recording, "doctor --interval 1");
         assert_eq!(status, Status::Ok, "{text}");
     }
 }

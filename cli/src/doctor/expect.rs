@@ -257,7 +257,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         for (name, fixture) in fixture::all() {
-            let (text, status) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+            let (text, status) = testing::says(&fixture.recording, "doctor --write-expect");
             assert_eq!(status, Status::Ok, "{text}");
             if name == "hgx" {
                 testing::golden("golden/expect-hgx.json", &text);
@@ -330,13 +330,13 @@ mod tests {
         let file = folder.path().join("expect.json");
         let mut before = fixture::hgx();
         before.software();
-        let expected = testing::says(&before.recording, &["doctor", "--write-expect"]).0;
+        let expected = testing::says(&before.recording, "doctor --write-expect").0;
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "expect", file, FAULTS);
         // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
-        let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
+        let (text, _) = testing::says(&before.recording, &format!("export --expect {file}"));
         let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }

@@ -343,14 +343,14 @@ mod tests {
     fn the_modules_files_are_read_once_and_only_for_who_asks() {
         let (one, without) = (fixture::small(), fixture::no_hca());
         for (mut fixture, line, reads) in [
-            (one.clone(), &["topo", "--verbose"][..], 0),
-            (one.clone(), &["doctor", "--only", "link,nvidia-driver"], 0),
-            (one.clone(), &["export", "--no-doctor"], 0),
-            (one.clone(), &["doctor"], 1),
-            (one, &["export"], 1),
+            (one.clone(), "topo --verbose", 0),
+            (one.clone(), "doctor --only link,nvidia-driver", 0),
+            (one.clone(), "export --no-doctor", 0),
+            (one.clone(), "doctor", 1),
+            (one, "export", 1),
             // Without an RDMA device, no module is needed.
-            (without.clone(), &["doctor"], 0),
-            (without, &["export"], 0),
+            (without.clone(), "doctor", 0),
+            (without, "export", 0),
         ] {
             fixture.software();
             let host = Counting {

@@ -206,8 +206,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::{differs, healthy, log, faults};
-    use crate::finding::Level;
+    use super::super::tests::{faults, log};
     use crate::host::{Fact, Unseen};
     use proptest::prelude::*;
 

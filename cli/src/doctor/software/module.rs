@@ -134,7 +134,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
             "`sudo modprobe nvidia-peermem`; what it answers says more".to_owned(),
         ),
     };
-    at(level, found)
+    Finding::new(level, Subject::Machine, found)
         .why(format!(
             "{because}ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
             RCCL believe in it without looking, since ib_core has the function; {}",

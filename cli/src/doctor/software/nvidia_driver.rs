@@ -19,7 +19,6 @@ pub(super) const CHECK: Check = Check {
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     match &software.driver {
         Err(why) => findings.push(Scan::unseen(

@@ -41,7 +41,7 @@ impl Before {
         let folder = tempfile::tempdir().unwrap();
         let json = fixture.recording.to_json().unwrap();
         std::fs::write(folder.path().join("then.json"), json).unwrap();
-        let (expect, _) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+        let (expect, _) = testing::says(&fixture.recording, "doctor --write-expect");
         std::fs::write(folder.path().join("expect.json"), expect).unwrap();
         Self { folder }
     }
@@ -147,7 +147,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
     ] {
         let mut fixture = not_started();
         fixture.file("/proc/self/cgroup", &format!("{cgroup}\n"));
-        let (json, _) = testing::says(&fixture.recording, &["record"]);
+        let (json, _) = testing::says(&fixture.recording, "record");
         assert!(!json.contains("pod1") && !json.contains("job_12"), "{json}");
         let recording = Recording::parse(&json).unwrap();
         testing::session(&recording, "0$ doctor");
@@ -222,7 +222,7 @@ fn a_bar_without_an_address_is_no_bar() {
          1 fault
          Above 4G Decoding",
     );
-    let (text, _) = testing::says(&fixture.recording, &["topo"]);
+    let (text, _) = testing::says(&fixture.recording, "topo");
     let line = text.lines().find(|line| line.contains(GPU)).unwrap();
     assert!(line.contains("x16  -  "), "{line}");
     let small = "0x0 0xffffff 0x2014220c";
@@ -327,7 +327,7 @@ const ODD: [&str; 7] = [
 ];
 
 fn commands(fixture: &Fixture) -> Vec<String> {
-    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all", "--json"]);
+    let (text, _) = testing::says(&fixture.recording, "doctor --all --json");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let findings = json["findings"].as_array().unwrap().iter();
     let commands = findings.filter_map(|finding| finding["commands"].as_array());

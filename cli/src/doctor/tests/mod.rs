@@ -20,13 +20,7 @@ fn what_root_alone_sees_is_said_and_is_not_well() {
         function.config.as_mut().unwrap().0.truncate(64);
     }
     let findings = fixture.findings();
-    for check in [
-        "acs",
-        "ats",
-        "max-payload",
-        "relaxed-ordering",
-        "max-read-request",
-    ] {
+    for check in "acs ats max-payload relaxed-ordering max-read-request".split(' ') {
         let of_check: Vec<&Finding> = findings.iter().filter(|it| it.check == check).collect();
         assert!(!of_check.is_empty(), "{check}");
         for finding in of_check {
@@ -116,23 +110,12 @@ fn monitoring_gets_one_line_and_its_own_status() {
         let status = print::nagios(&fixture.findings(), &mut out);
         (status.code(), out.into_text())
     };
-    assert_eq!(
-        nagios(&fixture),
-        (
-            0,
-            "GPUDIRECT OK - nothing wrong was seen | faults=0 warnings=0 notes=0 not_visible=0\n"
-                .to_owned()
-        )
-    );
+    let well =
+        "GPUDIRECT OK - nothing wrong was seen | faults=0 warnings=0 notes=0 not_visible=0\n";
+    assert_eq!(nagios(&fixture), (0, well.to_owned()));
     fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR);
-    assert_eq!(
-        nagios(&fixture),
-        (
-            1,
-            "GPUDIRECT WARNING - 1 warning: acs | faults=0 warnings=1 notes=0 not_visible=0\n"
-                .to_owned()
-        )
-    );
+    let bad = "GPUDIRECT WARNING - 1 warning: acs | faults=0 warnings=1 notes=0 not_visible=0\n";
+    assert_eq!(nagios(&fixture), (1, bad.to_owned()));
     fixture.function(socket(FIRST).gpu).driver = None;
     assert_eq!(nagios(&fixture).0, 2);
     assert!(nagios(&fixture)
@@ -214,15 +197,12 @@ fn what_counts_as_failing_can_be_chosen() {
         (&slow, Findings, Status::Ok),
         (&broken, Findings, Findings),
     ] {
-        let says = |line: &[&str]| testing::says(&machine.recording, line);
-        let (text, status) = says(&["doctor"]);
+        let says = |line: &str| testing::says(&machine.recording, line);
+        let (text, status) = says("doctor");
         assert_eq!(status, on_warning, "{text}");
-        assert_eq!(
-            says(&["doctor", "--fail-on", "warning"]),
-            (text.clone(), on_warning)
-        );
-        assert_eq!(says(&["doctor", "--fail-on", "fault"]), (text, on_fault));
-        let (_, status) = says(&["doctor", "--fail-on", "fault", "--json"]);
+        assert_eq!(says("doctor --fail-on warning"), (text.clone(), on_warning));
+        assert_eq!(says("doctor --fail-on fault"), (text, on_fault));
+        let (_, status) = says("doctor --fail-on fault --json");
         assert_eq!(status, on_fault);
     }
 }
@@ -273,7 +253,7 @@ fn json_is_as_before() {
         text.push_str(&out.into_text());
     }
     testing::golden("golden/paths-acs.json.txt", &text);
-    let (checks, status) = testing::says(host, &["doctor", "--list-checks"]);
+    let (checks, status) = testing::says(host, "doctor --list-checks");
     assert_eq!(status, Status::Ok);
     assert!(
         OF_HARDWARE.iter().all(|check| checks.contains(check.name)),
@@ -386,15 +366,10 @@ fn dead_rails_are_found() {
         hca: format!("mlx5_{number}"),
     };
     assert_eq!(subjects, [&hca(0), &hca(2), &hca(4), &hca(6)]);
-    assert!(
-        text.contains("mlx5_0, mlx5_2, mlx5_4, mlx5_6: port 1 is DOWN"),
-        "{text}"
-    );
-    let (line, status) = testing::says(&fixture.recording, &["doctor", "--nagios"]);
-    assert_eq!(status.code(), 1, "{line}");
-    assert!(
-        line.starts_with("GPUDIRECT WARNING - 4 warnings: port"),
-        "{line}"
+    assert!(text.contains("mlx5_0, mlx5_2, mlx5_4, mlx5_6: port 1 is DOWN"));
+    testing::session(
+        &fixture.recording,
+        "1$ doctor --nagios\n^ GPUDIRECT WARNING - 4 warnings: port",
     );
 }
 
@@ -406,14 +381,12 @@ fn a_slow_rail_is_found() {
         let mut fixture = fixture::hgx();
         fixture.software();
         fixture.hca_file("mlx5_3", "ports/1/rate", &format!("{rate}\n"));
-        let (text, status) = testing::says(&fixture.recording, &["doctor"]);
-        println!("{text}");
-        assert_eq!(status, Status::Findings);
-        let found = format!(
-            "mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)"
+        let told = format!(
+            "1$ doctor
+             mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)
+             1 warning."
         );
-        assert!(text.contains(&found), "{text}");
-        assert!(text.ends_with("1 warning.\n"), "{text}");
+        testing::session(&fixture.recording, &told);
     }
 }
 
@@ -452,7 +425,7 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
 fn json_has_the_commands_apart() {
     let mut fixture = fixture::acs();
     fixture.software();
-    let (text, _) = testing::says(&fixture.recording, &["doctor", "--json"]);
+    let (text, _) = testing::says(&fixture.recording, "doctor --json");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let commands: Vec<&str> = json["findings"][0]["commands"]
         .as_array()
@@ -474,14 +447,10 @@ fn json_has_the_commands_apart() {
 fn pairs_are_not_listed_one_by_one() {
     let mut fixture = fixture::hgx();
     fixture.software();
-    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all"]);
+    let (text, _) = testing::says(&fixture.recording, "doctor --all");
     println!("{text}");
-    assert!(
-        text.contains(
-            "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;"
-        ),
-        "{text}"
-    );
+    let pairs = "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;";
+    assert!(text.contains(pairs), "{text}");
     let begin = text.find("max-payload").unwrap();
     let payload = text[begin..].split("\n\n").next().unwrap();
     assert!(payload.lines().count() <= 4, "{payload}");
@@ -499,7 +468,7 @@ pub(super) fn are_found(
         let mut now = before.clone();
         inject(&mut now);
         let option = format!("--{check}");
-        let line = ["doctor", "--all", "--only", check, &option, file];
+        let line = format!("doctor --all --only {check} {option} {file}");
         let (text, status) = testing::says(&now.recording, &line);
         // Groups of findings without line breaks, and without groups of level "ok".
         let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -522,37 +491,23 @@ pub(super) fn are_found(
 #[test]
 fn what_was_lost_is_found_by_comparison() {
     let folder = tempfile::tempdir().unwrap();
-    let (baseline, expect) = (
-        folder.path().join("then.json"),
-        folder.path().join("expect.json"),
-    );
+    let file = |name| folder.path().join(name).to_str().unwrap().to_owned();
+    let (baseline, expect) = (file("then.json"), file("expect.json"));
     let before = &fixture::all()["hgx"].recording;
     std::fs::write(&baseline, before.to_json().unwrap()).unwrap();
-    std::fs::write(
-        &expect,
-        testing::says(before, &["doctor", "--write-expect"]).0,
-    )
-    .unwrap();
+    let expected = testing::says(before, "doctor --write-expect").0;
+    std::fs::write(&expect, expected).unwrap();
     for (name, machine) in fixture::degraded() {
-        let alone = testing::says(&machine.recording, &["doctor"]).1;
+        let alone = testing::says(&machine.recording, "doctor").1;
         let sees_nothing = name.starts_with("lost");
         assert_eq!(alone == Status::Ok, sees_nothing, "{name}");
         for (option, file) in [("--baseline", &baseline), ("--expect", &expect)] {
-            let line = [
-                "doctor",
-                "--fail-on",
-                "warning",
-                option,
-                file.to_str().unwrap(),
-            ];
+            let line = format!("doctor --fail-on warning {option} {file}");
             let (text, status) = testing::says(&machine.recording, &line);
             assert_eq!(status, Status::Findings, "{name}: {text}");
-            let check = option.trim_start_matches("--");
             let level = if sees_nothing { "fault" } else { "warning" };
-            assert!(
-                text.contains(&format!("{level} {check}\n")),
-                "{name}: {text}"
-            );
+            let group = format!("{level} {}\n", option.trim_start_matches("--"));
+            assert!(text.contains(&group), "{name}: {text}");
         }
     }
 }
@@ -572,7 +527,7 @@ fn a_large_machine_is_examined_once() {
         }
     }
     assert_eq!(unique.len(), findings.len());
-    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all"]);
+    let (text, _) = testing::says(&fixture.recording, "doctor --all");
     assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
 }
 
@@ -582,10 +537,13 @@ fn the_documentation_has_each_check() {
     let document = include_str!("../../../../docs/doctor.md");
     let tables = document.split("| check |").skip(1);
     let rows = tables.map(|table| {
-        let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("| `"));
+        let rows = table
+            .lines()
+            .skip(2)
+            .map_while(|line| line.strip_prefix("| `"));
         rows.map(|row| row.split('`').next().unwrap()).collect()
     });
-    let names = |checks: &[Check]| checks.iter().map(|check| check.name).collect();
+    let names = |checks: &[Check]| checks.iter().map(|check| check.name).collect::<Vec<_>>();
     let checks = [OF_HARDWARE, software::OF_SOFTWARE].map(names);
     assert_eq!(rows.collect::<Vec<Vec<&str>>>(), checks);
 }
@@ -630,7 +588,7 @@ pub(super) fn is_like(text: &str, form: &str) -> bool {
 #[derive(Clone, Copy)]
 pub(super) enum Faults {
     /// Faults that are injected into the scan of [`paths::TwoSockets`].
-    OnPaths(&'static [Fault<paths::TwoSockets>]),
+    OnPaths(&'static [Fault<TwoSockets>]),
     /// Faults that are injected into the files and facts of a synthetic machine.
     OfSoftware(&'static [Fault<fixture::Fixture>]),
     OwnTest,
