@@ -86,6 +86,14 @@ pub(crate) fn says(host: &dyn Host, line: &str) -> (String, Status) {
     (out.into_text(), status)
 }
 
+/// Returns the rows of a table with ` | ` between the cells.
+pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
+    let rows = text
+        .lines()
+        .map(|row| row.split(" | ").map(str::trim).collect::<Vec<_>>());
+    rows.map(|row| row.try_into().unwrap()).collect()
+}
+
 /// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
 /// which may be left out. Below it are words that its output has in one line: with `^ ` at its
 /// beginning, with `= ` once, with `! ` nowhere. Returns the last output.
