@@ -37,7 +37,6 @@ impl Level {
     }
 }
 
-/// Subject of a check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub(crate) enum Subject {

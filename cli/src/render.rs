@@ -36,7 +36,6 @@ impl Paint {
         (Self::Dim, '\u{feff}'),
     ];
 
-    /// Returns the text in this paint.
     pub(crate) fn on(self, text: impl AsRef<str>) -> String {
         let text = text.as_ref();
         let mark = Self::ALL.iter().find(|(paint, _)| *paint == self);
@@ -65,7 +64,6 @@ impl Paint {
         }
     }
 
-    /// Returns the paint of a level.
     pub(crate) fn of_level(level: Level) -> Self {
         match level {
             Level::Ok => Self::Good,

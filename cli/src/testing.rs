@@ -191,12 +191,19 @@ fn the_large_machine_is_written_down() {
     // Files of one PCI device share a line, and so do its links.
     let group = |line: &str| -> Option<Vec<String>> {
         let path = line.trim_start().strip_prefix("\"/")?.split('"').next()?;
-        let depth = if path.starts_with("sys/devices/pci") {
-            6
-        } else {
-            2
+        let parts: Vec<&str> = path.split('/').collect();
+        let device = parts.iter().rposition(|part| part.ends_with(".0"));
+        let depth = match path.starts_with("sys/devices/pci") {
+            true => device.map_or(3, |device| device + 1),
+            false => 2,
         };
-        Some(path.split('/').take(depth).map(str::to_owned).collect())
+        Some(
+            parts
+                .iter()
+                .take(depth)
+                .map(|&part| part.to_owned())
+                .collect(),
+        )
     };
     let (mut text, mut before) = (String::new(), None);
     for line in folded(&json).lines() {

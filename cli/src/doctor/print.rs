@@ -12,7 +12,6 @@ use crate::finding::{Finding, Level, Plugin, Status, Subject};
 use crate::render::{counted, Paint, Table};
 use crate::report::{object, Out};
 
-/// Prints `--list-checks`.
 pub(super) fn list(
     checks: impl Iterator<Item = &'static Check>,
     out: &mut Out,

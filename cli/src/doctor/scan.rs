@@ -234,7 +234,6 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the GPU at an address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&'a Gpu> {
         self.machine.gpu(at)
     }
@@ -255,7 +254,6 @@ impl<'a> Scan<'a> {
 }
 
 impl Subject {
-    /// Returns the subject of a GPU.
     pub(crate) fn gpu(gpu: &Gpu) -> Self {
         Self::Gpu {
             gpu: gpu.at.to_string(),
@@ -269,7 +267,6 @@ impl Subject {
         }
     }
 
-    /// Returns the subject of a pair.
     pub(crate) fn pair(pair: &Pair) -> Self {
         Self::Pair {
             gpu: pair.gpu.to_string(),

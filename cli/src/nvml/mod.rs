@@ -134,7 +134,6 @@ impl Nvml {
         Self::of(host)
     }
 
-    /// Returns the GPU at this address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&GpuReport> {
         self.gpus.iter().find(|gpu| gpu.address() == Some(at))
     }

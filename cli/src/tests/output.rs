@@ -84,7 +84,6 @@ fn counters() -> String {
     text
 }
 
-/// Writes a file of the module.
 fn module_file(fixture: &mut Fixture, name: &str, text: &str) {
     fixture.file(&format!("{FILES}/{name}"), text);
 }

@@ -110,7 +110,6 @@ fn follows_only(step: &Step, all: &[Step]) -> bool {
         && registered.is_some_and(|register| register.outcome != Outcome::Passed)
 }
 
-/// Prints the report.
 pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
     let (passed, failed, not_possible_here) = (
         report.count(Outcome::Passed),
