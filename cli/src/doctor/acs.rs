@@ -8,20 +8,16 @@ use super::controls::{
     at_boot, command_line, control, for_data_direct, Turn, Wanted, REDIRECTS, UNUSED, WRITES,
 };
 use super::route::Route;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::Acs;
 use crate::machine::pci::Address;
 use crate::machine::Pair;
 
-pub(super) const CHECK: Check = Check {
-    name: "acs",
-    about: "ACS redirection where packets between GPU and NIC can turn round",
-    applies: super::route::applies,
-    run: acs,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "acs": "ACS redirection where packets between GPU and NIC can turn round",
+    super::route::applies, acs, OnPaths(tests::FAULTS)
+}
 
 fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     let at_boot = at_boot(scan);

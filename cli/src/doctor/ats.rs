@@ -4,19 +4,15 @@
 use super::controls::control;
 use super::iommu::{mode, Mode};
 use super::route::Route;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::config::{Acs, Config};
 
-pub(super) const CHECK: Check = Check {
-    name: "ats",
-    about: "the NIC's Address Translation Services, and whether switches let them through",
-    applies: super::route::applies,
-    run: ats,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "ats": "the NIC's Address Translation Services, and whether switches let them through",
+    super::route::applies, ats, OnPaths(tests::FAULTS)
+}
 
 fn ats(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -83,7 +79,7 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, ACS, ATS, FIRST};
+    use super::super::tests::paths::{faults, socket, ACS, ATS, FIRST};
     use crate::machine::config::Acs;
 
     faults! {

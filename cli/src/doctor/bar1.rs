@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! BAR1, the window through which a NIC reaches GPU memory, and its possible size.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::Resizable;
 use crate::machine::pci::{Bar, Function};
 use crate::machine::{is_bar1, Gpu};
 use crate::render::bytes;
 
-pub(super) const CHECK: Check = Check {
-    name: "bar1",
-    about: "size of the GPU's BAR1, and whether it can be larger",
-    applies: |scan| scan.has_pci_gpu(),
-    run: bar1,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "bar1": "size of the GPU's BAR1, and whether it can be larger",
+    |scan| scan.has_pci_gpu(), bar1, OnPaths(tests::FAULTS)
+}
 
 /// Firmware and kernel settings that make room for BARs.
 pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the \

@@ -5,7 +5,7 @@
 //! A missing device leaves no trace in sysfs. Only a comparison reveals a missing device.
 
 use super::port;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
@@ -14,14 +14,10 @@ use crate::render::{bytes, counted};
 use crate::software::listed::{is_unlisted, is_withheld};
 use crate::software::Software;
 
-pub(super) const CHECK: Check = Check {
-    name: "baseline",
-    about: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
-    applies: |scan| scan.baseline.is_some(),
-    run: baseline,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "baseline": "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
+    |scan| scan.baseline.is_some(), baseline, OwnTest
+}
 
 fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(baseline) = scan.baseline else {
@@ -261,13 +257,11 @@ mod tests {
     /// Compares an HGX machine with its former state. Only losses are reported.
     #[test]
     fn a_baseline_finds_what_is_gone() {
-        let mut before = fixture::hgx();
-        before.software();
+        let mut before = fixture::hgx().with_software();
         let folder = tempfile::tempdir().unwrap();
         // A count of one has no plural.
         let one = folder.path().join("one.json");
-        let mut small = fixture::small();
-        small.software();
+        let mut small = fixture::small().with_software();
         std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
         let told = format!(
             "$ doctor --all --baseline {}

@@ -5,20 +5,16 @@
 //! Only growth is therefore a warning.
 
 use super::port;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::counters::{Counters, Kind, COUNTERS};
 use crate::machine::pci::Address;
 use crate::machine::Hca;
 
-pub(super) const CHECK: Check = Check {
-    name: "counters",
-    about: "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
-    applies: |scan| scan.has_hca() || scan.has_gpu(),
-    run: errors,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "counters": "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
+    |scan| scan.has_hca() || scan.has_gpu(), errors, OwnTest
+}
 
 /// Growth that a healthy fabric may show, per second.
 const FEW: f64 = 1.0;
@@ -349,8 +345,7 @@ mod tests {
     /// Without a second reading, totals are only a note.
     #[test]
     fn totals_of_counters_are_no_warning() {
-        let mut fixture = fixture::small();
-        fixture.software();
+        let mut fixture = fixture::small().with_software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");
         testing::session(

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Unusual devices: GPUs without GPUDirect RDMA, virtual functions, coherent memory.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "device-kind",
-    about: "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
-    applies: |scan| scan.has_gpu() || scan.has_hca(),
-    run: device_kind,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "device-kind": "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
+    |scan| scan.has_gpu() || scan.has_hca(), device_kind, OnPaths(tests::FAULTS)
+}
 
 fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -7,7 +7,7 @@
 
 use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
 use super::port;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Host, Unseen};
 use crate::machine::hca::{gigabits, rate_of};
@@ -16,14 +16,10 @@ use crate::machine::{Gpu, Hca, Port};
 use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
-pub(super) const CHECK: Check = Check {
-    name: "expect",
-    about: "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
-    applies: |scan| scan.expected.is_some(),
-    run: expect,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "expect": "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
+    |scan| scan.expected.is_some(), expect, OwnTest
+}
 
 fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(expected) = scan.expected else {
@@ -328,8 +324,7 @@ mod tests {
     fn what_is_not_as_expected_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
-        let mut before = fixture::hgx();
-        before.software();
+        let mut before = fixture::hgx().with_software();
         let expected = testing::says(&before.recording, "doctor --write-expect").0;
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
@@ -347,8 +342,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         let name = file.to_str().unwrap();
-        let mut machine = fixture::small();
-        machine.software();
+        let mut machine = fixture::small().with_software();
         let refused = |text: &str, says: &str| {
             std::fs::write(&file, text).unwrap();
             let told = format!(

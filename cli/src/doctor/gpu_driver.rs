@@ -2,22 +2,17 @@
 //! nvidia.ko and each GPU: a driver that is not bound or could not start the GPU, and a GPU that
 //! does not answer.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Subject};
 use crate::machine::pci::Address;
 use crate::machine::Gpu;
 use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
-pub(super) const CHECK: Check = Check {
-    name: "gpu-driver",
-    about:
-        "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
-    applies: |scan| scan.has_gpu(),
-    run: gpu_driver,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "gpu-driver": "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
+    |scan| scan.has_gpu(), gpu_driver, OnPaths(tests::FAULTS)
+}
 
 fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -9,21 +9,17 @@ use super::controls::{
     at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
 };
 use super::route::Route;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Seen, Unseen};
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::{Hca, Pair};
 
-pub(super) const CHECK: Check = Check {
-    name: "iommu",
-    about: "whether an IOMMU translates the NIC's addresses",
-    applies: |scan| scan.has_hca(),
-    run: iommu,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "iommu": "whether an IOMMU translates the NIC's addresses",
+    |scan| scan.has_hca(), iommu, OnPaths(tests::FAULTS)
+}
 
 /// IOMMU mode of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,20 +2,16 @@
 //! Speed and width of the path's links, compared with the best that both ends support.
 
 use super::route::{Joined, Route};
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 
-pub(super) const CHECK: Check = Check {
-    name: "link",
-    about: "speed and width of each link of the path, against what both its ends can",
-    applies: super::route::applies,
-    run: link,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "link": "speed and width of each link of the path, against what both its ends can",
+    super::route::applies, link, OnPaths(tests::FAULTS)
+}
 
 fn link(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();

@@ -3,19 +3,15 @@
 
 use super::packets::{counted, express};
 use super::route::Route;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Seen;
 use crate::machine::pci::Function;
 
-pub(super) const CHECK: Check = Check {
-    name: "max-payload",
-    about: "MaxPayload of both ends and of each bridge between",
-    applies: super::route::applies,
-    run: max_payload,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "max-payload": "MaxPayload of both ends and of each bridge between",
+    super::route::applies, max_payload, OnPaths(tests::FAULTS)
+}
 
 /// A function on a path, with its configured and its largest supported payload, in bytes.
 struct Payload<'a> {
@@ -137,7 +133,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, EXPRESS, FIRST};
+    use super::super::tests::paths::{faults, socket, EXPRESS, FIRST};
 
     faults! {
         "a GPU that takes smaller packets",

@@ -2,17 +2,13 @@
 //! Maximum read request of the NIC.
 
 use super::packets::nics;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "max-read-request",
-    about: "the NIC's MaxReadReq",
-    applies: |scan| scan.has_hardware_hca(),
-    run: max_read,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "max-read-request": "the NIC's MaxReadReq",
+    |scan| scan.has_hardware_hca(), max_read, OnPaths(tests::FAULTS)
+}
 
 fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -46,7 +42,7 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, faults, EXPRESS, FIRST};
+    use super::super::tests::paths::{faults, socket, EXPRESS, FIRST};
 
     faults! {
         "a NIC with short reads",

@@ -4,20 +4,16 @@
 use super::bar1::ROOM;
 use super::controls::UNUSED;
 use super::gpu_driver::silent;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use super::software::netns;
 use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Function, MELLANOX};
 
-pub(super) const CHECK: Check = Check {
-    name: "nic-driver",
-    about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
-    // One pair has an RDMA device.
-    applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),
-    run: nic_driver,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+// One pair has an RDMA device.
+check! {
+    "nic-driver": "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
+    |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic), nic_driver, OnPaths(tests::FAULTS)
+}
 
 /// Class code of an InfiniBand controller.
 const INFINIBAND: u32 = 0x0207;

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! NUMA nodes of devices.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "numa",
-    about: "whether the firmware says which NUMA node devices are near to",
-    applies: |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1),
-    run: numa,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "numa": "whether the firmware says which NUMA node devices are near to",
+    |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1), numa, OwnTest
+}
 
 fn numa(scan: &Scan<'_>) -> Vec<Finding> {
     let (who, fix) = match scan.machine.is_virtual {

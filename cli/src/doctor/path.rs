@@ -10,19 +10,15 @@ use std::collections::BTreeMap;
 
 use super::nccl;
 use super::nccl::{Nccl, Topology};
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Listed, Pair};
 
-pub(super) const CHECK: Check = Check {
-    name: "path",
-    about: "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
-    applies: super::route::applies,
-    run: path,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "path": "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
+    super::route::applies, path, OnPaths(tests::FAULTS)
+}
 
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let nccl = Nccl::scan(scan.host);

@@ -2,20 +2,16 @@
 //! Ports of the near RDMA devices: up or down, number of lanes, and rate compared with similar
 //! ports.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Pair, Port};
 
-pub(super) const CHECK: Check = Check {
-    name: "port",
-    about: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
-    applies: |scan| scan.has_hca(),
-    run: port,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "port": "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
+    |scan| scan.has_hca(), port, OnPaths(tests::FAULTS)
+}
 
 fn port(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();

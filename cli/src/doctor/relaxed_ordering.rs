@@ -2,19 +2,15 @@
 //! Relaxed ordering of packets.
 
 use super::packets::{counted, express, nics};
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::PortType;
 use crate::machine::pci::Function;
 
-pub(super) const CHECK: Check = Check {
-    name: "relaxed-ordering",
-    about: "whether the NIC, and the GPU, may send with relaxed ordering",
-    applies: |scan| scan.has_pci_gpu() || scan.has_hardware_hca(),
-    run: relaxed_ordering,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "relaxed-ordering": "whether the NIC, and the GPU, may send with relaxed ordering",
+    |scan| scan.has_pci_gpu() || scan.has_hardware_hca(), relaxed_ordering, OnPaths(tests::FAULTS)
+}
 
 /// Returns `true` for root ports below which Linux turns off relaxed ordering:
 /// `quirk_relaxedordering_disable` in `drivers/pci/quirks.c`, for errata of Intel's Haswell and

@@ -4,19 +4,15 @@
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::{gid_indices, Hca, Port};
 
-pub(super) const CHECK: Check = Check {
-    name: "roce",
-    about: "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
-    applies: |scan| ports(scan).next().is_some(),
-    run: roce,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "roce": "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
+    |scan| ports(scan).next().is_some(), roce, OwnTest
+}
 
 /// Returns the RoCE ports that are up.
 pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {

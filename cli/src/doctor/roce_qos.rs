@@ -5,21 +5,17 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use super::{port, roce};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::dcb::Dcb;
 use crate::host::{dcb, Host, Seen, Unseen};
 use crate::machine::{netdevs_of, Hca, Port};
 
-pub(super) const CHECK: Check = Check {
-    name: "roce-qos",
-    about: "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
-    applies: |scan| roce::ports(scan).next().is_some(),
-    run: qos,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "roce-qos": "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
+    |scan| roce::ports(scan).next().is_some(), qos, OwnTest
+}
 
 /// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED: answering ECN marks,
 /// and slowing down on request of the peer.

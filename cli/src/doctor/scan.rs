@@ -275,6 +275,27 @@ impl Subject {
     }
 }
 
+/// Defines the constant `CHECK`: name and description, when it applies, how it runs, and its faults
+/// for the tests.
+macro_rules! check {
+    ($name:literal: $about:literal, $applies:expr, $run:expr, $faults:expr) => {
+        pub(in crate::doctor) const CHECK: $crate::doctor::scan::Check =
+            $crate::doctor::scan::Check {
+                name: $name,
+                about: $about,
+                applies: $applies,
+                run: $run,
+                #[cfg(test)]
+                faults: {
+                    use $crate::doctor::tests::Faults::*;
+                    $faults
+                },
+            };
+    };
+}
+pub(super) use check;
+
+/// A check of the machine.
 pub(crate) struct Check {
     /// Stable name, used by `--skip` and the findings.
     pub(crate) name: &'static str,

@@ -2,19 +2,15 @@
 //! Bandwidth of the NIC's slot, compared with that of the NIC's ports.
 
 use super::route::Joined;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::hca::{gigabits, Port};
 use crate::machine::Hca;
 
-pub(super) const CHECK: Check = Check {
-    name: "slot",
-    about: "whether the NIC's slot is as fast as its port",
-    applies: |scan| scan.has_hardware_hca(),
-    run: slot,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "slot": "whether the NIC's slot is as fast as its port",
+    |scan| scan.has_hardware_hca(), slot, OnPaths(tests::FAULTS)
+}
 
 fn slot(scan: &Scan<'_>) -> Vec<Finding> {
     let hcas = scan.hcas().filter(|hca| !hca.is_software);

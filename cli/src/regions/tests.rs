@@ -361,7 +361,8 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
 #[test]
 fn why_it_cannot_be_told_is_said() {
     let debugfs = "/sys/kernel/debug";
-    let changes: [(fn(&mut Fixture, &str), &str); 6] = [
+    type Change = fn(&mut Fixture, &str);
+    let changes: [(Change, &str); 6] = [
         (
             |fixture, _| fixture.deny(dma_buf::FILE),
             "bufinfo is not visible without root",

@@ -422,8 +422,7 @@ fn a_check_that_did_not_run_has_no_metric() {
         found.retain(|sample, _| sample.starts_with("peermem_doctor_findings"));
         found
     };
-    let mut without = fixture::no_hca();
-    without.software();
+    let mut without = fixture::no_hca().with_software();
     let without = checks(&without);
     let presence = without.get(&of_check("presence"));
     assert_eq!(presence, Some(&1.0), "{without:?}");
@@ -434,8 +433,7 @@ fn a_check_that_did_not_run_has_no_metric() {
         assert!(!without.contains_key(&sample), "{check}: {without:?}");
     }
     // NVML is not available, so its data is unknown.
-    let mut fixture = fixture::small();
-    fixture.software();
+    let mut fixture = fixture::small().with_software();
     fixture.no_nvml();
     let found = checks(&fixture);
     assert!(!found.contains_key(&of_check("bar1-free")), "{found:?}");

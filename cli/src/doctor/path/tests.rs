@@ -42,11 +42,6 @@ fn session(fixture: &Fixture, lines: &str) {
     testing::session(&fixture.recording, lines);
 }
 
-fn with_software(mut fixture: Fixture) -> Fixture {
-    fixture.software();
-    fixture
-}
-
 #[test]
 fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
     session(
@@ -112,7 +107,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
 
 #[test]
 fn a_flat_virtual_machine_is_too_far() {
-    let fixture = with_software(fixture::virtual_machine());
+    let fixture = fixture::virtual_machine().with_software();
     session(
         &fixture,
         "1$ doctor
@@ -124,7 +119,7 @@ fn a_flat_virtual_machine_is_too_far() {
 
 #[test]
 fn host_bridges_of_bare_metal_are_too_far() {
-    let mut fixture = with_software(fixture::two_sockets());
+    let mut fixture = fixture::two_sockets().with_software();
     let said = warnings(&fixture);
     let [phb, node] = said.as_slice() else {
         panic!("{said:#?}");
@@ -150,7 +145,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
 
 #[test]
 fn nodes_that_are_not_known_are_no_other_processor() {
-    let mut fixture = with_software(fixture::two_sockets());
+    let mut fixture = fixture::two_sockets().with_software();
     for at in ["0000:98:00.0", "0000:c8:00.0"] {
         let own = fixture.place(at);
         fixture.file(&format!("{own}/numa_node"), "-1\n");
@@ -216,13 +211,13 @@ fn nvlink_is_told_where_nccl_uses_it() {
 fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
     let fixture = fixture::all().remove("soft_roce").unwrap();
     assert_eq!(levels(&fixture), [Level::Note]);
-    let mut games = with_software(fixture::two_sockets());
+    let mut games = fixture::two_sockets().with_software();
     for at in ["0000:17:00.0", "0000:98:00.0"] {
         games.gpu(at, "NVIDIA GeForce RTX 4090");
     }
     assert_eq!(levels(&games), [Level::Note, Level::Note]);
     // EFA's plugin brings a topology file for NCCL.
-    let mut efa = with_software(fixture::virtual_machine());
+    let mut efa = fixture::virtual_machine().with_software();
     let own = efa.place("0000:00:06.0");
     efa.link(&format!("{own}/driver"), "../../../bus/pci/drivers/efa");
     assert_eq!(levels(&efa), [Level::Note]);
@@ -250,7 +245,7 @@ fn registers_of_virtual_functions_are_not_judged() {
 /// A recording contains NCCL variables that a shell exports, and no other variables.
 #[test]
 fn a_recording_has_no_other_variable() {
-    let mut fixture = with_software(fixture::two_sockets());
+    let mut fixture = fixture::two_sockets().with_software();
     fixture.file("/proc/self/environ", "SECRET=x\0NCCL_NET_GDR_LEVEL=PHB\0");
     let (json, _) = testing::says(&fixture.recording, "record");
     assert!(json.contains("NCCL_NET_GDR_LEVEL=PHB"), "{json}");

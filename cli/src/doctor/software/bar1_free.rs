@@ -2,17 +2,13 @@
 //! Free BAR1 of each GPU, from NVML.
 
 use super::gpu_mode::known;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level};
 
-pub(super) const CHECK: Check = Check {
-    name: "bar1-free",
-    about: "how much of each GPU's BAR1 is free (NVML)",
-    applies: super::gpu_mode::applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "bar1-free": "how much of each GPU's BAR1 is free (NVML)",
+    super::gpu_mode::applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Part of BAR1 in which nvidia.ko pins nothing (`_isSpaceAvailableForBar1P2PMapping` of
 /// 595.45.04), in bytes.
@@ -59,7 +55,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, faults};
+    use super::super::tests::{faults, gpu};
     use crate::nvml::Memory;
 
     faults! {

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The module's clients in ib_core: their kind and their names.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::software::Module;
 
-pub(super) const CHECK: Check = Check {
-    name: "clients",
-    about: "the module's clients at ib_core, their kind, and whose they are",
-    applies: super::has_module,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "clients": "the module's clients at ib_core, their kind, and whose they are",
+    super::has_module, check, OfSoftware(tests::FAULTS)
+}
 
 pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 

@@ -5,19 +5,15 @@
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Host, Seen, Unseen};
 use crate::software::{Module, REGISTER};
 
-pub(super) const CHECK: Check = Check {
-    name: "consumers",
-    about: "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
-    applies: super::has_module,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "consumers": "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
+    super::has_module, check, OfSoftware(tests::FAULTS)
+}
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";

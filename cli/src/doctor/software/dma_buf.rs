@@ -2,18 +2,14 @@
 //! Registration of GPU memory by dma-buf, without a peer-memory module. docs/dma-buf.md has the
 //! requirements of dma-buf.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::Hca;
 
-pub(super) const CHECK: Check = Check {
-    name: "dma-buf",
-    about: "whether GPU memory can be registered by dma-buf, without the module",
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "dma-buf": "whether GPU memory can be registered by dma-buf, without the module",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// First kernel with dma-buf in RDMA (perftest's README).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
@@ -217,7 +213,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, faults, PEERS};
+    use super::super::tests::{faults, nvidias, proprietary, PEERS};
     use super::*;
 
     faults! {

@@ -2,20 +2,16 @@
 //! Configuration of the NVLink fabric. CUDA does not start on machines with NVSwitches until the
 //! fabric is configured.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::nvml::{Fabric, FabricState};
 use crate::software::fabric;
 
-pub(super) const CHECK: Check = Check {
-    name: "fabric",
-    about: "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "fabric": "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
 then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! MIG, virtual GPUs and persistence mode, from NVML.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::nvml;
 use crate::nvml::Virtualization;
 use crate::software::Module;
 
-pub(super) const CHECK: Check = Check {
-    name: "gpu-mode",
-    about: "MIG, virtual GPUs, persistence mode (NVML)",
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "gpu-mode": "MIG, virtual GPUs, persistence mode (NVML)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Returns each GPU that NVML knows, NVML's report, and `true` if the GPU has BAR1 and is not
 /// coherent. The check of BAR1 reports a GPU without BAR1.

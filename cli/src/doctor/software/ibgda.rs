@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! GPU-initiated communication (IBGDA): permission for CUDA to map a NIC's doorbells into a GPU.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "ibgda",
-    about: "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "ibgda": "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Current parameters of nvidia.ko.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";

@@ -12,20 +12,16 @@ use std::collections::BTreeMap;
 
 use super::{oops, pci_log, xid};
 use crate::debugfs;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::shipped::reason::{Event, EventInfo, Severity};
 use crate::software::log::{addresses, is_of_module, Record};
 
-pub(super) const CHECK: Check = Check {
-    name: "kernel-log",
-    about: "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "kernel-log": "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// A kind of line that is reported.
 struct Pattern {

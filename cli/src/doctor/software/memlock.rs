@@ -5,18 +5,14 @@
 //! is registered through nvidia_peermem counts like host memory. A process with `CAP_IPC_LOCK` is
 //! exempt. dma-buf is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{facts, Fact, Unseen};
 
-pub(super) const CHECK: Check = Check {
-    name: "memlock",
-    about: "how much memory this shell and the jobs of batch systems and containers may lock",
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "memlock": "how much memory this shell and the jobs of batch systems and containers may lock",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// `CAP_IPC_LOCK` in the masks of `/proc/self/status`.
 const IPC_LOCK: u64 = 1 << 14;

@@ -4,18 +4,14 @@
 use super::dma_buf::DmaBuf;
 use super::module_file;
 use super::module_file::Cause;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::software::{is_ours, log, Module, MODULE};
 
-pub(super) const CHECK: Check = Check {
-    name: "module",
-    about: "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "module": "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();

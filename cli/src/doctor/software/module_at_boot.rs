@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Loading of the module at the next boot, and after a restart of openibd.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::software::Module;
 
-pub(super) const CHECK: Check = Check {
-    name: "module-at-boot",
-    about: "whether the module comes back at boot, and after openibd's restart",
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "module-at-boot": "whether the module comes back at boot, and after openibd's restart",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Directories of systemd's units, of the administrator and of the distribution.
 const UNITS: [&str; 3] = [

@@ -4,18 +4,14 @@
 //! If nvidia.ko is not loaded, the check `gpu-driver` reports each GPU.
 
 use super::users;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::nvml::VERSION_MISMATCH;
 
-pub(super) const CHECK: Check = Check {
-    name: "nvidia-driver",
-    about: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
-    applies: |scan| scan.has_gpu(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "nvidia-driver": "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
+    |scan| scan.has_gpu(), check, OfSoftware(tests::FAULTS)
+}
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();

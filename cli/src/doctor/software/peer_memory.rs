@@ -3,18 +3,14 @@
 
 use super::dma_buf::DmaBuf;
 use super::presence;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::software::REGISTER;
 
-pub(super) const CHECK: Check = Check {
-    name: "peer-memory",
-    about: "whether the ib_core that is loaded has peer memory, and whose it is",
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "peer-memory": "whether the ib_core that is loaded has peer memory, and whose it is",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();

@@ -2,20 +2,16 @@
 //! Presence of a GPU and of an RDMA device.
 
 use super::netns;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::{Listed, Unread};
 use crate::render::counted;
 
-pub(super) const CHECK: Check = Check {
-    name: "presence",
-    about: "whether there is a GPU, and an RDMA device",
-    applies: |_| true,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "presence": "whether there is a GPU, and an RDMA device",
+    |_| true, check, OfSoftware(tests::FAULTS)
+}
 
 const DEVICES: &str = "/sys/class/infiniband";
 

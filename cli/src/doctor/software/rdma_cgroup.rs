@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Limits of a cgroup on RDMA objects.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{argument, path_argument, Finding, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "rdma-cgroup",
-    about: "how near this cgroup is to its limits of RDMA handles and objects",
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "rdma-cgroup": "how near this cgroup is to its limits of RDMA handles and objects",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// Parses a line of `rdma.max` or `rdma.current`: device, handles, objects. `max` becomes the
 /// greatest number.

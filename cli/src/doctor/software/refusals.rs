@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::debugfs::{directory, path, Line, Module};
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::process::Processes;
@@ -13,14 +13,10 @@ use crate::registrations::{Freed, Stranded};
 use crate::shipped::reason::{Cause, Event, Severity};
 use crate::{registrations, shipped};
 
-pub(super) const CHECK: Check = Check {
-    name: "refusals",
-    about: "what the module refused of late and what it lost (peermem-rs)",
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "refusals": "what the module refused of late and what it lost (peermem-rs)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// File with the module's counters.
 pub(super) const COUNTERS: &str = "counters";

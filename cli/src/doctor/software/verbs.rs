@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The device files through which programs open RDMA devices: `/dev/infiniband/uverbs*`.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::software::verbs;
 use crate::software::verbs::State;
 
-pub(super) const CHECK: Check = Check {
-    name: "verbs",
-    about: "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "verbs": "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
 \"NET/IB : No device found\"";

@@ -182,10 +182,8 @@ fn one_pair_is_told_hop_by_hop() {
 /// `--fail-on` changes the exit status and no output.
 #[test]
 fn what_counts_as_failing_can_be_chosen() {
-    let mut healthy = fixture::small();
-    healthy.software();
-    let mut slow = fixture::acs();
-    slow.software();
+    let mut healthy = fixture::small().with_software();
+    let mut slow = fixture::acs().with_software();
     let mut broken = slow.clone();
     broken
         .recording
@@ -378,8 +376,7 @@ fn dead_rails_are_found() {
 #[test]
 fn a_slow_rail_is_found() {
     for rate in ["200 Gb/sec (2X NDR)", "100 Gb/sec (4X EDR)"] {
-        let mut fixture = fixture::hgx();
-        fixture.software();
+        let mut fixture = fixture::hgx().with_software();
         fixture.hca_file("mlx5_3", "ports/1/rate", &format!("{rate}\n"));
         let told = format!(
             "1$ doctor
@@ -395,8 +392,7 @@ fn a_slow_rail_is_found() {
 #[test]
 fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     let level = |state: u32, percent: u32, persistence: bool| {
-        let mut fixture = fixture::small();
-        fixture.software();
+        let mut fixture = fixture::small().with_software();
         for at in ["0000:17:01.0", "0000:19:00.0"] {
             fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
         }
@@ -423,8 +419,7 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
 /// A program need not parse commands out of text.
 #[test]
 fn json_has_the_commands_apart() {
-    let mut fixture = fixture::acs();
-    fixture.software();
+    let mut fixture = fixture::acs().with_software();
     let (text, _) = testing::says(&fixture.recording, "doctor --json");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let commands: Vec<&str> = json["findings"][0]["commands"]
@@ -445,8 +440,7 @@ fn json_has_the_commands_apart() {
 /// GPUs with the same RDMA devices are named together.
 #[test]
 fn pairs_are_not_listed_one_by_one() {
-    let mut fixture = fixture::hgx();
-    fixture.software();
+    let mut fixture = fixture::hgx().with_software();
     let (text, _) = testing::says(&fixture.recording, "doctor --all");
     println!("{text}");
     let pairs = "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;";

@@ -208,7 +208,8 @@ fn each_injected_fault_makes_its_finding_and_no_other() {
 /// Settings that look like faults but are not.
 #[test]
 fn what_is_no_fault_is_none() {
-    let healthy: &[(&str, fn(&mut TwoSockets))] = &[
+    type Change = fn(&mut TwoSockets);
+    let healthy: &[(&str, Change)] = &[
         ("redirection at root ports, without a switch", |fixture| {
             // NCCL is configured to use paths through host bridges.
             let conf = "NCCL_NET_GDR_LEVEL=PHB\n".to_owned();

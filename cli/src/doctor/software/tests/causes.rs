@@ -17,8 +17,7 @@ use crate::{fixture, testing};
 
 /// An HGX H100 with NVIDIA's nvidia_peermem, on a kernel without memory_peers.
 fn machine() -> Fixture {
-    let mut fixture = fixture::hgx();
-    fixture.software();
+    let mut fixture = fixture::hgx().with_software();
     for path in [
         MODULE,
         "/sys/kernel/mm/memory_peers",

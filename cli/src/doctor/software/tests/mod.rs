@@ -20,9 +20,7 @@ pub(in crate::doctor) const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
 pub(in crate::doctor) const PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 pub(in crate::doctor) fn healthy() -> Fixture {
-    let mut fixture = fixture::small();
-    fixture.software();
-    fixture
+    fixture::small().with_software()
 }
 
 /// Returns the findings of software checks that are worse than ok.
@@ -145,8 +143,7 @@ pub(in crate::doctor) use faults;
 #[test]
 fn a_machine_that_is_well_is_told_nothing() {
     assert_eq!(findings(&healthy()), []);
-    let mut hgx = fixture::hgx();
-    hgx.software();
+    let mut hgx = fixture::hgx().with_software();
     assert_eq!(findings(&hgx), []);
 }
 
@@ -208,8 +205,7 @@ fn gpus_without_gpudirect_rdma_lack_no_software() {
 /// The state after `rmmod ib_uverbs`, which removes the drivers of RDMA devices, too.
 #[test]
 fn without_ib_uverbs_its_modprobe_is_the_advice() {
-    let mut fixture = fixture::no_hca();
-    fixture.software();
+    let mut fixture = fixture::no_hca().with_software();
     fixture.remove("/sys/module/ib_uverbs");
     let found = findings(&fixture);
     let fix = found.first().and_then(|finding| finding.fix.as_deref());
@@ -241,8 +237,7 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
 /// Soft RoCE does not transfer memory of a real GPU.
 #[test]
 fn soft_roce_alone_is_a_fault() {
-    let mut fixture = fixture::soft_roce();
-    fixture.software();
+    let mut fixture = fixture::soft_roce().with_software();
     let faults: Vec<Finding> = findings(&fixture)
         .into_iter()
         .filter(|finding| finding.level > Note)
