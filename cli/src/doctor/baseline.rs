@@ -261,7 +261,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // A count of one has no plural.
         let one = folder.path().join("one.json");
-        let mut small = fixture::small().with_software();
+        let small = fixture::small().with_software();
         std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
         let told = format!(
             "$ doctor --all --baseline {}

@@ -342,7 +342,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         let name = file.to_str().unwrap();
-        let mut machine = fixture::small().with_software();
+        let machine = fixture::small().with_software();
         let refused = |text: &str, says: &str| {
             std::fs::write(&file, text).unwrap();
             let told = format!(

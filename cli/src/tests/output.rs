@@ -422,7 +422,7 @@ fn a_check_that_did_not_run_has_no_metric() {
         found.retain(|sample, _| sample.starts_with("peermem_doctor_findings"));
         found
     };
-    let mut without = fixture::no_hca().with_software();
+    let without = fixture::no_hca().with_software();
     let without = checks(&without);
     let presence = without.get(&of_check("presence"));
     assert_eq!(presence, Some(&1.0), "{without:?}");

@@ -182,8 +182,8 @@ fn one_pair_is_told_hop_by_hop() {
 /// `--fail-on` changes the exit status and no output.
 #[test]
 fn what_counts_as_failing_can_be_chosen() {
-    let mut healthy = fixture::small().with_software();
-    let mut slow = fixture::acs().with_software();
+    let healthy = fixture::small().with_software();
+    let slow = fixture::acs().with_software();
     let mut broken = slow.clone();
     broken
         .recording
@@ -419,7 +419,7 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
 /// A program need not parse commands out of text.
 #[test]
 fn json_has_the_commands_apart() {
-    let mut fixture = fixture::acs().with_software();
+    let fixture = fixture::acs().with_software();
     let (text, _) = testing::says(&fixture.recording, "doctor --json");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let commands: Vec<&str> = json["findings"][0]["commands"]
@@ -440,7 +440,7 @@ fn json_has_the_commands_apart() {
 /// GPUs with the same RDMA devices are named together.
 #[test]
 fn pairs_are_not_listed_one_by_one() {
-    let mut fixture = fixture::hgx().with_software();
+    let fixture = fixture::hgx().with_software();
     let (text, _) = testing::says(&fixture.recording, "doctor --all");
     println!("{text}");
     let pairs = "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;";

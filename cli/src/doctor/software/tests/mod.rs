@@ -143,7 +143,7 @@ pub(in crate::doctor) use faults;
 #[test]
 fn a_machine_that_is_well_is_told_nothing() {
     assert_eq!(findings(&healthy()), []);
-    let mut hgx = fixture::hgx().with_software();
+    let hgx = fixture::hgx().with_software();
     assert_eq!(findings(&hgx), []);
 }
 
@@ -237,7 +237,7 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
 /// Soft RoCE does not transfer memory of a real GPU.
 #[test]
 fn soft_roce_alone_is_a_fault() {
-    let mut fixture = fixture::soft_roce().with_software();
+    let fixture = fixture::soft_roce().with_software();
     let faults: Vec<Finding> = findings(&fixture)
         .into_iter()
         .filter(|finding| finding.level > Note)
