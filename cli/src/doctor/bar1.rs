@@ -2,7 +2,7 @@
 //! BAR1, the window through which a NIC reaches GPU memory, and its possible size.
 
 use super::scan::{check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::machine::config::Resizable;
 use crate::machine::pci::{Bar, Function};
 use crate::machine::{is_bar1, Gpu};
@@ -87,17 +87,13 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
                 .why("No more than that can be registered at once, by all processes together.")
                 .fix(enlarge(could.is_some()));
         }
-        let level = match could {
-            Some(_) => Level::Note,
-            None => Level::Ok,
-        };
         let found = format!("BAR1 is {}{could_be}", bytes(bar.size));
-        let finding = Finding::new(level, Subject::gpu(gpu), found);
         return match could {
-            Some(_) => finding
+            Some(_) => Subject::gpu(gpu)
+                .note(found)
                 .why("More of the memory could be registered at once.")
                 .fix(enlarge(true)),
-            None => finding,
+            None => Subject::gpu(gpu).ok(found),
         };
     }
     Subject::gpu(gpu).warning(format!("BAR1 is {}{could_be}", bytes(bar.size)))

@@ -90,50 +90,33 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
-    let at = function.at;
+    let (at, subject) = (function.at, Subject::hca(hca));
     let new =
         |level, found: String| Finding::new(scan.level_of(hca, level), Subject::hca(hca), found);
+    let in_group =
+        |group: u32, kind: &str| format!("{at} is in IOMMU group {group} of type {kind}");
     match mode(scan, function) {
-        Err(why) => Scan::unseen(Subject::hca(hca),
-            format!("IOMMU mode of {at}"),
-            &why,
-        ),
-        Ok((Mode::None, _)) => new(Level::Ok, format!("no IOMMU is before {at}")),
-        Ok((Mode::Identity, group)) => new(
-            Level::Ok,
-            format!("{at} is in IOMMU group {group} of type identity"),
-        ),
-        Ok((Mode::Blocked, group)) => new(
-            Level::Fault,
-            format!("{at} is in IOMMU group {group} of type blocked"),
-        )
+        Err(why) => Scan::unseen(subject, format!("IOMMU mode of {at}"), &why),
+        Ok((Mode::None, _)) => subject.ok(format!("no IOMMU is before {at}")),
+        Ok((Mode::Identity, group)) => subject.ok(in_group(group, "identity")),
+        Ok((Mode::Blocked, group)) => new(Level::Fault, in_group(group, "blocked"))
         .why("The IOMMU lets none of its transfers through.")
         .fix(format!(
             "`echo identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
         )),
-        Ok((Mode::Other(kind), group)) => new(
-            Level::Note,
-            format!("{at} is in IOMMU group {group} of type {kind:?}"),
-        ),
+        Ok((Mode::Other(kind), group)) => subject.note(in_group(group, &format!("{kind:?}"))),
         Ok((Mode::Translates(kind), group)) => {
             let found = format!("{at} is in IOMMU group {group} of type {kind}: its addresses are translated");
             if all_straight(scan, hca) {
-                return new(
-                    Level::Ok,
-                    format!("{found}; ATS is on, and switches let translated requests straight through"),
-                );
+                return subject
+                    .ok(format!("{found}; ATS is on, and switches let translated requests straight through"));
             }
             if scan.is_by_data_direct(hca) {
-                return new(
-                    Level::Ok,
-                    format!("{found}; GPU memory goes by Data Direct"),
-                );
+                return subject.ok(format!("{found}; GPU memory goes by Data Direct"));
             }
             // Packets to the memory of a coherent GPU do not turn round in a switch.
-            let mut gpus = scan
-                .pairs()
-                .filter(|pair| pair.hca == hca.name)
-                .filter_map(|pair| scan.gpu(pair.gpu));
+            let pairs = scan.pairs().filter(|pair| pair.hca == hca.name);
+            let mut gpus = pairs.filter_map(|pair| scan.gpu(pair.gpu));
             let level = match gpus.all(|gpu| gpu.is_coherent) {
                 true => Level::Note,
                 false => Level::Warning,

@@ -4,7 +4,7 @@
 use super::packets::{counted, express};
 use super::route::Route;
 use super::scan::{check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::host::Seen;
 use crate::machine::pci::Function;
 
@@ -60,8 +60,6 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
                 continue;
             }
         };
-        let new =
-            |level, found: String| Finding::new(scan.level(pair, level), subject.clone(), found);
         let reported = |all: &[&Payload<'_>]| -> String {
             let each = all
                 .iter()
@@ -87,45 +85,39 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
         let (nic_bad, nic_odd) = steps(&nic_side);
         let across = !route.is_through_root() && least != largest;
         if across || gpu_bad || nic_bad {
-            findings.push(
-                new(Level::Fault, format!("MaxPayload differs along the path: {}", reported(&all)))
-                    .why(MISMATCH)
-                    .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
-                        pci=pcie_bus_peer2peer (128 B)"),
+            let found = format!("MaxPayload differs along the path: {}", reported(&all));
+            let finding = subject.fault(found).why(MISMATCH).fix(
+                "pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
+                 pci=pcie_bus_peer2peer (128 B)",
             );
+            findings.push(scan.judged(pair, finding));
             continue;
         }
         if gpu_odd || nic_odd {
+            let found = format!(
+                "a bridge sends larger packets than the device below is set to take: {}",
+                reported(&all)
+            );
             // `pci=pcie_bus_perf` configures smaller payloads below a bridge on purpose, and limits
             // reads to the size that fits.
             let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
-            let level = match cmdline.contains("pcie_bus_perf") {
-                true => Level::Note,
-                false => Level::Warning,
+            let finding = match cmdline.contains("pcie_bus_perf") {
+                true => subject.note(found),
+                false => subject.warning(found),
             };
-            findings.push(
-                new(
-                    level,
-                    format!("a bridge sends larger packets than the device below is set to take: {}", reported(&all)),
-                )
-                .why(MISMATCH)
-                .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can"),
-            );
+            let fix =
+                "pci=pcie_bus_safe on the kernel's command line, which sets all to what all can";
+            findings.push(scan.judged(pair, finding.why(MISMATCH).fix(fix)));
             continue;
         }
         let most = all.iter().map(|it| it.most).min().unwrap_or(least);
         findings.push(match least < most.min(256) {
-            true => new(
-                Level::Note,
-                format!("MaxPayload is {least} B along the path, and all of it can {most} B"),
-            )
-            .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
-            .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
-            .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
-            false => new(
-                Level::Ok,
-                format!("MaxPayload is {least} B and more along the path"),
-            ),
+            true => subject
+                .note(format!("MaxPayload is {least} B along the path, and all of it can {most} B"))
+                .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
+                .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
+                .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
+            false => subject.ok(format!("MaxPayload is {least} B and more along the path")),
         });
     }
     findings

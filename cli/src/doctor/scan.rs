@@ -225,6 +225,14 @@ impl<'a> Scan<'a> {
         }
     }
 
+    /// Limits the level of a finding to a note if the pair does not count.
+    pub(crate) fn judged(&self, pair: &Pair, finding: Finding) -> Finding {
+        Finding {
+            level: self.level(pair, finding.level),
+            ..finding
+        }
+    }
+
     /// Limits a level to a note if the RDMA device is in no pair that counts.
     pub(crate) fn level_of(&self, hca: &Hca, level: Level) -> Level {
         let mut pairs = self.pairs().filter(|pair| pair.hca == hca.name);

@@ -41,24 +41,13 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
             gigabits(port)
         )));
     }
-    let finding = Finding::new(
-        scan.level_of(hca, Level::Warning),
-        Subject::hca(hca),
-        format!(
-            "slot and NIC can {} ({} Gb/s), and a port is {} Gb/s",
-            joined.most,
-            gigabits(link),
-            gigabits(port)
-        ),
-    );
+    let (link, port, most) = (gigabits(link), gigabits(port), joined.most);
+    let found = format!("slot and NIC can {most} ({link} Gb/s), and a port is {port} Gb/s");
+    let level = scan.level_of(hca, Level::Warning);
     Some(
-        finding
+        Finding::new(level, Subject::hca(hca), found)
             .why("No byte gets faster into the GPU than the slot lets it.")
-            .costs(format!(
-                "{} of {} Gb/s at most.",
-                gigabits(link),
-                gigabits(port)
-            ))
+            .costs(format!("{link} of {port} Gb/s at most."))
             .fix(format!(
                 "Put it into a slot as fast as itself: the port above ({}) can {}, the NIC {}.",
                 upper.at,
