@@ -3,7 +3,7 @@
 
 use super::netns;
 use crate::doctor::scan::{check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::machine::{Listed, Unread};
 use crate::render::counted;
@@ -45,15 +45,55 @@ pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 
+/// Reports that there is no RDMA device.
+fn without_hca(scan: &Scan<'_>) -> Finding {
+    let found = match scan.host.names(DEVICES) {
+        Err(Unseen::Absent) => "no RDMA device: ib_core is not loaded",
+        Ok(_) => "no RDMA device in /sys/class/infiniband",
+        Err(why) => return Scan::unseen(Subject::Machine, DEVICES, &why),
+    };
+    let elsewhere = netns::elsewhere(scan);
+    if let Some(first) = elsewhere.first() {
+        return Subject::Machine
+            .fault(format!(
+                "no RDMA device in this network namespace; {} (the first: {first}) have theirs in another one",
+                counted(elsewhere.len(), "NIC")
+            ))
+            .why(
+                "RDMA is in exclusive mode: each RDMA device belongs to one network namespace, and programs in others \
+                find none (NCCL: \"NET/IB : No device found\")",
+            )
+            .fix(netns::FIX);
+    }
+    let why = "ibv_reg_mr is a call to an RDMA device";
+    let loaded: Vec<&str> = netns::loaded(scan).collect();
+    let first = match lacks_uverbs(scan) {
+        true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
+        false => "",
+    };
+    if first.is_empty() && !loaded.is_empty() {
+        let found = format!("{found}, though {} is loaded", loaded.join(", "));
+        return Subject::Machine.fault(found).why(why).fix(format!(
+            "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i -e mlx5 -e \
+             infiniband` says why a driver made none",
+            netns::FIX
+        ));
+    }
+    Subject::Machine.fault(found).why(why).fix(format!(
+        "{first}`sudo modprobe mlx5_ib`, or another driver of the NIC (bnxt_re, irdma, efa); in a virtual machine or a \
+        container, give it the NIC"
+    ))
+}
+
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = scan.machine.unread.iter().map(unread).collect();
     let is_hca = |unread: &Unread| matches!(unread.device, Listed::Hca(_));
     let (unread_hcas, unread_pci): (Vec<&Unread>, Vec<&Unread>) =
         scan.machine.unread.iter().partition(|one| is_hca(one));
-    let fault = |text: &str| Subject::Machine.fault(text);
     if scan.machine.gpus.is_empty() && unread_pci.is_empty() {
         findings.push(
-            fault("no NVIDIA GPU on PCI")
+            Subject::Machine
+                .fault("no NVIDIA GPU on PCI")
                 .why("GPUDirect RDMA moves bytes between a GPU's memory and an RDMA device")
                 .fix("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
                 knows"),
@@ -63,57 +103,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         return findings;
     }
     if scan.machine.hcas.is_empty() {
-        let found = match scan.host.names(DEVICES) {
-            Err(Unseen::Absent) => "no RDMA device: ib_core is not loaded",
-            Ok(_) => "no RDMA device in /sys/class/infiniband",
-            Err(why) => {
-                findings.push(Scan::unseen(Subject::Machine, DEVICES, &why));
-                return findings;
-            }
-        };
-        let elsewhere = netns::elsewhere(scan);
-        if let Some(first) = elsewhere.first() {
-            findings.push(
-                fault(&format!(
-                    "no RDMA device in this network namespace; {} (the first: {first}) have theirs in another one",
-                    counted(elsewhere.len(), "NIC")
-                ))
-                .why(
-                    "RDMA is in exclusive mode: each RDMA device belongs to one network namespace, and programs in others \
-                    find none (NCCL: \"NET/IB : No device found\")",
-                )
-                .fix(netns::FIX),
-            );
-            return findings;
-        }
-        let first = match lacks_uverbs(scan) {
-            true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
-            false => "",
-        };
-        let loaded: Vec<&str> = netns::loaded(scan).collect();
-        if first.is_empty() && !loaded.is_empty() {
-            findings.push(
-                fault(&format!("{found}, though {} is loaded", loaded.join(", ")))
-                    .why("ibv_reg_mr is a call to an RDMA device")
-                    .fix(format!(
-                        "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i \
-                         -e mlx5 -e infiniband` says why a driver made none",
-                        netns::FIX
-                    )),
-            );
-            return findings;
-        }
-        findings.push(
-            fault(found)
-                .why("ibv_reg_mr is a call to an RDMA device")
-                .fix(format!(
-                    "{first}`sudo modprobe mlx5_ib`, or another driver of the NIC (bnxt_re, irdma, efa); in a virtual \
-                    machine or a container, give it the NIC"
-                )),
-        );
+        findings.push(without_hca(scan));
     } else if lacks_uverbs(scan) {
         findings.push(
-            fault("ib_uverbs is not loaded")
+            Subject::Machine
+                .fault("ib_uverbs is not loaded")
                 .why(
                     "Programs open RDMA devices through it (/dev/infiniband/uverbs*), and in MLNX_OFED since 5.5 and \
                     DOCA-OFED it has the interface for peer memory, too.",
@@ -122,16 +116,13 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         );
     } else if scan.machine.hcas.iter().all(|hca| hca.is_software) {
         // The test VM's rxe uses the memory of the stand-in GPU.
-        let is_test = scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in);
-        let level = match is_test {
-            true => Level::Note,
-            false => Level::Fault,
+        let found = "all RDMA devices are software (rxe, siw)";
+        let finding = match scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) {
+            true => Subject::Machine.note(found),
+            false => Subject::Machine.fault(found),
         };
         findings.push(
-            Finding::new(level,
-                Subject::Machine,
-                "all RDMA devices are software (rxe, siw)",
-            )
+            finding
             .why("They copy by the processor, and register no GPU memory: there is no GPUDirect RDMA.")
             .fix(
                 "Use a NIC with RDMA. If there is one, load its driver, for example `sudo modprobe mlx5_ib`; `lspci | \
