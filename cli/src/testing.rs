@@ -96,7 +96,7 @@ pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
 
 /// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
 /// which may be left out. Below it are words that its output has in one line: with `^ ` at its
-/// beginning, with `= ` once, with `! ` nowhere. Returns the last output.
+/// beginning, with `~ ` at its end, with `= ` once, with `! ` nowhere. Returns the last output.
 #[track_caller]
 pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
     let mut said = String::new();
@@ -113,6 +113,8 @@ pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
             assert!(!said.contains(words), "{words}: {said}");
         } else if let Some(words) = line.strip_prefix("^ ") {
             assert!(said.starts_with(words), "{words}: {said}");
+        } else if let Some(words) = line.strip_prefix("~ ") {
+            assert!(said.ends_with(words), "{words}: {said}");
         } else if let Some(words) = line.strip_prefix("= ") {
             assert_eq!(said.matches(words).count(), 1, "{words}: {said}");
         } else {

@@ -113,7 +113,7 @@ fn a_flat_virtual_machine_is_too_far() {
         "1$ doctor
          ^ warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:
          NCCL_TOPO_FILE
-         1 warning.",
+         ~ 1 warning.",
     );
 }
 

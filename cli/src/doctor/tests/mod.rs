@@ -381,7 +381,7 @@ fn a_slow_rail_is_found() {
         let told = format!(
             "1$ doctor
              mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)
-             1 warning."
+             ~ 1 warning."
         );
         testing::session(&fixture.recording, &told);
     }
