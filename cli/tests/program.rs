@@ -24,7 +24,8 @@ fn said(output: &Output) -> (Option<i32>, String, String) {
 
 /// Runs the program with the words of a line.
 fn ran(line: &str) -> (Option<i32>, String, String) {
-    said(&peermemctl().args(line.split(' ')).output().unwrap())
+    let output = peermemctl().args(line.split(' ')).output();
+    said(&output.expect("the program starts"))
 }
 
 #[test]
