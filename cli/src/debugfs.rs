@@ -169,7 +169,6 @@ impl Module {
         self.records(host, "registrations", Registration::of)
     }
 
-    /// Reads all counters.
     pub(crate) fn counters(&self, host: &dyn Host) -> Result<Records<Counter>, Missing> {
         self.records(host, "counters", Counter::of)
     }
@@ -392,7 +391,6 @@ impl Time {
         now.0.saturating_sub(self.0)
     }
 
-    /// Returns the time in seconds.
     pub(crate) fn seconds(self) -> f64 {
         seconds(self.0)
     }
@@ -404,131 +402,96 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }
 
-/// A registration, active or orphaned: a line of `registrations`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Registration {
+/// Defines the record of a line, and its parser. Each field is read by an expression.
+macro_rules! record {
+    (
+        $(#[$meta:meta])* $record:ident($line:ident);
+        $($(#[$about:meta])* $field:ident: $type:ty = $value:expr;)*
+    ) => {
+        $(#[$meta])*
+        pub(crate) struct $record {
+            $($(#[$about])* pub(crate) $field: $type,)*
+        }
+
+        impl $record {
+            fn of(mut $line: Line<'_>) -> Option<Self> {
+                Some(Self { $($field: $value,)* })
+            }
+        }
+    };
+}
+
+record! {
+    /// A registration, active or orphaned: a line of `registrations`.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    Registration(line);
     /// Number from 1, not reused while the module is loaded.
-    pub(crate) id: u64,
+    id: u64 = line.number("id")?;
     /// One of `pinned`, `mapped`, `revoked`, `orphaned`.
-    pub(crate) state: Option<String>,
+    state: Option<String> = line.word("state");
     /// `persistent` or `revocable`.
-    pub(crate) mode: Option<String>,
-    pub(crate) addr: Option<u64>,
+    mode: Option<String> = line.word("mode");
+    addr: Option<u64> = line.number("addr");
     /// Pinned length, in bytes.
-    pub(crate) len: Option<u64>,
+    len: Option<u64> = line.number("len");
     /// Page size of nvidia.ko, in bytes.
-    pub(crate) page: Option<u64>,
+    page: Option<u64> = line.number("page");
     /// Number of pins.
-    pub(crate) chunks: Option<u64>,
+    chunks: Option<u64> = line.number("chunks");
     /// Number of scatter list entries; 0 until mapped.
-    pub(crate) entries: Option<u64>,
+    entries: Option<u64> = line.number("entries");
     /// PCI addresses of the GPUs. Empty if the module does not know the GPUs.
-    pub(crate) gpus: Vec<String>,
+    gpus: Vec<String> = {
+        let all = line.take("gpus").into_iter();
+        all.flat_map(|all| all.split(',')).map(str::to_owned).collect()
+    };
     /// PCI address of the device that does the DMA.
-    pub(crate) hca: Option<String>,
+    hca: Option<String> = line.word("hca");
     /// Process ID in the first PID namespace.
-    pub(crate) tgid: Option<u32>,
+    tgid: Option<u32> = line.process("tgid");
     /// Thread that made the registration.
-    pub(crate) pid: Option<u32>,
-    pub(crate) since: Option<Time>,
+    pid: Option<u32> = line.process("pid");
+    since: Option<Time> = line.time("since");
     /// Name of the thread when it made the registration.
-    pub(crate) comm: Option<String>,
-    pub(crate) other: BTreeMap<String, String>,
+    comm: Option<String> = line.name("comm");
+    other: BTreeMap<String, String> = line.rest();
 }
 
-impl Registration {
-    fn of(mut line: Line<'_>) -> Option<Self> {
-        Some(Self {
-            id: line.number("id")?,
-            state: line.word("state"),
-            mode: line.word("mode"),
-            addr: line.number("addr"),
-            len: line.number("len"),
-            page: line.number("page"),
-            chunks: line.number("chunks"),
-            entries: line.number("entries"),
-            gpus: line
-                .take("gpus")
-                .map(|all| all.split(',').map(str::to_owned).collect())
-                .unwrap_or_default(),
-            hca: line.word("hca"),
-            tgid: line.process("tgid"),
-            pid: line.process("pid"),
-            since: line.time("since"),
-            comm: line.name("comm"),
-            other: line.rest(),
-        })
-    }
-}
-
-/// A line of `counters`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Counter {
-    pub(crate) event: String,
-    pub(crate) count: u64,
+record! {
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+    Counter(line);
+    event: String = line.word("event")?;
+    count: u64 = line.number("count")?;
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mode: Option<String>,
+    mode: Option<String> = line.word("mode");
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
+    reason: Option<String> = line.word("reason");
     #[serde(flatten)]
-    pub(crate) other: BTreeMap<String, String>,
+    other: BTreeMap<String, String> = line.rest();
 }
 
-impl Counter {
-    fn of(mut line: Line<'_>) -> Option<Self> {
-        Some(Self {
-            event: line.word("event")?,
-            count: line.number("count")?,
-            mode: line.word("mode"),
-            reason: line.word("reason"),
-            other: line.rest(),
-        })
-    }
-}
-
-/// A line of `refusals` or `non_gpu`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
+record! {
+    /// A line of `refusals` or `non_gpu`.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    Refusal(line);
     /// Number of the refusal, from 0. A gap between numbers means overwritten entries.
-    pub(crate) seq: u64,
-    pub(crate) first: Option<Time>,
-    pub(crate) last: Option<Time>,
-    pub(crate) times: Option<u64>,
-    pub(crate) mode: Option<String>,
-    pub(crate) step: Option<String>,
-    pub(crate) reason: Option<String>,
+    seq: u64 = line.number("seq")?;
+    first: Option<Time> = line.time("first");
+    last: Option<Time> = line.time("last");
+    times: Option<u64> = line.number("times");
+    mode: Option<String> = line.word("mode");
+    step: Option<String> = line.word("step");
+    reason: Option<String> = line.word("reason");
     /// Negative errno from nvidia.ko, or 0 if the refusal did not come from nvidia.ko.
-    pub(crate) code: Option<i64>,
-    pub(crate) addr: Option<u64>,
-    pub(crate) len: Option<u64>,
-    pub(crate) tgid: Option<u32>,
-    pub(crate) pid: Option<u32>,
-    pub(crate) comm: Option<String>,
+    code: Option<i64> = line.take("code").and_then(|code| code.parse().ok());
+    addr: Option<u64> = line.number("addr");
+    len: Option<u64> = line.number("len");
+    tgid: Option<u32> = line.process("tgid");
+    pid: Option<u32> = line.process("pid");
+    comm: Option<String> = line.name("comm");
     /// Reason as text.
-    pub(crate) text: Option<String>,
-    pub(crate) other: BTreeMap<String, String>,
-}
-
-impl Refusal {
-    fn of(mut line: Line<'_>) -> Option<Self> {
-        Some(Self {
-            seq: line.number("seq")?,
-            first: line.time("first"),
-            last: line.time("last"),
-            times: line.number("times"),
-            mode: line.word("mode"),
-            step: line.word("step"),
-            reason: line.word("reason"),
-            code: line.take("code").and_then(|code| code.parse().ok()),
-            addr: line.number("addr"),
-            len: line.number("len"),
-            tgid: line.process("tgid"),
-            pid: line.process("pid"),
-            comm: line.name("comm"),
-            text: line.word("text"),
-            other: line.rest(),
-        })
-    }
+    text: Option<String> = line.word("text");
+    other: BTreeMap<String, String> = line.rest();
 }
 
 #[cfg(test)]

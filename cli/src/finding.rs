@@ -37,7 +37,6 @@ impl Level {
     }
 }
 
-/// Subject of a check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub(crate) enum Subject {
@@ -49,6 +48,29 @@ pub(crate) enum Subject {
     Hca { hca: String },
     /// The path between a GPU and an RDMA device.
     Pair { gpu: String, hca: String },
+}
+
+impl Subject {
+    /// Creates a finding that all is well.
+    pub(crate) fn ok(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Ok, self, found)
+    }
+
+    pub(crate) fn note(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Note, self, found)
+    }
+
+    pub(crate) fn not_visible(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::NotVisible, self, found)
+    }
+
+    pub(crate) fn warning(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Warning, self, found)
+    }
+
+    pub(crate) fn fault(self, found: impl Into<String>) -> Finding {
+        Finding::new(Level::Fault, self, found)
+    }
 }
 
 /// Result of one check for one subject.

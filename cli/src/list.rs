@@ -5,35 +5,20 @@
 use std::collections::BTreeSet;
 
 use anyhow::{anyhow, bail};
-use serde::Serialize;
 
-use crate::debugfs::{Missing, Module};
+use crate::debugfs::Missing;
 use crate::finding::Status;
 use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Machine};
 use crate::process::State;
-use crate::registrations::{Freed, GpuId, Holder, Listing, Registration, Share, Stranded};
+use crate::registrations::{Freed, GpuId, Listing, Share, Stranded};
 use crate::render::{counted, known, Paint, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 use crate::{args, regions, registrations, render, watch};
 
 const SCHEMA: &str = "peermemctl.list";
 const VERSION: u32 = 2;
-
-/// Body of the JSON output.
-#[derive(Serialize)]
-struct Body<'a> {
-    module: &'a Module,
-    now_seconds: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    registrations: Option<&'a [Registration]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    processes: Option<Vec<Holder>>,
-    gpus: Vec<Share>,
-    unreadable: u64,
-    notes: Vec<String>,
-}
 
 /// Lists the registrations. Returns an error if the registrations cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
@@ -54,11 +39,14 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
                 .retain(|one| one.gpus.iter().any(is_it));
         }
         if out.is_json() {
-            let body = Body {
+            let each = &listing.registrations;
+            let body = object! {
                 module: &listing.module,
                 now_seconds: listing.now.map(|now| now.seconds()),
-                registrations: (!args.by_process).then_some(&listing.registrations[..]),
-                processes: args.by_process.then(|| listing.holders()),
+                #[serde(flatten)]
+                each: (!args.by_process).then(|| object! { registrations: each }),
+                #[serde(flatten)]
+                all: args.by_process.then(|| object! { processes: listing.holders() }),
                 gpus: listing.shares(),
                 unreadable: listing.unreadable,
                 notes: notes(&listing),
@@ -117,10 +105,9 @@ pub(crate) fn show(table: &Table, out: &mut Out) {
 }
 
 fn show_each(listing: &Listing, out: &mut Out) {
-    let mut table = Table::new(&[
-        "ID", "PID", "COMMAND", "USER", "GPU", "HCA", "PATH", "ADDRESS", "SIZE", "CHUNKS",
-        "ENTRIES", "MODE", "AGE", "STATE", "FREED",
-    ]);
+    let mut table = Table::of(
+        "ID|PID|COMMAND|USER|GPU|HCA|PATH|ADDRESS|SIZE|CHUNKS|ENTRIES|MODE|AGE|STATE|FREED",
+    );
     for one in &listing.registrations {
         table.row([
             one.id.to_string(),
@@ -149,17 +136,7 @@ fn show_each(listing: &Listing, out: &mut Out) {
 }
 
 fn show_holders(listing: &Listing, out: &mut Out) {
-    let mut table = Table::new(&[
-        "PID",
-        "USER",
-        "REGISTRATIONS",
-        "SIZE",
-        "DISTINCT",
-        "GPU",
-        "STATE",
-        "OLDEST",
-        "COMMAND",
-    ]);
+    let mut table = Table::of("PID|USER|REGISTRATIONS|SIZE|DISTINCT|GPU|STATE|OLDEST|COMMAND");
     let holders = listing.holders();
     for holder in &holders {
         let on = holder.gpus.iter().filter_map(|share| share.gpu.as_ref());
@@ -187,15 +164,7 @@ fn show_holders(listing: &Listing, out: &mut Out) {
     }
     show(&table, out);
     out.gap();
-    let mut table = Table::new(&[
-        "GPU",
-        "ADDRESS",
-        "BAR1",
-        "PID",
-        "REGISTRATIONS",
-        "SIZE",
-        "DISTINCT",
-    ]);
+    let mut table = Table::of("GPU|ADDRESS|BAR1|PID|REGISTRATIONS|SIZE|DISTINCT");
     for share in listing.shares() {
         let bar = share.gpu.as_ref().and_then(|gpu| bar1(gpu, listing));
         let mut row = |who: String, share: &Share| {

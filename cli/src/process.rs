@@ -37,7 +37,6 @@ pub(crate) enum State {
     NotVisible,
 }
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) state: State,

@@ -36,7 +36,6 @@ impl Paint {
         (Self::Dim, '\u{feff}'),
     ];
 
-    /// Returns the text in this paint.
     pub(crate) fn on(self, text: impl AsRef<str>) -> String {
         let text = text.as_ref();
         let mark = Self::ALL.iter().find(|(paint, _)| *paint == self);
@@ -65,7 +64,6 @@ impl Paint {
         }
     }
 
-    /// Returns the paint of a level.
     pub(crate) fn of_level(level: Level) -> Self {
         match level {
             Level::Ok => Self::Good,
@@ -86,6 +84,11 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Creates a table with these headings, with bars between them.
+    pub(crate) fn of(headings: &'static str) -> Self {
+        Self::new(&headings.split('|').collect::<Vec<_>>())
+    }
+
     /// Creates a table with these headings, which may be empty.
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut table = comfy_table::Table::new();
@@ -259,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_painted_cell_is_as_wide_as_its_text() {
-        let mut table = Table::new(&["A", "B"]);
+        let mut table = Table::of("A|B");
         table.row([Paint::Fault.on("xx"), "1".to_owned()]);
         table.row(["yyy", "22"]);
         table.right(&[1]);
@@ -277,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_narrow_table_breaks_no_word() {
-        let mut table = Table::new(&["HOP", "WHAT", "LINK"]);
+        let mut table = Table::of("HOP|WHAT|LINK");
         table.row(["0000:19:00.0", "switch, downstream", "32.0 GT/s x16"]);
         let lines = table.lines(30).join("\n");
         for word in ["0000:19:00.0", "switch,", "downstream", "32.0", "GT/s"] {
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_table_keeps_to_its_width() {
-        let mut table = Table::new(&["A", "B"]);
+        let mut table = Table::of("A|B");
         table.row(["word ".repeat(20), "other ".repeat(20)]);
         for line in table.lines(40) {
             assert!(display_width(&line) <= 40, "{line:?}");

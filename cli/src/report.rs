@@ -15,6 +15,22 @@ use serde::Serialize;
 use crate::args::{Color, Common};
 use crate::render::{clean, Paint, Table};
 
+/// Makes a JSON object whose keys are in this order.
+macro_rules! object {
+    ($($(#[$attribute:meta])* $key:ident: $value:expr),* $(,)?) => {{
+        #[allow(non_camel_case_types, clippy::too_many_arguments)]
+        fn object<$($key: serde::Serialize),*>($($key: $key),*) -> impl serde::Serialize {
+            #[derive(serde::Serialize)]
+            struct Object<$($key),*> {
+                $($(#[$attribute])* $key: $key,)*
+            }
+            Object { $($key,)* }
+        }
+        object($($value),*)
+    }};
+}
+pub(crate) use object;
+
 /// Default width if standard output is not a terminal and `COLUMNS` is unset.
 const COLUMNS: usize = 100;
 
@@ -185,10 +201,11 @@ impl Out {
         version: u32,
         body: &impl Serialize,
     ) -> anyhow::Result<()> {
-        let envelope = Envelope {
-            schema,
-            version,
-            body,
+        let envelope = object! {
+            schema: schema,
+            version: version,
+            #[serde(flatten)]
+            body: body,
         };
         let text = match self.repeated {
             true => serde_json::to_string(&envelope)?,
@@ -248,14 +265,6 @@ impl Out {
     }
 }
 
-#[derive(Serialize)]
-struct Envelope<'a, T> {
-    schema: &'a str,
-    version: u32,
-    #[serde(flatten)]
-    body: &'a T,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,7 +274,7 @@ mod tests {
         let mut out = Out::gather(false);
         out.line("a\x1b[2Jb\nc\u{202e}d");
         out.paragraph("- ", "x\x07y");
-        let mut table = Table::new(&["NAME"]);
+        let mut table = Table::of("NAME");
         table.row([Paint::Fault.on("q\x1b]0;t\x07")]);
         out.table(&table);
         assert_eq!(

@@ -13,7 +13,7 @@ use crate::machine::pci::Address;
 use crate::nvml::Nvml;
 use crate::registrations::{GpuId, Listing, Stranded};
 use crate::render::{counted, known, Paint, Table, NONE};
-use crate::report::Out;
+use crate::report::{object, Out};
 use crate::{args, debugfs, registrations, render, shipped, watch};
 
 const SCHEMA: &str = "peermemctl.stats";
@@ -54,25 +54,35 @@ pub(crate) struct Held {
     pub(crate) bar1_free_bytes: Option<u64>,
 }
 
-#[derive(Debug, Serialize)]
+/// A refusal, and its age.
 struct Refused {
-    seq: u64,
+    refusal: Refusal,
     age_seconds: Option<f64>,
-    first_seconds: Option<f64>,
-    last_seconds: Option<f64>,
-    times: Option<u64>,
-    mode: Option<String>,
-    step: Option<String>,
-    reason: Option<String>,
-    code: Option<i64>,
-    #[serde(serialize_with = "registrations::hexadecimal")]
-    addr: Option<u64>,
-    len: Option<u64>,
-    pid: Option<u32>,
-    thread: Option<u32>,
-    comm: Option<String>,
-    text: Option<String>,
-    other: BTreeMap<String, String>,
+}
+
+impl Serialize for Refused {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let one = &self.refusal;
+        let refused = object! {
+            seq: one.seq,
+            age_seconds: self.age_seconds,
+            first_seconds: one.first.map(Time::seconds),
+            last_seconds: one.last.map(Time::seconds),
+            times: one.times,
+            mode: &one.mode,
+            step: &one.step,
+            reason: &one.reason,
+            code: one.code,
+            addr: one.addr.map(|addr| format!("{addr:#x}")),
+            len: one.len,
+            pid: one.tgid,
+            thread: one.pid,
+            comm: &one.comm,
+            text: &one.text,
+            other: &one.other,
+        };
+        refused.serialize(serializer)
+    }
 }
 
 /// Body of the JSON output.
@@ -160,13 +170,17 @@ fn scan(
     }
     notes.dedup();
     let aged = |all: Option<Vec<Refusal>>| -> Option<Vec<Refused>> {
-        let mut all: Vec<Refused> = all?.into_iter().map(|one| of(one, now)).collect();
+        let mut all = all?;
         // Refusals are sorted by the latest occurrence, regardless of the first occurrence.
-        all.sort_by(|one, other| {
-            let last = |one: &Refused| one.last_seconds.unwrap_or(0.0);
-            last(one).total_cmp(&last(other))
+        all.sort_by_key(|one| one.last);
+        let aged = all.into_iter().map(|refusal| Refused {
+            age_seconds: refusal
+                .last
+                .zip(now)
+                .map(|(last, now)| debugfs::seconds(last.until(now))),
+            refusal,
         });
-        Some(all)
+        Some(aged.collect())
     };
     let body = Body {
         module,
@@ -197,30 +211,6 @@ fn with_meaning(counter: Counter, before: Option<&BTreeMap<Key, u64>>) -> Counte
         message: meaning.map(|(message, _)| message),
         advice: meaning.and_then(|(_, advice)| advice),
         counter,
-    }
-}
-
-fn of(one: Refusal, now: Option<Time>) -> Refused {
-    Refused {
-        seq: one.seq,
-        age_seconds: one
-            .last
-            .zip(now)
-            .map(|(last, now)| debugfs::seconds(last.until(now))),
-        first_seconds: one.first.map(Time::seconds),
-        last_seconds: one.last.map(Time::seconds),
-        times: one.times,
-        mode: one.mode,
-        step: one.step,
-        reason: one.reason,
-        code: one.code,
-        addr: one.addr,
-        len: one.len,
-        pid: one.tgid,
-        thread: one.pid,
-        comm: one.comm,
-        text: one.text,
-        other: one.other,
     }
 }
 
@@ -378,16 +368,7 @@ fn show_lives(body: &Body, out: &mut Out) {
 }
 
 fn show_gpus(body: &Body, out: &mut Out) {
-    let mut table = Table::new(&[
-        "GPU",
-        "ADDRESS",
-        "REGISTRATIONS",
-        "SIZE",
-        "DISTINCT",
-        "BAR1",
-        "USED",
-        "FREE",
-    ]);
+    let mut table = Table::of("GPU|ADDRESS|REGISTRATIONS|SIZE|DISTINCT|BAR1|USED|FREE");
     let size = |bytes: Option<u64>| known(bytes.map(render::bytes));
     for held in &body.gpus {
         table.row([
@@ -452,7 +433,7 @@ fn meaning(message: Option<&str>, advice: Option<&str>) -> String {
 }
 
 fn show_events(body: &Body, out: &mut Out) {
-    let mut table = Table::new(&["WENT WRONG", "COUNT", "MEANING"]);
+    let mut table = Table::of("WENT WRONG|COUNT|MEANING");
     let mut none = Vec::new();
     for one in &body.counters {
         let Counter {
@@ -495,9 +476,13 @@ fn show_last(body: &Body, out: &mut Out) {
     out.gap();
     out.line(Paint::Strong.on("LAST REFUSALS"));
     let from = refusals.len().saturating_sub(LAST);
-    for one in refusals.iter().skip(from) {
-        let age = match one.age_seconds {
-            Some(age) => format!("{} ago", render::seconds(age)),
+    for Refused {
+        refusal: one,
+        age_seconds,
+    } in refusals.iter().skip(from)
+    {
+        let age = match age_seconds {
+            Some(age) => format!("{} ago", render::seconds(*age)),
             None => "at a time not known".to_owned(),
         };
         let times = match one.times {
@@ -509,7 +494,7 @@ fn show_last(body: &Body, out: &mut Out) {
             &format!(
                 "{age}{times}, {} of process {} ({}), {} in {}: {}: {}",
                 known(one.len.map(render::bytes)),
-                known(one.pid),
+                known(one.tgid),
                 known(one.comm.as_deref()),
                 known(one.mode.as_deref()),
                 known(one.step.as_deref()),

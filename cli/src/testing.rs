@@ -74,8 +74,8 @@ fn folded(text: &str) -> String {
 }
 
 /// Returns the output of a command line for a machine, and its exit status.
-pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
-    let words = std::iter::once("peermemctl").chain(line.iter().copied());
+pub(crate) fn says(host: &dyn Host, line: &str) -> (String, Status) {
+    let words = std::iter::once("peermemctl").chain(line.split(' '));
     let cli = Cli::try_parse_from(words).unwrap();
     let mut out = Out::gather(cli.common.json);
     let status = crate::command(host, &cli.command, &mut out);
@@ -86,16 +86,42 @@ pub(crate) fn says(host: &dyn Host, line: &[&str]) -> (String, Status) {
     (out.into_text(), status)
 }
 
-/// Returns the output of a command in one line, without wrapping.
-pub(crate) fn says_in_one_line(host: &dyn Host, line: &[&str]) -> (String, Status) {
-    let (text, status) = says(host, line);
-    let words: Vec<&str> = text.split_whitespace().collect();
-    (words.join(" "), status)
+/// Returns the rows of a table with ` | ` between the cells.
+pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
+    let rows = text
+        .lines()
+        .map(|row| row.split(" | ").map(str::trim).collect::<Vec<_>>());
+    rows.map(|row| row.try_into().unwrap()).collect()
 }
 
-/// Returns the output of one check of `doctor`, in one line.
-pub(crate) fn doctor_says(check: &str, host: &dyn Host, more: &[&str]) -> (String, Status) {
-    says_in_one_line(host, &[&["doctor", "--only", check], more].concat())
+/// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
+/// which may be left out. Below it are words that its output has in one line: with `^ ` at its
+/// beginning, with `~ ` at its end, with `= ` once, with `! ` nowhere. Returns the last output.
+#[track_caller]
+pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
+    let mut said = String::new();
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some((expected @ ("" | "0" | "1" | "2" | "3"), command)) = line.split_once("$ ") {
+            let (text, status) = says(host, command);
+            let status = status.code().to_string();
+            assert!(
+                expected.is_empty() || expected == status,
+                "{line}: {status}: {text}"
+            );
+            said = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        } else if let Some(words) = line.strip_prefix("! ") {
+            assert!(!said.contains(words), "{words}: {said}");
+        } else if let Some(words) = line.strip_prefix("^ ") {
+            assert!(said.starts_with(words), "{words}: {said}");
+        } else if let Some(words) = line.strip_prefix("~ ") {
+            assert!(said.ends_with(words), "{words}: {said}");
+        } else if let Some(words) = line.strip_prefix("= ") {
+            assert_eq!(said.matches(words).count(), 1, "{words}: {said}");
+        } else {
+            assert!(said.contains(line), "{line}: {said}");
+        }
+    }
+    said
 }
 
 /// Checks that backticks in the fix of a finding enclose commands only.
@@ -164,24 +190,33 @@ fn a_machine_is_the_same_from_its_file() {
 #[test]
 fn the_large_machine_is_written_down() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();
-    // Files of one directory share a line, and so do its links.
-    let mut text = String::new();
-    let mut before = None;
-    for line in json.lines() {
-        let key = line.trim_start().split_once("\": \"").map(|(key, _)| key);
-        let directory = key
-            .and_then(|key| key.rsplit_once('/'))
-            .map(|(directory, _)| directory);
-        if directory.is_some() && directory == before {
-            text.push(' ');
-            text.push_str(line.trim_start());
-        } else {
-            text.push('\n');
-            text.push_str(line);
+    // Files of one PCI device share a line, and so do its links.
+    let group = |line: &str| -> Option<Vec<String>> {
+        let path = line.trim_start().strip_prefix("\"/")?.split('"').next()?;
+        let parts: Vec<&str> = path.split('/').collect();
+        let device = parts.iter().rposition(|part| part.ends_with(".0"));
+        let depth = match path.starts_with("sys/devices/pci") {
+            true => device.map_or(3, |device| device + 1),
+            false => 2,
+        };
+        Some(
+            parts
+                .iter()
+                .take(depth)
+                .map(|&part| part.to_owned())
+                .collect(),
+        )
+    };
+    let (mut text, mut before) = (String::new(), None);
+    for line in folded(&json).lines() {
+        let group = group(line);
+        match group.is_some() && group == before {
+            true => text = format!("{} {}\n", text.trim_end(), line.trim_start()),
+            false => text = format!("{text}{line}\n"),
         }
-        before = directory;
+        before = group;
     }
-    golden("machines/hgx.json", text.trim_start());
+    same_as_file("machines/hgx.json", &text);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/hgx.json");
     assert_eq!(
         Recording::load(&file).unwrap(),
@@ -190,27 +225,9 @@ fn the_large_machine_is_written_down() {
 }
 
 /// Every command line that reads a machine and terminates.
-const LINES: &[&[&str]] = &[
-    &["topo"],
-    &["topo", "--verbose"],
-    &["topo", "--json"],
-    &["doctor"],
-    &["doctor", "--all"],
-    &["doctor", "--json"],
-    &["doctor", "--nagios"],
-    &["doctor", "--pair", "0,mlx5_0"],
-    &["list"],
-    &["list", "--json"],
-    &["list", "--by-process"],
-    &["list", "--gpu", "0"],
-    &["list", "--all"],
-    &["list", "--all", "--json"],
-    &["list", "--all", "--pid", "4711"],
-    &["stats"],
-    &["stats", "--json"],
-    &["export"],
-    &["record"],
-];
+const LINES: &str = "topo; topo --verbose; topo --json; doctor; doctor --all; doctor --json; \
+    doctor --nagios; doctor --pair 0,mlx5_0; list; list --json; list --by-process; list --gpu 0; \
+    list --all; list --all --json; list --all --pid 4711; stats; stats --json; export; record";
 
 /// Returns contents that may replace a file's.
 fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
@@ -279,9 +296,9 @@ proptest::proptest! {
                 _ => {}
             }
         }
-        for line in LINES {
+        for line in LINES.split("; ") {
             let (text, _) = says(&recording, line);
-            assert!(!text.is_empty() || line.contains(&"doctor"), "{line:?} says nothing");
+            assert!(!text.is_empty() || line.contains("doctor"), "{line:?} says nothing");
         }
     }
 }

@@ -53,24 +53,15 @@ fn nvml_is_in_the_container() {
 
 #[test]
 fn it_is_probed_and_confined() {
-    assert!(has(DAEMONSET, &["seccompProfile:", "type: RuntimeDefault"]));
-    assert!(has(
-        DAEMONSET,
-        &["livenessProbe:", "tcpSocket:", "port: metrics"]
-    ));
-    assert!(has(
-        DAEMONSET,
-        &[
-            "readinessProbe:",
-            "httpGet:",
-            "path: /metrics",
-            "port: metrics"
-        ]
-    ));
-    assert!(has(
-        DAEMONSET,
-        &["privileged: false", "allowPrivilegeEscalation: false"]
-    ));
+    for words in [
+        "seccompProfile:, type: RuntimeDefault",
+        "livenessProbe:, tcpSocket:, port: metrics",
+        "readinessProbe:, httpGet:, path: /metrics, port: metrics",
+        "privileged: false, allowPrivilegeEscalation: false",
+    ] {
+        let lines: Vec<&str> = words.split(", ").collect();
+        assert!(has(DAEMONSET, &lines), "{words}");
+    }
 }
 
 /// The label, the namespace and the port's name match those of the pods.

@@ -22,10 +22,15 @@ fn said(output: &Output) -> (Option<i32>, String, String) {
     )
 }
 
+/// Runs the program with the words of a line.
+fn ran(line: &str) -> (Option<i32>, String, String) {
+    let output = peermemctl().args(line.split(' ')).output();
+    said(&output.expect("the program starts"))
+}
+
 #[test]
 fn topo_of_a_recording_exits_with_0() {
-    let output = peermemctl().args(["topo", "--machine", MACHINE]).output();
-    let (status, out, errors) = said(&output.unwrap());
+    let (status, out, errors) = ran(&format!("topo --machine {MACHINE}"));
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("PIX*"), "{out}");
     // The README shows the first lines.
@@ -34,32 +39,24 @@ fn topo_of_a_recording_exits_with_0() {
     let (_, shown) = readme.split_once(command).unwrap();
     let (shown, _) = shown.split_once("```").unwrap();
     assert!(out.starts_with(shown), "{out}");
-    assert!(
-        !out.contains('\x1b'),
-        "colours where nobody sees them: {out}"
-    );
+    assert!(!out.contains('\x1b'), "colours nobody sees: {out}");
 }
 
 #[test]
 fn what_cannot_be_looked_at_is_2_and_says_so() {
-    let missing = peermemctl()
-        .args(["topo", "--machine", "/none.json"])
-        .output();
-    let (status, out, errors) = said(&missing.unwrap());
+    let (status, out, errors) = ran("topo --machine /none.json");
     assert_eq!(status, Some(2), "{errors}");
     assert_eq!(out, "");
     assert!(errors.starts_with("peermemctl: /none.json: "), "{errors}");
     assert_eq!(errors.lines().count(), 1, "{errors}");
 
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");
-    let other = peermemctl().args(["topo", "--machine", own]).output();
-    let (status, _, errors) = said(&other.unwrap());
+    let (status, _, errors) = ran(&format!("topo --machine {own}"));
     assert_eq!(status, Some(2), "{errors}");
     let wanted = format!("peermemctl: {own}: expected value");
     assert!(errors.starts_with(&wanted), "{errors}");
 
-    let wrong = peermemctl().arg("none").output();
-    assert_eq!(said(&wrong.unwrap()).0, Some(2));
+    assert_eq!(ran("none").0, Some(2));
 }
 
 /// `peermemctl … | head -0`: the reader exits before the first write.
@@ -79,17 +76,17 @@ fn a_reader_that_has_gone_changes_no_status() {
 
 #[test]
 fn colours_are_there_where_they_are_asked_for() {
-    let topo = |words: &[&str]| {
+    let topo = |words: &str| {
+        let line = format!("topo {words}--machine {MACHINE}");
         let output = peermemctl()
-            .args(words)
-            .args(["--machine", MACHINE])
+            .args(line.split(' '))
             .env("NO_COLOR", "1")
             .output();
         said(&output.unwrap()).1
     };
-    assert!(topo(&["topo", "--color", "always"]).contains("\x1b["));
-    assert!(!topo(&["topo"]).contains('\x1b'));
-    assert!(!topo(&["topo", "--json", "--color", "always"]).contains('\x1b'));
+    assert!(topo("--color always ").contains("\x1b["));
+    assert!(!topo("").contains('\x1b'));
+    assert!(!topo("--json --color always ").contains('\x1b'));
 }
 
 #[test]
@@ -98,28 +95,19 @@ fn every_command_has_a_man_page() {
     std::fs::create_dir_all(&directory).unwrap();
     let output = peermemctl().arg("man").arg(&directory).output();
     assert_eq!(said(&output.unwrap()).0, Some(0));
-    for page in [
-        "peermemctl.1",
-        "peermemctl-topo.1",
-        "peermemctl-doctor.1",
-        "peermemctl-record.1",
-        "peermemctl-man.1",
-        "peermemctl-verify.1",
-    ] {
-        let text = std::fs::read_to_string(directory.join(page)).unwrap();
+    for command in ["", "-topo", "-doctor", "-record", "-man", "-verify"] {
+        let page = format!("peermemctl{command}.1");
+        let text = std::fs::read_to_string(directory.join(&page)).unwrap();
         assert!(text.contains(".TH peermemctl"), "{page}: {text}");
         // Commands that read no machine, and `verify`, which moves bytes on this machine, take no
         // recording.
-        let reads = !["peermemctl.1", "peermemctl-man.1", "peermemctl-verify.1"].contains(&page);
+        let reads = !["", "-man", "-verify"].contains(&command);
         assert_eq!(text.contains("machine\\fR"), reads, "{page}: {text}");
     }
-    let nowhere = peermemctl().args(["man", "/none/of/this"]).output();
-    let (status, _, errors) = said(&nowhere.unwrap());
+    let (status, _, errors) = ran("man /none/of/this");
     assert_eq!(status, Some(2));
-    assert!(
-        errors.starts_with("peermemctl: /none/of/this: "),
-        "{errors}"
-    );
+    let begin = "peermemctl: /none/of/this: ";
+    assert!(errors.starts_with(begin), "{errors}");
 }
 
 #[test]
@@ -127,11 +115,8 @@ fn a_recording_of_this_machine_is_one() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("here.json");
     let output = peermemctl().arg("record").arg("-o").arg(&file).output();
     assert_eq!(said(&output.unwrap()).0, Some(0));
-    let topo =
-        |words: &[&std::ffi::OsStr]| said(&peermemctl().arg("topo").args(words).output().unwrap());
-    let here = topo(&[]);
-    let there = topo(&["--machine".as_ref(), file.as_os_str()]);
-    assert_eq!(here, there);
+    let there = format!("topo --machine {}", file.display());
+    assert_eq!(ran("topo"), ran(&there));
 }
 
 /// `peermemctl topo >&-`: output that nobody can read is an error.
@@ -143,10 +128,8 @@ fn a_closed_standard_output_is_2() {
         .output();
     let (status, _, errors) = said(&output.unwrap());
     assert_eq!(status, Some(2), "{errors}");
-    assert!(
-        errors.starts_with("peermemctl: standard output: "),
-        "{errors}"
-    );
+    let begin = "peermemctl: standard output: ";
+    assert!(errors.starts_with(begin), "{errors}");
     // A user may discard the output on purpose.
     let output = peermemctl()
         .args(["topo", "--machine", MACHINE])
@@ -245,13 +228,9 @@ fn a_port_alone_can_be_listened_on() {
 
 #[test]
 fn a_size_may_have_a_unit() {
-    let output = peermemctl()
-        .args(["verify", "--size", "4M", "--gpu", "none"])
-        .output();
-    let (_, _, errors) = said(&output.unwrap());
+    let (_, _, errors) = ran("verify --size 4M --gpu none");
     assert!(!errors.contains("invalid value"), "{errors}");
-    let output = peermemctl().args(["verify", "--size", "4X"]).output();
-    let (status, _, errors) = said(&output.unwrap());
+    let (status, _, errors) = ran("verify --size 4X");
     assert_eq!(status, Some(2));
     assert!(errors.contains("powers of 1024"), "{errors}");
 }
@@ -259,10 +238,7 @@ fn a_size_may_have_a_unit() {
 /// An error about a recording does not mention this machine.
 #[test]
 fn list_says_why_a_recording_has_none() {
-    let list = |file: &str| {
-        let output = peermemctl().args(["list", "--machine", file]).output();
-        said(&output.unwrap())
-    };
+    let list = |file: &str| ran(&format!("list --machine {file}"));
     let (status, out, errors) = list(MACHINE);
     assert_eq!((status, errors.as_str()), (Some(0), ""));
     assert_eq!(out, "no registration of GPU memory is active\n");
@@ -280,24 +256,15 @@ fn list_says_why_a_recording_has_none() {
 #[test]
 fn a_plugin_that_cannot_look_is_unknown() {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");
-    for (words, why) in [
-        (&["--machine", "/none.json"][..], "/none.json: "),
-        (&["--machine", own], "expected value"),
-        (
-            &["--machine", MACHINE, "--only", "none"],
-            "there is no check",
-        ),
-        (
-            &["--machine", MACHINE, "--expect", "/none.json"],
-            "/none.json",
-        ),
-        (&["--machine", MACHINE, "--bogus"], "--bogus"),
+    for (file, more, why) in [
+        ("/none.json", "", "/none.json: "),
+        (own, "", "expected value"),
+        (MACHINE, " --only none", "there is no check"),
+        (MACHINE, " --expect /none.json", "/none.json"),
+        (MACHINE, " --bogus", "--bogus"),
     ] {
-        let output = peermemctl()
-            .args(["doctor", "--nagios"])
-            .args(words)
-            .output();
-        let (status, out, errors) = said(&output.unwrap());
+        let words = format!("doctor --nagios --machine {file}{more}");
+        let (status, out, errors) = ran(&words);
         assert_eq!((status, errors.as_str()), (Some(3), ""), "{words:?}: {out}");
         assert!(out.starts_with("GPUDIRECT UNKNOWN - "), "{words:?}: {out}");
         assert!(out.contains(why), "{words:?}: {out}");
@@ -309,6 +276,5 @@ fn a_plugin_that_cannot_look_is_unknown() {
         .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
         .output();
     assert_eq!(said(&output.unwrap()).0, Some(3));
-    let help = peermemctl().args(["doctor", "--nagios", "--help"]).output();
-    assert_eq!(said(&help.unwrap()).0, Some(0));
+    assert_eq!(ran("doctor --nagios --help").0, Some(0));
 }

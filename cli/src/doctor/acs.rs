@@ -8,28 +8,16 @@ use super::controls::{
     at_boot, command_line, control, for_data_direct, Turn, Wanted, REDIRECTS, UNUSED, WRITES,
 };
 use super::route::Route;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::Acs;
 use crate::machine::pci::Address;
 use crate::machine::Pair;
 
-pub(super) const CHECK: Check = Check {
-    name: "acs",
-    about: "ACS redirection where packets between GPU and NIC can turn round",
-    #[cfg(test)]
-    row: [
-        "ReqRedir, CmpltRedir, EgressCtrl at the two switch ports where packets turn around; with Data Direct all \
-         controls that it needs ([below](#data-direct))",
-        "warning: the controls redirect packets, or differ from what Data Direct needs; note: they redirect only \
-         what the GPU itself requests, or between root ports",
-        "[`setpci`, firmware setup, `pci=config_acs=`](#setting-acs)",
-    ],
-    applies: super::route::applies,
-    run: acs,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "acs": "ACS redirection where packets between GPU and NIC can turn round",
+    super::route::applies, acs, OnPaths(tests::FAULTS)
+}
 
 fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     let at_boot = at_boot(scan);
@@ -114,7 +102,7 @@ fn of_data_direct(
             "as Data Direct wants it: {}",
             each.collect::<Vec<_>>().join(", ")
         );
-        return Finding::new(Level::Ok, Subject::pair(pair), found);
+        return Subject::pair(pair).ok(found);
     }
     let each = wrong.iter().map(|port| {
         let (off, on) = port.wrong();
@@ -175,7 +163,7 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
         "{}: root ports, so packets are in the root complex anyway",
         on.join(", ")
     );
-    Some(Finding::new(Level::Note, Subject::pair(pair), found))
+    Some(Subject::pair(pair).note(found))
 }
 
 /// Returns commands that clear the redirecting bits, and no other bits.
@@ -198,151 +186,94 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
-    use super::super::tests::paths::{socket, PathFault, ACS, FIRST, SECOND};
-    use crate::finding::{Level, Status};
+    use super::super::tests::paths::{faults, socket, ACS, FIRST, SECOND};
     use crate::fixture::{Fixture, Pci};
     use crate::machine::config::Acs;
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "requests redirected at the NIC's port",
-            inject: |fixture| fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR),
-            level: Level::Warning,
-            says: "0000:12:01.0 (the NIC's port) has ReqRedir",
-            fix: "setpci -s 0000:12:01.0 ECAP_ACS+0x6.w=0000:002c",
-        },
-        PathFault {
-            name: "answers redirected at the GPU's port",
-            inject: |fixture| fixture.set(socket(SECOND).gpu_port, ACS + 6, Acs::CR),
-            level: Level::Warning,
-            says: "0000:82:00.0 (the GPU's port) has CmpltRedir",
-            fix: "setpci -s 0000:82:00.0 ECAP_ACS+0x6.w=0000:002c",
-        },
-        PathFault {
-            name: "ACS as firmware turns it on",
-            inject: |fixture| {
-                let it = socket(FIRST);
-                let all = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
-                for port in [it.root_port, it.nic_port, it.gpu_port] {
-                    fixture.set(port, ACS + 6, all);
-                }
-            },
-            level: Level::Warning,
-            says: "0000:12:01.0 (the NIC's port) has ReqRedir, CmpltRedir, 0000:12:00.0 (the GPU's port)",
-            fix: "pci=disable_acs_redir=",
-        },
-    ];
+    faults! {
+        "requests redirected at the NIC's port",
+            "warning acs: …0000:12:01.0 (the NIC's port) has ReqRedir… fix …setpci -s 0000:12:01.0 \
+             ECAP_ACS+0x6.w=0000:002c" => |fixture| fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::RR);
+        "answers redirected at the GPU's port",
+            "warning acs: …0000:82:00.0 (the GPU's port) has CmpltRedir… fix …setpci -s 0000:82:00.0 \
+             ECAP_ACS+0x6.w=0000:002c" => |fixture| fixture.set(socket(SECOND).gpu_port, ACS + 6, Acs::CR);
+        "ACS as firmware turns it on",
+            "warning acs: …0000:12:01.0 (the NIC's port) has ReqRedir, CmpltRedir, 0000:12:00.0 (the GPU's port)… \
+             fix …pci=disable_acs_redir=" => |fixture| {
+            let it = socket(FIRST);
+            let all = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
+            for port in [it.root_port, it.nic_port, it.gpu_port] {
+                fixture.set(port, ACS + 6, all);
+            }
+        };
+    }
 
-    /// Returns `doctor`'s output about ACS.
-    fn says(fixture: &Fixture, more: &[&str]) -> (String, Status) {
-        testing::doctor_says("acs", &fixture.recording, more)
+    fn session(fixture: &Fixture, lines: &str) {
+        testing::session(&fixture.recording, lines);
     }
 
     #[test]
     fn data_direct_that_is_set_up_is_well() {
-        let fixture = fixture::data_direct();
-        let (text, status) = says(&fixture, &[]);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(text.starts_with("Nothing wrong was seen"), "{text}");
-        // The check has run.
-        let (text, _) = says(&fixture, &["--all"]);
-        for words in [
-            "0009:00:00.0 xx111x0",
-            "0009:02:00.0 xx110x1",
-            "0009:02:02.0 xx101x1",
-        ] {
-            assert!(text.contains(words), "{words}: {text}");
-        }
+        session(
+            &fixture::data_direct(),
+            "0$ doctor --only acs
+             ^ Nothing wrong was seen
+             $ doctor --only acs --all
+             0009:00:00.0 xx111x0
+             0009:02:00.0 xx110x1
+             0009:02:02.0 xx101x1",
+        );
     }
 
     #[test]
     fn data_direct_with_the_kernels_own_acs_is_not() {
-        let (text, status) = says(&fixture::data_direct_acs(), &[]);
-        assert_eq!(status, Status::Findings, "{text}");
-        for words in [
-            "0009:02:00.0 (Data Direct's port) has ReqRedir on",
-            "0009:02:02.0 (the GPU's port) has CmpltRedir on",
-            "0009:00:00.0 (root port) has SrcValid on",
-            "`setpci -s 0009:00:00.0 ECAP_ACS+0x6.w=001c:001d`",
-            "`setpci -s 0009:02:00.0 ECAP_ACS+0x6.w=0019:001d`",
-            "`setpci -s 0009:02:02.0 ECAP_ACS+0x6.w=0015:001d`",
-        ] {
-            assert!(text.contains(words), "{words}: {text}");
-        }
-        assert!(text.contains(DATA_DIRECT_ACS), "{text}");
-        assert!(!text.contains("0009:05:00.0"), "that is well: {text}");
+        let told = "1$ doctor --only acs
+            0009:02:00.0 (Data Direct's port) has ReqRedir on
+            0009:02:02.0 (the GPU's port) has CmpltRedir on
+            0009:00:00.0 (root port) has SrcValid on
+            `setpci -s 0009:00:00.0 ECAP_ACS+0x6.w=001c:001d`
+            `setpci -s 0009:02:00.0 ECAP_ACS+0x6.w=0019:001d`
+            `setpci -s 0009:02:02.0 ECAP_ACS+0x6.w=0015:001d`
+            ! 0009:05:00.0
+            ";
+        session(
+            &fixture::data_direct_acs(),
+            &format!("{told}{DATA_DIRECT_ACS}"),
+        );
     }
 
-    /// Each row: a port, its ACS bits, and words of the finding.
     #[test]
     fn each_bit_of_data_direct_counts() {
-        for (at, set, words) in [
-            (
-                "0009:02:00.0",
-                0x1d,
-                "0009:02:00.0 (Data Direct's port) has ReqRedir on",
-            ),
-            (
-                "0009:02:00.0",
-                0x11,
-                "0009:02:00.0 (Data Direct's port) has CmpltRedir off",
-            ),
-            (
-                "0009:02:00.0",
-                0x18,
-                "0009:02:00.0 (Data Direct's port) has SrcValid off",
-            ),
-            (
-                "0009:02:00.0",
-                0,
-                "has SrcValid, CmpltRedir, UpstreamFwd off",
-            ),
-            (
-                "0009:02:02.0",
-                0x1d,
-                "0009:02:02.0 (the GPU's port) has CmpltRedir on",
-            ),
-            (
-                "0009:02:02.0",
-                0x11,
-                "0009:02:02.0 (the GPU's port) has ReqRedir off",
-            ),
-            (
-                "0009:00:00.0",
-                0x1d,
-                "0009:00:00.0 (root port) has SrcValid on",
-            ),
-            (
-                "0009:00:00.0",
-                0x0c,
-                "0009:00:00.0 (root port) has UpstreamFwd off",
-            ),
-            (
-                "0009:05:00.0",
-                0x19,
-                "0009:05:00.0 (downstream port) has ReqRedir off",
-            ),
-        ] {
+        let rows = "0009:02:00.0 1d (Data Direct's port) has ReqRedir on
+            0009:02:00.0 11 (Data Direct's port) has CmpltRedir off
+            0009:02:00.0 18 (Data Direct's port) has SrcValid off
+            0009:02:00.0 00 (Data Direct's port) has SrcValid, CmpltRedir, UpstreamFwd off
+            0009:02:02.0 1d (the GPU's port) has CmpltRedir on
+            0009:02:02.0 11 (the GPU's port) has ReqRedir off
+            0009:00:00.0 1d (root port) has SrcValid on
+            0009:00:00.0 0c (root port) has UpstreamFwd off
+            0009:05:00.0 19 (downstream port) has ReqRedir off";
+        for row in rows.lines().map(str::trim) {
+            let [at, set, words] = row.splitn(3, ' ').collect::<Vec<_>>()[..] else {
+                panic!("{row}");
+            };
+            let set = u16::from_str_radix(set, 16).unwrap();
             let mut fixture = fixture::data_direct();
             let port = match at {
                 "0009:00:00.0" => Pci::grace_port(set, 0),
                 _ => Pci::connectx8_port(6, set, 0),
             };
             fixture.set_config(at, &port);
-            let (text, status) = says(&fixture, &[]);
-            assert_eq!(status, Status::Findings, "{at} {set:#x}: {text}");
-            assert!(text.contains(words), "{text}");
-            assert!(text.contains(&format!("`setpci -s {at} ")), "{text}");
-            assert_eq!(text.matches("setpci -s").count(), 1, "{text}");
-            assert!(text.contains(DATA_DIRECT_ACS), "{text}");
+            let told = format!("1$ doctor --only acs\n{at} {words}\n`setpci -s {at} \n= setpci -s");
+            session(&fixture, &format!("{told}\n{DATA_DIRECT_ACS}"));
         }
         // Irrelevant bits on the ports of the route, and cleared bits on a port outside the route,
         // are not faults.
         let mut fixture = fixture::data_direct();
         fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
         fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
-        assert_eq!(says(&fixture, &[]).1, Status::Ok);
+        session(&fixture, "0$ doctor --only acs");
     }
 
     #[test]
@@ -354,18 +285,21 @@ mod tests {
             "0000:bf:01.0",
             "0000:c1:03.0",
         ] {
-            let redirecting = Pci {
-                acs: Some((fixture::ACS_ALL, fixture::ACS_LINUX)),
-                ..Pci::switch_port(6, 0)
-            };
-            fixture.set_config(port, &redirecting);
+            fixture.set_config(port, &redirecting());
         }
-        let (text, status) = says(&fixture, &[]);
-        assert_eq!(status, Status::Findings, "{text}");
-        let line = "pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0;x0x00xx@0000:c1:03.0 ";
-        assert_eq!(text.matches(line).count(), 1, "{text}");
-        let before = "pci=disable_acs_redir=0000:17:00.0;0000:17:01.0;0000:c1:03.0 ";
-        assert_eq!(text.matches(before).count(), 1, "{text}");
+        session(
+            &fixture,
+            "1$ doctor --only acs
+             = pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0;x0x00xx@0000:c1:03.0 (
+             = pci=disable_acs_redir=0000:17:00.0;0000:17:01.0;0000:c1:03.0 (",
+        );
+    }
+
+    fn redirecting() -> Pci {
+        Pci {
+            acs: Some((fixture::ACS_ALL, fixture::ACS_LINUX)),
+            ..Pci::switch_port(6, 0)
+        }
     }
 
     /// The settings for the kernel's command line do not name the port of a distant NIC that is in
@@ -373,22 +307,19 @@ mod tests {
     #[test]
     fn ports_of_pairs_that_do_not_count_are_not_named() {
         let mut fixture = fixture::acs();
-        let redirecting = Pci {
-            acs: Some((fixture::ACS_ALL, fixture::ACS_LINUX)),
-            ..Pci::switch_port(6, 0)
-        };
-        fixture.pci("0000:16:00.0", "0000:17:02.0", &redirecting);
+        fixture.pci("0000:16:00.0", "0000:17:02.0", &redirecting());
         fixture.pci("0000:17:02.0", "0000:30:00.0", &Pci::switch_port(5, 0));
         fixture.pci("0000:30:00.0", "0000:31:00.0", &Pci::switch_port(6, 0));
         fixture.pci("0000:31:00.0", "0000:32:00.0", &Pci::connectx7(0));
         fixture.hca("mlx5_9", "0000:32:00.0", "ibp50s0", "InfiniBand", "?");
-        let (text, _) = says(&fixture, &["--all"]);
-        let far = "0000:17:02.0 (the NIC's port) has ReqRedir, CmpltRedir";
-        assert!(text.contains(far), "{text}");
-        let line = "pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (";
-        assert!(text.contains(line), "{text}");
         // The pair is judged if `--pair` selects it.
-        let (text, _) = says(&fixture, &["--pair", "0,mlx5_9"]);
-        assert!(text.contains("x0x00xx@0000:17:02.0"), "{text}");
+        session(
+            &fixture,
+            "$ doctor --only acs --all
+             0000:17:02.0 (the NIC's port) has ReqRedir, CmpltRedir
+             pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (
+             $ doctor --only acs --pair 0,mlx5_9
+             x0x00xx@0000:17:02.0",
+        );
     }
 }

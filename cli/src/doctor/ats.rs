@@ -4,25 +4,15 @@
 use super::controls::control;
 use super::iommu::{mode, Mode};
 use super::route::Route;
-use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::machine::config::{Acs, Config};
 
-pub(super) const CHECK: Check = Check {
-    name: "ats",
-    about: "the NIC's Address Translation Services, and whether switches let them through",
-    #[cfg(test)]
-    row: [
-        "the NIC's ATS, and TransBlk at its port",
-        "fault: ATS is on, and blocked; note: ATS is off, although an IOMMU translates",
-        "`setpci`, `mlxconfig`",
-    ],
-    applies: super::route::applies,
-    run: ats,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "ats": "the NIC's Address Translation Services, and whether switches let them through",
+    super::route::applies, ats, OnPaths(tests::FAULTS)
+}
 
 fn ats(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -44,64 +34,47 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
         };
         let blocks = control(nic_port).is_ok_and(|set| set & Acs::TB != 0);
         let translated = matches!(mode(scan, route.nic), Ok((Mode::Translates(_), _)));
-        let new = |level, found: String| {
-            Finding::new(scan.level(pair, level), Subject::pair(pair), found)
+        let (subject, nic) = (Subject::pair(pair), route.nic.at);
+        let finding = match (enabled, blocks) {
+            (true, true) => subject
+                .fault(format!(
+                    "{nic} has ATS on, and {} drops what it translated (TransBlk)",
+                    nic_port.at
+                ))
+                .why(
+                    "A request whose address the NIC has had translated is dropped by a port with Translation Blocking.",
+                )
+                .fix(format!("`setpci -s {} ECAP_ACS+0x6.w=0000:0002`", nic_port.at)),
+            (false, _) if translated => subject
+                .note(format!("{nic} can ATS, and it is off"))
+                .why(
+                    "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
+                     NIC's port are what lets packets turn round in the switch.",
+                )
+                .fix(format!(
+                    "`mlxconfig -d {nic} set ATS_ENABLED=true`, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
+                     configuration\")"
+                )),
+            (true, _) => subject.ok(format!("ATS of {nic} is on")),
+            (false, _) => subject.ok(format!("ATS of {nic} is off, as nothing translates")),
         };
-        findings.push(match (enabled, blocks) {
-            (true, true) => new(
-                Level::Fault,
-                format!(
-                    "{} has ATS on, and {} drops what it translated (TransBlk)",
-                    route.nic.at, nic_port.at
-                ),
-            )
-            .why("A request whose address the NIC has had translated is dropped by a port with Translation \
-                Blocking.")
-            .fix(format!(
-                "`setpci -s {} ECAP_ACS+0x6.w=0000:0002`",
-                nic_port.at
-            )),
-            (false, _) if translated => new(
-                Level::Note,
-                format!("{} can ATS, and it is off", route.nic.at),
-            )
-            .why(
-                "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
-                 NIC's port are what lets packets turn round in the switch.",
-            )
-            .fix(format!(
-                "`mlxconfig -d {} set ATS_ENABLED=true`, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
-                 configuration\")",
-                route.nic.at
-            )),
-            (on, _) => new(
-                Level::Ok,
-                format!(
-                    "ATS of {} is {}",
-                    route.nic.at,
-                    if on { "on" } else { "off, as nothing translates" }
-                ),
-            ),
-        });
+        findings.push(scan.judged(pair, finding));
     }
     findings
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, ACS, ATS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, ACS, ATS, FIRST};
     use crate::machine::config::Acs;
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "translated requests dropped",
-        inject: |fixture| {
+    faults! {
+        "translated requests dropped",
+            "fault ats: …0000:14:00.0 has ATS on, and 0000:12:01.0 drops… fix …setpci -s 0000:12:01.0 \
+             ECAP_ACS+0x6.w=0000:0002" => |fixture| {
             let it = socket(FIRST);
             fixture.set(it.nic, ATS + 6, 0x8000);
             fixture.set(it.nic_port, ACS + 6, Acs::TB | Acs::DT);
-        },
-        level: Level::Fault,
-        says: "0000:14:00.0 has ATS on, and 0000:12:01.0 drops",
-        fix: "setpci -s 0000:12:01.0 ECAP_ACS+0x6.w=0000:0002",
-    }];
+        };
+    }
 }

@@ -1,28 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! BAR1, the window through which a NIC reaches GPU memory, and its possible size.
 
-use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::machine::config::Resizable;
 use crate::machine::pci::{Bar, Function};
 use crate::machine::{is_bar1, Gpu};
 use crate::render::bytes;
 
-pub(super) const CHECK: Check = Check {
-    name: "bar1",
-    about: "size of the GPU's BAR1, and whether it can be larger",
-    #[cfg(test)]
-    row: [
-        "size of BAR1, and what resizable BAR offers",
-        "fault: no BAR1, or a BAR without an address; warning: 256 MiB or less; note: BAR1 is larger than 256 \
-         MiB, but could be larger still, or is smaller than the GPU's memory",
-        "firmware setup, displaymodeselector",
-    ],
-    applies: |scan| scan.has_pci_gpu(),
-    run: bar1,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "bar1": "size of the GPU's BAR1, and whether it can be larger",
+    |scan| scan.has_pci_gpu(), bar1, OnPaths(tests::FAULTS)
+}
 
 /// Firmware and kernel settings that make room for BARs.
 pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the \
@@ -46,7 +35,6 @@ fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
-    let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
     let function = scan.machine.functions.get(&gpu.at);
     if let Some(Err(why)) = function.map(|function| &function.bars) {
         let what = format!("the BARs of {}", gpu.at);
@@ -59,7 +47,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         .collect();
     if !unassigned.is_empty() {
         let found = format!("{} has no address for {}", gpu.at, unassigned.join(", "));
-        return new(Level::Fault, found)
+        return Subject::gpu(gpu).fault(found)
             .why(
                 "The firmware or the kernel found no room for it. No NIC reaches memory behind such a BAR, and nvidia.ko \
                  does not take the GPU.",
@@ -71,7 +59,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
             "{} has no BAR1: none that is 64-bit and prefetchable",
             gpu.at
         );
-        return new(Level::Fault, found)
+        return Subject::gpu(gpu).fault(found)
             .why("Memory that is behind no BAR no NIC can reach. The firmware leaves a BAR out where it has no room for it.")
             .fix(ROOM);
     };
@@ -94,23 +82,21 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
                 bytes(bar.size),
                 bytes(memory)
             );
-            return new(Level::Note, found)
+            return Subject::gpu(gpu)
+                .note(found)
                 .why("No more than that can be registered at once, by all processes together.")
                 .fix(enlarge(could.is_some()));
         }
-        let level = match could {
-            Some(_) => Level::Note,
-            None => Level::Ok,
-        };
-        let finding = new(level, format!("BAR1 is {}{could_be}", bytes(bar.size)));
+        let found = format!("BAR1 is {}{could_be}", bytes(bar.size));
         return match could {
-            Some(_) => finding
+            Some(_) => Subject::gpu(gpu)
+                .note(found)
                 .why("More of the memory could be registered at once.")
                 .fix(enlarge(true)),
-            None => finding,
+            None => Subject::gpu(gpu).ok(found),
         };
     }
-    new(Level::Warning, format!("BAR1 is {}{could_be}", bytes(bar.size)))
+    Subject::gpu(gpu).warning(format!("BAR1 is {}{could_be}", bytes(bar.size)))
         .why(
             "No more than BAR1 has can be registered at once, by all processes together, and nvidia.ko keeps a \
              part: what goes beyond is refused, ENOMEM or EFAULT.",
@@ -138,40 +124,23 @@ fn enlarge(can: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, FIRST};
     use crate::fixture::Pci;
     use crate::machine::config::Config;
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a BAR1 of 256 MiB",
-            inject: |fixture| fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20,
-            level: Level::Warning,
-            says: "BAR1 is 256 MiB",
-            fix: "displaymodeselector",
-        },
-        PathFault {
-            name: "a BAR1 of 256 MiB that can be larger",
-            inject: |fixture| {
-                fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
-                // BAR 2 supports 256 MiB and 32 GiB, and is set to 256 MiB.
-                let gpu = Pci {
-                    resizable: Some((2, (1 << 8) | (1 << 15), 8)),
-                    ..Pci::h100(0)
-                };
-                fixture.function(socket(FIRST).gpu).config = Ok(Config(gpu.config()));
-            },
-            level: Level::Warning,
-            says: "BAR1 is 256 MiB, and can be 32 GiB",
-            fix: "Re-Size BAR",
-        },
-        PathFault {
-            name: "no BAR1",
-            inject: |fixture| fixture.machine.gpus[0].bar1 = None,
-            level: Level::Fault,
-            says: "has no BAR1",
-            fix: "Above 4G Decoding",
-        },
-    ];
+    faults! {
+        "a BAR1 of 256 MiB", "warning bar1: …BAR1 is 256 MiB… fix …displaymodeselector" =>
+            |fixture| fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
+        "a BAR1 of 256 MiB that can be larger",
+            "warning bar1: …BAR1 is 256 MiB, and can be 32 GiB… fix …Re-Size BAR" => |fixture| {
+            fixture.machine.gpus[0].bar1.as_mut().unwrap().size = 256 << 20;
+            // BAR 2 supports 256 MiB and 32 GiB, and is set to 256 MiB.
+            let gpu = Pci {
+                resizable: Some((2, (1 << 8) | (1 << 15), 8)),
+                ..Pci::h100(0)
+            };
+            fixture.function(socket(FIRST).gpu).config = Ok(Config(gpu.config()));
+        };
+        "no BAR1", "fault bar1: …has no BAR1… fix …Above 4G Decoding" => |fixture| fixture.machine.gpus[0].bar1 = None;
+    }
 }

@@ -5,8 +5,8 @@
 //! A missing device leaves no trace in sysfs. Only a comparison reveals a missing device.
 
 use super::port;
-use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
 use crate::nvml::Nvml;
@@ -14,22 +14,10 @@ use crate::render::{bytes, counted};
 use crate::software::listed::{is_unlisted, is_withheld};
 use crate::software::Software;
 
-pub(super) const CHECK: Check = Check {
-    name: "baseline",
-    about: "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
-    #[cfg(test)]
-    row: [
-        "with `--baseline`: the devices of a recording",
-        "fault: a GPU, an RDMA device or a port is gone; warning: a port is no longer ACTIVE or has a lower rate, \
-         a link has fewer lanes (or a NIC's less speed), BAR1 is smaller; note: other firmware, driver, name or \
-         GPU, a new device",
-        "by finding",
-    ],
-    applies: |scan| scan.baseline.is_some(),
-    run: baseline,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "baseline": "with --baseline: whether GPUs, RDMA devices, ports and links are what they were in a recording",
+    |scan| scan.baseline.is_some(), baseline, OwnTest
+}
 
 fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(baseline) = scan.baseline else {
@@ -70,11 +58,7 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
                 .map(Subject::hca),
         );
     for subject in others {
-        findings.push(Finding::new(
-            Level::Note,
-            subject,
-            "not in the baseline".to_owned(),
-        ));
+        findings.push(subject.note("not in the baseline".to_owned()));
     }
     let version = |software: &Software| software.nvidia()?.version.clone();
     let (was, now) = (
@@ -85,27 +69,23 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(changed("nvidia.ko", &was, &now, Subject::Machine));
     }
     if findings.is_empty() {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::Machine,
-            format!(
-                "as in the baseline: {} and {}",
-                counted(before.gpus.len(), "GPU"),
-                counted(before.hcas.len(), "RDMA device")
-            ),
-        ));
+        findings.push(Subject::Machine.ok(format!(
+            "as in the baseline: {} and {}",
+            counted(before.gpus.len(), "GPU"),
+            counted(before.hcas.len(), "RDMA device")
+        )));
     }
     findings
 }
 
 fn lost_gpu(was: &Gpu) -> Finding {
-    Finding::new(
-        Level::Fault,
-        Subject::gpu(was),
-        format!("the GPU is gone: the baseline has {} there", was.name),
-    )
-    .why("It fell off the bus, was not found at boot, or was taken out.")
-    .fix(format!(
+    Subject::gpu(was)
+        .fault(format!(
+            "the GPU is gone: the baseline has {} there",
+            was.name
+        ))
+        .why("It fell off the bus, was not found at boot, or was taken out.")
+        .fix(format!(
         "`dmesg | grep -e Xid -e {}` says when it went; a cold boot, then its seating and power",
         was.at
     ))
@@ -113,19 +93,14 @@ fn lost_gpu(was: &Gpu) -> Finding {
 
 /// Reports a GPU that NVML listed in the baseline and does not list now.
 fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
-    let new = |level, found: &str| Finding::new(level, Subject::gpu(now), found.to_owned());
     match is_withheld(scan.host, now) {
-        true => new(
-            Level::Note,
-            "NVML does not list the GPU, and did in the baseline",
-        )
-        .why("In a container or a job NVML lists the GPUs that it may open."),
-        false => new(
-            Level::Fault,
-            "the GPU is on PCI, and NVML does not list it as in the baseline",
-        )
-        .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
-        .fix(format!(
+        true => Subject::gpu(now)
+            .note("NVML does not list the GPU, and did in the baseline")
+            .why("In a container or a job NVML lists the GPUs that it may open."),
+        false => Subject::gpu(now)
+            .fault("the GPU is on PCI, and NVML does not list it as in the baseline")
+            .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
+            .fix(format!(
             "`dmesg | grep -e NVRM -e Xid -e {}` says why; a cold boot, then its seating and power",
             now.at
         )),
@@ -133,7 +108,7 @@ fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
 }
 
 fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
-    let lost = |found: String| Finding::new(Level::Fault, Subject::hca(was), found);
+    let lost = |found: String| Subject::hca(was).fault(found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
             .fix("`rdma link show` lists those that are there");
@@ -162,17 +137,16 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
     if let (Some(was), Some(is)) = (was.bar1, now.bar1) {
         if is.size < was.size {
             findings.push(
-                Finding::new(
-                    Level::Warning,
-                    Subject::gpu(now),
-                    format!(
+                Subject::gpu(now)
+                    .warning(format!(
                         "BAR1 is {}, and {} in the baseline",
                         bytes(is.size),
                         bytes(was.size)
+                    ))
+                    .why("No more than that can be registered at once, by all processes together.")
+                    .fix(
+                        "\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
                     ),
-                )
-                .why("No more than that can be registered at once, by all processes together.")
-                .fix("\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup"),
             );
         }
     }
@@ -192,11 +166,7 @@ fn of_hca(scan: &Scan<'_>, before: &Machine, was: &Hca, now: &Hca) -> Vec<Findin
         let is = now.ports.iter().find(|is| is.number == port.number);
         findings.extend(match is {
             Some(is) => of_port(now, port, is),
-            None => Some(Finding::new(
-                Level::Fault,
-                subject(),
-                format!("port {} is gone", port.number),
-            )),
+            None => Some(subject().fault(format!("port {} is gone", port.number))),
         });
     }
     if let Some(at) = was.at {
@@ -213,27 +183,23 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
     if !now.is_active() {
         let state = now.state.as_deref()?;
         return Some(
-            Finding::new(
-                Level::Warning,
-                Subject::hca(hca),
-                format!("port {number} is {state}, and ACTIVE in the baseline"),
-            )
-            .fix(port::fix(hca, now)),
+            Subject::hca(hca)
+                .warning(format!(
+                    "port {number} is {state}, and ACTIVE in the baseline"
+                ))
+                .fix(port::fix(hca, now)),
         );
     }
     let (then, is) = (was.megabits()?, now.megabits()?);
     (is < then).then(|| {
         let rate = |port: &Port| port.rate.clone().unwrap_or_default();
-        Finding::new(
-            Level::Warning,
-            Subject::hca(hca),
-            format!(
+        Subject::hca(hca)
+            .warning(format!(
                 "port {number} has {}, and {} in the baseline",
                 rate(now),
                 rate(was)
-            ),
-        )
-        .fix(port::cable(hca))
+            ))
+            .fix(port::cable(hca))
     })
 }
 
@@ -249,11 +215,7 @@ fn narrower(
     let (was, now) = (link(before)?, link(scan.machine)?);
     let is_less = now.width < was.width || (with_speed && now.speed < was.speed);
     is_less.then(|| {
-        Finding::new(
-            Level::Warning,
-            subject,
-            format!("the link above {at} is {now}, and {was} in the baseline"),
-        )
+        subject.warning(format!("the link above {at} is {now}, and {was} in the baseline"))
         .why("A link trains down where lanes or contacts are bad.")
         .fix("Seat the NIC anew, look at riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
@@ -261,106 +223,62 @@ fn narrower(
 
 /// Reports a difference that may be intended.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
-    (was != now).then(|| {
-        Finding::new(
-            Level::Note,
-            subject,
-            format!("{what} is {now}, and {was} in the baseline"),
-        )
-    })
+    (was != now).then(|| subject.note(format!("{what} is {now}, and {was} in the baseline")))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{are_found, Change};
-    use crate::finding::{Level, Status};
+    use super::super::software::tests::faults;
+    use super::super::tests::are_found;
     use crate::{fixture, testing};
+
+    faults! {
+        "nothing" => |_| {};
+        "a lost GPU", "fault baseline 0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there" =>
+            |fixture| fixture.unplug("0000:3b:00.0");
+        "a lost NIC", "fault baseline mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it" =>
+            |fixture| fixture.unplug("0000:9a:00.0");
+        "a NIC whose driver gave up",
+            "fault baseline mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI" =>
+            |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
+        "a port for all else that is down", "warning baseline mlx5_8: port 1 is DOWN, and ACTIVE in the baseline" =>
+            |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n");
+        "all rails slower, so that no two differ",
+            "warning baseline mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec \
+             (4X HDR), and 400 Gb/sec (4X NDR) in the baseline" => |fixture| {
+            for hca in 0..8 {
+                fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
+            }
+        };
+        "new firmware", "note baseline mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline" =>
+            |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
+    }
 
     /// Compares an HGX machine with its former state. Only losses are reported.
     #[test]
     fn a_baseline_finds_what_is_gone() {
-        let changes: &[Change] = &[
-            ("nothing", |_| {}, &[]),
-            (
-                "a lost GPU",
-                |fixture| fixture.unplug("0000:3b:00.0"),
-                &[(
-                    Level::Fault,
-                    "0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there",
-                )],
-            ),
-            (
-                "a lost NIC",
-                |fixture| fixture.unplug("0000:9a:00.0"),
-                &[(
-                    Level::Fault,
-                    "mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it",
-                )],
-            ),
-            (
-                "a NIC whose driver gave up",
-                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
-                &[(
-                    Level::Fault,
-                    "mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI",
-                )],
-            ),
-            (
-                "a port for all else that is down",
-                |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n"),
-                &[(
-                    Level::Warning,
-                    "mlx5_8: port 1 is DOWN, and ACTIVE in the baseline",
-                )],
-            ),
-            (
-                "all rails slower, so that no two differ",
-                |fixture| {
-                    for hca in 0..8 {
-                        fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
-                    }
-                },
-                &[(
-                    Level::Warning,
-                    "mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec (4X HDR), and \
-                     400 Gb/sec (4X NDR) in the baseline",
-                )],
-            ),
-            (
-                "new firmware",
-                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
-                &[(
-                    Level::Note,
-                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline",
-                )],
-            ),
-        ];
-        let mut before = fixture::hgx();
-        before.software();
+        let mut before = fixture::hgx().with_software();
         let folder = tempfile::tempdir().unwrap();
         // A count of one has no plural.
         let one = folder.path().join("one.json");
-        let mut small = fixture::small();
-        small.software();
+        let small = fixture::small().with_software();
         std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
-        let line = ["doctor", "--all", "--baseline", one.to_str().unwrap()];
-        let (text, _) = testing::says(&small.recording, &line);
-        assert!(
-            text.contains("as in the baseline: 1 GPU and 1 RDMA device"),
-            "{text}"
+        let told = format!(
+            "$ doctor --all --baseline {}
+             as in the baseline: 1 GPU and 1 RDMA device
+             1 GPU, 1 RDMA device",
+            one.display()
         );
-        assert!(text.contains("1 GPU, 1 RDMA device"), "{text}");
+        testing::session(&small.recording, &told);
         let file = folder.path().join("before.json");
         std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
         let file = file.to_str().unwrap();
-        are_found(&before, "baseline", file, changes);
-        for command in ["doctor", "export"] {
-            let line = [command, "--baseline", "/none.json"];
-            assert_eq!(testing::says(&before.recording, &line).1, Status::Failed);
-        }
+        are_found(&before, "baseline", file, FAULTS);
+        let lines = "2$ doctor --baseline /none.json\n2$ export --baseline /none.json";
+        testing::session(&before.recording, lines);
         // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
-        let (text, _) = testing::says(&before.recording, &["export", "--baseline", file]);
+        let (text, _) = testing::says(&before.recording, &format!("export --baseline {file}"));
         let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }

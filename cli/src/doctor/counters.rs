@@ -5,27 +5,16 @@
 //! Only growth is therefore a warning.
 
 use super::port;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::counters::{Counters, Kind, COUNTERS};
 use crate::machine::pci::Address;
 use crate::machine::Hca;
 
-pub(super) const CHECK: Check = Check {
-    name: "counters",
-    about: "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
-    #[cfg(test)]
-    row: [
-        "error counters of ports and, by AER, of GPUs and NICs ([below](#error-counters))",
-        "with `--interval`, warning: link errors, discarded packets, many retransmissions, PCI errors; note: \
-         fewer errors, congestion, a receiver without buffers. Without `--interval`, note: totals",
-        "cable, switch, seating",
-    ],
-    applies: |scan| scan.has_hca() || scan.has_gpu(),
-    run: errors,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "counters": "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
+    |scan| scan.has_hca() || scan.has_gpu(), errors, OwnTest
+}
 
 /// Growth that a healthy fabric may show, per second.
 const FEW: f64 = 1.0;
@@ -103,13 +92,9 @@ fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
         .iter()
         .flat_map(|kind| listed(values, *kind))
         .collect();
-    let new = |level, found: String| Finding::new(level, Subject::hca(hca), found);
     match all.is_empty() {
-        true => new(Level::Ok, format!("port {port} has counted no errors")),
-        false => new(
-            Level::Note,
-            format!("port {port} has counted {}", named(&all, "")),
-        )
+        true => Subject::hca(hca).ok(format!("port {port} has counted no errors")),
+        false => Subject::hca(hca).note(format!("port {port} has counted {}", named(&all, "")))
         .why("Since the driver was loaded or they were reset; some stop at their highest value. A total does not say \
              when.")
         .fix("`peermemctl doctor --interval 10` says whether they grow"),
@@ -187,11 +172,8 @@ fn growth(
         });
     }
     if findings.is_empty() {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::hca(hca),
-            format!("port {port} counted no errors in {seconds:.0} s"),
-        ));
+        findings
+            .push(Subject::hca(hca).ok(format!("port {port} counted no errors in {seconds:.0} s")));
     }
     findings
 }
@@ -229,9 +211,8 @@ fn of_pci(
         Some((_, seconds)) => format!("in {seconds:.0} s"),
         None => "since boot".to_owned(),
     };
-    let new = |level, found: String| Finding::new(level, subject, found);
     if errors.is_empty() {
-        return new(Level::Ok, format!("{at} had no PCI errors {period}"));
+        return subject.ok(format!("{at} had no PCI errors {period}"));
     }
     let corrected = errors
         .iter()
@@ -249,7 +230,8 @@ fn of_pci(
         .iter()
         .map(|(severity, name, count)| format!("{name} {count} ({severity})"))
         .collect();
-    new(level, format!("{at} had PCI errors {period}: {}", each.join(", ")))
+    let found = format!("{at} had PCI errors {period}: {}", each.join(", "));
+    Finding::new(level, subject, found)
         .why(
             "Each corrected error is a packet sent again; many of them, and any other kind, are a bad contact, \
              riser or cable.",
@@ -263,7 +245,7 @@ fn of_pci(
 mod tests {
     use super::super::{print, run_all};
     use super::*;
-    use crate::finding::{Level, Status};
+    use crate::finding::Level;
     use crate::machine::Machine;
     use crate::report::Out;
     use crate::{fixture, testing};
@@ -315,107 +297,45 @@ mod tests {
     /// Growth between two readings is judged by kind and rate.
     #[test]
     fn counters_are_judged_by_their_growth() {
-        type Case = (&'static [(&'static str, u64)], Level, &'static str);
-        let cases: &[Case] = &[
-            (
-                &[("symbol_error", 7)],
-                Level::Ok,
-                "port 1 counted no errors in 10 s",
-            ),
-            (
-                &[("symbol_error", 7), ("port_xmit_data", 99)],
-                Level::Ok,
-                "port 1 counted no errors in 10 s",
-            ),
-            // The counter was reset between the readings.
-            (
-                &[("symbol_error", 0)],
-                Level::Ok,
-                "port 1 counted no errors in 10 s",
-            ),
-            (
-                &[("symbol_error", 8)],
-                Level::Warning,
-                "port 1 in 10 s: symbol_error +1",
-            ),
-            (
-                &[
-                    ("symbol_error", 7),
-                    ("link_downed", 1),
-                    ("link_error_recovery", 2),
-                ],
-                Level::Warning,
-                "port 1 in 10 s: link_downed +1, link_error_recovery +2",
-            ),
-            (
-                &[("symbol_error", 7), ("port_xmit_discards", 4)],
-                Level::Warning,
-                "port_xmit_discards +4",
-            ),
-            (
-                &[("symbol_error", 7), ("out_of_sequence", 5)],
-                Level::Note,
-                "out_of_sequence +5",
-            ),
-            (
-                &[
-                    ("symbol_error", 7),
-                    ("packet_seq_err", 6),
-                    ("local_ack_timeout_err", 6),
-                ],
-                Level::Warning,
-                "packet_seq_err +6, local_ack_timeout_err +6",
-            ),
-            (
-                &[("symbol_error", 7), ("req_transport_retries_exceeded", 1)],
-                Level::Warning,
-                "req_transport_retries_exceeded +1",
-            ),
-            (
-                &[
-                    ("symbol_error", 7),
-                    ("np_cnp_sent", 4000),
-                    ("rp_cnp_handled", 10),
-                ],
-                Level::Note,
-                "np_cnp_sent +4000, rp_cnp_handled +10",
-            ),
-            (
-                &[("symbol_error", 7), ("rnr_nak_retry_err", 30)],
-                Level::Note,
-                "rnr_nak_retry_err +30",
-            ),
-        ];
-        for (values, level, says) in cases {
-            let (_, told) = counted(|fixture| fixture.counters("mlx5_0", values));
-            assert_eq!(told.len(), 2, "{values:?}: {told:?}");
-            assert_eq!(told[0].0, *level, "{values:?}: {told:?}");
-            assert!(told[0].1.ends_with(says), "{values:?}: {told:?}");
-            assert_eq!(
-                told[1],
-                (
-                    Level::Ok,
-                    "0000:18:00.0 had no PCI errors in 10 s".to_owned()
-                )
-            );
+        // In one row, the counter was reset between the readings.
+        for [values, level, says] in testing::table(
+            "symbol_error=7 | ok | port 1 counted no errors in 10 s
+             symbol_error=7 port_xmit_data=99 | ok | port 1 counted no errors in 10 s
+             symbol_error=0 | ok | port 1 counted no errors in 10 s
+             symbol_error=8 | warning | port 1 in 10 s: symbol_error +1
+             symbol_error=7 link_downed=1 link_error_recovery=2 | warning | port 1 in 10 s: link_downed +1, link_error_recovery +2
+             symbol_error=7 port_xmit_discards=4 | warning | port_xmit_discards +4
+             symbol_error=7 out_of_sequence=5 | note | out_of_sequence +5
+             symbol_error=7 packet_seq_err=6 local_ack_timeout_err=6 | warning | packet_seq_err +6, local_ack_timeout_err +6
+             symbol_error=7 req_transport_retries_exceeded=1 | warning | req_transport_retries_exceeded +1
+             symbol_error=7 np_cnp_sent=4000 rp_cnp_handled=10 | note | np_cnp_sent +4000, rp_cnp_handled +10
+             symbol_error=7 rnr_nak_retry_err=30 | note | rnr_nak_retry_err +30",
+        ) {
+            let values = values.split(' ').map(|one| one.split_once('=').unwrap());
+            let values: Vec<(&str, u64)> =
+                values.map(|(name, value)| (name, value.parse().unwrap())).collect();
+            let (_, told) = counted(|fixture| fixture.counters("mlx5_0", &values));
+            let [port, pci] = &told[..] else { panic!("{values:?}: {told:?}") };
+            assert_eq!(port.0.name(), level, "{values:?}: {told:?}");
+            assert!(port.1.ends_with(says), "{values:?}: {told:?}");
+            assert_eq!(pci.0, Level::Ok, "{told:?}");
+            assert_eq!(pci.1, "0000:18:00.0 had no PCI errors in 10 s");
         }
-        for (severity, text, level, says) in [
+        for (severity, text, says) in [
             (
                 "correctable",
                 "RxErr 3\nBadTLP 2\n",
-                Level::Warning,
                 "BadTLP 2 (correctable)",
             ),
             (
                 "nonfatal",
                 "CmpltTO 1\nTOTAL_ERR_NONFATAL 1\n",
-                Level::Warning,
                 "CmpltTO 1 (nonfatal)",
             ),
         ] {
             let (_, told) = counted(|fixture| fixture.errors("0000:18:00.0", severity, text));
             let found = format!("0000:18:00.0 had PCI errors in 10 s: {says}");
-            assert_eq!(told.first(), Some(&(level, found)), "{told:?}");
+            assert_eq!(told.first(), Some(&(Level::Warning, found)), "{told:?}");
         }
         // A device whose counters have disappeared is not judged.
         let (_, told) = counted(|fixture| fixture.remove("/sys/class/infiniband/mlx5_0"));
@@ -425,33 +345,19 @@ mod tests {
     /// Without a second reading, totals are only a note.
     #[test]
     fn totals_of_counters_are_no_warning() {
-        let mut fixture = fixture::small();
-        fixture.software();
+        let mut fixture = fixture::small().with_software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");
-        let (text, status) = testing::says(
+        testing::session(
             &fixture.recording,
-            &["doctor", "--all", "--only", "counters"],
+            "0$ doctor --all --only counters
+             mlx5_0: port 1 has counted link_downed 3, symbol_error 65535
+             peermemctl doctor --interval 10
+             GPU 0: 0000:19:00.0 had PCI errors since boot: DLP 1 (fatal)
+             0$ doctor --interval 1",
         );
-        assert_eq!(status, Status::Ok, "{text}");
-        for says in [
-            "mlx5_0: port 1 has counted link_downed 3, symbol_error 65535",
-            "peermemctl doctor --interval 10",
-            "GPU 0: 0000:19:00.0 had PCI errors since boot: DLP 1 (fatal)",
-        ] {
-            assert!(text.contains(says), "{text}");
-        }
         // A recording does not change during the interval.
-        let line = [
-            "peermemctl",
-            "doctor",
-            "--interval",
-            "1",
-            "--machine",
-            "x.json",
-        ];
+        let line = "peermemctl doctor --interval 1 --machine x.json".split(' ');
         assert!(<crate::args::Cli as clap::Parser>::try_parse_from(line).is_err());
-        let (text, status) = testing::says(&fixture.recording, &["doctor", "--interval", "1"]);
-        assert_eq!(status, Status::Ok, "{text}");
     }
 }

@@ -1,24 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Unusual devices: GPUs without GPUDirect RDMA, virtual functions, coherent memory.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "device-kind",
-    about: "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
-    #[cfg(test)]
-    row: [
-        "the GPU's name, virtual functions, coherent GPUs",
-        "fault: no GPU has GPUDirect RDMA (GeForce, GB10), and `doctor` then reports nothing about software that \
-         these GPUs cannot use; note: some GPUs have no GPUDirect RDMA, virtual functions, coherent GPUs",
-        "copy through memory of the host",
-    ],
-    applies: |scan| scan.has_gpu() || scan.has_hca(),
-    run: device_kind,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "device-kind": "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
+    |scan| scan.has_gpu() || scan.has_hca(), device_kind, OnPaths(tests::FAULTS)
+}
 
 fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -29,7 +18,7 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
     };
     for gpu in scan.gpus() {
         let function = scan.machine.functions.get(&gpu.at);
-        let new = |found: String| Finding::new(Level::Note, Subject::gpu(gpu), found);
+        let new = |found: String| Subject::gpu(gpu).note(found);
         if let Some(why) = gpu.why_no_gpudirect() {
             let found = format!("{} has no GPUDirect RDMA: {}", gpu.at, gpu.name);
             findings.push(
@@ -66,10 +55,9 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
         if let Some(function) = function {
             if let Some(physical) = function.physical {
                 findings.push(
-                    Finding::new(Level::Note,
-                        Subject::hca(hca),
-                        format!("{} is a virtual function of {physical}", function.at),
-                    )
+                    Subject::hca(hca).note(format!(
+                        "{} is a virtual function of {physical}", function.at
+                    ))
                     .why("Its link, packets and order are the physical function's, and its bandwidth is shared."),
                 );
             }
@@ -80,23 +68,14 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::PathFault;
-    use crate::finding::Level;
+    use super::super::tests::paths::faults;
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a GPU for games",
-            inject: |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090"),
-            level: Level::Fault,
-            says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090",
-            fix: "Copy through memory of the host",
-        },
-        PathFault {
-            name: "a GPU of a DGX Spark",
-            inject: |fixture| fixture.only_gpu_is("NVIDIA GB10"),
-            level: Level::Fault,
-            says: "0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10",
-            fix: "Copy through memory of the host",
-        },
-    ];
+    faults! {
+        "a GPU for games",
+            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090… fix …Copy through \
+             memory of the host" => |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090");
+        "a GPU of a DGX Spark",
+            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10… fix …Copy through memory of the \
+             host" => |fixture| fixture.only_gpu_is("NVIDIA GB10");
+    }
 }

@@ -7,7 +7,7 @@
 
 use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
 use super::port;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Host, Unseen};
 use crate::machine::hca::{gigabits, rate_of};
@@ -16,20 +16,10 @@ use crate::machine::{Gpu, Hca, Port};
 use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
-pub(super) const CHECK: Check = Check {
-    name: "expect",
-    about: "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
-    #[cfg(test)]
-    row: [
-        "with `--expect`: counts, links, ports, firmware, modules",
-        "as [above](#missing-devices)",
-        "by finding",
-    ],
-    applies: |scan| scan.expected.is_some(),
-    run: expect,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "expect": "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
+    |scan| scan.expected.is_some(), expect, OwnTest
+}
 
 fn expect(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(expected) = scan.expected else {
@@ -78,22 +68,18 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(of_module(scan.host, module, version));
     }
     if findings.is_empty() {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::Machine,
-            format!(
-                "{}, {} and {} are as expected",
-                counted(
-                    expected.gpus.iter().map(|gpus| gpus.count).sum::<usize>(),
-                    "GPU"
-                ),
-                counted(
-                    expected.hcas.iter().map(|hcas| hcas.count).sum::<usize>(),
-                    "RDMA device"
-                ),
-                counted(expected.modules.len(), "module")
+        findings.push(Subject::Machine.ok(format!(
+            "{}, {} and {} are as expected",
+            counted(
+                expected.gpus.iter().map(|gpus| gpus.count).sum::<usize>(),
+                "GPU"
             ),
-        ));
+            counted(
+                expected.hcas.iter().map(|hcas| hcas.count).sum::<usize>(),
+                "RDMA device"
+            ),
+            counted(expected.modules.len(), "module")
+        )));
     }
     findings
 }
@@ -117,10 +103,10 @@ fn count(
         counted(there, what)
     );
     if there > wanted {
-        return Some(Finding::new(Level::Note, Subject::Machine, found));
+        return Some(Subject::Machine.note(found));
     }
     (there < wanted).then(|| {
-        Finding::new(Level::Fault, Subject::Machine, found)
+        Subject::Machine.fault(found)
             .why("One fell off the bus, was not found at boot, lost its driver, or was taken out.")
             .fix(format!(
                 "`lspci -d {filter}` lists those on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e mlx5_core` \
@@ -137,7 +123,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
     let each: Vec<String> = unlisted.iter().map(|gpu| gpu.at.to_string()).collect();
     let each = each.join(", ");
     if unlisted.iter().all(|gpu| is_withheld(scan.host, gpu)) {
-        return Finding::new(Level::Note, finding.subject, finding.found).why(format!(
+        return finding.subject.note(finding.found).why(format!(
             "On PCI there are more ({each}). In a container or a job NVML lists the GPUs that it may open."
         ));
     }
@@ -152,11 +138,7 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
         return Some(Scan::unseen(subject, format!("the link of {at}"), &why));
     };
     (now.width < least.width || now.speed < least.speed).then(|| {
-        Finding::new(
-            Level::Warning,
-            subject,
-            format!("the link above {at} is {now}, and {least} is expected"),
-        )
+        subject.warning(format!("the link above {at} is {now}, and {least} is expected"))
         .why("A link trains down where lanes or contacts are bad.")
         .fix("Reseat the device, check riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
@@ -164,9 +146,7 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
 
 fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let warn = |found: String, fix: String| {
-        Finding::new(Level::Warning, Subject::hca(hca), found).fix(fix)
-    };
+    let warn = |found: String, fix: String| Subject::hca(hca).warning(found).fix(fix);
     // An unknown value is not a reason to warn.
     let unknown = |what: String| {
         let why = Unseen::Failed("not known".to_owned());
@@ -262,8 +242,9 @@ fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{are_found, Change};
-    use crate::finding::{Level, Status};
+    use super::super::software::tests::faults;
+    use super::super::tests::are_found;
+    use crate::finding::Status;
     use crate::{fixture, testing};
 
     /// The output of `--write-expect` matches the machine: a comparison finds nothing.
@@ -272,16 +253,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         for (name, fixture) in fixture::all() {
-            let (text, status) = testing::says(&fixture.recording, &["doctor", "--write-expect"]);
+            let (text, status) = testing::says(&fixture.recording, "doctor --write-expect");
             assert_eq!(status, Status::Ok, "{text}");
             if name == "hgx" {
                 testing::golden("golden/expect-hgx.json", &text);
             }
             std::fs::write(&file, text).unwrap();
-            let line = ["doctor", "--only", "expect", "--all", "--json", "--expect"];
-            let line = [&line[..], &[file.to_str().unwrap()]].concat();
-            let (json, status) = testing::says(&fixture.recording, &line);
-            assert_eq!(status, Status::Ok, "{name}: {json}");
+            let line = format!(
+                "0$ doctor --only expect --all --json --expect {}",
+                file.display()
+            );
+            let json = testing::session(&fixture.recording, &line);
             let json: serde_json::Value = serde_json::from_str(&json).unwrap();
             let findings = json["findings"].as_array().unwrap();
             assert_eq!(findings.len(), 1, "{name}: {json}");
@@ -289,116 +271,67 @@ mod tests {
         }
     }
 
+    faults! {
+        "nothing" => |_| {};
+        "a lost GPU", "fault expect 7 GPUs of 10de:2330, and 8 are expected why One fell off the bus" =>
+            |fixture| fixture.unplug("0000:3b:00.0");
+        "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, and 8 are expected" =>
+            |fixture| fixture.unplug("0000:9a:00.0");
+        "a NIC whose driver gave up", "fault expect 7 RDMA devices of 15b3:1021, and 8 are expected" =>
+            |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
+        "one more NIC", "note expect 9 RDMA devices of 15b3:1021, and 8 are expected" => |fixture| {
+            let above = "0000:39:03.0";
+            fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
+            fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
+        };
+        "dead rails", "warning expect mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected" => |fixture| {
+            fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
+            fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
+        };
+        "a slow rail", "warning expect mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected" =>
+            |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n");
+        "other firmware", "warning expect mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected" =>
+            |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
+        "a NIC's link with half of its lanes, and an idle GPU's",
+            "warning expect mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected" =>
+            |fixture| {
+                for at in ["0000:17:00.0", "0000:18:00.0"] {
+                    fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
+                }
+                for at in ["0000:17:01.0", "0000:19:00.0"] {
+                    fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
+                }
+            };
+        "a GPU in a slot of half the lanes",
+            "warning expect GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected" =>
+            |fixture| {
+                for at in ["0000:17:01.0", "0000:19:00.0"] {
+                    fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
+                }
+            };
+        "another driver", "warning expect nvidia is 570.124.06, and 570.86.15 is expected" =>
+            |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n");
+        "a module that is not loaded",
+            "fault expect nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`" =>
+            |fixture| fixture.remove("/sys/module/nvidia_peermem");
+        "a module whose version cannot be seen",
+            "not visible expect the version of nvidia: not visible without root" =>
+            |fixture| fixture.deny("/sys/module/nvidia/version");
+    }
+
     /// Compares an HGX machine with a file for all machines like it.
     #[test]
     fn what_is_not_as_expected_is_found() {
-        let changes: &[Change] = &[
-            ("nothing", |_| {}, &[]),
-            (
-                "a lost GPU",
-                |fixture| fixture.unplug("0000:3b:00.0"),
-                &[(Level::Fault, "7 GPUs of 10de:2330, and 8 are expected why One fell off the bus")],
-            ),
-            (
-                "a lost NIC",
-                |fixture| fixture.unplug("0000:9a:00.0"),
-                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
-            ),
-            (
-                "a NIC whose driver gave up",
-                |fixture| fixture.remove("/sys/class/infiniband/mlx5_4"),
-                &[(Level::Fault, "7 RDMA devices of 15b3:1021, and 8 are expected")],
-            ),
-            (
-                "one more NIC",
-                |fixture| {
-                    let above = "0000:39:03.0";
-                    fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
-                    fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
-                },
-                &[(Level::Note, "9 RDMA devices of 15b3:1021, and 8 are expected")],
-            ),
-            (
-                "dead rails",
-                |fixture| {
-                    fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
-                    fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
-                },
-                &[(Level::Warning, "mlx5_2, mlx5_5: port 1 is DOWN; 1 ACTIVE port expected")],
-            ),
-            (
-                "a slow rail",
-                |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n"),
-                &[(
-                    Level::Warning,
-                    "mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected",
-                )],
-            ),
-            (
-                "other firmware",
-                |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n"),
-                &[(
-                    Level::Warning,
-                    "mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected",
-                )],
-            ),
-            (
-                "a NIC's link with half of its lanes, and an idle GPU's",
-                |fixture| {
-                    for at in ["0000:17:00.0", "0000:18:00.0"] {
-                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
-                    }
-                    for at in ["0000:17:01.0", "0000:19:00.0"] {
-                        fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
-                    }
-                },
-                &[(
-                    Level::Warning,
-                    "mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
-                )],
-            ),
-            (
-                "a GPU in a slot of half the lanes",
-                |fixture| {
-                    for at in ["0000:17:01.0", "0000:19:00.0"] {
-                        fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
-                    }
-                },
-                &[(
-                    Level::Warning,
-                    "GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected",
-                )],
-            ),
-            (
-                "another driver",
-                |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n"),
-                &[(Level::Warning, "nvidia is 570.124.06, and 570.86.15 is expected")],
-            ),
-            (
-                "a module that is not loaded",
-                |fixture| fixture.remove("/sys/module/nvidia_peermem"),
-                &[(
-                    Level::Fault,
-                    "nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`",
-                )],
-            ),
-            (
-                "a module whose version cannot be seen",
-                |fixture| fixture.deny("/sys/module/nvidia/version"),
-                &[(Level::NotVisible, "the version of nvidia: not visible without root")],
-            ),
-        ];
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
-        let mut before = fixture::hgx();
-        before.software();
-        let expected = testing::says(&before.recording, &["doctor", "--write-expect"]).0;
+        let mut before = fixture::hgx().with_software();
+        let expected = testing::says(&before.recording, "doctor --write-expect").0;
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
-        are_found(&before, "expect", file, changes);
+        are_found(&before, "expect", file, FAULTS);
         // `export` has the finding, too.
         before.unplug("0000:3b:00.0");
-        let (text, _) = testing::says(&before.recording, &["export", "--expect", file]);
+        let (text, _) = testing::says(&before.recording, &format!("export --expect {file}"));
         let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }
@@ -409,68 +342,39 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         let name = file.to_str().unwrap();
-        let mut machine = fixture::small();
-        machine.software();
-        let refused = |text: &str| {
+        let machine = fixture::small().with_software();
+        let refused = |text: &str, says: &str| {
             std::fs::write(&file, text).unwrap();
-            let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
-            assert_eq!(status, Status::Failed, "{text}");
-            let (line, status) = testing::says(
-                &machine.recording,
-                &["doctor", "--nagios", "--expect", name],
+            let told = format!(
+                "2$ doctor --expect {name}
+                 {says}
+                 {name}
+                 3$ doctor --nagios --expect {name}
+                 ^ GPUDIRECT UNKNOWN - "
             );
-            assert_eq!(
-                (status.code(), line.starts_with("GPUDIRECT UNKNOWN - ")),
-                (3, true),
-                "{line}"
-            );
-            text
+            testing::session(&machine.recording, &told);
         };
-        for (text, says) in [
-            (
-                "{\n \"gpu\": []}",
-                "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2",
-            ),
-            (
-                "{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}",
-                "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3",
-            ),
-            ("{\"hcas\": [\n{}]}", "missing field `count` at line 2"),
-            (
-                "{\"hcas\": [{\"count\": \"8\"}]}",
-                "expected usize at line 1",
-            ),
-            (
-                "{\"gpus\": [\n{\"count\": 1, \"device\": \"H100\"}]}",
-                "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2",
-            ),
-            (
-                "{\"hcas\": [\n{\"count\": 1, \"link\": \"gen5 x16\"}]}",
-                "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2",
-            ),
-            (
-                "{\"hcas\": [\n{\"count\": 1, \"rate\": \"NDR\"}]}",
-                "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2",
-            ),
-            (
-                "{\"modules\": {\"../x\": \"1\"}}",
-                "\"../x\" is no module's name",
-            ),
-            ("", "it is empty"),
-        ] {
-            let refused = refused(text);
-            assert!(
-                refused.contains(says) && refused.contains(name),
-                "{refused}"
-            );
-        }
+        let fields = "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2";
+        refused("{\n \"gpu\": []}", fields);
+        let fields = "unknown field `lanes`, expected one of `count`, `device`, `link` at line 3";
+        refused("{\"gpus\": [\n {\"count\": 8,\n \"lanes\": 16}]}", fields);
+        refused("{\"hcas\": [\n{}]}", "missing field `count` at line 2");
+        let hcas = |text: &str, says: &str| refused(&format!("{{\"hcas\": [\n{{{text}}}]}}"), says);
+        hcas("\"count\": \"8\"", "expected usize at line 2");
+        let device = "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2";
+        hcas("\"count\": 1, \"device\": \"H100\"", device);
+        let link = "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2";
+        hcas("\"count\": 1, \"link\": \"gen5 x16\"", link);
+        let rate = "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2";
+        hcas("\"count\": 1, \"rate\": \"NDR\"", rate);
+        refused(
+            "{\"modules\": {\"../x\": \"1\"}}",
+            "\"../x\" is no module's name",
+        );
+        refused("", "it is empty");
         // Omitted values are not compared.
-        std::fs::write(
-            &file,
-            "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}",
-        )
-        .unwrap();
-        let (text, status) = testing::says(&machine.recording, &["doctor", "--expect", name]);
-        assert_eq!(status, Status::Ok, "{text}");
+        let text = "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}";
+        std::fs::write(&file, text).unwrap();
+        testing::session(&machine.recording, &format!("0$ doctor --expect {name}"));
     }
 }

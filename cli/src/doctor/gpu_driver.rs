@@ -2,29 +2,17 @@
 //! nvidia.ko and each GPU: a driver that is not bound or could not start the GPU, and a GPU that
 //! does not answer.
 
-use super::scan::{Check, Scan};
-use crate::finding::{argument, Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{argument, Finding, Subject};
 use crate::machine::pci::Address;
 use crate::machine::Gpu;
 use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
-pub(super) const CHECK: Check = Check {
-    name: "gpu-driver",
-    about:
-        "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
-    #[cfg(test)]
-    row: [
-        "the driver of each GPU, its config space, NVML",
-        "fault: a GPU has no driver or another driver than nvidia, does not answer, or is not listed by NVML; \
-         note: a GPU has vfio-pci, or is not listed by NVML in a container",
-        "load nvidia.ko; keep the other driver from loading; the kernel's log, a cold boot",
-    ],
-    applies: |scan| scan.has_gpu(),
-    run: gpu_driver,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "gpu-driver": "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
+    |scan| scan.has_gpu(), gpu_driver, OnPaths(tests::FAULTS)
+}
 
 fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -33,20 +21,18 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         };
         let at = gpu.at;
-        let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
         if function.is_silent() {
             findings.push(silent(Subject::gpu(gpu), at));
             continue;
         }
         findings.push(match function.driver.as_deref() {
             Some("nvidia") => unlisted(scan, gpu)
-                .unwrap_or_else(|| new(Level::Ok, format!("nvidia.ko has {at}"))),
-            Some("vfio-pci") => new(
-                Level::Note,
-                format!("{at} is given to a virtual machine (vfio-pci)"),
-            )
+                .unwrap_or_else(|| Subject::gpu(gpu).ok(format!("nvidia.ko has {at}"))),
+            Some("vfio-pci") => Subject::gpu(gpu).note(format!(
+                "{at} is given to a virtual machine (vfio-pci)"
+            ))
             .why("It is that machine's to use; peermemctl tells there."),
-            Some(other) => new(Level::Fault, format!("{at} has the driver {other}"))
+            Some(other) => Subject::gpu(gpu).fault(format!("{at} has the driver {other}"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
                 .fix(format!(
                     "Keep {0} from loading (blacklist {0} in /etc/modprobe.d), rebuild the initramfs, boot; \
@@ -54,12 +40,11 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
                     argument(other)
                 )),
             // The check `bar1` reports the missing addresses and gives the advice.
-            None if !gpu.is_coherent && function.unassigned().next().is_some() => new(
-                Level::Note,
-                format!("{at} has no driver, and BARs without an address"),
-            )
+            None if !gpu.is_coherent && function.unassigned().next().is_some() => Subject::gpu(gpu).note(format!(
+                "{at} has no driver, and BARs without an address"
+            ))
             .why("nvidia.ko takes no GPU whose BARs have no address."),
-            None => new(Level::Fault, format!("{at} has no driver"))
+            None => Subject::gpu(gpu).fault(format!("{at} has no driver"))
                 .why("nvidia.ko alone lends GPU memory to RDMA.")
                 .fix("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
         });
@@ -70,7 +55,7 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
 /// Reports a device on PCI that does not answer.
 pub(super) fn silent(subject: Subject, at: Address) -> Finding {
     let found = format!("{at} does not answer: its config space reads as ones");
-    Finding::new(Level::Fault, subject, found)
+    subject.fault(found)
         .why("It has fallen off the bus, and is listed until the next boot. Nothing reaches it.")
         .fix(format!(
             "`dmesg | grep -e Xid -e {at}` says when it went; a cold boot, then its seating and power"
@@ -87,29 +72,24 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
     let at = gpu.at;
     let all = counted(scan.machine.gpus.len(), "GPU");
     let listed = software.nvml.as_ref().map_or(0, |nvml| nvml.gpus.len());
-    let new = |level, found: String| Finding::new(level, Subject::gpu(gpu), found);
     if is_withheld(scan.host, gpu) {
         let found = format!("NVML does not list {at}: it has {listed} of the {all} on PCI");
-        return Some(new(Level::Note, found).why(
+        return Some(Subject::gpu(gpu).note(found).why(
             "In a container or a job NVML lists the GPUs that it may open. Whether nvidia.ko could start this one is seen \
              outside alone.",
         ));
     }
     // If this user may not open the device files, NVML lists no GPU at all.
     if listed == 0 && software.is_root == Some(false) {
-        let mut finding = new(
-            Level::NotVisible,
-            format!("NVML lists no GPU, {at} among them: not visible without root"),
-        );
+        let mut finding = Subject::gpu(gpu).not_visible(format!(
+            "NVML lists no GPU, {at} among them: not visible without root"
+        ));
         finding.needs_root = true;
         return Some(finding);
     }
-    let finding = new(
-        Level::Fault,
-        format!(
-            "nvidia.ko has {at} and could not start it: NVML lists {listed} of the {all} on PCI"
-        ),
-    );
+    let finding = Subject::gpu(gpu).fault(format!(
+        "nvidia.ko has {at} and could not start it: NVML lists {listed} of the {all} on PCI"
+    ));
     let log = software.log.iter().flatten();
     let mut lines = log.map(|record| record.text.as_str());
     let names = format!("{at}");
@@ -132,25 +112,12 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a GPU without a driver",
-            inject: |fixture| fixture.function(socket(FIRST).gpu).driver = None,
-            level: Level::Fault,
-            says: "0000:13:00.0 has no driver",
-            fix: "modprobe nvidia",
-        },
-        PathFault {
-            name: "nouveau",
-            inject: |fixture| {
-                fixture.function(socket(FIRST).gpu).driver = Some("nouveau".to_owned());
-            },
-            level: Level::Fault,
-            says: "has the driver nouveau",
-            fix: "blacklist nouveau",
-        },
-    ];
+    faults! {
+        "a GPU without a driver", "fault gpu-driver: …0000:13:00.0 has no driver… fix …modprobe nvidia" =>
+            |fixture| fixture.function(socket(FIRST).gpu).driver = None;
+        "nouveau", "fault gpu-driver: …has the driver nouveau… fix …blacklist nouveau" =>
+            |fixture| fixture.function(socket(FIRST).gpu).driver = Some("nouveau".to_owned());
+    }
 }

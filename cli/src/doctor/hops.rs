@@ -138,9 +138,7 @@ pub(super) fn tell(scan: &Scan<'_>, pair: &Pair, out: &mut Out) {
     let class = path.class.map_or("not on PCI", Class::name);
     out.line(format!("{class}, from the GPU to {}:", pair.hca));
     out.gap();
-    let mut table = Table::new(&[
-        "HOP", "", "LINK", "AT MOST", "PAYLOAD", "ACS", "IOMMU", "NUMA",
-    ]);
+    let mut table = Table::of("HOP||LINK|AT MOST|PAYLOAD|ACS|IOMMU|NUMA");
     for hop in path.hops {
         let number = |number: Option<u32>| number.map(|it| it.to_string()).unwrap_or_default();
         let payload = hop.max_payload.map(|bytes| format!("{bytes} B"));

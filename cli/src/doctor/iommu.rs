@@ -9,28 +9,17 @@ use super::controls::{
     at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
 };
 use super::route::Route;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Seen, Unseen};
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::{Hca, Pair};
 
-pub(super) const CHECK: Check = Check {
-    name: "iommu",
-    about: "whether an IOMMU translates the NIC's addresses",
-    #[cfg(test)]
-    row: [
-        "type of the NIC's IOMMU group; whether Data Direct and a Grace GPU are in one group",
-        "warning: the IOMMU translates; Data Direct and the GPU are in different groups, although ACS is right; \
-         fault: the IOMMU blocks; note: it translates before a Grace GPU, or the GPU's group translates",
-        "`iommu=pt`, `iommu.passthrough=1`",
-    ],
-    applies: |scan| scan.has_hca(),
-    run: iommu,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "iommu": "whether an IOMMU translates the NIC's addresses",
+    |scan| scan.has_hca(), iommu, OnPaths(tests::FAULTS)
+}
 
 /// IOMMU mode of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,10 +80,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
         };
         if let Ok((Mode::Translates(kind), group)) = mode(scan, function) {
             findings.push(
-                Finding::new(Level::Note,
-                    Subject::gpu(gpu),
-                    format!("the GPU is in IOMMU group {group} of type {kind}"),
-                )
+                Subject::gpu(gpu).note(format!("the GPU is in IOMMU group {group} of type {kind}"))
                 .why("What the GPU itself asks of host memory or of a NIC is translated; the NIC's transfers are \
                     not."),
             );
@@ -104,50 +90,33 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
 }
 
 fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
-    let at = function.at;
+    let (at, subject) = (function.at, Subject::hca(hca));
     let new =
         |level, found: String| Finding::new(scan.level_of(hca, level), Subject::hca(hca), found);
+    let in_group =
+        |group: u32, kind: &str| format!("{at} is in IOMMU group {group} of type {kind}");
     match mode(scan, function) {
-        Err(why) => Scan::unseen(Subject::hca(hca),
-            format!("IOMMU mode of {at}"),
-            &why,
-        ),
-        Ok((Mode::None, _)) => new(Level::Ok, format!("no IOMMU is before {at}")),
-        Ok((Mode::Identity, group)) => new(
-            Level::Ok,
-            format!("{at} is in IOMMU group {group} of type identity"),
-        ),
-        Ok((Mode::Blocked, group)) => new(
-            Level::Fault,
-            format!("{at} is in IOMMU group {group} of type blocked"),
-        )
+        Err(why) => Scan::unseen(subject, format!("IOMMU mode of {at}"), &why),
+        Ok((Mode::None, _)) => subject.ok(format!("no IOMMU is before {at}")),
+        Ok((Mode::Identity, group)) => subject.ok(in_group(group, "identity")),
+        Ok((Mode::Blocked, group)) => new(Level::Fault, in_group(group, "blocked"))
         .why("The IOMMU lets none of its transfers through.")
         .fix(format!(
             "`echo identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
         )),
-        Ok((Mode::Other(kind), group)) => new(
-            Level::Note,
-            format!("{at} is in IOMMU group {group} of type {kind:?}"),
-        ),
+        Ok((Mode::Other(kind), group)) => subject.note(in_group(group, &format!("{kind:?}"))),
         Ok((Mode::Translates(kind), group)) => {
             let found = format!("{at} is in IOMMU group {group} of type {kind}: its addresses are translated");
             if all_straight(scan, hca) {
-                return new(
-                    Level::Ok,
-                    format!("{found}; ATS is on, and switches let translated requests straight through"),
-                );
+                return subject
+                    .ok(format!("{found}; ATS is on, and switches let translated requests straight through"));
             }
             if scan.is_by_data_direct(hca) {
-                return new(
-                    Level::Ok,
-                    format!("{found}; GPU memory goes by Data Direct"),
-                );
+                return subject.ok(format!("{found}; GPU memory goes by Data Direct"));
             }
             // Packets to the memory of a coherent GPU do not turn round in a switch.
-            let mut gpus = scan
-                .pairs()
-                .filter(|pair| pair.hca == hca.name)
-                .filter_map(|pair| scan.gpu(pair.gpu));
+            let pairs = scan.pairs().filter(|pair| pair.hca == hca.name);
+            let mut gpus = pairs.filter_map(|pair| scan.gpu(pair.gpu));
             let level = match gpus.all(|gpu| gpu.is_coherent) {
                 true => Level::Note,
                 false => Level::Warning,
@@ -289,82 +258,48 @@ fn group_fix(scan: &Scan<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
-    use super::super::tests::paths::{group, socket, PathFault, FIRST};
-    use crate::finding::{Level, Status};
+    use super::super::tests::paths::{faults, group, socket, FIRST};
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "an IOMMU that translates",
-            inject: |fixture| group(fixture, socket(FIRST).nic, "DMA-FQ"),
-            level: Level::Warning,
-            says: "0000:14:00.0 is in IOMMU group 20 of type DMA-FQ",
-            fix: "iommu=pt",
-        },
-        PathFault {
-            name: "an IOMMU that translates, though iommu=pt",
-            inject: |fixture| {
-                group(fixture, socket(FIRST).nic, "DMA");
-                let cmdline = "root=/dev/sda iommu=pt".to_owned();
-                fixture
-                    .host
-                    .files
-                    .insert("/proc/cmdline".to_owned(), cmdline);
-            },
-            level: Level::Warning,
-            says: "type DMA",
-            fix: "echo identity > /sys/kernel/iommu_groups/20/type",
-        },
-        PathFault {
-            name: "an SMMU that translates",
-            inject: |fixture| {
-                group(fixture, socket(FIRST).nic, "DMA");
-                let units = vec!["smmu3.0x0000000016000000".to_owned()];
-                fixture
-                    .host
-                    .directories
-                    .insert("/sys/class/iommu".to_owned(), units);
-            },
-            level: Level::Warning,
-            says: "type DMA",
-            fix: "iommu.passthrough=1",
-        },
-        PathFault {
-            name: "an IOMMU that blocks",
-            inject: |fixture| group(fixture, socket(FIRST).nic, "blocked"),
-            level: Level::Fault,
-            says: "type blocked",
-            fix: "echo identity",
-        },
-    ];
-
-    /// Returns `doctor`'s output about the IOMMU.
-    fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
-        testing::doctor_says("iommu", &fixture.recording, more)
+    faults! {
+        "an IOMMU that translates",
+            "warning iommu: …0000:14:00.0 is in IOMMU group 20 of type DMA-FQ… fix …iommu=pt" =>
+            |fixture| group(fixture, socket(FIRST).nic, "DMA-FQ");
+        "an IOMMU that translates, though iommu=pt",
+            "warning iommu: …type DMA… fix …echo identity > /sys/kernel/iommu_groups/20/type" => |fixture| {
+            group(fixture, socket(FIRST).nic, "DMA");
+            let cmdline = "root=/dev/sda iommu=pt".to_owned();
+            fixture.host.files.insert("/proc/cmdline".to_owned(), cmdline);
+        };
+        "an SMMU that translates", "warning iommu: …type DMA… fix …iommu.passthrough=1" => |fixture| {
+            group(fixture, socket(FIRST).nic, "DMA");
+            let units = vec!["smmu3.0x0000000016000000".to_owned()];
+            fixture.host.directories.insert("/sys/class/iommu".to_owned(), units);
+        };
+        "an IOMMU that blocks", "fault iommu: …type blocked… fix …echo identity" =>
+            |fixture| group(fixture, socket(FIRST).nic, "blocked");
     }
 
     #[test]
     fn both_must_be_in_one_group() {
         let mut fixture = fixture::data_direct();
-        let (text, status) = says(&fixture, &["--all"]);
-        assert_eq!(status, Status::Ok, "{text}");
-        let words = "Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30";
-        assert!(text.contains(words), "{text}");
         // Translation for the NIC's own function does not affect GPU memory.
-        assert!(!text.contains("note iommu mlx5"), "{text}");
+        testing::session(
+            &fixture.recording,
+            "0$ doctor --only iommu --all
+             Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30
+             ! note iommu mlx5",
+        );
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
-        let (text, status) = says(&fixture, &[]);
-        assert_eq!(status, Status::Findings, "{text}");
-        let words = "Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
-        assert!(text.contains(words), "{text}");
-        assert!(text.contains(DATA_DIRECT_ACS), "{text}");
+        let told = "1$ doctor --only iommu
+            Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
+        testing::session(&fixture.recording, &format!("{told}\n{DATA_DIRECT_ACS}"));
         let parameters = "DmaRemapPeerMmio: 1\nGrdmaPciTopoCheckOverride: 1\n";
         fixture.file("/proc/driver/nvidia/params", parameters);
-        let (text, status) = says(&fixture, &["--all"]);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(text.contains("GrdmaPciTopoCheckOverride=1"), "{text}");
+        let told = "0$ doctor --only iommu --all\nGrdmaPciTopoCheckOverride=1";
+        testing::session(&fixture.recording, told);
         // If ACS is wrong, only the check of ACS reports it.
-        let (text, status) = says(&fixture::data_direct_acs(), &[]);
-        assert_eq!(status, Status::Ok, "{text}");
+        let fixture = fixture::data_direct_acs();
+        testing::session(&fixture.recording, "0$ doctor --only iommu");
     }
 }

@@ -2,27 +2,16 @@
 //! Speed and width of the path's links, compared with the best that both ends support.
 
 use super::route::{Joined, Route};
-use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 
-pub(super) const CHECK: Check = Check {
-    name: "link",
-    about: "speed and width of each link of the path, against what both its ends can",
-    #[cfg(test)]
-    row: [
-        "speed and width of each link of the path, compared with the capability of both ends",
-        "warning: less than both ends support; note: only a GPU's speed is lower, which is normal for an idle GPU \
-         (a GPU counts as busy if NVML reports 10 % use, or P0 with persistence mode on)",
-        "reseat the NIC, check the riser and the lanes",
-    ],
-    applies: super::route::applies,
-    run: link,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "link": "speed and width of each link of the path, against what both its ends can",
+    super::route::applies, link, OnPaths(tests::FAULTS)
+}
 
 fn link(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
@@ -91,15 +80,12 @@ fn of_link(
         None => format!("{link}; both ends can {most}"),
     };
     match (is_narrow, is_slow) {
-        (false, false) => Finding::new(Level::Ok,
-            subject,
-            format!("{link}, all that both ends can"),
-        ),
+        (false, false) => subject.ok(format!("{link}, all that both ends can")),
         // The GPU's power management lowers the speed, and restores it within moments.
-        (false, true) if gpu.is_some() && work.is_none() => Finding::new(Level::Note, subject, less)
+        (false, true) if gpu.is_some() && work.is_none() => subject.note(less)
             .why("GPUs lower their link's speed when idle: it looks so then.")
             .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
-        _ => Finding::new(Level::Warning, subject, less)
+        _ => subject.warning(less)
             .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
                 the slot has fewer lanes.")
             .costs(format!(
@@ -116,45 +102,29 @@ fn of_link(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, FIRST, SECOND};
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a link at half its lanes",
-            inject: |fixture| {
-                let it = socket(FIRST);
-                for at in [it.nic, it.nic_port] {
-                    fixture.function(at).link.as_mut().unwrap().now.width = 8;
-                }
-            },
-            level: Level::Warning,
-            says: "the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s x16",
-            fix: "riser",
-        },
-        PathFault {
-            name: "a GPU's link at half its lanes",
-            inject: |fixture| {
-                let it = socket(SECOND);
-                for at in [it.gpu, it.gpu_port] {
-                    fixture.function(at).link.as_mut().unwrap().now.width = 8;
-                }
-            },
-            level: Level::Warning,
-            says: "0000:83:00.0 is 32.0 GT/s x8",
-            fix: "riser",
-        },
-        PathFault {
-            name: "a NIC's link at less speed",
-            inject: |fixture| {
+    faults! {
+        "a link at half its lanes",
+            "warning link: …the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s \
+             x16… fix …riser" => |fixture| {
+            let it = socket(FIRST);
+            for at in [it.nic, it.nic_port] {
+                fixture.function(at).link.as_mut().unwrap().now.width = 8;
+            }
+        };
+        "a GPU's link at half its lanes", "warning link: …0000:83:00.0 is 32.0 GT/s x8… fix …riser" => |fixture| {
+            let it = socket(SECOND);
+            for at in [it.gpu, it.gpu_port] {
+                fixture.function(at).link.as_mut().unwrap().now.width = 8;
+            }
+        };
+        "a NIC's link at less speed", "warning link: …is 16.0 GT/s x16; both ends can 32.0 GT/s x16… fix …riser" =>
+            |fixture| {
                 let it = socket(FIRST);
                 for at in [it.nic, it.nic_port] {
                     fixture.function(at).link.as_mut().unwrap().now.speed = 160;
                 }
-            },
-            level: Level::Warning,
-            says: "is 16.0 GT/s x16; both ends can 32.0 GT/s x16",
-            fix: "riser",
-        },
-    ];
+            };
+    }
 }

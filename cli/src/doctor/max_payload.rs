@@ -3,26 +3,15 @@
 
 use super::packets::{counted, express};
 use super::route::Route;
-use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::host::Seen;
 use crate::machine::pci::Function;
 
-pub(super) const CHECK: Check = Check {
-    name: "max-payload",
-    about: "MaxPayload of both ends and of each bridge between",
-    #[cfg(test)]
-    row: [
-        "MaxPayload of each function of the path",
-        "fault: MaxPayload differs where packets go straight through, or a device sends more than the bridge \
-         above accepts; warning: a bridge sends more than the device accepts; note: 128 B where 256 B is possible",
-        "`pci=pcie_bus_safe`",
-    ],
-    applies: super::route::applies,
-    run: max_payload,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "max-payload": "MaxPayload of both ends and of each bridge between",
+    super::route::applies, max_payload, OnPaths(tests::FAULTS)
+}
 
 /// A function on a path, with its configured and its largest supported payload, in bytes.
 struct Payload<'a> {
@@ -71,8 +60,6 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
                 continue;
             }
         };
-        let new =
-            |level, found: String| Finding::new(scan.level(pair, level), subject.clone(), found);
         let reported = |all: &[&Payload<'_>]| -> String {
             let each = all
                 .iter()
@@ -98,45 +85,39 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
         let (nic_bad, nic_odd) = steps(&nic_side);
         let across = !route.is_through_root() && least != largest;
         if across || gpu_bad || nic_bad {
-            findings.push(
-                new(Level::Fault, format!("MaxPayload differs along the path: {}", reported(&all)))
-                    .why(MISMATCH)
-                    .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
-                        pci=pcie_bus_peer2peer (128 B)"),
+            let found = format!("MaxPayload differs along the path: {}", reported(&all));
+            let finding = subject.fault(found).why(MISMATCH).fix(
+                "pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
+                 pci=pcie_bus_peer2peer (128 B)",
             );
+            findings.push(scan.judged(pair, finding));
             continue;
         }
         if gpu_odd || nic_odd {
+            let found = format!(
+                "a bridge sends larger packets than the device below is set to take: {}",
+                reported(&all)
+            );
             // `pci=pcie_bus_perf` configures smaller payloads below a bridge on purpose, and limits
             // reads to the size that fits.
             let cmdline = scan.host.text("/proc/cmdline").unwrap_or_default();
-            let level = match cmdline.contains("pcie_bus_perf") {
-                true => Level::Note,
-                false => Level::Warning,
+            let finding = match cmdline.contains("pcie_bus_perf") {
+                true => subject.note(found),
+                false => subject.warning(found),
             };
-            findings.push(
-                new(
-                    level,
-                    format!("a bridge sends larger packets than the device below is set to take: {}", reported(&all)),
-                )
-                .why(MISMATCH)
-                .fix("pci=pcie_bus_safe on the kernel's command line, which sets all to what all can"),
-            );
+            let fix =
+                "pci=pcie_bus_safe on the kernel's command line, which sets all to what all can";
+            findings.push(scan.judged(pair, finding.why(MISMATCH).fix(fix)));
             continue;
         }
         let most = all.iter().map(|it| it.most).min().unwrap_or(least);
         findings.push(match least < most.min(256) {
-            true => new(
-                Level::Note,
-                format!("MaxPayload is {least} B along the path, and all of it can {most} B"),
-            )
-            .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
-            .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
-            .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
-            false => new(
-                Level::Ok,
-                format!("MaxPayload is {least} B and more along the path"),
-            ),
+            true => subject
+                .note(format!("MaxPayload is {least} B along the path, and all of it can {most} B"))
+                .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
+                .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
+                .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
+            false => subject.ok(format!("MaxPayload is {least} B and more along the path")),
         });
     }
     findings
@@ -144,14 +125,11 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, EXPRESS, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a GPU that takes smaller packets",
-        inject: |fixture| fixture.set(socket(FIRST).gpu, EXPRESS + 8, 0x5030),
-        level: Level::Fault,
-        says: "0000:13:00.0 256 B, 0000:12:00.0 512 B",
-        fix: "pci=pcie_bus_safe",
-    }];
+    faults! {
+        "a GPU that takes smaller packets",
+            "fault max-payload: …0000:13:00.0 256 B, 0000:12:00.0 512 B… fix …pci=pcie_bus_safe" =>
+            |fixture| fixture.set(socket(FIRST).gpu, EXPRESS + 8, 0x5030);
+    }
 }

@@ -2,23 +2,13 @@
 //! Maximum read request of the NIC.
 
 use super::packets::nics;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "max-read-request",
-    about: "the NIC's MaxReadReq",
-    #[cfg(test)]
-    row: [
-        "MaxReadReq of the NIC",
-        "warning: below 512 B; note: below 4096 B",
-        "`setpci`, firmware setup",
-    ],
-    applies: |scan| scan.has_hardware_hca(),
-    run: max_read,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "max-read-request": "the NIC's MaxReadReq",
+    |scan| scan.has_hardware_hca(), max_read, OnPaths(tests::FAULTS)
+}
 
 fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -52,14 +42,11 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, EXPRESS, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a NIC with short reads",
-        inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x1050),
-        level: Level::Warning,
-        says: "MaxReadReq of 0000:14:00.0 is 256 B",
-        fix: "setpci -s 0000:14:00.0 CAP_EXP+0x8.w=5000:7000",
-    }];
+    faults! {
+        "a NIC with short reads",
+            "warning max-read-request: …MaxReadReq of 0000:14:00.0 is 256 B… fix …setpci -s 0000:14:00.0 \
+             CAP_EXP+0x8.w=5000:7000" => |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x1050);
+    }
 }

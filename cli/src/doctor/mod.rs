@@ -57,7 +57,6 @@ use scan::{Baseline, Check};
 
 pub(crate) use scan::Scan;
 
-/// Name of the check of counters.
 pub(crate) const COUNTERS: &str = counters::CHECK.name;
 
 /// Returns all checks. Findings of the same level keep the order of their checks: function first,

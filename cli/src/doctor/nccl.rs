@@ -145,7 +145,7 @@ fn level_of(value: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture;
+    use crate::{fixture, testing};
 
     fn nccl(environment: &str, file: &str) -> Nccl {
         let mut fixture = fixture::small();
@@ -159,50 +159,27 @@ mod tests {
 
     #[test]
     fn the_limit_is_pxb_unless_it_is_set() {
-        for (environment, file, limit) in [
-            ("", "", "PXB"),
-            ("", "NCCL_NET_GDR_LEVEL=PHB\n", "PHB"),
-            (
-                "A=1\0NCCL_NET_GDR_LEVEL=SYS\0B=2\0",
-                "NCCL_NET_GDR_LEVEL=PHB\n",
-                "SYS",
-            ),
-            (
-                "NCCL_CONF_FILE=/opt/nccl.conf\0",
-                "NCCL_NET_GDR_LEVEL=PHB\n",
-                "PIX",
-            ),
-            (
-                "NCCL_CONF_FILE=/opt/none.conf\0",
-                "NCCL_NET_GDR_LEVEL=PHB\n",
-                "PHB",
-            ),
-            // `NCCL_CONF_FILE` replaces the file in the home directory.
-            (
-                "HOME=/home/user\0NCCL_CONF_FILE=/opt/none.conf\0",
-                "",
-                "PXB",
-            ),
-            ("HOME=/home/user\0", "NCCL_NET_GDR_LEVEL=PHB\n", "SYS"),
-            ("HOME=/home/other\0", "NCCL_NET_GDR_LEVEL=PHB\n", "PHB"),
-            ("", "#NCCL_NET_GDR_LEVEL=PHB\n", "PXB"),
-            ("", "NCCL_NET_GDR_LEVEL=sys\n", "SYS"),
-            ("", "NCCL_NET_GDR_LEVEL=0\n", "LOC"),
-            ("", "NCCL_NET_GDR_LEVEL=3\n", "PHB"),
-            ("", "NCCL_NET_GDR_LEVEL=9\n", "SYS"),
-            ("", "NCCL_NET_GDR_LEVEL=NODE\n", "PXB"),
-            ("", "NCCL_NET_GDR_LEVEL=\n", "PXB"),
-            (
-                "",
-                "XNCCL_NET_GDR_LEVEL=SYS\nNCCL_NET_GDR_LEVELS=SYS\n",
-                "PXB",
-            ),
-        ] {
-            assert_eq!(
-                nccl(environment, file).limit(),
-                limit,
-                "{environment:?} {file:?}"
-            );
+        // `NCCL_CONF_FILE` replaces the file in the home directory.
+        for [environment, file, limit] in testing::table(
+            " |  | PXB
+             | NCCL_NET_GDR_LEVEL=PHB | PHB
+             A=1\0NCCL_NET_GDR_LEVEL=SYS\0B=2\0 | NCCL_NET_GDR_LEVEL=PHB | SYS
+             NCCL_CONF_FILE=/opt/nccl.conf\0 | NCCL_NET_GDR_LEVEL=PHB | PIX
+             NCCL_CONF_FILE=/opt/none.conf\0 | NCCL_NET_GDR_LEVEL=PHB | PHB
+             HOME=/home/user\0NCCL_CONF_FILE=/opt/none.conf\0 |  | PXB
+             HOME=/home/user\0 | NCCL_NET_GDR_LEVEL=PHB | SYS
+             HOME=/home/other\0 | NCCL_NET_GDR_LEVEL=PHB | PHB
+             | #NCCL_NET_GDR_LEVEL=PHB | PXB
+             | NCCL_NET_GDR_LEVEL=sys | SYS
+             | NCCL_NET_GDR_LEVEL=0 | LOC
+             | NCCL_NET_GDR_LEVEL=3 | PHB
+             | NCCL_NET_GDR_LEVEL=9 | SYS
+             | NCCL_NET_GDR_LEVEL=NODE | PXB
+             | NCCL_NET_GDR_LEVEL= | PXB
+             | XNCCL_NET_GDR_LEVEL=SYS;NCCL_NET_GDR_LEVELS=SYS | PXB",
+        ) {
+            let nccl = nccl(environment, &format!("{}\n", file.replace(';', "\n")));
+            assert_eq!(nccl.limit(), limit, "{environment:?} {file:?}");
         }
     }
 
@@ -222,12 +199,9 @@ mod tests {
     #[test]
     fn a_topology_file_is_there_or_not() {
         let file = |name: &str| nccl("", &format!("NCCL_TOPO_FILE={name}\n")).topology;
-        assert!(
-            matches!(file("/opt/topo.xml"), Topology::File(said) if said.contains("/opt/topo.xml"))
-        );
-        assert!(
-            matches!(file("/opt/none.xml"), Topology::Missing(it) if it.value == "/opt/none.xml")
-        );
+        let (there, none) = ("/opt/topo.xml", "/opt/none.xml");
+        assert!(matches!(file(there), Topology::File(said) if said.contains(there)));
+        assert!(matches!(file(none), Topology::Missing(it) if it.value == none));
         assert_eq!(file(""), Topology::None);
         let mut fixture = fixture::small();
         fixture.file(VIRTUAL, "<system/>");

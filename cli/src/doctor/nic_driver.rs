@@ -4,27 +4,16 @@
 use super::bar1::ROOM;
 use super::controls::UNUSED;
 use super::gpu_driver::silent;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use super::software::netns;
-use crate::finding::{Finding, Level, Subject};
+use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Function, MELLANOX};
 
-pub(super) const CHECK: Check = Check {
-    name: "nic-driver",
-    about: "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
-    // One pair has an RDMA device.
-    #[cfg(test)]
-    row: [
-        "InfiniBand and NVIDIA NICs that are not RDMA devices; Data Direct functions",
-        "fault: a NIC does not answer; warning: no driver; note: vfio-pci, a driver without RDMA, or an RDMA \
-         device of another network namespace; a Data Direct function that belongs to no RDMA device",
-        "load its driver",
-    ],
-    applies: |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic),
-    run: nic_driver,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+// One pair has an RDMA device.
+check! {
+    "nic-driver": "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
+    |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic), nic_driver, OnPaths(tests::FAULTS)
+}
 
 /// Class code of an InfiniBand controller.
 const INFINIBAND: u32 = 0x0207;
@@ -63,39 +52,32 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
             continue;
         }
         let at = function.at;
-        let new = |level, found: String| Finding::new(level, Subject::Machine, found);
         if netns::is_elsewhere(scan, at) {
             // If there is no RDMA device at all, the check of presence reports that fact.
             if !scan.machine.hcas.is_empty() {
                 let found =
                     format!("the RDMA device of the NIC {at} is in another network namespace");
-                findings.push(new(Level::Note, found).fix(netns::FIX));
+                findings.push(Subject::Machine.note(found).fix(netns::FIX));
             }
             continue;
         }
         findings.push(match function.driver.as_deref() {
-            None if function.unassigned().next().is_some() => new(
-                Level::Warning,
-                format!("the NIC {at} has no driver, and BARs without an address"),
-            )
+            None if function.unassigned().next().is_some() => Subject::Machine.warning(format!(
+                "the NIC {at} has no driver, and BARs without an address"
+            ))
             .why("Its driver takes no NIC whose BARs have no address. The firmware or the kernel found no room for them.")
             .fix(ROOM),
-            None => new(
-                Level::Warning,
-                format!("the NIC {at} has no driver"),
-            )
+            None => Subject::Machine.warning(format!("the NIC {at} has no driver"))
             .why("It is no RDMA device, and nothing can be registered with it.")
             .fix(
                 "`modprobe mlx5_core` (its driver, if it is another's), and see the kernel's log",
             ),
-            Some("vfio-pci") => new(
-                Level::Note,
-                format!("the NIC {at} is given to a virtual machine (vfio-pci)"),
-            ),
-            Some(driver) => new(
-                Level::Note,
-                format!("{driver} has the NIC {at}, and makes no RDMA device of it"),
-            )
+            Some("vfio-pci") => Subject::Machine.note(format!(
+                "the NIC {at} is given to a virtual machine (vfio-pci)"
+            )),
+            Some(driver) => Subject::Machine.note(format!(
+                "{driver} has the NIC {at}, and makes no RDMA device of it"
+            ))
             .fix(match netns::loaded(scan).next() {
                 // Loading a loaded module changes nothing.
                 Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
@@ -111,10 +93,9 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
 /// Reports a Data Direct function that cannot be used, or whose RDMA device is unknown.
 fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
     let at = function.at;
-    let new = |level, found| Finding::new(level, Subject::Machine, found);
     if function.driver.is_none() {
         return Some(
-            new(Level::Warning, format!("the Data Direct function {at} has no driver"))
+            Subject::Machine.warning(format!("the Data Direct function {at} has no driver"))
                 .why(
                     "mlx5_ib drives it, that of Linux 6.12 or newer, or of OFED. Without, software finds no Data \
                      Direct.",
@@ -129,60 +110,55 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
     let what = format!("which RDMA device the Data Direct function {at} belongs to");
     Some(match &scan.machine.data_direct_unseen {
         Some(why) => Scan::unseen(Subject::Machine, what, why),
-        None => new(
-            Level::Note,
-            format!("{what} is not known: no RDMA device's VPD has the same V3"),
-        )
-        .why("Its paths are not judged then, and those of the RDMA devices' own functions are."),
+        None => Subject::Machine
+            .note(format!(
+                "{what} is not known: no RDMA device's VPD has the same V3"
+            ))
+            .why(
+                "Its paths are not judged then, and those of the RDMA devices' own functions are.",
+            ),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::{Level, Status};
+    use super::super::tests::paths::{faults, socket, FIRST};
     use crate::{fixture, testing};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a NIC without a driver",
-        inject: |fixture| {
-            let mut other = fixture.function(socket(FIRST).nic).clone();
-            other.at.function = 1;
-            other.driver = None;
-            fixture.machine.functions.insert(other.at, other);
-        },
-        level: Level::Warning,
-        says: "the NIC 0000:14:00.1 has no driver",
-        fix: "modprobe mlx5_core",
-    }];
-
-    fn says(fixture: &fixture::Fixture, more: &[&str]) -> (String, Status) {
-        testing::doctor_says("nic-driver", &fixture.recording, more)
+    faults! {
+        "a NIC without a driver", "warning nic-driver: …the NIC 0000:14:00.1 has no driver… fix …modprobe mlx5_core" =>
+            |fixture| {
+                let mut other = fixture.function(socket(FIRST).nic).clone();
+                other.at.function = 1;
+                other.driver = None;
+                fixture.machine.functions.insert(other.at, other);
+            };
     }
 
     #[test]
     fn data_direct_takes_a_driver_and_an_rdma_device() {
         let at = "0009:03:00.0";
+        let told = |fixture: &fixture::Fixture, options: &str, words: &str| {
+            let lines =
+                format!("{options}\n{words}").replacen('$', "$ doctor --only nic-driver", 1);
+            testing::session(&fixture.recording, &lines)
+        };
         let mut fixture = fixture::data_direct();
-        let well = says(&fixture, &["--all"]);
-        assert_eq!(well, ("Nothing wrong was seen.".to_owned(), Status::Ok));
+        let well = told(&fixture, "0$ --all", "");
+        assert_eq!(well, "Nothing wrong was seen.");
         let own = fixture.place(at);
         fixture.remove(&format!("{own}/driver"));
-        let (text, status) = says(&fixture, &[]);
-        assert_eq!(status, Status::Findings, "{text}");
-        assert!(text.contains(&format!("the Data Direct function {at} has no driver")));
-        let mut fixture = fixture::data_direct();
-        fixture.vpd(at, "another");
-        let (text, status) = says(&fixture, &["--all"]);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(
-            text.contains("no RDMA device's VPD has the same V3"),
-            "{text}"
+        told(
+            &fixture,
+            "1$",
+            "the Data Direct function 0009:03:00.0 has no driver",
         );
         let mut fixture = fixture::data_direct();
+        fixture.vpd(at, "another");
+        told(&fixture, "0$ --all", "no RDMA device's VPD has the same V3");
+        let mut fixture = fixture::data_direct();
         fixture.unprivileged();
-        let (text, _) = says(&fixture, &["--all"]);
-        let words = format!("the Data Direct function {at} belongs to: not visible without root");
-        assert!(text.contains(&words), "{text}");
+        let words = "the Data Direct function 0009:03:00.0 belongs to: not visible without root";
+        told(&fixture, "$ --all", words);
     }
 }

@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! NUMA nodes of devices.
 
-use super::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use super::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "numa",
-    about: "whether the firmware says which NUMA node devices are near to",
-    #[cfg(test)]
-    row: [
-        "NUMA nodes of devices, on machines with several nodes",
-        "note: the firmware or the hypervisor does not report a device's node",
-        "firmware, or the virtual machine's settings",
-    ],
-    applies: |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1),
-    run: numa,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "numa": "whether the firmware says which NUMA node devices are near to",
+    |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1), numa, OwnTest
+}
 
 fn numa(scan: &Scan<'_>) -> Vec<Finding> {
     let (who, fix) = match scan.machine.is_virtual {
@@ -30,12 +20,8 @@ fn numa(scan: &Scan<'_>) -> Vec<Finding> {
             "An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")",
         ),
     };
-    let new = |subject, at| {
-        Finding::new(
-            Level::Note,
-            subject,
-            format!("the {who} does not say which NUMA node {at} is near to"),
-        )
+    let new = |subject: Subject, at| {
+        subject.note(format!("the {who} does not say which NUMA node {at} is near to"))
         .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
         .fix(fix)
     };

@@ -10,26 +10,15 @@ use std::collections::BTreeMap;
 
 use super::nccl;
 use super::nccl::{Nccl, Topology};
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Listed, Pair};
 
-pub(super) const CHECK: Check = Check {
-    name: "path",
-    about: "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
-    #[cfg(test)]
-    row: [
-        "class of the nearest pair, and NCCL's limit ([below](#how-far-nccl-goes))",
-        "warning: the NIC is farther than PXB, or than NCCL_NET_GDR_LEVEL says; note: PHB or NODE, if NCCL is \
-         told to use such paths",
-        "a NIC behind the GPU's switch; in a virtual machine NCCL_TOPO_FILE",
-    ],
-    applies: super::route::applies,
-    run: path,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "path": "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",
+    super::route::applies, path, OnPaths(tests::FAULTS)
+}
 
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let nccl = Nccl::scan(scan.host);

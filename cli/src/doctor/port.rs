@@ -2,28 +2,16 @@
 //! Ports of the near RDMA devices: up or down, number of lanes, and rate compared with similar
 //! ports.
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Pair, Port};
 
-pub(super) const CHECK: Check = Check {
-    name: "port",
-    about: "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
-    #[cfg(test)]
-    row: [
-        "ports of the nearest RDMA devices",
-        "warning: a port is not ACTIVE (a fault if no port of the machine is), is slower than others of the same \
-         model that are as near, or is an InfiniBand port with one lane; note: a port is not ACTIVE, but an \
-         earlier port of the same NIC is",
-        "link, subnet manager, cable",
-    ],
-    applies: |scan| scan.has_hca(),
-    run: port,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "port": "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
+    |scan| scan.has_hca(), port, OnPaths(tests::FAULTS)
+}
 
 fn port(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -181,7 +169,7 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     if !is_narrow {
         return Some(match faster(scan, hca, port) {
             Some(peers) => slow(scan, hca, &found, port, &peers),
-            None => Finding::new(Level::Ok, subject, found),
+            None => subject.ok(found),
         });
     }
     Some(
@@ -261,63 +249,34 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST, SECOND};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, FIRST, SECOND};
     use crate::machine::pci::Address;
 
-    pub(super) const FAULTS: &[PathFault] = &[
-        PathFault {
-            name: "a port that is down",
-            inject: |fixture| fixture.machine.hcas[0].ports[0].state = Some("DOWN".to_owned()),
-            level: Level::Warning,
-            says: "mlx5_0 port 1 is DOWN",
-            fix: "mlxlink -d mlx5_0 -m",
-        },
-        PathFault {
-            name: "a port that is down beside one that is as near and up",
-            inject: |fixture| {
-                fixture.nic_that_is_down(Address {
-                    device: 1,
-                    ..socket(FIRST).nic
-                });
-            },
-            level: Level::Warning,
-            says: "port 1 is DOWN",
-            fix: "mlxlink -d mlx5_2 -m",
-        },
-        PathFault {
-            name: "no port that is up",
-            inject: |fixture| {
-                fixture.machine.hcas.truncate(1);
-                fixture.machine.gpus.truncate(1);
-                fixture.machine.functions.remove(&socket(SECOND).nic);
-                fixture.machine.hcas[0].ports[0].state = Some("INIT".to_owned());
-                fixture.pair_up();
-            },
-            level: Level::Fault,
-            says: "mlx5_0 port 1 is INIT",
-            fix: "opensm",
-        },
-        PathFault {
-            name: "an Ethernet port that is down",
-            inject: |fixture| {
+    faults! {
+        "a port that is down", "warning port: …mlx5_0 port 1 is DOWN… fix …mlxlink -d mlx5_0 -m" =>
+            |fixture| fixture.machine.hcas[0].ports[0].state = Some("DOWN".to_owned());
+        "a port that is down beside one that is as near and up",
+            "warning port: …port 1 is DOWN… fix …mlxlink -d mlx5_2 -m" => |fixture| {
+            fixture.nic_that_is_down(Address {
+                device: 1,
+                ..socket(FIRST).nic
+            });
+        };
+        "no port that is up", "fault port: …mlx5_0 port 1 is INIT… fix …opensm" => |fixture| {
+            fixture.machine.hcas.truncate(1);
+            fixture.machine.gpus.truncate(1);
+            fixture.machine.functions.remove(&socket(SECOND).nic);
+            fixture.machine.hcas[0].ports[0].state = Some("INIT".to_owned());
+            fixture.pair_up();
+        };
+        "an Ethernet port that is down", "warning port: …mlx5_0 port 1 is DOWN… fix …ip link set ens1np0 up" =>
+            |fixture| {
                 let port = &mut fixture.machine.hcas[0].ports[0];
                 port.state = Some("DOWN".to_owned());
                 port.layer = Some("Ethernet".to_owned());
                 port.netdevs = vec!["ens1np0".to_owned()];
-            },
-            level: Level::Warning,
-            says: "mlx5_0 port 1 is DOWN",
-            fix: "ip link set ens1np0 up",
-        },
-        PathFault {
-            name: "a cable with one lane",
-            inject: |fixture| {
-                fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());
-            },
-            level: Level::Warning,
-            says: "one lane of four",
-            fix: "mlxlink",
-        },
-    ];
+            };
+        "a cable with one lane", "warning port: …one lane of four… fix …mlxlink" =>
+            |fixture| fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());
+    }
 }

@@ -10,30 +10,19 @@ use serde::Serialize;
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Plugin, Status, Subject};
 use crate::render::{counted, Paint, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 
-/// Prints `--list-checks`.
 pub(super) fn list(
     checks: impl Iterator<Item = &'static Check>,
     out: &mut Out,
 ) -> anyhow::Result<Status> {
-    #[derive(Serialize)]
-    struct Named {
-        check: &'static str,
-        about: &'static str,
-    }
     if out.is_json() {
-        let checks: Vec<Named> = checks
-            .map(|check| Named {
-                check: check.name,
-                about: check.about,
-            })
-            .collect();
-        let body = std::collections::BTreeMap::from([("checks", checks)]);
+        let checks = checks.map(|check| object! { check: check.name, about: check.about });
+        let body = object! { checks: checks.collect::<Vec<_>>() };
         out.json("peermemctl.doctor-checks", 2, &body)?;
         return Ok(Status::Ok);
     }
-    let mut table = Table::new(&["CHECK", "LOOKS AT"]);
+    let mut table = Table::of("CHECK|LOOKS AT");
     for check in checks {
         table.row([check.name, check.about]);
     }
@@ -221,32 +210,24 @@ pub(super) fn all(
 ) -> anyhow::Result<()> {
     let counts = Counts::of(findings);
     if out.is_json() {
-        #[derive(Serialize)]
-        struct Told<'a> {
-            #[serde(flatten)]
-            finding: &'a Finding,
-            #[serde(skip_serializing_if = "Vec::is_empty")]
-            commands: Vec<&'a str>,
-        }
-        #[derive(Serialize)]
-        struct Body<'a> {
-            counts: Counts,
-            findings: Vec<Told<'a>>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            path: Option<super::hops::Path>,
-        }
         let shown = findings
             .iter()
             .filter(|finding| with_ok || finding.level != Level::Ok);
-        let body = Body {
-            counts,
-            findings: shown
-                .map(|finding| Told {
-                    finding,
-                    commands: finding.commands(),
-                })
-                .collect(),
-            path: scan.only.map(|pair| super::hops::Path::of(scan, pair)),
+        let told = shown.map(|finding| {
+            let commands = Some(finding.commands()).filter(|commands| !commands.is_empty());
+            object! {
+                #[serde(flatten)]
+                finding: finding,
+                #[serde(flatten)]
+                commands: commands.map(|commands| object! { commands: commands }),
+            }
+        });
+        let path = scan.only.map(|pair| super::hops::Path::of(scan, pair));
+        let body = object! {
+            counts: counts,
+            findings: told.collect::<Vec<_>>(),
+            #[serde(flatten)]
+            path: path.map(|path| object! { path: path }),
         };
         out.json("peermemctl.doctor", 2, &body)?;
         return Ok(());

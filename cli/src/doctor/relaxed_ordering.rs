@@ -2,25 +2,15 @@
 //! Relaxed ordering of packets.
 
 use super::packets::{counted, express, nics};
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::PortType;
 use crate::machine::pci::Function;
 
-pub(super) const CHECK: Check = Check {
-    name: "relaxed-ordering",
-    about: "whether the NIC, and the GPU, may send with relaxed ordering",
-    #[cfg(test)]
-    row: [
-        "RlxdOrd of the NIC, and of the GPU",
-        "warning: off; note: off because of an erratum of the root port, or off on the GPU's side",
-        "`setpci`, firmware setup",
-    ],
-    applies: |scan| scan.has_pci_gpu() || scan.has_hardware_hca(),
-    run: relaxed_ordering,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "relaxed-ordering": "whether the NIC, and the GPU, may send with relaxed ordering",
+    |scan| scan.has_pci_gpu() || scan.has_hardware_hca(), relaxed_ordering, OnPaths(tests::FAULTS)
+}
 
 /// Returns `true` for root ports below which Linux turns off relaxed ordering:
 /// `quirk_relaxedordering_disable` in `drivers/pci/quirks.c`, for errata of Intel's Haswell and
@@ -46,18 +36,12 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
             .and_then(|at| scan.machine.functions.get(at));
         let erratum = root_port.filter(|port| has_erratum(port));
         findings.push(match (express.relaxed_ordering, erratum) {
-            (true, _) => Finding::new(Level::Ok,
-                Subject::hca(hca),
-                format!("{at} may send with relaxed ordering"),
-            ),
-            (false, Some(port)) => Finding::new(Level::Note,
-                Subject::hca(hca),
-                format!(
-                    "{at} may not send with relaxed ordering; Linux turns it off below root ports such as {} \
-                     ({:04x}:{:04x}), for an erratum",
-                    port.at, port.vendor, port.device
-                ),
-            ),
+            (true, _) => Subject::hca(hca).ok(format!("{at} may send with relaxed ordering")),
+            (false, Some(port)) => Subject::hca(hca).note(format!(
+                "{at} may not send with relaxed ordering; Linux turns it off below root ports such as {} \
+                 ({:04x}:{:04x}), for an erratum",
+                port.at, port.vendor, port.device
+            )),
             (false, None) => Finding::new(scan.level_of(hca, Level::Warning),
                 Subject::hca(hca),
                 format!("{at} may not send with relaxed ordering (RlxdOrd-)"),
@@ -80,10 +64,9 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
         };
         match express(function) {
             Ok(Some(express)) if !express.relaxed_ordering => findings.push(
-                Finding::new(Level::Note,
-                    Subject::gpu(gpu),
-                    format!("{} may not send with relaxed ordering (RlxdOrd-)", gpu.at),
-                )
+                Subject::gpu(gpu).note(format!(
+                    "{} may not send with relaxed ordering (RlxdOrd-)", gpu.at
+                ))
                 .why("It is the NIC's bit that counts for the NIC's transfers; this one is for what the GPU \
                     itself sends."),
             ),
@@ -99,14 +82,11 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, EXPRESS, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, EXPRESS, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a NIC without relaxed ordering",
-        inject: |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x5040),
-        level: Level::Warning,
-        says: "RlxdOrd-",
-        fix: "setpci -s 0000:14:00.0 CAP_EXP+0x8.w=0010:0010",
-    }];
+    faults! {
+        "a NIC without relaxed ordering",
+            "warning relaxed-ordering: …RlxdOrd-… fix …setpci -s 0000:14:00.0 CAP_EXP+0x8.w=0010:0010" =>
+            |fixture| fixture.set(socket(FIRST).nic, EXPRESS + 8, 0x5040);
+    }
 }

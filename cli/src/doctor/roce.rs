@@ -4,26 +4,15 @@
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::{gid_indices, Hca, Port};
 
-pub(super) const CHECK: Check = Check {
-    name: "roce",
-    about: "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
-    #[cfg(test)]
-    row: [
-        "Ethernet ports of the nearest RDMA devices: MTU of the network interface, GIDs",
-        "warning: RDMA's MTU is below 4096, which needs an interface MTU of 4192; a port has no GID of RoCE v2, \
-         or only a link-local one; the first GID with an IP address has different indices on different ports",
-        "`ip link set … mtu`, IP addresses, NCCL_IB_GID_INDEX unset",
-    ],
-    applies: |scan| ports(scan).next().is_some(),
-    run: roce,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "roce": "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
+    |scan| ports(scan).next().is_some(), roce, OwnTest
+}
 
 /// Returns the RoCE ports that are up.
 pub(super) fn ports<'a>(scan: &'a Scan<'_>) -> impl Iterator<Item = (&'a Hca, &'a Port)> + 'a {
@@ -51,11 +40,9 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
             .map(|(index, ports)| format!("{index} on {}", ports.join(", ")))
             .collect();
         findings.push(
-            Finding::new(
-                Level::Warning,
-                Subject::Machine,
-                format!("the first GID of RoCE v2 with an IP address is at index {}", each.join("; ")),
-            )
+            Subject::Machine.warning(format!(
+                "the first GID of RoCE v2 with an IP address is at index {}", each.join("; ")
+            ))
             .why(
                 "NCCL_IB_GID_INDEX and its like are one number for all ports. On those where it names another GID, or \
                  none, connections fail or do not pass a router.",
@@ -97,7 +84,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let most = MTUS[0];
     let share = |size: u64| size * 100 / (size + OVERHEAD);
     match rdma {
-        Some(size) if size == most => Some(Finding::new(Level::Ok, subject, found)),
+        Some(size) if size == most => Some(subject.ok(found)),
         _ => Some(
             Finding::new(scan.level_of(hca, Level::Warning), subject, found)
                 .why("RDMA packets are no larger than the interface's allows, and the NIC handles so many a second.")
@@ -162,10 +149,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
             "port {}: GID {index} is of RoCE v2, with an IP address",
             port.number
         );
-        return (
-            Some(Finding::new(Level::Ok, Subject::hca(hca), found)),
-            Some(index),
-        );
+        return (Some(Subject::hca(hca).ok(found)), Some(index));
     }
     // If no GID was readable, nothing is reported.
     if !any {
@@ -206,7 +190,6 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::Status;
     use crate::machine::Machine;
     use crate::{fixture, testing};
 
@@ -286,30 +269,25 @@ mod tests {
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
         fixture.software();
-        let line = ["doctor", "--all", "--only", "roce"];
-        let (text, status) = testing::says_in_one_line(&fixture.recording, &line);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(
-            text.contains("GID 17 is of RoCE v2, with an IP address"),
-            "{text}"
+        testing::session(
+            &fixture.recording,
+            "0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address",
         );
         // Without a directory, as in an old recording, the first GIDs are read.
         let own = fixture.place("0000:18:00.0");
         let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
         fixture.recording.directories.remove(&types);
-        let (text, _) = testing::says_in_one_line(&fixture.recording, &line);
-        assert!(
-            text.contains("not visible roce mlx5_0: GIDs of port 1: not in the recording"),
-            "{text}"
+        testing::session(
+            &fixture.recording,
+            "$ doctor --all --only roce
+             not visible roce mlx5_0: GIDs of port 1: not in the recording",
         );
         // One GID is unreadable, and all other GIDs are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
-        let (text, status) = testing::says_in_one_line(&fixture.recording, &line);
-        assert_eq!(status, Status::Ok, "{text}");
-        assert!(
-            text.contains("GIDs of port 1: not visible without root"),
-            "{text}"
+        testing::session(
+            &fixture.recording,
+            "0$ doctor --all --only roce\nGIDs of port 1: not visible without root",
         );
     }
 }

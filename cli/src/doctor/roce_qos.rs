@@ -5,29 +5,17 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use super::{port, roce};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::dcb::Dcb;
 use crate::host::{dcb, Host, Seen, Unseen};
 use crate::machine::{netdevs_of, Hca, Port};
 
-pub(super) const CHECK: Check = Check {
-    name: "roce-qos",
-    about: "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
-    #[cfg(test)]
-    row: [
-        "Ethernet ports of the nearest RDMA devices: PFC, DSCP, ECN, traffic class \
-         ([below](#roce-under-congestion))",
-        "warning: ports of one kind have different settings; the priority of a traffic class has no PFC, but \
-         another priority has; note: neither PFC nor ECN, or half of ECN",
-        "`dcb pfc set`, `dcb app replace`, `ecn/roce_…/enable`, `tc/1/traffic_class`",
-    ],
-    applies: |scan| roce::ports(scan).next().is_some(),
-    run: qos,
-    #[cfg(test)]
-    faults: super::tests::Faults::OwnTest,
-};
+check! {
+    "roce-qos": "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
+    |scan| roce::ports(scan).next().is_some(), qos, OwnTest
+}
 
 /// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED: answering ECN marks,
 /// and slowing down on request of the peer.
@@ -212,7 +200,7 @@ impl<'a> Interface<'a> {
         let subject = Subject::hca(self.hca);
         let name = argument(name);
         match (self.pfc(), &self.ecn) {
-            (Some(0), Ok([0, 0])) => Finding::new(Level::Note, subject, found)
+            (Some(0), Ok([0, 0])) => subject.note(found)
                 .why(
                     "Under congestion the fabric drops packets, and RoCE sends them again, many NICs with all that \
                      followed. Some fabrics are built for that (adaptive routing, a congestion control of the NIC's own): \
@@ -223,7 +211,7 @@ impl<'a> Interface<'a> {
                      set dev {name} prio-pfc 3:on`; `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_np/enable/3`, and \
                      the same in roce_rp"
                 )),
-            (Some(_), Ok([np, rp])) if np != rp => Finding::new(Level::Note, subject, found)
+            (Some(_), Ok([np, rp])) if np != rp => subject.note(found)
                 .why(
                     "Every NIC both receives and sends: roce_np tells the sender that packets came marked, roce_rp slows \
                      down when told. With one of them alone a mark has no effect on one side.",
@@ -231,9 +219,9 @@ impl<'a> Interface<'a> {
                 .fix(format!(
                     "The same for both, `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_rp/enable/3` for example"
                 )),
-            (Some(_), Ok(_)) => Finding::new(Level::Ok, subject, found),
+            (Some(_), Ok(_)) => subject.ok(found),
             _ => {
-                let mut finding = Finding::new(Level::NotVisible, subject, found);
+                let mut finding = subject.not_visible(found);
                 finding.needs_root =
                     [self.dcb.as_ref().err(), self.ecn.as_ref().err()].contains(&Some(&Unseen::Denied));
                 finding
@@ -451,15 +439,11 @@ fn differs(of_kind: &[&Interface<'_>], aspect: &Aspect) -> Option<Finding> {
         false => format!("As the others have it:\n{}", commands.join("\n")),
     };
     Some(
-        Finding::new(
-            Level::Warning,
-            Subject::Machine,
-            format!(
-                "{} is not the same on ports of one kind: {}",
-                aspect.what,
-                each.join("; ")
-            ),
-        )
+        Subject::Machine.warning(format!(
+            "{} is not the same on ports of one kind: {}",
+            aspect.what,
+            each.join("; ")
+        ))
         .why(
             "A rail that is set otherwise than its peers drops packets, or is paused, where they are not, and a \
              collective over all of them runs at its pace.",

@@ -225,6 +225,14 @@ impl<'a> Scan<'a> {
         }
     }
 
+    /// Limits the level of a finding to a note if the pair does not count.
+    pub(crate) fn judged(&self, pair: &Pair, finding: Finding) -> Finding {
+        Finding {
+            level: self.level(pair, finding.level),
+            ..finding
+        }
+    }
+
     /// Limits a level to a note if the RDMA device is in no pair that counts.
     pub(crate) fn level_of(&self, hca: &Hca, level: Level) -> Level {
         let mut pairs = self.pairs().filter(|pair| pair.hca == hca.name);
@@ -234,7 +242,6 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the GPU at an address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&'a Gpu> {
         self.machine.gpu(at)
     }
@@ -248,14 +255,13 @@ impl<'a> Scan<'a> {
     /// 0000:18:01.0`.
     pub(crate) fn unseen(subject: Subject, what: impl AsRef<str>, why: &Unseen) -> Finding {
         let found = format!("{}: {why}", what.as_ref());
-        let mut finding = Finding::new(Level::NotVisible, subject, found);
+        let mut finding = subject.not_visible(found);
         finding.needs_root = *why == Unseen::Denied;
         finding
     }
 }
 
 impl Subject {
-    /// Returns the subject of a GPU.
     pub(crate) fn gpu(gpu: &Gpu) -> Self {
         Self::Gpu {
             gpu: gpu.at.to_string(),
@@ -269,7 +275,6 @@ impl Subject {
         }
     }
 
-    /// Returns the subject of a pair.
     pub(crate) fn pair(pair: &Pair) -> Self {
         Self::Pair {
             gpu: pair.gpu.to_string(),
@@ -278,14 +283,32 @@ impl Subject {
     }
 }
 
+/// Defines the constant `CHECK`: name and description, when it applies, how it runs, and its faults
+/// for the tests.
+macro_rules! check {
+    ($name:literal: $about:literal, $applies:expr, $run:expr, $faults:expr) => {
+        pub(in crate::doctor) const CHECK: $crate::doctor::scan::Check =
+            $crate::doctor::scan::Check {
+                name: $name,
+                about: $about,
+                applies: $applies,
+                run: $run,
+                #[cfg(test)]
+                faults: {
+                    use $crate::doctor::tests::Faults::*;
+                    $faults
+                },
+            };
+    };
+}
+pub(super) use check;
+
+/// A check of the machine.
 pub(crate) struct Check {
     /// Stable name, used by `--skip` and the findings.
     pub(crate) name: &'static str,
     /// Short description for `--list-checks`.
     pub(crate) about: &'static str,
-    /// Other columns of the check's row in `docs/doctor.md`.
-    #[cfg(test)]
-    pub(super) row: [&'static str; 3],
     /// Returns `true` if the machine has anything that the check examines.
     pub(crate) applies: fn(&Scan<'_>) -> bool,
     pub(super) run: fn(&Scan<'_>) -> Vec<Finding>,
@@ -346,14 +369,14 @@ mod tests {
     fn the_modules_files_are_read_once_and_only_for_who_asks() {
         let (one, without) = (fixture::small(), fixture::no_hca());
         for (mut fixture, line, reads) in [
-            (one.clone(), &["topo", "--verbose"][..], 0),
-            (one.clone(), &["doctor", "--only", "link,nvidia-driver"], 0),
-            (one.clone(), &["export", "--no-doctor"], 0),
-            (one.clone(), &["doctor"], 1),
-            (one, &["export"], 1),
+            (one.clone(), "topo --verbose", 0),
+            (one.clone(), "doctor --only link,nvidia-driver", 0),
+            (one.clone(), "export --no-doctor", 0),
+            (one.clone(), "doctor", 1),
+            (one, "export", 1),
             // Without an RDMA device, no module is needed.
-            (without.clone(), &["doctor"], 0),
-            (without, &["export"], 0),
+            (without.clone(), "doctor", 0),
+            (without, "export", 0),
         ] {
             fixture.software();
             let host = Counting {

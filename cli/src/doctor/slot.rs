@@ -2,25 +2,15 @@
 //! Bandwidth of the NIC's slot, compared with that of the NIC's ports.
 
 use super::route::Joined;
-use super::scan::{Check, Scan};
+use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::hca::{gigabits, Port};
 use crate::machine::Hca;
 
-pub(super) const CHECK: Check = Check {
-    name: "slot",
-    about: "whether the NIC's slot is as fast as its port",
-    #[cfg(test)]
-    row: [
-        "the NIC's slot against the rate of its port",
-        "warning: the slot is slower",
-        "another slot",
-    ],
-    applies: |scan| scan.has_hardware_hca(),
-    run: slot,
-    #[cfg(test)]
-    faults: super::tests::Faults::OnPaths(tests::FAULTS),
-};
+check! {
+    "slot": "whether the NIC's slot is as fast as its port",
+    |scan| scan.has_hardware_hca(), slot, OnPaths(tests::FAULTS)
+}
 
 fn slot(scan: &Scan<'_>) -> Vec<Finding> {
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
@@ -45,34 +35,19 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let port = active.filter_map(Port::megabits).max()?;
     // A port's rate is all data. A link's rate includes headers, which no slot can avoid.
     if link == 0 || port <= link {
-        return Some(Finding::new(
-            Level::Ok,
-            Subject::hca(hca),
-            format!(
-                "slot and NIC can {}, for a port of {} Gb/s",
-                joined.most,
-                gigabits(port)
-            ),
-        ));
-    }
-    let finding = Finding::new(
-        scan.level_of(hca, Level::Warning),
-        Subject::hca(hca),
-        format!(
-            "slot and NIC can {} ({} Gb/s), and a port is {} Gb/s",
+        return Some(Subject::hca(hca).ok(format!(
+            "slot and NIC can {}, for a port of {} Gb/s",
             joined.most,
-            gigabits(link),
             gigabits(port)
-        ),
-    );
+        )));
+    }
+    let (link, port, most) = (gigabits(link), gigabits(port), joined.most);
+    let found = format!("slot and NIC can {most} ({link} Gb/s), and a port is {port} Gb/s");
+    let level = scan.level_of(hca, Level::Warning);
     Some(
-        finding
+        Finding::new(level, Subject::hca(hca), found)
             .why("No byte gets faster into the GPU than the slot lets it.")
-            .costs(format!(
-                "{} of {} Gb/s at most.",
-                gigabits(link),
-                gigabits(port)
-            ))
+            .costs(format!("{link} of {port} Gb/s at most."))
             .fix(format!(
                 "Put it into a slot as fast as itself: the port above ({}) can {}, the NIC {}.",
                 upper.at,
@@ -84,20 +59,17 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{socket, PathFault, FIRST};
-    use crate::finding::Level;
+    use super::super::tests::paths::{faults, socket, FIRST};
 
-    pub(super) const FAULTS: &[PathFault] = &[PathFault {
-        name: "a slot that is too slow for the port",
-        inject: |fixture| {
+    faults! {
+        "a slot that is too slow for the port",
+            "warning slot: …slot and NIC can 16.0 GT/s x16 (252 Gb/s), and a port is 400 Gb/s… fix …as fast as \
+             itself" => |fixture| {
             let it = socket(FIRST);
             let port = fixture.function(it.nic_port).link.as_mut().unwrap();
             port.now.speed = 160;
             port.most.speed = 160;
             fixture.function(it.nic).link.as_mut().unwrap().now.speed = 160;
-        },
-        level: Level::Warning,
-        says: "slot and NIC can 16.0 GT/s x16 (252 Gb/s), and a port is 400 Gb/s",
-        fix: "as fast as itself",
-    }];
+        };
+    }
 }

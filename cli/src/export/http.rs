@@ -117,7 +117,6 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
     }
 }
 
-/// An answer.
 struct Answer {
     status: &'static str,
     body: Arc<str>,

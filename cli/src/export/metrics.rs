@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
+use prometheus::core::Collector;
 use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, TextEncoder};
 
 use crate::debugfs::{Counter, Missing, Module, Time};
@@ -12,7 +13,7 @@ use crate::doctor::Expectation;
 use crate::finding::Level;
 use crate::host::Host;
 use crate::machine::counters::{Counters, Kind, COUNTERS};
-use crate::machine::pci::{Address, Link};
+use crate::machine::pci::{Address, Link, Rate};
 use crate::machine::{Class, Machine, Port};
 use crate::registrations::{GpuId, HcaId, Listing};
 use crate::render::known;
@@ -35,40 +36,112 @@ fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
 /// A sample: label values, and the sample's value.
 type Sample<T> = (Vec<String>, T);
 
+/// Families of metrics: name, labels, and help.
+const FAMILIES: &str = "\
+peermem_active_bytes | mode | GPU memory of active registrations, as the module counts it.
+peermem_active_registrations | mode | Active registrations, as the module counts them.
+peermem_bar1_size_bytes | gpu index | The size of the GPU's BAR1.
+peermem_bar1_used_bytes | gpu index | How much of BAR1 is used, for RDMA and all else, by NVML.
+peermem_best_path_info | gpu hca path | The nearest RDMA devices of a GPU, and how near they are.
+peermem_collector_duration_seconds | collector | How long this collector took at the last scrape.
+peermem_collector_success | collector | Whether this collector could see what it is about at the last scrape.
+peermem_doctor_findings | check level | What peermemctl doctor finds.
+peermem_errors_total | event | What went wrong beside refusals: pins leaked or orphaned, mappings not undone, spurious callbacks; and other_client, which is no error.
+peermem_exporter_info | version | The program that collected the metrics.
+peermem_gpu_info | gpu index name | A GPU.
+peermem_gpu_pinned_bytes | gpu index | GPU memory that is registered; what a process registered several times counts once.
+peermem_module_info | version whose | The module nvidia_peermem that is loaded.
+peermem_module_loaded |  | Whether a module nvidia_peermem is loaded, any vendor's.
+peermem_module_parameter_info | parameter value | A parameter of the module, and its value.
+peermem_pci_errors_total | address device severity error | PCI errors of a device, as AER counts them.
+peermem_pci_link_lanes | address device | Lanes of a device's PCI link, as it is now.
+peermem_pci_link_max_lanes | address device | Lanes of a device's PCI link that both its ends have.
+peermem_pci_link_max_transfers_per_second | address device | Speed of a device's PCI link that both its ends are capable of.
+peermem_pci_link_transfers_per_second | address device | Speed of a device's PCI link, as it is now; an idle GPU lowers it.
+peermem_port_active | hca port link_layer | Whether a port of an RDMA device is ACTIVE.
+peermem_port_bytes_total | hca port direction | Bytes that went through a port.
+peermem_port_errors_total | hca port counter | Errors, retransmissions and signs of congestion that a port has counted.
+peermem_port_lanes | hca port | The lanes of a port's cable that are in use.
+peermem_port_packets_total | hca port direction | Packets that went through a port.
+peermem_port_rate_bytes_per_second | hca port | The rate of a port of an RDMA device, as it is now.
+peermem_port_transmit_wait_ticks_total | hca port | Ticks in which a port had something to send and was not allowed to.
+peermem_processes |  | Processes that have registrations.
+peermem_refusals_total | mode reason | Registrations that the module refused.
+peermem_registration_bytes | gpu index hca path mode state | GPU memory of these registrations: the sum of their lengths.
+peermem_registration_events_total | event mode | What registrations went through.
+peermem_registration_freed_bytes | gpu index hca path mode state | What of it the processes have freed, as far as that can be told.
+peermem_registrations | gpu index hca path mode state | Registrations in the module's list, by state; one over several GPUs counts with the first.
+peermem_scrape_duration_seconds |  | How long the last scrape took.
+peermem_unreadable_lines |  | Lines of the module's counters that this program does not understand.";
+
+/// Returns the options and the labels of a family.
+fn family(name: &str) -> anyhow::Result<(Opts, Vec<&'static str>)> {
+    let mut rows = FAMILIES.lines().map(|row| row.split(" | "));
+    let row = rows.find_map(|mut row| (row.next()? == name).then_some(row));
+    let mut row = row.with_context(|| format!("no family {name}"))?;
+    let labels = row.next().unwrap_or_default().split_whitespace();
+    Ok((
+        Opts::new(name, row.next().unwrap_or_default()),
+        labels.collect(),
+    ))
+}
+
 impl Metrics {
-    /// Adds a family of gauges. Skips an empty family, which would be invalid text.
     fn gauges(
         &self,
         name: &str,
-        help: &str,
-        labels: &[&str],
         samples: impl IntoIterator<Item = Sample<f64>>,
     ) -> anyhow::Result<()> {
-        let family = GaugeVec::new(Opts::new(name, help), labels)?;
-        let mut is_empty = true;
-        for (values, value) in samples {
-            let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            family.get_metric_with_label_values(&values)?.set(value);
-            is_empty = false;
-        }
-        if !is_empty {
-            self.registry.register(Box::new(family))?;
-        }
-        Ok(())
+        let (opts, labels) = family(name)?;
+        let family = GaugeVec::new(opts, &labels)?;
+        self.add(&family, samples, |values, value| {
+            family.get_metric_with_label_values(values)?.set(value);
+            Ok(())
+        })
     }
 
-    fn gauge(&self, name: &str, help: &str, value: f64) -> anyhow::Result<()> {
-        self.gauges(name, help, &[], [(Vec::new(), value)])
+    fn gauge(&self, name: &str, value: f64) -> anyhow::Result<()> {
+        self.gauges(name, [(Vec::new(), value)])
+    }
+
+    fn totals(
+        &self,
+        name: &str,
+        samples: impl IntoIterator<Item = Sample<u64>>,
+    ) -> anyhow::Result<()> {
+        let (opts, labels) = family(name)?;
+        let family = IntCounterVec::new(opts, &labels)?;
+        self.add(&family, samples, |values, value| {
+            family.get_metric_with_label_values(values)?.inc_by(value);
+            Ok(())
+        })
+    }
+
+    /// Adds a family with its samples. Skips an empty family, which would be invalid text.
+    fn add<T>(
+        &self,
+        family: &(impl Collector + Clone + 'static),
+        samples: impl IntoIterator<Item = Sample<T>>,
+        set: impl Fn(&[&str], T) -> prometheus::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_none() {
+            return Ok(());
+        }
+        for (values, value) in samples {
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
+            set(&values, value)?;
+        }
+        Ok(self.registry.register(Box::new(family.clone()))?)
     }
 
     /// Adds counters of the module.
     fn counters<'a>(
         &self,
         name: &str,
-        help: &str,
-        labels: &[&str],
         counters: impl IntoIterator<Item = &'a Counter>,
     ) -> anyhow::Result<()> {
+        let (_, labels) = family(name)?;
         let samples = counters.into_iter().map(|counter| {
             let values = labels.iter().map(|label| match *label {
                 "event" => counter.event.clone(),
@@ -77,28 +150,7 @@ impl Metrics {
             });
             (values.collect(), counter.count)
         });
-        self.totals(name, help, labels, samples)
-    }
-
-    /// Adds a family of counters. Skips an empty family.
-    fn totals(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        samples: impl IntoIterator<Item = Sample<u64>>,
-    ) -> anyhow::Result<()> {
-        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-        let mut is_empty = true;
-        for (values, value) in samples {
-            let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            family.get_metric_with_label_values(&values)?.inc_by(value);
-            is_empty = false;
-        }
-        if !is_empty {
-            self.registry.register(Box::new(family))?;
-        }
-        Ok(())
+        self.totals(name, samples)
     }
 
     /// Runs one collector, which returns `true` if it could read its data.
@@ -178,32 +230,22 @@ pub(crate) fn text(
     let label = |name: &str| vec![name.to_owned()];
     metrics.gauges(
         "peermem_collector_success",
-        "Whether this collector could see what it is about at the last scrape.",
-        &["collector"],
         parts
             .iter()
             .map(|(name, success, _)| (label(name), truth(*success))),
     )?;
     metrics.gauges(
         "peermem_collector_duration_seconds",
-        "How long this collector took at the last scrape.",
-        &["collector"],
         parts
             .iter()
             .filter_map(|(name, _, seconds)| Some((label(name), (*seconds)?))),
     )?;
     metrics.gauges(
         "peermem_exporter_info",
-        "The program that collected the metrics.",
-        &["version"],
         [(label(env!("CARGO_PKG_VERSION")), 1.0)],
     )?;
     if let Some(seconds) = elapsed(host, begin) {
-        metrics.gauge(
-            "peermem_scrape_duration_seconds",
-            "How long the last scrape took.",
-            seconds,
-        )?;
+        metrics.gauge("peermem_scrape_duration_seconds", seconds)?;
     }
     Ok(TextEncoder::new().encode_to_string(&metrics.registry.gather())?)
 }
@@ -220,11 +262,7 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
     let Ok(is_loaded) = is_loaded else {
         return Ok((None, false));
     };
-    metrics.gauge(
-        "peermem_module_loaded",
-        "Whether a module nvidia_peermem is loaded, any vendor's.",
-        truth(is_loaded),
-    )?;
+    metrics.gauge("peermem_module_loaded", truth(is_loaded))?;
     if !is_loaded {
         return Ok((None, true));
     }
@@ -244,8 +282,6 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
         .unwrap_or_else(|_| "unknown".to_owned());
     metrics.gauges(
         "peermem_module_info",
-        "The module nvidia_peermem that is loaded.",
-        &["version", "whose"],
         [(vec![version, whose.to_owned()], 1.0)],
     )?;
     let parameters = host
@@ -253,8 +289,6 @@ fn module(host: &dyn Host, metrics: &Metrics) -> anyhow::Result<(Option<Module>,
         .unwrap_or_default();
     metrics.gauges(
         "peermem_module_parameter_info",
-        "A parameter of the module, and its value.",
-        &["parameter", "value"],
         parameters.into_iter().filter_map(|name| {
             let value = host.text(&format!("{MODULE}/parameters/{name}")).ok()?;
             Some((vec![name, value], 1.0))
@@ -270,8 +304,6 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     let all = &read.records;
     metrics.counters(
         "peermem_refusals_total",
-        "Registrations that the module refused.",
-        &["mode", "reason"],
         all.iter().filter(|one| one.event == "refused"),
     )?;
     let is_active = |one: &&Counter| one.event.starts_with("active");
@@ -280,44 +312,22 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
         .filter(|one| one.mode.is_some() && one.reason.is_none());
     metrics.counters(
         "peermem_registration_events_total",
-        "What registrations went through.",
-        &["event", "mode"],
         lives.clone().filter(|one| !is_active(one)),
     )?;
-    for (event, name, help) in [
-        (
-            "active",
-            "peermem_active_registrations",
-            "Active registrations, as the module counts them.",
-        ),
-        (
-            "active_bytes",
-            "peermem_active_bytes",
-            "GPU memory of active registrations, as the module counts it.",
-        ),
+    for (event, name) in [
+        ("active", "peermem_active_registrations"),
+        ("active_bytes", "peermem_active_bytes"),
     ] {
-        metrics.gauges(
-            name,
-            help,
-            &["mode"],
-            lives
-                .clone()
-                .filter(|one| one.event == event)
-                .map(|one| (vec![known(one.mode.as_ref())], float(one.count))),
-        )?;
+        let its = lives.clone().filter(|one| one.event == event);
+        let samples = its.map(|one| (vec![known(one.mode.as_ref())], float(one.count)));
+        metrics.gauges(name, samples)?;
     }
     metrics.counters(
         "peermem_errors_total",
-        "What went wrong beside refusals: pins leaked or orphaned, mappings not undone, spurious callbacks; and other_client, \
-         which is no error.",
-        &["event"],
-        all.iter().filter(|one| one.mode.is_none() && one.reason.is_none()),
+        all.iter()
+            .filter(|one| one.mode.is_none() && one.reason.is_none()),
     )?;
-    metrics.gauge(
-        "peermem_unreadable_lines",
-        "Lines of the module's counters that this program does not understand.",
-        float(read.unreadable),
-    )?;
+    metrics.gauge("peermem_unreadable_lines", float(read.unreadable))?;
     Ok(true)
 }
 
@@ -342,31 +352,23 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
         *count = count.saturating_add(1);
         *bytes = bytes.saturating_add(one.len.unwrap_or(0));
     }
-    let labels = ["gpu", "index", "hca", "path", "mode", "state"];
     metrics.gauges(
         "peermem_registrations",
-        "Registrations in the module's list, by state; one over several GPUs counts with the first.",
-        &labels,
         sums.iter()
             .map(|(labels, (count, ..))| (labels.clone(), float(*count))),
     )?;
     metrics.gauges(
         "peermem_registration_bytes",
-        "GPU memory of these registrations: the sum of their lengths.",
-        &labels,
         sums.iter()
             .map(|(labels, (_, bytes, _))| (labels.clone(), float(*bytes))),
     )?;
     metrics.gauges(
         "peermem_registration_freed_bytes",
-        "What of it the processes have freed, as far as that can be told.",
-        &labels,
         sums.iter()
             .filter_map(|(labels, (.., freed))| Some((labels.clone(), float((*freed)?)))),
     )?;
     metrics.gauge(
         "peermem_processes",
-        "Processes that have registrations.",
         float(registrations::count(listing.holders().len())),
     )?;
     Ok(true)
@@ -383,38 +385,18 @@ fn gpus(
         gpu.as_ref()
             .map(|gpu| vec![gpu.address.clone(), known(gpu.index)])
     };
-    for (name, help, value) in [
-        (
-            "peermem_gpu_pinned_bytes",
-            "GPU memory that is registered; what a process registered several times counts once.",
-            (|held| held.distinct_bytes) as fn(&stats::Held) -> Option<u64>,
-        ),
-        (
-            "peermem_bar1_size_bytes",
-            "The size of the GPU's BAR1.",
-            |held| held.bar1_bytes,
-        ),
-        (
-            "peermem_bar1_used_bytes",
-            "How much of BAR1 is used, for RDMA and all else, by NVML.",
-            |held| held.bar1_used_bytes,
-        ),
-    ] {
-        metrics.gauges(
-            name,
-            help,
-            &["gpu", "index"],
-            held.iter()
-                .filter_map(|held| Some((of(&held.gpu)?, float(value(held)?)))),
-        )?;
-    }
+    let each = |value: fn(&stats::Held) -> Option<u64>| {
+        let held = held.iter();
+        held.filter_map(move |held| Some((of(&held.gpu)?, float(value(held)?))))
+    };
+    metrics.gauges("peermem_gpu_pinned_bytes", each(|held| held.distinct_bytes))?;
+    metrics.gauges("peermem_bar1_size_bytes", each(|held| held.bar1_bytes))?;
+    metrics.gauges("peermem_bar1_used_bytes", each(|held| held.bar1_used_bytes))?;
     let Some(machine) = machine else {
         return Ok(false);
     };
     metrics.gauges(
         "peermem_gpu_info",
-        "A GPU.",
-        &["gpu", "index", "name"],
         machine.gpus.iter().map(|gpu| {
             let labels = vec![gpu.at.to_string(), gpu.index.to_string(), gpu.name.clone()];
             (labels, 1.0)
@@ -422,8 +404,6 @@ fn gpus(
     )?;
     metrics.gauges(
         "peermem_best_path_info",
-        "The nearest RDMA devices of a GPU, and how near they are.",
-        &["gpu", "hca", "path"],
         machine
             .pairs
             .iter()
@@ -450,8 +430,6 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     };
     metrics.gauges(
         "peermem_port_active",
-        "Whether a port of an RDMA device is ACTIVE.",
-        &["hca", "port", "link_layer"],
         each().filter_map(|(mut labels, port)| {
             labels.push(known(port.layer.as_ref()));
             Some((labels, truth(port.state.as_deref()? == "ACTIVE")))
@@ -459,8 +437,6 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     )?;
     metrics.gauges(
         "peermem_port_rate_bytes_per_second",
-        "The rate of a port of an RDMA device, as it is now.",
-        &["hca", "port"],
         each().filter_map(|(labels, port)| {
             let megabits = port.megabits()?;
             // 10^6 bits are 125,000 bytes.
@@ -469,8 +445,6 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     )?;
     metrics.gauges(
         "peermem_port_lanes",
-        "The lanes of a port's cable that are in use.",
-        &["hca", "port"],
         each().filter_map(|(labels, port)| {
             // The rate has the form `400 Gb/sec (4X NDR)`.
             let (_, width) = port.rate.as_deref()?.split_once('(')?;
@@ -502,39 +476,25 @@ fn links(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
             Some((labels, machine.link(at)?))
         })
         .collect();
-    for (name, help, value) in [
-        (
-            "peermem_pci_link_lanes",
-            "Lanes of a device's PCI link, as it is now.",
-            (|link| float(u64::from(link.now.width))) as fn(&Link) -> f64,
-        ),
-        (
-            "peermem_pci_link_max_lanes",
-            "Lanes of a device's PCI link that both its ends have.",
-            |link| float(u64::from(link.most.width)),
-        ),
-        (
-            "peermem_pci_link_transfers_per_second",
-            "Speed of a device's PCI link, as it is now; an idle GPU lowers it.",
-            |link| float(u64::from(link.now.speed).saturating_mul(100_000_000)),
-        ),
-        (
-            "peermem_pci_link_max_transfers_per_second",
-            "Speed of a device's PCI link that both its ends are capable of.",
-            |link| float(u64::from(link.most.speed).saturating_mul(100_000_000)),
-        ),
-    ] {
-        metrics.gauges(
-            name,
-            help,
-            &["address", "device"],
-            links
-                .iter()
-                .map(|(labels, link)| (labels.clone(), value(link)))
-                // The value 0 means that the kernel does not know the value.
-                .filter(|(_, value)| *value > 0.0),
-        )?;
-    }
+    let speed = |rate: Rate| float(u64::from(rate.speed).saturating_mul(100_000_000));
+    let lanes = |rate: Rate| float(u64::from(rate.width));
+    let each = |value: &dyn Fn(&Link) -> f64| {
+        let samples = links
+            .iter()
+            .map(|(labels, link)| (labels.clone(), value(link)));
+        // The value 0 means that the kernel does not know the value.
+        samples
+            .filter(|(_, value)| *value > 0.0)
+            .collect::<Vec<_>>()
+    };
+    metrics.gauges("peermem_pci_link_lanes", each(&|link| lanes(link.now)))?;
+    metrics.gauges("peermem_pci_link_max_lanes", each(&|link| lanes(link.most)))?;
+    let (now, most) = (
+        each(&|link| speed(link.now)),
+        each(&|link| speed(link.most)),
+    );
+    metrics.gauges("peermem_pci_link_transfers_per_second", now)?;
+    metrics.gauges("peermem_pci_link_max_transfers_per_second", most)?;
     Ok(())
 }
 
@@ -561,8 +521,6 @@ fn counted(counters: &Counters, machine: &Machine, metrics: &Metrics) -> anyhow:
     };
     metrics.totals(
         "peermem_port_errors_total",
-        "Errors, retransmissions and signs of congestion that a port has counted.",
-        &["hca", "port", "counter"],
         each(|kind| !matches!(kind, Kind::Data | Kind::Packets | Kind::Wait)).map(
             |(mut labels, counter, value)| {
                 labels.push(counter.name.to_owned());
@@ -570,40 +528,30 @@ fn counted(counters: &Counters, machine: &Machine, metrics: &Metrics) -> anyhow:
             },
         ),
     )?;
-    for (name, help, wanted, size) in [
+    for (name, wanted, size) in [
         (
             "peermem_port_bytes_total",
-            "Bytes that went through a port.",
             (|kind| kind == Kind::Data) as fn(Kind) -> bool,
             4,
         ),
         (
             "peermem_port_packets_total",
-            "Packets that went through a port.",
             |kind| kind == Kind::Packets,
             1,
         ),
     ] {
-        metrics.totals(
-            name,
-            help,
-            &["hca", "port", "direction"],
-            each(wanted).map(|(mut labels, counter, value)| {
-                labels.push(directed(counter.name));
-                (labels, value.saturating_mul(size))
-            }),
-        )?;
+        let samples = each(wanted).map(|(mut labels, counter, value)| {
+            labels.push(directed(counter.name));
+            (labels, value.saturating_mul(size))
+        });
+        metrics.totals(name, samples)?;
     }
     metrics.totals(
         "peermem_port_transmit_wait_ticks_total",
-        "Ticks in which a port had something to send and was not allowed to.",
-        &["hca", "port"],
         each(|kind| kind == Kind::Wait).map(|(labels, _, value)| (labels, value)),
     )?;
     metrics.totals(
         "peermem_pci_errors_total",
-        "PCI errors of a device, as AER counts them.",
-        &["address", "device", "severity", "error"],
         counters.errors.iter().flat_map(|(at, errors)| {
             errors.iter().map(|(severity, error, count)| {
                 let labels = vec![
@@ -649,8 +597,6 @@ fn findings(
     }
     metrics.gauges(
         "peermem_doctor_findings",
-        "What peermemctl doctor finds.",
-        &["check", "level"],
         sums.into_iter().map(|(labels, sum)| (labels, float(sum))),
     )?;
     Ok(true)

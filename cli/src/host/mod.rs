@@ -92,7 +92,6 @@ pub(crate) trait Host {
     /// Returns a path with all symbolic links followed.
     fn resolved(&self, path: &str) -> Seen<String>;
 
-    /// Returns a fact.
     fn fact(&self, fact: Fact) -> Seen<String>;
 
     /// Returns `true` for the machine that this program runs on, unless the answers are being

@@ -167,7 +167,6 @@ fn why(refused: &Refused) -> String {
     }
 }
 
-/// Returns the number and the name of a device.
 fn device(message: &[u8]) -> Result<(u32, String), Refused> {
     let (mut index, mut name) = (None, None);
     for attribute in attributes(message) {
@@ -181,7 +180,6 @@ fn device(message: &[u8]) -> Result<(u32, String), Refused> {
     index.zip(name).ok_or_else(missing)
 }
 
-/// Returns the table entries of all messages.
 fn entries(messages: &[Vec<u8>], table: u16, entry: u16) -> Result<Vec<&[u8]>, Refused> {
     let mut entries = Vec::new();
     for message in messages {

@@ -426,7 +426,6 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Returns the recording.
     pub(crate) fn into_recording(self) -> Recording {
         self.recording.into_inner()
     }

@@ -179,10 +179,8 @@ mod tests {
         let chip = "0a5efb8958deed118000946dae000000";
         assert_eq!(v3(&vpd).as_deref(), Some(chip));
         // Anything may follow the end tag.
-        assert_eq!(
-            v3(&[&vpd[..], &[0xff; 100]].concat()).as_deref(),
-            Some(chip)
-        );
+        let longer = [&vpd[..], &[0xff; 100]].concat();
+        assert_eq!(v3(&longer).as_deref(), Some(chip));
         // Truncated VPD is rejected. Only the end tag may be missing.
         assert_eq!(v3(&vpd[..vpd.len() - 1]).as_deref(), Some(chip));
         for length in 0..vpd.len() - 1 {
@@ -210,11 +208,8 @@ mod tests {
         let own = machine.hcas.iter().map(|hca| hca.data_direct.map(name));
         let none = machine.unassigned_data_direct();
         let none = none.map(|function| name(function.at));
-        (
-            own.collect(),
-            none.collect(),
-            machine.data_direct_unseen.is_none(),
-        )
+        let is_whole = machine.data_direct_unseen.is_none();
+        (own.collect(), none.collect(), is_whole)
     }
 
     #[test]

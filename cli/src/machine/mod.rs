@@ -297,7 +297,6 @@ impl Machine {
         matches!(self.nodes, Some(0 | 1))
     }
 
-    /// Returns the GPU at an address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.at == at)
     }

@@ -383,29 +383,17 @@ mod tests {
 
     #[test]
     fn a_path_in_sysfs_names_the_bridges() {
-        let names = |path: &str| {
-            way(path).map(|(root, all)| {
-                (
-                    root,
-                    all.iter()
-                        .map(Address::to_string)
-                        .collect::<Vec<_>>()
-                        .join(" "),
-                )
-            })
+        let names = |path: &str| -> Option<String> {
+            let (root, all) = way(path)?;
+            let all: Vec<String> = all.iter().map(Address::to_string).collect();
+            Some(format!("{root} {}", all.join(" ")))
         };
-        assert_eq!(
-            names("/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/infiniband/mlx5_0"),
-            Some((
-                "pci0000:15".to_owned(),
-                "0000:15:01.0 0000:16:00.0".to_owned()
-            ))
-        );
+        let path = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/infiniband/mlx5_0";
+        let bridges = "pci0000:15 0000:15:01.0 0000:16:00.0";
+        assert_eq!(names(path).as_deref(), Some(bridges));
         // Intel's VMD is a host bridge below a function.
-        assert_eq!(
-            names("/sys/devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:06.0"),
-            Some(("pci10000:e0".to_owned(), "10000:e0:06.0".to_owned()))
-        );
+        let path = "/sys/devices/pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:06.0";
+        assert_eq!(names(path).as_deref(), Some("pci10000:e0 10000:e0:06.0"));
         assert_eq!(names("/sys/devices/virtual/net/lo"), None);
     }
 
@@ -417,22 +405,12 @@ mod tests {
         assert_eq!(speed("Unknown"), 0);
         assert_eq!(width("16"), 16);
         assert_eq!(width("255"), 0);
-        assert_eq!(
-            Rate {
-                speed: 320,
-                width: 16
-            }
-            .to_string(),
-            "32.0 GT/s x16"
-        );
-        assert_eq!(
-            Rate {
-                speed: 320,
-                width: 16
-            }
-            .megabits(),
-            504_112
-        );
+        let rate = Rate {
+            speed: 320,
+            width: 16,
+        };
+        assert_eq!(rate.to_string(), "32.0 GT/s x16");
+        assert_eq!(rate.megabits(), 504_112);
         let found = bars(
             "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n\
              0x0000380000000000 0x0000381fffffffff 0x000000000014220c\n\

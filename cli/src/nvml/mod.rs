@@ -134,7 +134,6 @@ impl Nvml {
         Self::of(host)
     }
 
-    /// Returns the GPU at this address.
     pub(crate) fn gpu(&self, at: Address) -> Option<&GpuReport> {
         self.gpus.iter().find(|gpu| gpu.address() == Some(at))
     }
@@ -301,80 +300,55 @@ mod tests {
     }
 
     impl Fake {
-        fn answer<T>(&self, call: &str, value: T) -> Result<T, Code> {
-            if self.fails == Some(call) {
-                Err(NOT_SUPPORTED)
-            } else {
-                Ok(value)
+        fn answer<T>(&self, call: &str, value: impl FnOnce(&Self) -> T) -> Result<T, Code> {
+            match self.fails == Some(call) {
+                true => Err(NOT_SUPPORTED),
+                false => Ok(value(self)),
             }
         }
     }
 
+    /// Defines calls that answer with a value, or fail by their name.
+    macro_rules! answers {
+        ($($call:ident($($argument:ty),*) -> $type:ty: $name:literal, $value:expr;)*) => {
+            $(fn $call(&self, $(_: $argument),*) -> Result<$type, Code> {
+                self.answer($name, $value)
+            })*
+        };
+    }
+
     impl Calls for Fake {
+        answers! {
+            driver() -> String: "driver", |_| "595.45.04".to_owned();
+            count() -> u32: "count", |it| it.count;
+            device(u32) -> Device: "device", |_| Device::none();
+            address(Device) -> String: "address", |_| "00000000:19:00.0".to_owned();
+            name(Device) -> String: "name", |_| "NVIDIA H100 80GB HBM3".to_owned();
+            bar1(Device) -> Memory: "bar1", |_| Memory { total_bytes: 3, free_bytes: 2, used_bytes: 1 };
+            memory_total(Device) -> u64: "memory", |_| 80 << 30;
+            persistence(Device) -> u32: "persistence", |it| it.mode;
+            mig(Device) -> u32: "mig", |it| it.mode;
+            virtualization(Device) -> u32: "virtualization", |it| it.mode;
+            performance_state(Device) -> u32: "state", |it| it.mode;
+            utilization(Device) -> u32: "utilization", |it| it.mode;
+            nvlink_remote_address(Device, u32) -> String: "remote", |_| "00000000:3b:00.0".to_owned();
+            fabric(Device) -> (u8, i32): "fabric", |_| (3, 0);
+        }
         fn start(&self) -> Result<(), Code> {
             self.start
         }
         fn error(&self, code: Code) -> String {
             format!("number {code}")
         }
-        fn driver(&self) -> Result<String, Code> {
-            self.answer("driver", "595.45.04".to_owned())
-        }
-        fn count(&self) -> Result<u32, Code> {
-            self.answer("count", self.count)
-        }
-        fn device(&self, _index: u32) -> Result<Device, Code> {
-            self.answer("device", Device::none())
-        }
-        fn address(&self, _device: Device) -> Result<String, Code> {
-            self.answer("address", "00000000:19:00.0".to_owned())
-        }
-        fn name(&self, _device: Device) -> Result<String, Code> {
-            self.answer("name", "NVIDIA H100 80GB HBM3".to_owned())
-        }
-        fn bar1(&self, _device: Device) -> Result<Memory, Code> {
-            self.answer(
-                "bar1",
-                Memory {
-                    total_bytes: 3,
-                    free_bytes: 2,
-                    used_bytes: 1,
-                },
-            )
-        }
-        fn memory_total(&self, _device: Device) -> Result<u64, Code> {
-            self.answer("memory", 80 << 30)
-        }
-        fn persistence(&self, _device: Device) -> Result<u32, Code> {
-            self.answer("persistence", self.mode)
-        }
-        fn mig(&self, _device: Device) -> Result<u32, Code> {
-            self.answer("mig", self.mode)
-        }
-        fn virtualization(&self, _device: Device) -> Result<u32, Code> {
-            self.answer("virtualization", self.mode)
-        }
-        fn performance_state(&self, _device: Device) -> Result<u32, Code> {
-            self.answer("state", self.mode)
-        }
-        fn utilization(&self, _device: Device) -> Result<u32, Code> {
-            self.answer("utilization", self.mode)
-        }
         /// Reports three links, the second of which is down.
         fn nvlink_state(&self, _device: Device, link: u32) -> Result<u32, Code> {
             match link {
                 3.. => Err(INVALID_ARGUMENT),
-                _ => self.answer("nvlink", u32::from(link != 1)),
+                _ => self.answer("nvlink", |_| u32::from(link != 1)),
             }
         }
         fn nvlink_remote_kind(&self, _device: Device, link: u32) -> Result<u32, Code> {
-            self.answer("kind", if link == 0 { self.remote } else { 0 })
-        }
-        fn nvlink_remote_address(&self, _device: Device, _link: u32) -> Result<String, Code> {
-            self.answer("remote", "00000000:3b:00.0".to_owned())
-        }
-        fn fabric(&self, _device: Device) -> Result<(u8, i32), Code> {
-            self.answer("fabric", (3, 0))
+            self.answer("kind", |it| if link == 0 { it.remote } else { 0 })
         }
     }
 
@@ -385,6 +359,13 @@ mod tests {
             fails: None,
             mode: 1,
             remote: 2,
+        }
+    }
+
+    fn failing(call: &'static str) -> Fake {
+        Fake {
+            fails: Some(call),
+            ..fake()
         }
     }
 
@@ -420,12 +401,7 @@ mod tests {
         for (remote, expected) in [(0, links(&[(gpu, 2)])), (1, links(&[(gpu, 1), ("npu", 1)]))] {
             assert_eq!(told(Fake { remote, ..fake() }), expected);
         }
-        let fails = |call| {
-            told(Fake {
-                fails: Some(call),
-                ..fake()
-            })
-        };
+        let fails = |call| told(failing(call));
         // A GPU without NVLink, an old library, and an unknown remote end.
         assert_eq!(fails("nvlink"), links(&[]));
         assert_eq!(fails("kind"), links(&[(gpu, 2)]));
@@ -498,10 +474,7 @@ mod tests {
             ("state", "performance_state"),
             ("utilization", "utilization_percent"),
         ] {
-            let said = collect(&Fake {
-                fails: Some(call),
-                ..fake()
-            });
+            let said = collect(&failing(call));
             let value = serde_json::to_value(&said).unwrap();
             let mut nulls = Vec::new();
             for object in [&value, &value["gpus"][0]] {
@@ -515,16 +488,10 @@ mod tests {
         }
         // A GPU without an address is left out. A GPU that does not support MIG has MIG disabled.
         for call in ["device", "address", "count"] {
-            let said = collect(&Fake {
-                fails: Some(call),
-                ..fake()
-            });
+            let said = collect(&failing(call));
             assert_eq!(said.gpus, [], "{call} fails");
         }
-        let said = collect(&Fake {
-            fails: Some("mig"),
-            ..fake()
-        });
+        let said = collect(&failing("mig"));
         assert_eq!(said.gpus.first().and_then(|gpu| gpu.mig), Some(false));
     }
 
@@ -534,13 +501,8 @@ mod tests {
             start: Err(VERSION_MISMATCH),
             ..fake()
         });
-        assert_eq!(
-            said.error,
-            Some(Refused {
-                code: VERSION_MISMATCH,
-                text: "number 18".to_owned()
-            })
-        );
+        let error = said.error.map(|error| (error.code, error.text));
+        assert_eq!(error, Some((VERSION_MISMATCH, "number 18".to_owned())));
         assert_eq!(said.gpus, []);
     }
 

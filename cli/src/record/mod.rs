@@ -16,14 +16,14 @@ use crate::report::Out;
 use scrub::{names_of, scrub};
 
 /// Commands whose reads are recorded, each with the options that read most.
-const COMMANDS: &[&[&str]] = &[
-    &["topo", "--verbose"],
-    &["doctor", "--all"],
-    &["doctor", "--write-expect"],
-    &["list"],
-    &["list", "--all"],
-    &["stats"],
-    &["export"],
+const COMMANDS: [&str; 7] = [
+    "topo --verbose",
+    "doctor --all",
+    "doctor --write-expect",
+    "list",
+    "list --all",
+    "stats",
+    "export",
 ];
 
 /// Runs the commands through the function `command`, and writes the recording.
@@ -43,7 +43,7 @@ pub(crate) fn run(
     );
     let recorder = Recorder::new(host, about);
     for words in COMMANDS {
-        let line = std::iter::once("peermemctl").chain(words.iter().copied());
+        let line = std::iter::once("peermemctl").chain(words.split(' '));
         let cli = args::Cli::try_parse_from(line)?;
         // A command may fail: its reads are recorded in any case.
         let _ = command(&recorder, &cli.command, &mut Out::gather(false));
@@ -68,8 +68,12 @@ mod tests {
     use crate::{fixture, testing};
 
     fn recorded(host: &dyn Host, keep: bool) -> Recording {
-        let line = ["record", "--keep-identity"];
-        let (text, status) = testing::says(host, if keep { &line } else { &line[..1] });
+        let line = if keep {
+            "record --keep-identity"
+        } else {
+            "record"
+        };
+        let (text, status) = testing::says(host, line);
         assert_eq!(status, Status::Ok, "{text}");
         Recording::parse(&text).unwrap()
     }
@@ -82,13 +86,11 @@ mod tests {
                 let recording = recorded(&fixture.recording, keep);
                 for line in COMMANDS {
                     // The output has names of processes and users, which are removed.
-                    if !keep && line.first() == Some(&"list") {
+                    if !keep && line.starts_with("list") {
                         continue;
                     }
-                    let (there, here) = (
-                        testing::says(&fixture.recording, line),
-                        testing::says(&recording, line),
-                    );
+                    let hosts = [&fixture.recording, &recording];
+                    let [there, here] = hosts.map(|host| testing::says(host, line));
                     // No output depends on an identity, apart from things like bounds of versions.
                     assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
                 }
@@ -112,70 +114,35 @@ mod tests {
     fn no_secret_survives() {
         let mut fixture = fixture::small();
         let nic = fixture.place("0000:18:00.0");
-        let injected: &[(&str, &str, &[&str])] = &[
-            (
-                "/sys/class/infiniband/mlx5_0/node_guid",
-                "b83f:d203:00aa:77fe\n",
-                &["b83f", "77fe"],
-            ),
-            (
-                "/sys/class/infiniband/mlx5_0/ports/1/gids/0",
-                "fe80:0000:0000:0000:b83f:d203:00aa:77fe\n",
-                &["77fe"],
-            ),
-            (
-                "/sys/class/infiniband/mlx5_0/ports/1/gids/1",
-                "0000:0000:0000:0000:0000:ffff:0a11:0304\n",
-                &["0a11:0304"],
-            ),
-            (
-                "/sys/class/infiniband/mlx5_0/ports/1/gids/2",
-                "fd00:1234:5678:0000:b83f:d203:00aa:77fe\n",
-                &["1234:5678"],
-            ),
-            ("/sys/class/net/ibp24s0/address", "b8:3f:d2:aa:77:01\n", &["77:01"]),
-            ("/sys/class/dmi/id/product_serial", "S1234567X\n", &["S1234567X"]),
-            (
-                "/proc/driver/nvidia/gpus/0000:19:00.0/information",
-                "Model: \t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-6f9619ff-8b86-d011-b42d-00c04fc964ff\n",
-                &["6f9619ff", "00c04fc964ff"],
-            ),
-            (
-                "/proc/cmdline",
-                "root=UUID=6f9619ff-8b86-d011-b42d-00c04fc964fe ip=10.17.3.4 iommu=pt secret=hunter2\n",
-                &["6f9619ff", "10.17.3.4", "hunter2"],
-            ),
-            ("/proc/4711/cmdline", "python3\0train.py\0--token=hunter2\0", &["hunter2", "train.py"]),
-            ("/proc/4711/comm", "projectx\n", &["projectx"]),
-            (
-                "/proc/4711/status",
-                "Name:\tprojectx\nUid:\t1003\t1003\t1003\t1003\n",
-                &["projectx"],
-            ),
-            (
-                "/sys/kernel/debug/nvidia_peermem/registrations",
-                "id=1 state=mapped tgid=4711 comm=projectx\n",
-                &["projectx"],
-            ),
-            (
-                "/proc/self/cgroup",
-                "0::/user.slice/user-1003.slice/job_of_projectx\n",
-                &["projectx", "user-1003"],
-            ),
-            ("/sys/fs/cgroup/user.slice/user-1003.slice/rdma.max", "mlx5_0 hca_handle=max\n", &["user-1003"]),
-            (
-                "/etc/passwd",
-                "root:x:0:0:root:/root:/bin/bash\njdoe:x:1003:1003:Jane Doe,Room 5:/home/jdoe:/bin/zsh\n",
-                &["jdoe", "Jane", "Room"],
-            ),
-            ("/etc/hostname", "node17.cluster.example\n", &["node17", "cluster.example"]),
-        ];
-        for (path, text, _) in injected {
+        let unescaped = |text: &str| {
+            let text = text.replace(r"\n", "\n").replace(r"\t", "\t");
+            text.replace(r"\0", "\0")
+        };
+        // Path, contents, and secrets in the contents or the path.
+        let injected: Vec<[&str; 3]> = testing::table(
+            r"/sys/class/infiniband/mlx5_0/node_guid | b83f:d203:00aa:77fe\n | b83f 77fe
+            /sys/class/infiniband/mlx5_0/ports/1/gids/0 | fe80:0000:0000:0000:b83f:d203:00aa:77fe\n | 77fe
+            /sys/class/infiniband/mlx5_0/ports/1/gids/1 | 0000:0000:0000:0000:0000:ffff:0a11:0304\n | 0a11:0304
+            /sys/class/infiniband/mlx5_0/ports/1/gids/2 | fd00:1234:5678:0000:b83f:d203:00aa:77fe\n | 1234:5678
+            /sys/class/net/ibp24s0/address | b8:3f:d2:aa:77:01\n | 77:01
+            /sys/class/dmi/id/product_serial | S1234567X\n | S1234567X
+            /proc/driver/nvidia/gpus/0000:19:00.0/information | Model: \t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-6f9619ff-8b86-d011-b42d-00c04fc964ff\n | 6f9619ff 00c04fc964ff
+            /proc/cmdline | root=UUID=6f9619ff-8b86-d011-b42d-00c04fc964fe ip=10.17.3.4 iommu=pt secret=hunter2\n | 6f9619ff 10.17.3.4 hunter2
+            /proc/4711/cmdline | python3\0train.py\0--token=hunter2\0 | hunter2 train.py
+            /proc/4711/comm | projectx\n | projectx
+            /proc/4711/status | Name:\tprojectx\nUid:\t1003\t1003\t1003\t1003\n | projectx
+            /sys/kernel/debug/nvidia_peermem/registrations | id=1 state=mapped tgid=4711 comm=projectx\n | projectx
+            /proc/self/cgroup | 0::/user.slice/user-1003.slice/job_of_projectx\n | projectx user-1003
+            /sys/fs/cgroup/user.slice/user-1003.slice/rdma.max | mlx5_0 hca_handle=max\n | user-1003
+            /etc/passwd | root:x:0:0:root:/root:/bin/bash\njdoe:x:1003:1003:Jane Doe,Room 5:/home/jdoe:/bin/zsh\n | jdoe Jane Room
+            /etc/hostname | node17.cluster.example\n | node17 cluster.example",
+        );
+        for [path, text, _] in &injected {
             let path = match path.strip_prefix("/sys/class/infiniband/mlx5_0") {
                 Some(below) => format!("{nic}/infiniband/mlx5_0{below}"),
                 None => (*path).to_owned(),
             };
-            fixture.file(&path, text);
+            fixture.file(&path, &unescaped(text));
         }
         fixture.fact(
             Fact::KernelLog,
@@ -197,19 +164,16 @@ mod tests {
         fixture.bytes(&format!("{nic}/vpd"), &vpd);
 
         let recorder = Recorder::new(&fixture.recording, "a test");
-        let (_, status) = testing::says(&recorder, &["topo"]);
+        let (_, status) = testing::says(&recorder, "topo");
         assert_eq!(status, Status::Ok);
-        for (path, ..) in injected {
+        for [path, ..] in &injected {
             assert!(recorder.bytes(path).is_ok(), "{path}");
         }
         assert!(recorder.fact(Fact::KernelLog).is_ok());
-        assert!(recorder
-            .bytes("/sys/bus/pci/devices/0000:18:00.0/vpd")
-            .is_ok());
+        let vpd = "/sys/bus/pci/devices/0000:18:00.0/vpd";
+        assert!(recorder.bytes(vpd).is_ok());
         let mut recording = recorder.into_recording();
-        let secrets = injected
-            .iter()
-            .flat_map(|(_, _, secrets)| secrets.iter().copied());
+        let secrets = injected.iter().flat_map(|[.., secrets]| secrets.split(' '));
         let log = ["192.168.7.9", "MT2211X77", "4C530001", "77aa0003d23fb8"];
         let vpd = ["MT2244Z77", "0a5e8000b83f77"];
         let secrets: Vec<&str> = secrets.chain(log).chain(vpd).collect();
@@ -234,8 +198,8 @@ mod tests {
             assert!(after.contains(gid), "{gid} in {after}");
         }
         assert_eq!(
-            testing::says(&recording, &["topo", "-v"]),
-            testing::says(&fixture.recording, &["topo", "-v"])
+            testing::says(&recording, "topo -v"),
+            testing::says(&fixture.recording, "topo -v")
         );
     }
 }

@@ -2,7 +2,6 @@
 //! Text and JSON output of `peermemctl list --all`.
 
 use anyhow::anyhow;
-use serde::Serialize;
 
 use super::holder::Part;
 use super::usage::{Usage, User, Verdict};
@@ -12,23 +11,11 @@ use crate::host::{Host, Unseen};
 use crate::process::State;
 use crate::registrations::count;
 use crate::render::{counted, known, Paint, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 use crate::{args, list, render, watch};
 
 const SCHEMA: &str = "peermemctl.list-all";
 const VERSION: u32 = 1;
-
-/// Body of the JSON output.
-#[derive(Serialize)]
-struct Body<'a> {
-    now_seconds: Option<f64>,
-    /// Verdict on the process given by `--pid`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gpudirect: Option<Verdict>,
-    processes: &'a [User],
-    reasons: &'a [String],
-    notes: Vec<String>,
-}
 
 /// Prints the memory regions by process. Returns an error if the regions cannot be read.
 pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::Result<Status> {
@@ -40,9 +27,11 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
             usage.users.retain(|user| user.pid == Some(pid));
         }
         if out.is_json() {
-            let body = Body {
+            let body = object! {
                 now_seconds: usage.now.map(Time::seconds),
-                gpudirect,
+                // Verdict on the process given by `--pid`.
+                #[serde(flatten)]
+                verdict: gpudirect.map(|verdict| object! { gpudirect: verdict }),
                 processes: &usage.users,
                 reasons: &usage.reasons,
                 notes: notes(&usage),
@@ -82,19 +71,8 @@ fn why(why: Unseen) -> anyhow::Error {
 }
 
 fn show(usage: &Usage, out: &mut Out) {
-    let mut table = Table::new(&[
-        "PID",
-        "USER",
-        "HCA",
-        "REGIONS",
-        "SIZE",
-        "PEERMEM",
-        "DMA-BUF",
-        "OTHER",
-        "UNKNOWN",
-        "GPUDIRECT",
-        "COMMAND",
-    ]);
+    let mut table =
+        Table::of("PID|USER|HCA|REGIONS|SIZE|PEERMEM|DMA-BUF|OTHER|UNKNOWN|GPUDIRECT|COMMAND");
     for user in &usage.users {
         let command = match &user.kernel {
             Some(kernel) => Some(format!("[{kernel}]")),

@@ -42,10 +42,13 @@ fn region(thread: Option<u32>, domain: u32, bytes: u64, count: u64) -> Value {
 }
 
 fn track(fixture: &mut Fixture, devices: &[Value]) {
-    fixture.fact(
-        Fact::MemoryRegions,
-        &json!({ "devices": devices }).to_string(),
-    );
+    let devices = json!({ "devices": devices }).to_string();
+    fixture.fact(Fact::MemoryRegions, &devices);
+}
+
+/// Writes the kernel's list of dma-bufs: exporter, name, bytes and devices of each.
+fn buffers(fixture: &mut Fixture, all: &[(&str, &str, u64, &[&str])]) {
+    fixture.file(dma_buf::FILE, &bufinfo(all));
 }
 
 fn process(fixture: &mut Fixture, pid: u32, threads: &[u32], uid: u32, command: &str) {
@@ -55,10 +58,8 @@ fn process(fixture: &mut Fixture, pid: u32, threads: &[u32], uid: u32, command: 
         fixture.file(&format!("/proc/{number}/status"), &status);
     }
     fixture.file(&format!("/proc/{pid}/cmdline"), command);
-    fixture.file(
-        &format!("/proc/{pid}/stat"),
-        &format!("{pid} (x) S 1 1 1\n"),
-    );
+    let stat = format!("{pid} (x) S 1 1 1\n");
+    fixture.file(&format!("/proc/{pid}/stat"), &stat);
 }
 
 /// Returns a machine without a module and without GPU dma-bufs. Two processes and the kernel have
@@ -67,58 +68,37 @@ fn machine() -> Fixture {
     let mut fixture = fixture::hgx();
     fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
     fixture.file("/etc/passwd", "alice:x:1000:1000::/home/alice:/bin/bash\n");
-    fixture.file(
-        dma_buf::FILE,
-        &bufinfo(&[("udmabuf", "frames", 65_536, &[])]),
-    );
-    process(
-        &mut fixture,
-        4711,
-        &[4712, 4713],
-        1000,
-        "python3\0train.py\0",
-    );
+    buffers(&mut fixture, &[("udmabuf", "frames", 65_536, &[])]);
+    let command = "python3\0train.py\0";
+    process(&mut fixture, 4711, &[4712, 4713], 1000, command);
     process(&mut fixture, 4800, &[], 1001, "ib_write_bw\0");
-    track(
-        &mut fixture,
-        &[
-            device(
-                "mlx5_0",
-                &[
-                    region(Some(4712), 2, 2 * GIB, 1),
-                    region(Some(4713), 2, GIB - 4096, 1),
-                    region(Some(4711), 2, 4 * MIB, 210),
-                    json!({ "kernel": "nvme_rdma", "bytes": 131_072, "count": 128 }),
-                ],
-            ),
-            device(
-                "mlx5_1",
-                &[
-                    region(Some(4711), 1, 2 * GIB, 1),
-                    region(Some(4800), 3, 65_536, 2),
-                ],
-            ),
-            device("mlx5_2", &[]),
-        ],
-    );
+    let first = [
+        region(Some(4712), 2, 2 * GIB, 1),
+        region(Some(4713), 2, GIB - 4096, 1),
+        region(Some(4711), 2, 4 * MIB, 210),
+        json!({ "kernel": "nvme_rdma", "bytes": 131_072, "count": 128 }),
+    ];
+    let second = [
+        region(Some(4711), 1, 2 * GIB, 1),
+        region(Some(4800), 3, 65_536, 2),
+    ];
+    let devices = [
+        device("mlx5_0", &first),
+        device("mlx5_1", &second),
+        device("mlx5_2", &[]),
+    ];
+    track(&mut fixture, &devices);
     fixture
 }
 
 /// Gives each of the two processes its own device.
 fn apart(fixture: &mut Fixture) {
-    track(
-        fixture,
-        &[
-            device(
-                "mlx5_0",
-                &[
-                    region(Some(4712), 2, 2 * GIB, 1),
-                    region(Some(4711), 2, 4 * MIB, 210),
-                ],
-            ),
-            device("mlx5_1", &[region(Some(4800), 3, 65_536, 2)]),
-        ],
-    );
+    let first = [
+        region(Some(4712), 2, 2 * GIB, 1),
+        region(Some(4711), 2, 4 * MIB, 210),
+    ];
+    let second = device("mlx5_1", &[region(Some(4800), 3, 65_536, 2)]);
+    track(fixture, &[device("mlx5_0", &first), second]);
 }
 
 /// Returns a machine with peermem-rs and these registrations.
@@ -126,10 +106,8 @@ fn ours(registrations: &str) -> Fixture {
     let mut fixture = machine();
     fixture.file(&format!("{MODULE}/version"), "595.45.04-rs1\n");
     fixture.file(&format!("{MODULE}/refcnt"), "3\n");
-    fixture.file(
-        &format!("{FILES}/version"),
-        "format=3 module=595.45.04-rs1\n",
-    );
+    let version = "format=3 module=595.45.04-rs1\n";
+    fixture.file(&format!("{FILES}/version"), version);
     fixture.file(&format!("{FILES}/registrations"), registrations);
     fixture
 }
@@ -142,7 +120,7 @@ fn nvidias(count: u64) -> Fixture {
     fixture
 }
 
-fn says(fixture: &Fixture, line: &[&str]) -> String {
+fn says(fixture: &Fixture, line: &str) -> String {
     let (text, status) = testing::says(&fixture.recording, line);
     assert_eq!(status, Status::Ok, "{text}");
     text
@@ -154,7 +132,7 @@ fn unwrapped(text: &str) -> String {
 }
 
 fn json(fixture: &Fixture) -> Value {
-    serde_json::from_str(&says(fixture, &["list", "--all", "--json"])).unwrap()
+    serde_json::from_str(&says(fixture, "list --all --json")).unwrap()
 }
 
 /// Returns the verdict on a process, or on unowned regions, and the number of regions by peer
@@ -174,8 +152,16 @@ fn of(answer: &Value, pid: Option<u32>) -> (String, [u64; 4]) {
     (one["gpudirect"].as_str().unwrap().to_owned(), parts)
 }
 
-fn reasons(answer: &Value) -> String {
-    answer["reasons"].to_string()
+#[track_caller]
+fn is_told(answer: &Value, pid: Option<u32>, verdict: &str, parts: [u64; 4]) {
+    assert_eq!(of(answer, pid), (verdict.to_owned(), parts), "{answer:#}");
+}
+
+/// Checks that the reasons, or the notes, have these words.
+#[track_caller]
+fn has(answer: &Value, key: &str, words: &str) {
+    let text = answer[key].to_string();
+    assert!(text.contains(words), "{words}: {text}");
 }
 
 #[test]
@@ -189,22 +175,18 @@ fn each_answer_is_shown() {
     let ours = ours(&registrations.concat());
     let mut shared = nvidias(2);
     let gpu = ("nv_dmabuf", "<none>", 2 * GIB);
-    shared.file(
-        dma_buf::FILE,
-        &bufinfo(&[
+    buffers(
+        &mut shared,
+        &[
             (gpu.0, gpu.1, gpu.2, &[MLX5_0, MLX5_1]),
             ("udmabuf", "frames", 65_536, &[MLX5_1]),
-        ]),
+        ],
     );
     for (name, fixture, line) in [
-        ("list-all.txt", &ours, &["list", "--all"][..]),
-        ("list-all.json", &ours, &["list", "--all", "--json"]),
-        (
-            "list-all-pid.txt",
-            &ours,
-            &["list", "--all", "--pid", "4711"],
-        ),
-        ("list-all-unknown.txt", &shared, &["list", "--all"]),
+        ("list-all.txt", &ours, "list --all"),
+        ("list-all.json", &ours, "list --all --json"),
+        ("list-all-pid.txt", &ours, "list --all --pid 4711"),
+        ("list-all-unknown.txt", &shared, "list --all"),
     ] {
         testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
@@ -213,27 +195,21 @@ fn each_answer_is_shown() {
 #[test]
 fn a_process_without_gpu_memory_is_told() {
     let answer = json(&machine());
-    assert_eq!(of(&answer, Some(4711)), ("no".to_owned(), [0, 0, 213, 0]));
-    assert_eq!(of(&answer, Some(4800)), ("no".to_owned(), [0, 0, 2, 0]));
+    is_told(&answer, Some(4711), "no", [0, 0, 213, 0]);
+    is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
     assert_eq!(answer["reasons"], json!([]));
     // A kernel without dma-bufs.
     let mut without = machine();
     without.remove("/sys/kernel/debug/dma_buf");
     without.file("/sys/kernel/debug/x", "");
     assert_eq!(of(&json(&without), Some(4711)).0, "no");
-    for (pid, says_so) in [
-        (
-            "4711",
-            "process 4711 does not use GPUDirect RDMA now: none of its 213 regions is GPU memory",
-        ),
-        (
-            "77",
-            "process 77 does not use GPUDirect RDMA now: it has no memory region",
-        ),
-    ] {
-        let text = unwrapped(&says(&machine(), &["list", "--all", "--pid", pid]));
-        assert!(text.contains(says_so), "{text}");
-    }
+    testing::session(
+        &machine().recording,
+        "0$ list --all --pid 4711
+         process 4711 does not use GPUDirect RDMA now: none of its 213 regions is GPU memory
+         0$ list --all --pid 77
+         process 77 does not use GPUDirect RDMA now: it has no memory region",
+    );
 }
 
 #[test]
@@ -241,7 +217,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
     // The longest of the matching regions is chosen.
     let mapped = |pid, len| registration(1, "mapped", pid, len, MLX5_0);
     let answer = json(&ours(&mapped(4711, GIB)));
-    assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [1, 0, 212, 0]));
+    is_told(&answer, Some(4711), "yes", [1, 0, 212, 0]);
     let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
     assert_eq!(bytes, &json!(GIB - 4096));
     assert_eq!(of(&answer, Some(4800)).0, "no");
@@ -259,11 +235,11 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         let fixture = ours(&registration);
         let (verdict, [by_peer_memory, ..]) = of(&json(&fixture), Some(pid));
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
-        assert!(says(&fixture, &["list", "--all"]).contains("in no memory region"));
+        assert!(says(&fixture, "list --all").contains("in no memory region"));
     }
     // A process without anything else.
     let answer = json(&ours(&mapped(99, GIB)));
-    assert_eq!(of(&answer, Some(99)), ("yes".to_owned(), [0; 4]));
+    is_told(&answer, Some(99), "yes", [0; 4]);
 }
 
 #[test]
@@ -271,25 +247,14 @@ fn what_nvidias_module_counts_is_its_only_users() {
     assert_eq!(of(&json(&nvidias(0)), Some(4711)).0, "no");
     // Either of two processes may own the registrations.
     let answer = json(&nvidias(3));
-    assert_eq!(
-        of(&answer, Some(4711)),
-        ("unknown".to_owned(), [0, 0, 0, 213])
-    );
-    assert_eq!(
-        of(&answer, Some(4800)),
-        ("unknown".to_owned(), [0, 0, 0, 2])
-    );
-    assert!(
-        reasons(&answer).contains("has 3 registrations of GPU memory"),
-        "{answer:#}"
-    );
-    assert!(reasons(&answer).contains("not peermem-rs"), "{answer:#}");
-    let text = unwrapped(&says(&nvidias(3), &["list", "--all", "--pid", "4800"]));
-    assert!(
-        text.contains(
-            "whether process 4800 uses GPUDirect RDMA cannot be told: 2 of its 2 regions may be"
-        ),
-        "{text}"
+    is_told(&answer, Some(4711), "unknown", [0, 0, 0, 213]);
+    is_told(&answer, Some(4800), "unknown", [0, 0, 0, 2]);
+    has(&answer, "reasons", "has 3 registrations of GPU memory");
+    has(&answer, "reasons", "not peermem-rs");
+    testing::session(
+        &nvidias(3).recording,
+        "0$ list --all --pid 4800
+         whether process 4800 uses GPUDirect RDMA cannot be told: 2 of its 2 regions may be",
     );
     let mut alone = nvidias(3);
     let regions = [
@@ -298,7 +263,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
     ];
     track(&mut alone, &[device("mlx5_0", &regions)]);
     let answer = json(&alone);
-    assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [3, 0, 1, 0]));
+    is_told(&answer, Some(4711), "yes", [3, 0, 1, 0]);
     // The kind of each of the four regions is unknown.
     assert!(answer["processes"][0]["peer_memory"]["bytes"].is_null());
     // The reference count of our module is readable without root.
@@ -314,29 +279,27 @@ fn what_nvidias_module_counts_is_its_only_users() {
         "has 3 registrations",
         "by dma-buf",
     ] {
-        assert!(reasons(&answer).contains(said), "{said}: {answer:#}");
+        has(&answer, "reasons", said);
     }
     denied.file(&format!("{MODULE}/refcnt"), "0\n");
     let answer = json(&denied);
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
-    assert!(!reasons(&answer).contains("registrations"), "{answer:#}");
+    let reasons = answer["reasons"].to_string();
+    assert!(!reasons.contains("registrations"), "{reasons}");
 }
 
 #[test]
 fn a_dma_buf_is_its_only_users() {
     let attached = |fixture: &mut Fixture, exporter: &str, device: &str| {
-        fixture.file(
-            dma_buf::FILE,
-            &bufinfo(&[(exporter, "<none>", 2 * GIB, &[device])]),
-        );
+        buffers(fixture, &[(exporter, "<none>", 2 * GIB, &[device])]);
     };
     let mut fixture = machine();
     apart(&mut fixture);
     for exporter in ["nv_dmabuf", "nvidia"] {
         attached(&mut fixture, exporter, MLX5_0);
         let answer = json(&fixture);
-        assert_eq!(of(&answer, Some(4711)), ("yes".to_owned(), [0, 1, 210, 0]));
-        assert_eq!(of(&answer, Some(4800)), ("no".to_owned(), [0, 0, 2, 0]));
+        is_told(&answer, Some(4711), "yes", [0, 1, 210, 0]);
+        is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
         assert_eq!(answer["processes"][0]["dma_buf"]["bytes"], json!(2 * GIB));
     }
     // A device that nobody uses, another GPU, and a disk.
@@ -348,18 +311,9 @@ fn a_dma_buf_is_its_only_users() {
     let mut shared = machine();
     attached(&mut shared, "nv_dmabuf", MLX5_1);
     let answer = json(&shared);
-    assert_eq!(
-        of(&answer, Some(4711)),
-        ("unknown".to_owned(), [0, 0, 212, 1])
-    );
-    assert_eq!(
-        of(&answer, Some(4800)),
-        ("unknown".to_owned(), [0, 0, 0, 2])
-    );
-    assert!(
-        reasons(&answer).contains("processes 4711, 4800"),
-        "{answer:#}"
-    );
+    is_told(&answer, Some(4711), "unknown", [0, 0, 212, 1]);
+    is_told(&answer, Some(4800), "unknown", [0, 0, 0, 2]);
+    has(&answer, "reasons", "processes 4711, 4800");
     // A protection domain also makes its process a user of the device.
     let mut domain = machine();
     let mut first = device("mlx5_0", &[region(Some(4711), 2, 2 * GIB, 1)]);
@@ -375,26 +329,20 @@ fn a_dma_buf_is_its_only_users() {
         &[device("mlx5_0", &[region(Some(4711), 2, 4 * GIB, 1)])],
     );
     attached(&mut more, "nv_dmabuf", MLX5_0);
-    assert_eq!(
-        of(&json(&more), Some(4711)),
-        ("yes".to_owned(), [0, 0, 1, 0])
-    );
+    is_told(&json(&more), Some(4711), "yes", [0, 0, 1, 0]);
     // A dma-buf of another exporter is noted, but is not GPU memory.
     attached(&mut more, "udmabuf", MLX5_0);
     let answer = json(&more);
     assert_eq!(of(&answer, Some(4711)).0, "no");
-    assert!(
-        answer["notes"].to_string().contains("udmabuf"),
-        "{answer:#}"
-    );
+    has(&answer, "notes", "udmabuf");
 }
 
 #[test]
 fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
     let mut fixture = machine();
-    fixture.file(
-        dma_buf::FILE,
-        &bufinfo(&[("nv_dmabuf", "<none>", GIB, &[DATA_DIRECT])]),
+    buffers(
+        &mut fixture,
+        &[("nv_dmabuf", "<none>", GIB, &[DATA_DIRECT])],
     );
     fixture.file(
         &format!("/sys/bus/pci/devices/{DATA_DIRECT}/vendor"),
@@ -402,79 +350,81 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
     );
     let answer = json(&fixture);
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
-    assert!(reasons(&answer).contains("Data Direct"), "{answer:#}");
+    has(&answer, "reasons", "Data Direct");
     track(
         &mut fixture,
         &[device("mlx5_0", &[region(Some(4711), 2, GIB, 2)])],
     );
-    assert_eq!(
-        of(&json(&fixture), Some(4711)),
-        ("yes".to_owned(), [0, 1, 1, 0])
-    );
+    is_told(&json(&fixture), Some(4711), "yes", [0, 1, 1, 0]);
 }
 
 #[test]
 fn why_it_cannot_be_told_is_said() {
-    let with = |change: fn(&mut Fixture)| {
-        let mut fixture = machine();
-        change(&mut fixture);
-        fixture
-    };
-    for (fixture, said) in [
+    let debugfs = "/sys/kernel/debug";
+    type Change = fn(&mut Fixture, &str);
+    let changes: [(Change, &str); 6] = [
         (
-            with(|fixture| fixture.deny(dma_buf::FILE)),
+            |fixture, _| fixture.deny(dma_buf::FILE),
             "bufinfo is not visible without root",
         ),
         (
-            with(|fixture| {
-                fixture.remove("/sys/kernel/debug");
-                fixture.directory("/sys/kernel/debug");
-            }),
+            |fixture, debugfs| {
+                fixture.remove(debugfs);
+                fixture.directory(debugfs);
+            },
             "debugfs is not mounted: mount -t debugfs",
         ),
         (
-            with(|fixture| fixture.remove("/sys/kernel/debug")),
+            |fixture, debugfs| fixture.remove(debugfs),
             "this kernel has no debugfs",
         ),
         (
-            with(|fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n")),
+            |fixture, _| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n"),
             "is not whole",
         ),
         (
-            with(|fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n")),
+            |fixture, _| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n"),
             "nv_peer_mem is loaded",
         ),
         (
-            with(|fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n")),
+            |fixture, _| fixture.file(&format!("{MODULE}/version"), "580.159.04\n"),
             "what nvidia_peermem has registered is not seen",
         ),
-    ] {
+    ];
+    for (change, said) in changes {
+        let mut fixture = machine();
+        change(&mut fixture, debugfs);
         let answer = json(&fixture);
         let (verdict, [.., unknown]) = of(&answer, Some(4711));
         assert_eq!((verdict.as_str(), unknown), ("unknown", 213), "{said}");
-        assert!(reasons(&answer).contains(said), "{said}: {answer:#}");
-        let text = says(&fixture, &["list", "--all", "--pid", "4800"]);
+        has(&answer, "reasons", said);
+        let text = says(&fixture, "list --all --pid 4800");
         assert!(unwrapped(&text).contains(said), "{said}: {text}");
     }
     let newer =
         registration(7, "mapped", 4711, GIB, MLX5_0).replace("state=mapped", "state=parked");
-    assert!(reasons(&json(&ours(&newer))).contains("registration 7 of the module's list"));
+    has(
+        &json(&ours(&newer)),
+        "reasons",
+        "registration 7 of the module's list",
+    );
     let cut = ours("id=1 state=map");
-    assert!(reasons(&json(&cut)).contains("1 line of its list could not be read"));
+    has(
+        &json(&cut),
+        "reasons",
+        "1 line of its list could not be read",
+    );
     let mut grace = fixture::grace();
-    grace.file(dma_buf::FILE, &bufinfo(&[]));
+    buffers(&mut grace, &[]);
     track(
         &mut grace,
         &[device("mlx5_0", &[region(Some(4711), 2, GIB, 1)])],
     );
-    assert!(reasons(&json(&grace)).contains("Grace"));
+    has(&json(&grace), "reasons", "Grace");
     // Known facts still appear.
     let mut known = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     known.deny(dma_buf::FILE);
-    assert_eq!(
-        of(&json(&known), Some(4711)),
-        ("yes".to_owned(), [1, 0, 0, 212])
-    );
+    is_told(&json(&known), Some(4711), "yes", [1, 0, 0, 212]);
 }
 
 #[test]
@@ -499,8 +449,8 @@ fn regions_that_are_not_seen_leave_it_open() {
             hide(&mut fixture);
             let answer = json(&fixture);
             assert_eq!(of(&answer, Some(4711)).0, verdict, "{said}");
-            assert!(answer["notes"].to_string().contains(said), "{answer:#}");
-            let text = unwrapped(&says(&fixture, &["list", "--all", "--pid", "4800"]));
+            has(&answer, "notes", said);
+            let text = unwrapped(&says(&fixture, "list --all --pid 4800"));
             assert!(text.contains(said), "{text}");
             let is_open = text.contains("whether process 4800 uses GPUDirect RDMA cannot be told");
             assert_eq!(is_open, registered > 0, "{text}");
@@ -512,27 +462,21 @@ fn regions_that_are_not_seen_leave_it_open() {
         }
     }
     let mut fixture = nvidias(0);
-    fixture.file(
-        dma_buf::FILE,
-        &bufinfo(&[("nvidia", "<none>", GIB, &[MLX5_0])]),
-    );
+    buffers(&mut fixture, &[("nvidia", "<none>", GIB, &[MLX5_0])]);
     track(&mut fixture, &[seen, refused.clone()]);
     assert_eq!(of(&json(&fixture), Some(4711)).0, "yes");
     let mut elsewhere = fixture.clone();
-    elsewhere.file(
-        dma_buf::FILE,
-        &bufinfo(&[("nvidia", "<none>", GIB, &[MLX5_1])]),
+    buffers(&mut elsewhere, &[("nvidia", "<none>", GIB, &[MLX5_1])]);
+    testing::session(
+        &elsewhere.recording,
+        "0$ list --all --pid 4711
+         none of its 1 region is GPU memory, and there may be others
+         attached to mlx5_1",
     );
-    let text = unwrapped(&says(&elsewhere, &["list", "--all", "--pid", "4711"]));
-    assert!(
-        text.contains("none of its 1 region is GPU memory, and there may be others"),
-        "{text}"
-    );
-    assert!(text.contains("attached to mlx5_1"), "{text}");
     fixture.file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n");
     assert_eq!(of(&json(&fixture), Some(4711)).0, "unknown");
     track(&mut fixture, &[refused]);
-    assert!(says(&fixture, &["list", "--all"]).contains("no memory region is seen"));
+    assert!(says(&fixture, "list --all").contains("no memory region is seen"));
 }
 
 #[test]
@@ -546,21 +490,15 @@ fn what_cannot_be_asked_fails() {
             "memory regions cannot be seen: RDMA netlink: x",
         ),
     ] {
-        fixture
-            .recording
-            .unseen
-            .insert("fact memory_regions".to_owned(), why);
-        let (text, status) = testing::says(&fixture.recording, &["list", "--all"]);
-        assert_eq!(status, Status::Failed);
-        assert!(text.contains(said), "{text}");
+        let unseen = &mut fixture.recording.unseen;
+        unseen.insert("fact memory_regions".to_owned(), why);
+        testing::session(&fixture.recording, &format!("2$ list --all\n{said}"));
     }
     fixture.fact(Fact::MemoryRegions, "{\"devices\":7}");
-    let (text, status) = testing::says(&fixture.recording, &["list", "--all"]);
-    assert_eq!(status, Status::Failed);
-    assert!(text.contains("not understood"), "{text}");
+    testing::session(&fixture.recording, "2$ list --all\nnot understood");
     // A machine without a device has an answer.
-    let text = says(&fixture::no_hca(), &["list", "--all"]);
-    assert!(text.contains("nothing uses RDMA now"), "{text}");
+    let without = fixture::no_hca().recording;
+    testing::session(&without, "0$ list --all\nnothing uses RDMA now");
 }
 
 #[test]
@@ -575,37 +513,30 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     let second = device("mlx5_1", &[region(None, 2, GIB, 1)]);
     track(&mut fixture, &[first, second]);
     let answer = json(&fixture);
-    assert_eq!(of(&answer, Some(4711)), ("no".to_owned(), [0, 0, 3, 0]));
-    assert_eq!(of(&answer, None), ("no".to_owned(), [0, 0, 2, 0]));
-    assert!(
-        answer["notes"]
-            .to_string()
-            .contains("of 2 regions the kernel does not name"),
-        "{answer:#}"
-    );
+    is_told(&answer, Some(4711), "no", [0, 0, 3, 0]);
+    is_told(&answer, None, "no", [0, 0, 2, 0]);
+    has(&answer, "notes", "of 2 regions the kernel does not name");
     // The module knows the owner of the others.
     let mut known = ours(&registration(1, "mapped", 4800, GIB, MLX5_1));
     known.recording.facts = fixture.recording.facts.clone();
     let answer = json(&known);
-    assert_eq!(of(&answer, Some(4800)), ("yes".to_owned(), [1, 0, 0, 0]));
-    assert_eq!(of(&answer, None), ("no".to_owned(), [0, 0, 1, 0]));
+    is_told(&answer, Some(4800), "yes", [1, 0, 0, 0]);
+    is_told(&answer, None, "no", [0, 0, 1, 0]);
     // Unowned regions may belong to a process without regions.
     fixture.deny(dma_buf::FILE);
-    let text = unwrapped(&says(&fixture, &["list", "--all", "--pid", "4800"]));
-    for said in [
-        "cannot be told",
-        "of 2 regions the kernel does not name",
-        "without root",
-    ] {
-        assert!(text.contains(said), "{text}");
-    }
+    testing::session(
+        &fixture.recording,
+        "0$ list --all --pid 4800
+         cannot be told
+         of 2 regions the kernel does not name
+         without root",
+    );
     // Another process, which began at 3,590 s, has the ID now.
     let stat = "4800 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 359000 0 0\n";
     known.file("/proc/4800/stat", stat);
     let answer = json(&known);
-    assert_eq!(of(&answer, None), ("yes".to_owned(), [1, 0, 1, 0]));
-    let without = says(&known, &["list", "--all", "--pid", "4800"]);
-    assert!(without.contains("cannot be told"), "{without}");
+    is_told(&answer, None, "yes", [1, 0, 1, 0]);
+    testing::session(&known.recording, "0$ list --all --pid 4800\ncannot be told");
     // One protection domain and two processes: the owner is unknown.
     let shared = [
         region(None, 2, GIB, 1),
@@ -625,11 +556,8 @@ fn another_pid_namespace_has_its_own_numbers() {
     // namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
-    assert!(reasons(&answer).contains("PID namespace"), "{answer:#}");
-    assert!(
-        answer["notes"].to_string().contains("of this namespace"),
-        "{answer:#}"
-    );
+    has(&answer, "reasons", "PID namespace");
+    has(&answer, "notes", "of this namespace");
     fixture.file(&format!("{FILES}/registrations"), "");
     assert_eq!(of(&json(&fixture), Some(4711)).0, "no");
 }
@@ -645,44 +573,33 @@ fn other_network_namespaces_may_have_devices() {
         let fact = json!({ "devices": devices, "is_exclusive": exclusive });
         fixture.fact(Fact::MemoryRegions, &fact.to_string());
         assert_eq!(of(&json(&fixture), Some(4711)).0, verdict);
-        let text = says(&fixture, &["list", "--all", "--pid", "4800"]);
+        let text = says(&fixture, "list --all --pid 4800");
         assert!(text.contains(without), "{text}");
         assert_eq!(text.contains("nsenter"), exclusive, "{text}");
     }
     // A visible device has no users elsewhere.
     fixture.file(&format!("{MODULE}/refcnt"), "0\n");
-    fixture.file(
-        dma_buf::FILE,
-        &bufinfo(&[("nv_dmabuf", "<none>", GIB, &[MLX5_0])]),
-    );
-    assert_eq!(
-        of(&json(&fixture), Some(4711)),
-        ("yes".to_owned(), [0, 1, 3, 0])
-    );
+    buffers(&mut fixture, &[("nv_dmabuf", "<none>", GIB, &[MLX5_0])]);
+    is_told(&json(&fixture), Some(4711), "yes", [0, 1, 3, 0]);
 }
 
 /// A recording gives the same answer, with and without names.
 #[test]
 fn a_recording_tells_the_same() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
-    fixture.file(
-        dma_buf::FILE,
-        &bufinfo(&[
+    buffers(
+        &mut fixture,
+        &[
             ("nv_dmabuf", "project-x", GIB, &[MLX5_1]),
             ("udmabuf", "cat\n\tx", 4096, &[]),
-        ]),
+        ],
     );
-    let line = ["list", "--all", "--json"];
-    for keep in [true, false] {
-        let record: &[&str] = if keep {
-            &["record", "--keep-identity"]
-        } else {
-            &["record"]
-        };
+    let line = "list --all --json";
+    for (keep, record) in [(true, "record --keep-identity"), (false, "record")] {
         let text = says(&fixture, record);
         let recording = Recording::parse(&text).unwrap();
-        let mut there: Value = serde_json::from_str(&says(&fixture, &line)).unwrap();
-        let (text, status) = testing::says(&recording, &line);
+        let mut there: Value = serde_json::from_str(&says(&fixture, line)).unwrap();
+        let (text, status) = testing::says(&recording, line);
         assert_eq!(status, Status::Ok, "{text}");
         let mut here: Value = serde_json::from_str(&text).unwrap();
         if !keep {

@@ -141,7 +141,6 @@ impl Module {
         format!("nvidia_peermem {version} ({whose})")
     }
 
-    /// Returns the value of a parameter.
     pub(crate) fn parameter(host: &dyn Host, name: &str) -> Seen<String> {
         host.text(&format!("{MODULE}/parameters/{name}"))
     }

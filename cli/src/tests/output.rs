@@ -84,37 +84,26 @@ fn counters() -> String {
     text
 }
 
+fn module_file(fixture: &mut Fixture, name: &str, text: &str) {
+    fixture.file(&format!("{FILES}/{name}"), text);
+}
+
 /// Returns a machine with our module and no registrations.
 fn idle() -> Fixture {
     let mut fixture = fixture::hgx();
     fixture.file("/sys/module/nvidia_peermem/version", "595.45.04-rs1\n");
-    for (name, value) in [("persistent_api_support", "0"), ("max_chunks", "1024")] {
+    for (name, value) in [("persistent_api_support", "0\n"), ("max_chunks", "1024\n")] {
         fixture.file(
             &format!("/sys/module/nvidia_peermem/parameters/{name}"),
-            &format!("{value}\n"),
+            value,
         );
     }
-    fixture.file(
-        &format!("{FILES}/version"),
-        "format=3 module=595.45.04-rs1\n",
-    );
-    fixture.file(
-        &format!("{FILES}/counters"),
-        &counters()
-            .lines()
-            .map(|line| {
-                let words = line
-                    .split(' ')
-                    .map(|word| match word.starts_with("count=") {
-                        true => "count=0",
-                        false => word,
-                    });
-                words.collect::<Vec<_>>().join(" ") + "\n"
-            })
-            .collect::<String>(),
-    );
+    module_file(&mut fixture, "version", "format=3 module=595.45.04-rs1\n");
+    let count = Regex::new("count=[0-9]+").unwrap();
+    let none = count.replace_all(&counters(), "count=0").into_owned();
+    module_file(&mut fixture, "counters", &none);
     for file in ["refusals", "non_gpu", "registrations"] {
-        fixture.file(&format!("{FILES}/{file}"), "");
+        module_file(&mut fixture, file, "");
     }
     fixture.file("/proc/uptime", "3600.01 99999.99\n");
     fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
@@ -127,30 +116,21 @@ fn idle() -> Fixture {
 
 fn process(fixture: &mut Fixture, number: u32, uid: u32, ticks: u64, command: &str) {
     let own = format!("/proc/{number}");
-    fixture.file(
-        &format!("{own}/status"),
-        &format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"),
-    );
+    let status = format!("Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+    fixture.file(&format!("{own}/status"), &status);
     fixture.file(&format!("{own}/cmdline"), command);
-    fixture.file(
-        &format!("{own}/stat"),
-        &format!("{number} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {ticks} 0 0\n"),
-    );
+    let stat = format!("{number} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {ticks} 0 0\n");
+    fixture.file(&format!("{own}/stat"), &stat);
 }
 
 /// Returns a machine with registrations and refusals.
 fn busy() -> Fixture {
     let mut fixture = idle();
-    fixture.file(&format!("{FILES}/registrations"), REGISTRATIONS);
-    fixture.file(&format!("{FILES}/refusals"), REFUSALS);
-    fixture.file(&format!("{FILES}/counters"), &counters());
-    process(
-        &mut fixture,
-        4711,
-        1000,
-        299_000,
-        "python3\0train.py\0--model\0x\x1b[2J\0",
-    );
+    module_file(&mut fixture, "registrations", REGISTRATIONS);
+    module_file(&mut fixture, "refusals", REFUSALS);
+    module_file(&mut fixture, "counters", &counters());
+    let command = "python3\0train.py\0--model\0x\x1b[2J\0";
+    process(&mut fixture, 4711, 1000, 299_000, command);
     // Address ranges like those that CUDA reserves. The last quarter of the registered memory is
     // freed.
     fixture.file(
@@ -170,11 +150,8 @@ fn busy() -> Fixture {
             ("port_rcv_packets", 1_000_000),
         ],
     );
-    fixture.errors(
-        "0000:18:00.0",
-        "correctable",
-        "RxErr 0\nBadTLP 2\nTOTAL_ERR_COR 2\n",
-    );
+    let errors = "RxErr 0\nBadTLP 2\nTOTAL_ERR_COR 2\n";
+    fixture.errors("0000:18:00.0", "correctable", errors);
     fixture.fact(
         Fact::Nvml,
         "{\"driver\":\"595.45.04\",\"gpus\":[{\"at\":\"00000000:19:00.0\",\"bar1\":{\"total_bytes\":137438953472,\
@@ -185,7 +162,7 @@ fn busy() -> Fixture {
 }
 
 /// Returns the output of a command line, which must succeed.
-fn says(fixture: &Fixture, line: &[&str]) -> String {
+fn says(fixture: &Fixture, line: &str) -> String {
     let (text, status) = testing::says(&fixture.recording, line);
     assert_eq!(status, Status::Ok, "{line:?}: {text}");
     text
@@ -195,38 +172,28 @@ fn says(fixture: &Fixture, line: &[&str]) -> String {
 fn what_is_alive_is_listed() {
     let (busy, idle) = (busy(), idle());
     for (name, fixture, line) in [
-        ("list.txt", &busy, &["list"][..]),
-        ("list.json", &busy, &["list", "--json"]),
-        ("list-by-process.txt", &busy, &["list", "--by-process"]),
-        (
-            "list-by-process.json",
-            &busy,
-            &["list", "--by-process", "--json"],
-        ),
-        ("list-gpu.txt", &busy, &["list", "--gpu", "1"]),
-        ("list-idle.txt", &idle, &["list"]),
+        ("list.txt", &busy, "list"),
+        ("list.json", &busy, "list --json"),
+        ("list-by-process.txt", &busy, "list --by-process"),
+        ("list-by-process.json", &busy, "list --by-process --json"),
+        ("list-gpu.txt", &busy, "list --gpu 1"),
+        ("list-idle.txt", &idle, "list"),
     ] {
         testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
-    assert!(
-        says(&busy, &["list", "--pid", "4800"]).contains("\n1 registration of 1 process: 4 MiB\n")
-    );
-    assert_eq!(
-        says(&busy, &["list", "--gpu", "0000:1B:00.0"]),
-        says(&busy, &["list", "--gpu", "1"])
-    );
-    let (text, status) = testing::says(&busy.recording, &["list", "--gpu", "8"]);
-    assert_eq!(status, Status::Failed);
-    assert!(text.contains("there is no GPU 8"), "{text}");
+    assert!(says(&busy, "list --pid 4800").contains("\n1 registration of 1 process: 4 MiB\n"));
+    let (by_address, by_index) = ("list --gpu 0000:1B:00.0", "list --gpu 1");
+    assert_eq!(says(&busy, by_address), says(&busy, by_index));
+    testing::session(&busy.recording, "2$ list --gpu 8\nthere is no GPU 8");
 }
 
 #[test]
 fn what_is_counted_is_shown() {
     let (busy, idle) = (busy(), idle());
     for (name, fixture, line) in [
-        ("stats.txt", &busy, &["stats"][..]),
-        ("stats.json", &busy, &["stats", "--json"]),
-        ("stats-idle.txt", &idle, &["stats"]),
+        ("stats.txt", &busy, "stats"),
+        ("stats.json", &busy, "stats --json"),
+        ("stats-idle.txt", &idle, "stats"),
     ] {
         testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
@@ -237,21 +204,15 @@ fn what_is_counted_is_shown() {
         "id=1 state=orphaned mode=revocable addr=0x7f2000000000 len=65536 page=65536 chunks=1 entries=0 \
          gpus=0000:f9:00.0 hca=- tgid=1 pid=1 since=1.000000 comm=a\n",
     );
-    for line in [&["stats"][..], &["list"]] {
-        let text = says(&lost, line).replace('\n', " ");
-        for said in [
-            "0000:f9:00.0, which is gone from PCI",
-            "until the machine restarts",
-        ] {
-            assert!(text.contains(said), "{text}");
-        }
+    for line in ["stats", "list"] {
+        let told = "0000:f9:00.0, which is gone from PCI\nuntil the machine restarts";
+        testing::session(&lost.recording, &format!("0$ {line}\n{told}"));
     }
     // A module with counters, but without a list.
     let mut older = busy;
     older.remove(&format!("{FILES}/registrations"));
-    let text = says(&older, &["stats"]);
-    assert!(text.contains("has no file registrations"), "{text}");
-    assert!(text.contains("no_room"), "{text}");
+    let told = "0$ stats\nhas no file registrations\nno_room";
+    testing::session(&older.recording, told);
 }
 
 /// Parses Prometheus text, checks the format, and returns the samples by name and labels.
@@ -265,28 +226,29 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
             assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
             assert!(types.insert(name, kind).is_none(), "{line}: twice");
         } else if let Some(of) = line.strip_prefix("# HELP ") {
-            assert!(
-                of.split_once(' ').is_some_and(|(_, help)| !help.is_empty()),
-                "{line}"
-            );
+            let help = of.split_once(' ').map(|(_, help)| help);
+            assert!(help.is_some_and(|help| !help.is_empty()), "{line}");
         } else {
             let (name, value) = line.rsplit_once(' ').unwrap();
             let family = name.split('{').next().unwrap();
             assert!(types.contains_key(family), "{line}: of no type");
             assert!(family.starts_with("peermem_"), "{line}");
             let value: f64 = value.parse().unwrap();
-            assert!(
-                samples.insert(name.to_owned(), value).is_none(),
-                "{line}: twice"
-            );
+            let other = samples.insert(name.to_owned(), value);
+            assert!(other.is_none(), "{line}: twice");
         }
     }
     samples
 }
 
+/// Returns the sample of a check's faults.
+fn of_check(name: &str) -> String {
+    format!("peermem_doctor_findings{{check=\"{name}\",level=\"fault\"}}")
+}
+
 #[test]
 fn metrics_are_what_list_and_stats_say() {
-    let text = says(&busy(), &["export"]);
+    let text = says(&busy(), "export");
     let samples = samples(&text);
     // `doctor` has its own test of its checks.
     let kept: String = text
@@ -295,84 +257,38 @@ fn metrics_are_what_list_and_stats_say() {
         .map(|line| format!("{line}\n"))
         .collect();
     testing::golden("golden/export.prom", &kept);
-    for (sample, value) in [
-        ("peermem_module_loaded", 1.0),
-        (
-            "peermem_module_info{version=\"595.45.04-rs1\",whose=\"peermem-rs\"}",
-            1.0,
-        ),
-        (
-            "peermem_refusals_total{mode=\"persistent\",reason=\"no_room\"}",
-            12.0,
-        ),
-        (
-            "peermem_errors_total{event=\"orphaned_other_process\"}",
-            1.0,
-        ),
-        ("peermem_active_bytes{mode=\"revocable\"}", 4_390_912.0),
-        ("peermem_processes", 4.0),
-        (
-            "peermem_gpu_pinned_bytes{gpu=\"0000:19:00.0\",index=\"0\"}",
-            2_147_483_648.0,
-        ),
-        (
-            "peermem_bar1_used_bytes{gpu=\"0000:19:00.0\",index=\"0\"}",
-            3_221_225_472.0,
-        ),
-        ("peermem_port_active{hca=\"mlx5_8\",link_layer=\"Ethernet\",port=\"1\"}", 1.0),
-        (
-            "peermem_port_rate_bytes_per_second{hca=\"mlx5_0\",port=\"1\"}",
-            5e10,
-        ),
-        ("peermem_port_lanes{hca=\"mlx5_0\",port=\"1\"}", 4.0),
-        (
-            "peermem_pci_link_lanes{address=\"0000:19:00.0\",device=\"GPU 0\"}",
-            16.0,
-        ),
-        (
-            "peermem_pci_link_max_transfers_per_second{address=\"0000:18:00.0\",device=\"mlx5_0\"}",
-            32e9,
-        ),
-        (
-            "peermem_port_errors_total{counter=\"link_downed\",hca=\"mlx5_0\",port=\"1\"}",
-            3.0,
-        ),
-        (
-            "peermem_port_bytes_total{direction=\"transmit\",hca=\"mlx5_0\",port=\"1\"}",
-            1e9,
-        ),
-        (
-            "peermem_pci_errors_total{address=\"0000:18:00.0\",device=\"mlx5_0\",error=\"BadTLP\",severity=\"correctable\"}",
-            2.0,
-        ),
-        (
-            "peermem_collector_success{collector=\"registrations\"}",
-            1.0,
-        ),
-    ] {
+    for line in r#"peermem_module_loaded 1
+        peermem_module_info{version="595.45.04-rs1",whose="peermem-rs"} 1
+        peermem_refusals_total{mode="persistent",reason="no_room"} 12
+        peermem_errors_total{event="orphaned_other_process"} 1
+        peermem_active_bytes{mode="revocable"} 4390912
+        peermem_processes 4
+        peermem_gpu_pinned_bytes{gpu="0000:19:00.0",index="0"} 2147483648
+        peermem_bar1_used_bytes{gpu="0000:19:00.0",index="0"} 3221225472
+        peermem_port_active{hca="mlx5_8",link_layer="Ethernet",port="1"} 1
+        peermem_port_rate_bytes_per_second{hca="mlx5_0",port="1"} 5e10
+        peermem_port_lanes{hca="mlx5_0",port="1"} 4
+        peermem_pci_link_lanes{address="0000:19:00.0",device="GPU 0"} 16
+        peermem_pci_link_max_transfers_per_second{address="0000:18:00.0",device="mlx5_0"} 32e9
+        peermem_port_errors_total{counter="link_downed",hca="mlx5_0",port="1"} 3
+        peermem_port_bytes_total{direction="transmit",hca="mlx5_0",port="1"} 1e9
+        peermem_pci_errors_total{address="0000:18:00.0",device="mlx5_0",error="BadTLP",severity="correctable"} 2
+        peermem_collector_success{collector="registrations"} 1"#
+        .lines()
+    {
+        let (sample, value) = line.trim().rsplit_once(' ').unwrap();
+        let value: f64 = value.parse().unwrap();
         assert_eq!(samples.get(sample), Some(&value), "{sample} in:\n{text}");
     }
     // This machine has no systemd, no baseline, no RoCE near a GPU, no NVSwitch, and no data of
     // newer recordings.
-    let absent = [
-        "verbs",
-        "fabric",
-        "ibgda",
-        "module-at-boot",
-        "baseline",
-        "expect",
-        "counters",
-        "roce",
-        "roce-qos",
-    ];
+    let absent = "verbs fabric ibgda module-at-boot baseline expect counters roce roce-qos";
+    let absent: Vec<&str> = absent.split(' ').collect();
     for check in crate::doctor::checks().filter(|check| !absent.contains(&check.name)) {
-        let sample = format!(
-            "peermem_doctor_findings{{check=\"{}\",level=\"fault\"}}",
-            check.name
-        );
+        let sample = of_check(check.name);
         assert!(samples.contains_key(&sample), "{sample}");
     }
-    let without = says(&busy(), &["export", "--no-doctor"]);
+    let without = says(&busy(), "export --no-doctor");
     assert!(!without.contains("doctor"), "{without}");
 }
 
@@ -454,7 +370,7 @@ fn shown(text: &str) -> Vec<&str> {
 /// Grafana's dashboard queries existing metrics and labels.
 #[test]
 fn the_dashboard_asks_for_what_there_is() {
-    let text = says(&busy(), &["export"]);
+    let text = says(&busy(), "export");
     let exported = Exported::parse(&text);
     let dashboard = include_str!("../../../packaging/peermemctl/grafana-dashboard.json");
     let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
@@ -477,7 +393,7 @@ fn the_dashboard_asks_for_what_there_is() {
 /// The alerts query existing metrics and labels, and each rate that `doctor` warns of has an alert.
 #[test]
 fn the_alerts_ask_for_what_there_is() {
-    let text = says(&busy(), &["export"]);
+    let text = says(&busy(), "export");
     let exported = Exported::parse(&text);
     let alerts = include_str!("../../../packaging/peermemctl/alerts.yml");
     let mut asked = Vec::new();
@@ -502,43 +418,26 @@ fn the_alerts_ask_for_what_there_is() {
 #[test]
 fn a_check_that_did_not_run_has_no_metric() {
     let checks = |fixture: &Fixture| -> BTreeMap<String, f64> {
-        let mut found = samples(&says(fixture, &["export"]));
+        let mut found = samples(&says(fixture, "export"));
         found.retain(|sample, _| sample.starts_with("peermem_doctor_findings"));
         found
     };
-    let mut without = fixture::no_hca();
-    without.software();
+    let without = fixture::no_hca().with_software();
     let without = checks(&without);
-    let sample =
-        |check: &str| format!("peermem_doctor_findings{{check=\"{check}\",level=\"fault\"}}");
-    assert_eq!(without.get(&sample("presence")), Some(&1.0), "{without:?}");
-    assert_eq!(
-        without.get(&sample("nvidia-driver")),
-        Some(&0.0),
-        "{without:?}"
-    );
-    for check in [
-        "port",
-        "acs",
-        "path",
-        "link",
-        "module",
-        "consumers",
-        "memlock",
-        "kernel-log",
-    ] {
-        assert!(
-            !without.contains_key(&sample(check)),
-            "{check}: {without:?}"
-        );
+    let presence = without.get(&of_check("presence"));
+    assert_eq!(presence, Some(&1.0), "{without:?}");
+    let driver = without.get(&of_check("nvidia-driver"));
+    assert_eq!(driver, Some(&0.0), "{without:?}");
+    for check in "port acs path link module consumers memlock kernel-log".split(' ') {
+        let sample = of_check(check);
+        assert!(!without.contains_key(&sample), "{check}: {without:?}");
     }
     // NVML is not available, so its data is unknown.
-    let mut fixture = fixture::small();
-    fixture.software();
+    let mut fixture = fixture::small().with_software();
     fixture.no_nvml();
     let found = checks(&fixture);
-    assert!(!found.contains_key(&sample("bar1-free")), "{found:?}");
-    assert!(found.contains_key(&sample("port")), "{found:?}");
+    assert!(!found.contains_key(&of_check("bar1-free")), "{found:?}");
+    assert!(found.contains_key(&of_check("port")), "{found:?}");
 }
 
 #[test]
@@ -548,7 +447,7 @@ fn metrics_say_that_there_is_no_module() {
         (without_root(), Some(1.0), 0.0, 1.0),
         (nothing(), None, 0.0, 0.0),
     ] {
-        let samples = samples(&says(&machine, &["export"]));
+        let samples = samples(&says(&machine, "export"));
         assert_eq!(samples.get("peermem_module_loaded").copied(), loaded);
         let success =
             |part: &str| samples[&format!("peermem_collector_success{{collector=\"{part}\"}}")];
@@ -584,48 +483,38 @@ fn why_nothing_can_be_seen_is_said() {
         change(&mut fixture);
         fixture
     };
+    let nvidias = with(|fixture| {
+        fixture.remove(FILES);
+        fixture.file("/sys/kernel/debug/x", "");
+        fixture.file("/sys/module/nvidia_peermem/version", "595.45.04\n");
+    });
+    let no_files = with(|fixture| {
+        fixture.remove(FILES);
+        fixture.file("/sys/kernel/debug/x", "");
+    });
+    let not_mounted = with(|fixture| fixture.remove(FILES));
+    let no_debugfs = with(|fixture| fixture.remove("/sys/kernel/debug"));
+    let newer = with(|fixture| module_file(fixture, "version", "format=4 module=x\n"));
+    let no_list = with(|fixture| fixture.remove(&format!("{FILES}/registrations")));
     for (fixture, says) in [
         (fixture::hgx(), "is not loaded"),
         (without_root(), "not visible without root"),
+        (nvidias, "NVIDIA's own module reports nothing"),
         (
-            with(|fixture| {
-                fixture.remove(FILES);
-                fixture.file("/sys/kernel/debug/x", "");
-                fixture.file("/sys/module/nvidia_peermem/version", "595.45.04\n");
-            }),
-            "NVIDIA's own module reports nothing",
-        ),
-        (
-            with(|fixture| {
-                fixture.remove(FILES);
-                fixture.file("/sys/kernel/debug/x", "");
-            }),
+            no_files,
             "is loaded and /sys/kernel/debug/nvidia_peermem is not there",
         ),
-        (
-            with(|fixture| fixture.remove(FILES)),
-            "debugfs is not mounted",
-        ),
-        (
-            with(|fixture| fixture.remove("/sys/kernel/debug")),
-            "this kernel has no debugfs",
-        ),
-        (
-            with(|fixture| fixture.file(&format!("{FILES}/version"), "format=4 module=x\n")),
-            "have the format 4",
-        ),
-        (
-            with(|fixture| fixture.remove(&format!("{FILES}/registrations"))),
-            "has no file registrations",
-        ),
+        (not_mounted, "debugfs is not mounted"),
+        (no_debugfs, "this kernel has no debugfs"),
+        (newer, "have the format 4"),
+        (no_list, "has no file registrations"),
         (nothing(), "the recording has no answer"),
     ] {
-        let (text, status) = testing::says(&fixture.recording, &["list"]);
-        assert_eq!(status, Status::Failed, "{text}");
-        assert!(
-            text.starts_with("peermemctl: ") && text.contains(says),
-            "{says}: {text}"
+        testing::session(
+            &fixture.recording,
+            &format!("2$ list\n^ peermemctl: \n{says}"),
         );
+        let (text, _) = testing::says(&fixture.recording, "list");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
 }
@@ -652,22 +541,20 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
 #[test]
 fn files_in_proc_are_read_as_those_in_debugfs() {
     for command in ["list", "stats"] {
-        let (expected, _) = testing::says(&busy().recording, &[command]);
+        let (expected, _) = testing::says(&busy().recording, command);
         let mut without_debugfs = in_proc(busy());
         without_debugfs.remove("/sys/kernel/debug");
         for fixture in [in_proc(busy()), without_debugfs] {
-            let (text, status) = testing::says(&fixture.recording, &[command]);
+            let (text, status) = testing::says(&fixture.recording, command);
             assert_eq!(text, expected, "{command}");
             assert_ne!(status, Status::Failed);
         }
     }
     let mut denied = in_proc(idle());
     denied.deny(&format!("{PROC}/version"));
-    let (text, status) = testing::says(&denied.recording, &["list"]);
-    assert_eq!(status, Status::Failed);
-    assert!(
-        text.starts_with("peermemctl: /proc/driver/nvidia-peermem cannot be read without root"),
-        "{text}"
+    testing::session(
+        &denied.recording,
+        "2$ list\n^ peermemctl: /proc/driver/nvidia-peermem cannot be read without root",
     );
 }
 
@@ -680,7 +567,7 @@ fn the_format_before_is_read_too() {
         fixture.file(&format!("{FILES}/version"), &version);
         for command in ["list", "stats"] {
             let json: serde_json::Value =
-                serde_json::from_str(&says(&fixture, &[command, "--json"])).expect("JSON");
+                serde_json::from_str(&says(&fixture, &format!("{command} --json"))).expect("JSON");
             assert_eq!(json["module"]["format"], format, "{command}");
         }
     }
@@ -692,14 +579,12 @@ fn the_format_before_is_read_too() {
 fn numbers_of_another_namespace_are_not_looked_up() {
     let mut fixture = busy();
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
-    let text = says(&fixture, &["list", "--by-process"]);
-    assert!(
-        !text.contains("train.py") && !text.contains("alice"),
-        "{text}"
-    );
-    assert!(
-        text.contains("note: this program runs in a PID namespace of its own"),
-        "{text}"
+    testing::session(
+        &fixture.recording,
+        "0$ list --by-process
+         ! train.py
+         ! alice
+         note: this program runs in a PID namespace of its own",
     );
 }
 
@@ -718,25 +603,18 @@ fn ten_thousand_registrations_are_listed() {
     }
     fixture.file(&format!("{FILES}/registrations"), &text);
     let begin = std::time::Instant::now();
-    let list = says(&fixture, &["list"]);
+    let list = says(&fixture, "list");
     let listed = begin.elapsed();
-    assert_eq!(
-        list.lines()
-            .filter(|line| line.contains("0000:18") || line.contains("mlx5_0"))
-            .count(),
-        usize::try_from(MANY).unwrap()
-    );
-    assert!(
-        list.contains("10000 registrations of 200 processes: 625 MiB"),
-        "the sum"
-    );
+    let lines = list.lines();
+    let lines = lines.filter(|line| line.contains("0000:18") || line.contains("mlx5_0"));
+    assert_eq!(lines.count(), 10_000);
+    assert!(list.contains("10000 registrations of 200 processes: 625 MiB"));
     let begin = std::time::Instant::now();
-    let json: serde_json::Value =
-        serde_json::from_str(&says(&fixture, &["list", "--json"])).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&says(&fixture, "list --json")).unwrap();
     let reported = begin.elapsed();
     assert_eq!(json["registrations"].as_array().unwrap().len(), 10_000);
     let begin = std::time::Instant::now();
-    assert!(says(&fixture, &["export", "--no-doctor"]).contains("peermem_processes 200\n"));
+    assert!(says(&fixture, "export --no-doctor").contains("peermem_processes 200\n"));
     let exported = begin.elapsed();
     println!(
         "{MANY} registrations, {} bytes: list {listed:?}, with --json {reported:?}, export {exported:?}",
@@ -748,9 +626,9 @@ fn ten_thousand_registrations_are_listed() {
 #[test]
 fn a_recording_has_the_registrations() {
     let busy = busy();
-    let text = says(&busy, &["record", "--keep-identity"]);
+    let text = says(&busy, "record --keep-identity");
     let recording = crate::host::recording::Recording::parse(&text).unwrap();
-    for line in [&["list"][..], &["list", "--json"], &["stats"], &["export"]] {
+    for line in ["list", "list --json", "stats", "export"] {
         let there = testing::says(&recording, line);
         assert_eq!(there, (says(&busy, line), Status::Ok), "{line:?}");
     }
@@ -790,14 +668,7 @@ proptest::proptest! {
             let behind: String = old.chars().skip(from + length).collect();
             *old = before + &text + &behind;
         }
-        for line in [
-            &["list"][..],
-            &["list", "--json"],
-            &["list", "--by-process"],
-            &["stats"],
-            &["stats", "--json"],
-            &["export", "--no-doctor"],
-        ] {
+        for line in "list, list --json, list --by-process, stats, stats --json, export --no-doctor".split(", ") {
             let (text, _) = testing::says(&fixture.recording, line);
             assert!(!text.is_empty(), "{line:?} says nothing");
         }

@@ -14,15 +14,15 @@ fn four_h200s_in_a_virtual_machine() {
     let recording = Recording::load(&file).unwrap();
     let mut golden = String::new();
     for (line, expected) in [
-        (vec!["topo", "--verbose"], Status::Ok),
+        ("topo --verbose", Status::Ok),
         // This machine has no RDMA device.
-        (vec!["doctor", "--all"], Status::Findings),
-        (vec!["list"], Status::Failed),
-        (vec!["doctor", "--json"], Status::Findings),
+        ("doctor --all", Status::Findings),
+        ("list", Status::Failed),
+        ("doctor --json", Status::Findings),
     ] {
-        let (text, status) = testing::says(&recording, &line);
+        let (text, status) = testing::says(&recording, line);
         assert_eq!(status, expected, "{text}");
-        golden.push_str(&format!("$ peermemctl {}\n{text}\n", line.join(" ")));
+        golden.push_str(&format!("$ peermemctl {line}\n{text}\n"));
     }
     testing::golden("golden/recorded-four-h200s.txt", &golden);
 }
@@ -32,15 +32,12 @@ fn four_h200s_in_a_virtual_machine() {
 fn links_of_a_virtual_machine_are_exported() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");
     let recording = Recording::load(&file).unwrap();
-    let (text, _) = testing::says(&recording, &["export"]);
+    let (text, _) = testing::says(&recording, "export");
     for name in ["lanes", "max_lanes"] {
         let link = format!("peermem_pci_link_{name}{{");
         let lines = text.lines().filter(|line| line.starts_with(&link));
-        assert_eq!(
-            lines.filter(|line| line.ends_with(" 16")).count(),
-            4,
-            "{text}"
-        );
+        let wide = lines.filter(|line| line.ends_with(" 16")).count();
+        assert_eq!(wide, 4, "{text}");
     }
 }
 

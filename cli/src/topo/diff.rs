@@ -10,7 +10,7 @@ use crate::machine::{Class, Gpu, Hca, Machine, Segment};
 use crate::nvml::Nvml;
 use crate::render;
 use crate::render::{counted, known, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 
 /// Incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
@@ -41,10 +41,13 @@ pub(super) fn run(
 ) -> anyhow::Result<Status> {
     let changes = changes(then, now, nvml);
     if out.is_json() {
-        let body = std::collections::BTreeMap::from([("changes", &changes)]);
-        out.json("peermemctl.topo-diff", VERSION, &body)?;
+        out.json(
+            "peermemctl.topo-diff",
+            VERSION,
+            &object! { changes: &changes },
+        )?;
     } else {
-        let mut table = Table::new(&["DEVICE", "WHAT", "THEN", "NOW"]);
+        let mut table = Table::of("DEVICE|WHAT|THEN|NOW");
         for change in &changes {
             table.row([
                 change.device.clone(),
@@ -279,21 +282,23 @@ mod tests {
     use crate::{fixture, testing};
 
     /// Compares two machines. `then` is the recorded machine.
-    fn diff(then: &fixture::Fixture, now: &fixture::Fixture, more: &[&str]) -> (String, Status) {
+    fn diff(then: &fixture::Fixture, now: &fixture::Fixture, more: &str) -> (String, Status) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("then.json");
         std::fs::write(&file, then.recording.to_json().unwrap()).unwrap();
-        let line = ["topo", "--diff", file.to_str().unwrap()];
-        testing::says(&now.recording, &[&line, more].concat())
+        testing::says(
+            &now.recording,
+            &format!("topo --diff {}{more}", file.display()),
+        )
     }
 
     #[test]
     fn a_machine_differs_from_itself_in_nothing() {
         for (name, machine) in fixture::all() {
-            let (text, status) = diff(&machine, &machine, &[]);
+            let (text, status) = diff(&machine, &machine, "");
             assert_eq!(status, Status::Ok, "{name}: {text}");
             assert!(text.starts_with("No difference: "), "{name}: {text}");
-            let (json, status) = diff(&machine, &machine, &["--json"]);
+            let (json, status) = diff(&machine, &machine, " --json");
             assert_eq!(status, Status::Ok, "{name}: {json}");
             assert!(json.contains("\"changes\": []"), "{name}: {json}");
         }
@@ -325,9 +330,9 @@ mod tests {
             "InfiniBand",
             "400 Gb/sec (4X NDR)",
         );
-        let (text, status) = diff(&then, &now, &[]);
+        let (text, status) = diff(&then, &now, "");
         assert_eq!(status, Status::Findings, "{text}");
-        let (json, _) = diff(&then, &now, &["--json"]);
+        let (json, _) = diff(&then, &now, " --json");
         testing::golden(
             "golden/topo-diff.txt",
             &format!("$ peermemctl topo --diff then.json\n{text}\n$ peermemctl topo --diff then.json --json\n{json}"),
@@ -339,18 +344,16 @@ mod tests {
     fn a_device_of_another_name_is_the_same() {
         let then = fixture::two_sockets();
         let mut now = fixture::two_sockets();
-        for (name, at) in [("mlx5_1", "0000:18:00.0"), ("mlx5_0", "0000:c8:00.0")] {
+        for (name, at, netdev) in [
+            ("mlx5_1", "0000:18:00.0", "ibp24s0"),
+            ("mlx5_0", "0000:c8:00.0", "ibp200s0"),
+        ] {
             let own = now.place(at);
             now.remove(&format!("{own}/infiniband"));
             now.remove(&format!("/sys/class/infiniband/{name}"));
-            let netdev = if name == "mlx5_1" {
-                "ibp24s0"
-            } else {
-                "ibp200s0"
-            };
             now.hca(name, at, netdev, "InfiniBand", "400 Gb/sec (4X NDR)");
         }
-        let (text, _) = diff(&then, &now, &[]);
+        let (text, _) = diff(&then, &now, "");
         assert!(text.ends_with("\n2 differences.\n"), "{text}");
         for line in [
             "mlx5_1  name  mlx5_0  mlx5_1",
@@ -363,9 +366,6 @@ mod tests {
     #[test]
     fn what_is_no_recording_is_refused() {
         let machine = fixture::small();
-        let line = ["topo", "--diff", "/none.json"];
-        let (text, status) = testing::says(&machine.recording, &line);
-        assert_eq!(status, Status::Failed, "{text}");
-        assert!(text.contains("/none.json"), "{text}");
+        testing::session(&machine.recording, "2$ topo --diff /none.json\n/none.json");
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
         }
         out.table(&table);
     }
-    let mut legend = Table::new(&[]);
+    let mut legend = Table::of("");
     if is_any {
         legend.row([
             "NV#",
@@ -99,7 +99,7 @@ mod tests {
 
     /// Returns the matrix, and the text after it up to the first path.
     fn matrix(fixture: &Fixture) -> String {
-        let (text, _) = testing::says(&fixture.recording, &["topo", "--verbose"]);
+        let (text, _) = testing::says(&fixture.recording, "topo --verbose");
         let (_, behind) = text.split_once("\nGPU  NVML").unwrap();
         let (matrix, _) = behind.split_once("\nGPU 0 ").unwrap();
         matrix.to_owned()
@@ -133,7 +133,7 @@ mod tests {
         let text = matrix(&fixture);
         let row = "0    1     /dev/nvidia0  X     NV4   NODE  NODE  SYS   SYS   SYS   SYS\n";
         assert!(text.contains(row), "{text}");
-        let (json, _) = testing::says(&fixture.recording, &["topo", "--json"]);
+        let (json, _) = testing::says(&fixture.recording, "topo --json");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let pair = |index: usize| json["gpu_pairs"][index].to_string();
         assert_eq!(json["gpu_pairs"].as_array().map(Vec::len), Some(8 * 7 / 2));
@@ -164,7 +164,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("NVML: not there."), "{text}");
-        let (json, _) = testing::says(&without.recording, &["topo", "--json"]);
+        let (json, _) = testing::says(&without.recording, "topo --json");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert!(json["gpu_pairs"][0]["nvlinks"].is_null(), "{json}");
     }
@@ -172,11 +172,7 @@ mod tests {
     #[test]
     fn the_short_form_does_not_ask_nvml() {
         let fixture = said(|_| {});
-        for (line, asked) in [
-            (&["topo"][..], false),
-            (&["topo", "-v"], true),
-            (&["topo", "--json"], true),
-        ] {
+        for (line, asked) in [("topo", false), ("topo -v", true), ("topo --json", true)] {
             let recorder = Recorder::new(&fixture.recording, "a test");
             testing::says(&recorder, line);
             let facts = recorder.into_recording().facts;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::event::{Figures, Name, Outcome, Step};
 use crate::finding::Status;
 use crate::render::{bytes, Paint, Table};
-use crate::report::Out;
+use crate::report::{object, Out};
 
 const SCHEMA: &str = "peermemctl.verify";
 const VERSION: u32 = 1;
@@ -54,15 +54,6 @@ impl Report {
         }
         Status::Ok
     }
-}
-
-#[derive(Serialize)]
-struct Body<'a> {
-    passed: usize,
-    failed: usize,
-    not_possible_here: usize,
-    #[serde(flatten)]
-    report: &'a Report,
 }
 
 fn outcome(outcome: Outcome) -> String {
@@ -119,7 +110,6 @@ fn follows_only(step: &Step, all: &[Step]) -> bool {
         && registered.is_some_and(|register| register.outcome != Outcome::Passed)
 }
 
-/// Prints the report.
 pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
     let (passed, failed, not_possible_here) = (
         report.count(Outcome::Passed),
@@ -127,11 +117,12 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
         report.count(Outcome::NotPossibleHere),
     );
     if out.is_json() {
-        let body = Body {
-            passed,
-            failed,
-            not_possible_here,
-            report,
+        let body = object! {
+            passed: passed,
+            failed: failed,
+            not_possible_here: not_possible_here,
+            #[serde(flatten)]
+            report: report,
         };
         return out.json(SCHEMA, VERSION, &body);
     }
@@ -142,7 +133,7 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
             format!("{} {}{}", pair.gpu_name, pair.gpu, hca.unwrap_or_default())
         });
         out.line(Paint::Strong.on(format!("GPU {}: {name}", pair.gpu_index)));
-        let mut table = Table::new(&["STEP", "OUTCOME", "SEEN"]);
+        let mut table = Table::of("STEP|OUTCOME|SEEN");
         for step in &pair.steps {
             if follows_only(step, &pair.steps) {
                 continue;
@@ -206,19 +197,11 @@ mod tests {
     fn what_failed_is_a_finding_and_what_could_not_be_tried_is_not() {
         use Outcome::{Failed, NotPossibleHere, Passed};
         let status = |outcomes: &[Outcome], hca, gpu_only| report(outcomes, hca, gpu_only).status();
-        assert_eq!(status(&[Passed], Some("mlx5_0"), false), Status::Ok);
-        assert_eq!(
-            status(&[Passed, NotPossibleHere], Some("mlx5_0"), false),
-            Status::Ok
-        );
-        assert_eq!(
-            status(&[Passed, Failed], Some("mlx5_0"), false),
-            Status::Findings
-        );
-        assert_eq!(
-            status(&[NotPossibleHere], Some("mlx5_0"), false),
-            Status::Failed
-        );
+        let hca = Some("mlx5_0");
+        assert_eq!(status(&[Passed], hca, false), Status::Ok);
+        assert_eq!(status(&[Passed, NotPossibleHere], hca, false), Status::Ok);
+        assert_eq!(status(&[Passed, Failed], hca, false), Status::Findings);
+        assert_eq!(status(&[NotPossibleHere], hca, false), Status::Failed);
         assert_eq!(status(&[Passed], None, false), Status::Failed);
         assert_eq!(status(&[Passed], None, true), Status::Ok);
         assert_eq!(status(&[Failed], None, false), Status::Findings);
@@ -231,17 +214,16 @@ mod tests {
         let report = report(&[Outcome::Passed, Outcome::Failed], Some("mlx5_0"), false);
         assert!(tell(&report, &mut out).is_ok());
         let text = out.into_text();
-        assert!(
-            text.contains("GPU 0: a GPU 0000:3b:00.0, mlx5_0\n"),
-            "{text}"
-        );
-        assert!(text.contains("ibv_reg_mr: write_to_gpu"), "{text}");
-        assert!(text.contains("1.23 GB/s over 64 MiB"), "{text}");
-        assert!(text.contains("no\\x1broom"), "{text}");
-        assert!(
-            text.ends_with("1 passed, 1 failed, 0 not possible here\n"),
-            "{text}"
-        );
+        for words in [
+            "GPU 0: a GPU 0000:3b:00.0, mlx5_0\n",
+            "ibv_reg_mr: write_to_gpu",
+            "1.23 GB/s over 64 MiB",
+            "no\\x1broom",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        let last = "1 passed, 1 failed, 0 not possible here\n";
+        assert!(text.ends_with(last), "{text}");
     }
 
     #[test]

@@ -174,7 +174,6 @@ fn failed(why: impl Into<String>) -> Unable {
     }
 }
 
-/// Returns the median.
 pub(crate) fn median(mut values: Vec<Duration>) -> Option<Duration> {
     values.sort();
     values.get(values.len().checked_sub(1)? / 2).copied()

@@ -267,7 +267,6 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns the GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }

@@ -60,7 +60,6 @@ impl Choice {
         Self(seed)
     }
 
-    /// Returns the next number.
     #[expect(clippy::should_implement_trait, reason = "it has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -2,24 +2,20 @@
 //! Tests of paths that are too far for NCCL: the reported paths, and the words of the reports.
 
 use super::*;
-use crate::doctor::tests::paths::{socket, PathFault, FIRST};
-use crate::finding::{Level, Status};
+use crate::doctor::tests::paths::{faults, socket, FIRST};
+use crate::finding::Level;
 use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
 use crate::{fixture, testing};
 
-pub(in crate::doctor) const FAULTS: &[PathFault] = &[PathFault {
-    name: "a GPU and no NIC in its socket",
-    inject: |fixture| {
+faults! {
+    "a GPU and no NIC in its socket", "warning path: …SYS… fix …slot of the GPU's processor" => |fixture| {
         fixture.machine.hcas.remove(0);
         fixture.machine.functions.remove(&socket(FIRST).nic);
         fixture.pair_up();
-    },
-    level: Level::Warning,
-    says: "SYS",
-    fix: "slot of the GPU's processor",
-}];
+    };
+}
 
 const CONF: &str = "/etc/nccl.conf";
 
@@ -42,55 +38,45 @@ fn warnings(fixture: &Fixture) -> Vec<Finding> {
     findings.filter(|it| it.level == Level::Warning).collect()
 }
 
-/// Returns `doctor`'s output in one line.
-fn printed(fixture: &Fixture) -> (String, Status) {
-    testing::says_in_one_line(&fixture.recording, &["doctor"])
-}
-
-fn with_software(mut fixture: Fixture) -> Fixture {
-    fixture.software();
-    fixture
+fn session(fixture: &Fixture, lines: &str) {
+    testing::session(&fixture.recording, lines);
 }
 
 #[test]
 fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
-    let (text, status) = printed(&fixture::domains(0));
-    assert_eq!(status, Status::Findings, "{text}");
-    for says in [
-        "GPU 0, GPU 1, GPU 2, GPU 3: the nearest RDMA device (mlx5_0, mlx5_1, mlx5_2, mlx5_3) is NODE:",
-        "NCCL uses GPUDirect RDMA up to PXB",
-        "NCCL_TOPO_FILE",
-        "8 warnings",
-    ] {
-        assert!(text.contains(says), "{says}: {text}");
-    }
-    assert!(text.starts_with("warning path "), "{text}");
-    for misleads in ["slot", "SYS"] {
-        assert!(!text.contains(misleads), "{misleads}: {text}");
-    }
+    session(
+        &fixture::domains(0),
+        "1$ doctor
+         ^ warning path
+         GPU 0, GPU 1, GPU 2, GPU 3: the nearest RDMA device (mlx5_0, mlx5_1, mlx5_2, mlx5_3) is NODE:
+         NCCL uses GPUDirect RDMA up to PXB
+         NCCL_TOPO_FILE
+         8 warnings
+         ! slot
+         ! SYS",
+    );
 }
 
 /// NUMA node -1 means an unknown node.
 #[test]
 fn unknown_nodes_are_not_told_as_two() {
-    let fixture = fixture::domains(-1);
-    let (text, status) = printed(&fixture);
-    assert_eq!(status, Status::Findings, "{text}");
-    assert!(text.contains(
-        "is NODE or SYS: through several host bridges, of NUMA nodes that are not known"
-    ));
-    assert!(text.contains("NCCL_TOPO_FILE"), "{text}");
-    assert!(text.contains("8 warnings"), "{text}");
-    for misleads in ["slot", "link between the processors", "between NUMA nodes"] {
-        assert!(!text.contains(misleads), "{misleads}: {text}");
-    }
+    let mut fixture = fixture::domains(-1);
+    session(
+        &fixture,
+        "1$ doctor
+         is NODE or SYS: through several host bridges, of NUMA nodes that are not known
+         NCCL_TOPO_FILE
+         8 warnings
+         ! slot
+         ! link between the processors
+         ! between NUMA nodes",
+    );
     // NCCL uses the topology file.
-    let mut fixture = fixture;
     fixture.file(CONF, "NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml\n");
     fixture.file("/opt/microsoft/ndv5-topo.xml", "<system/>\n");
     assert!(warnings(&fixture).is_empty());
-    let (text, _) = testing::says(&fixture.recording, &["doctor", "--all", "--only", "numa"]);
-    assert!(text.contains("the hypervisor does not say"), "{text}");
+    let told = "$ doctor --all --only numa\nthe hypervisor does not say";
+    session(&fixture, told);
 }
 
 #[test]
@@ -110,7 +96,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
     fixture.file("/opt/topo.xml", "<system/>\n");
     let notes = findings(&fixture);
     assert!(notes.iter().all(|it| it.level == Level::Note), "{notes:#?}");
-    assert_eq!(printed(&fixture).1, Status::Ok);
+    session(&fixture, "0$ doctor");
     let mut fixture = fixture::domains(-1);
     fixture.file(
         "/var/run/nvidia-topologyd/virtualTopology.xml",
@@ -121,20 +107,19 @@ fn a_topology_file_is_what_nccl_goes_by() {
 
 #[test]
 fn a_flat_virtual_machine_is_too_far() {
-    let fixture = with_software(fixture::virtual_machine());
-    let (text, status) = printed(&fixture);
-    assert_eq!(status, Status::Findings, "{text}");
-    assert!(
-        text.starts_with("warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:"),
-        "{text}"
+    let fixture = fixture::virtual_machine().with_software();
+    session(
+        &fixture,
+        "1$ doctor
+         ^ warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:
+         NCCL_TOPO_FILE
+         ~ 1 warning.",
     );
-    assert!(text.contains("NCCL_TOPO_FILE"), "{text}");
-    assert!(text.ends_with("1 warning."), "{text}");
 }
 
 #[test]
 fn host_bridges_of_bare_metal_are_too_far() {
-    let mut fixture = with_software(fixture::two_sockets());
+    let mut fixture = fixture::two_sockets().with_software();
     let said = warnings(&fixture);
     let [phb, node] = said.as_slice() else {
         panic!("{said:#?}");
@@ -149,7 +134,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
     // The setting is intended. The lower speed is only a note.
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=PHB\n");
     assert_eq!(levels(&fixture), [Level::Note, Level::Note]);
-    assert_eq!(printed(&fixture).1, Status::Ok);
+    session(&fixture, "0$ doctor");
     fixture.file("/proc/self/environ", "A=b\0NCCL_NET_GDR_LEVEL=PIX\0");
     let why = warnings(&fixture)[0].why.clone().unwrap();
     assert!(
@@ -160,7 +145,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
 
 #[test]
 fn nodes_that_are_not_known_are_no_other_processor() {
-    let mut fixture = with_software(fixture::two_sockets());
+    let mut fixture = fixture::two_sockets().with_software();
     for at in ["0000:98:00.0", "0000:c8:00.0"] {
         let own = fixture.place(at);
         fixture.file(&format!("{own}/numa_node"), "-1\n");
@@ -226,13 +211,13 @@ fn nvlink_is_told_where_nccl_uses_it() {
 fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
     let fixture = fixture::all().remove("soft_roce").unwrap();
     assert_eq!(levels(&fixture), [Level::Note]);
-    let mut games = with_software(fixture::two_sockets());
+    let mut games = fixture::two_sockets().with_software();
     for at in ["0000:17:00.0", "0000:98:00.0"] {
         games.gpu(at, "NVIDIA GeForce RTX 4090");
     }
     assert_eq!(levels(&games), [Level::Note, Level::Note]);
     // EFA's plugin brings a topology file for NCCL.
-    let mut efa = with_software(fixture::virtual_machine());
+    let mut efa = fixture::virtual_machine().with_software();
     let own = efa.place("0000:00:06.0");
     efa.link(&format!("{own}/driver"), "../../../bus/pci/drivers/efa");
     assert_eq!(levels(&efa), [Level::Note]);
@@ -254,20 +239,17 @@ fn registers_of_virtual_functions_are_not_judged() {
         };
         fixture.set_config(&format!("{number:04x}:00:00.0"), &function);
     }
-    let (text, _) = printed(&fixture);
-    assert!(text.contains("8 warnings"), "{text}");
-    assert!(!text.contains("relaxed-ordering"), "{text}");
+    session(&fixture, "$ doctor\n8 warnings\n! relaxed-ordering");
 }
 
 /// A recording contains NCCL variables that a shell exports, and no other variables.
 #[test]
 fn a_recording_has_no_other_variable() {
-    let mut fixture = with_software(fixture::two_sockets());
+    let mut fixture = fixture::two_sockets().with_software();
     fixture.file("/proc/self/environ", "SECRET=x\0NCCL_NET_GDR_LEVEL=PHB\0");
-    let (json, _) = testing::says(&fixture.recording, &["record"]);
+    let (json, _) = testing::says(&fixture.recording, "record");
     assert!(json.contains("NCCL_NET_GDR_LEVEL=PHB"), "{json}");
     fixture.fact(Fact::User, "0");
     let again = crate::host::recording::Recording::parse(&json).unwrap();
-    let (text, _) = testing::says(&again, &["doctor", "--only", "path"]);
-    assert!(text.starts_with("Nothing wrong was seen"), "{text}");
+    testing::session(&again, "$ doctor --only path\n^ Nothing wrong was seen");
 }

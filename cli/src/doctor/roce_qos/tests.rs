@@ -103,22 +103,14 @@ fn a_rail_unlike_its_peers_is_a_warning() {
         }
     });
     assert_eq!(halves.len(), 2, "{halves:#?}");
-    assert!(
-        halves[0]
-            .found
-            .contains("priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1"),
-        "{halves:#?}"
-    );
-    assert!(
-        halves[0]
-            .found
-            .contains("priority 4 on mlx5_4 port 1 (ibp154s0), mlx5_5"),
-        "{halves:#?}"
-    );
-    assert!(
-        halves.iter().all(|one| one.commands().is_empty()),
-        "{halves:#?}"
-    );
+    let found = &halves[0].found;
+    for half in [
+        "priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1",
+        "priority 4 on mlx5_4 port 1 (ibp154s0), mlx5_5",
+    ] {
+        assert!(found.contains(half), "{found}");
+    }
+    assert!(halves.iter().all(|one| one.commands().is_empty()));
 }
 
 /// A NIC of another model, farther away, may belong to another network.
@@ -160,12 +152,8 @@ fn a_traffic_class_without_pfc_is_a_warning() {
     // The tag of a VLAN may carry the priority.
     let vlan = bad(|fixture| {
         fixture.dcb(FIFTH, Some(8), |_| None);
-        let says = fixture.recording.links[&format!("/sys/class/net/{FIFTH}")].clone();
-        let own = format!("/sys/{}", says.trim_start_matches("../"));
-        fixture.link(
-            &format!("{own}/upper_{FIFTH}.100"),
-            "../../../../virtual/net/vlan",
-        );
+        let upper = fixture.behind(&format!("net/{FIFTH}")) + "/upper_ibp154s0.100";
+        fixture.link(&upper, "../../../../virtual/net/vlan");
     });
     let of_port = vlan.iter().find(|one| one.subject != Subject::Machine);
     assert_eq!(of_port.map(|one| one.level), Some(Level::Note), "{vlan:#?}");
@@ -204,16 +192,9 @@ fn neither_pfc_nor_ecn_is_a_note() {
     all(&mut neither, 0, 0, 0);
     let found = findings(&neither);
     assert_eq!(found.len(), 8);
-    assert!(
-        found.iter().all(|one| one.level == Level::Note),
-        "{found:#?}"
-    );
-    assert!(
-        found[0]
-            .found
-            .contains("PFC on no priority, ECN on no priority"),
-        "{found:#?}"
-    );
+    assert!(found.iter().all(|one| one.level == Level::Note));
+    let says = "PFC on no priority, ECN on no priority";
+    assert!(found[0].found.contains(says), "{found:#?}");
     // PFC without ECN, or ECN without PFC, can be intended and is no finding.
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
@@ -256,9 +237,8 @@ fn what_cannot_be_read_is_not_visible() {
             |fixture| {
                 for (bus, hca) in RAILS.into_iter().zip(0..) {
                     let netdev = format!("ibp{bus}s0");
-                    let says = &fixture.recording.links[&format!("/sys/class/net/{netdev}")];
-                    let own = format!("/sys/{}", says.trim_start_matches("../"));
-                    fixture.remove(&format!("{own}/ecn"));
+                    let ecn = fixture.behind(&format!("net/{netdev}")) + "/ecn";
+                    fixture.remove(&ecn);
                     fixture.dcb(&netdev, Some(0), by_rule);
                     fixture.hca_file(&format!("mlx5_{hca}"), "tc/1/traffic_class", "");
                 }

@@ -2,23 +2,13 @@
 //! Free BAR1 of each GPU, from NVML.
 
 use super::gpu_mode::known;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level};
 
-pub(super) const CHECK: Check = Check {
-    name: "bar1-free",
-    about: "how much of each GPU's BAR1 is free (NVML)",
-    #[cfg(test)]
-    row: [
-        "NVML",
-        "warning: less than a tenth of BAR1 can still be pinned; 36 MiB of BAR1 can never be pinned",
-        "`peermemctl list --by-process`",
-    ],
-    applies: super::gpu_mode::applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "bar1-free": "how much of each GPU's BAR1 is free (NVML)",
+    super::gpu_mode::applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Part of BAR1 in which nvidia.ko pins nothing (`_isSpaceAvailableForBar1P2PMapping` of
 /// 595.45.04), in bytes.
@@ -65,25 +55,19 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, gpu};
     use crate::nvml::Memory;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
-        name: "BAR1 nearly full",
-        inject: |fixture| {
-            gpu(fixture, |gpu| {
-                gpu.bar1 = Some(Memory {
-                    total_bytes: 128 << 30,
-                    free_bytes: 5 << 30,
-                    used_bytes: 123 << 30,
+    faults! {
+        "BAR1 nearly full", "warning bar1-free: …5120 MiB of 131072 MiB of BAR1 are free, of which 5084 MiB" =>
+            |fixture| {
+                gpu(fixture, |gpu| {
+                    gpu.bar1 = Some(Memory {
+                        total_bytes: 128 << 30,
+                        free_bytes: 5 << 30,
+                        used_bytes: 123 << 30,
+                    });
                 });
-            });
-        },
-        says: &[(
-            "bar1-free",
-            Level::Warning,
-            "5120 MiB of 131072 MiB of BAR1 are free, of which 5084 MiB",
-        )],
-    }];
+            };
+    }
 }

@@ -1,25 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The module's clients in ib_core: their kind and their names.
 
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::software::Module;
 
-pub(super) const CHECK: Check = Check {
-    name: "clients",
-    about: "the module's clients at ib_core, their kind, and whose they are",
-    #[cfg(test)]
-    row: [
-        "`/sys/kernel/mm/memory_peers`, `persistent_api_support`",
-        "warning: a client is not shown, or `nv_mem` is another module's; note: revocable registrations",
-        "only one stack with peer memory",
-    ],
-    applies: super::has_module,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "clients": "the module's clients at ib_core, their kind, and whose they are",
+    super::has_module, check, OfSoftware(tests::FAULTS)
+}
 
 pub(super) const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
@@ -40,11 +30,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     };
     if is_revocable && module.is_ours {
         findings.push(
-            Finding::new(Level::Note,
-                Subject::Machine,
-                "persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
-                lose them",
-            )
+            Subject::Machine.note("persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
+            lose them")
             .why(
                 "memory cannot be held by who has forgotten it; and a NIC whose driver knows no revocation is served \
                 by the second client, nv_mem_nc",
@@ -64,18 +51,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Judges the directory of clients.
 fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let there = |name: &&&str| names.iter().any(|known| known == **name);
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {
         return Some(
-            at(
-                Level::Warning,
-                format!(
-                    "{} is loaded, and {MEMORY_PEERS} does not show its client {lacking} (there: {})",
-                    module.named(),
-                    listed(names)
-                ),
-            )
+            Subject::Machine.warning(format!(
+                "{} is loaded, and {MEMORY_PEERS} does not show its client {lacking} (there: {})",
+                module.named(),
+                listed(names)
+            ))
             .why(
                 "the directory is another stack's, or the client is not registered; software that looks there alone \
                 does not find the module",
@@ -90,19 +73,16 @@ fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
         .ok();
     match (&version, &module.version) {
         (Some(shown), Some(own)) if shown != own => Some(
-            at(
-                Level::Warning,
-                format!(
+            Subject::Machine
+                .warning(format!(
                     "the client nv_mem is version {shown}, and the module that is loaded {own}"
-                ),
-            )
-            .why("another module is asked for GPU memory under that name")
-            .fix("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
+                ))
+                .why("another module is asked for GPU memory under that name")
+                .fix("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
         ),
-        _ => Some(at(
-            Level::Ok,
-            format!("ib_core has the client {}", wanted.join(", then ")),
-        )),
+        _ => {
+            Some(Subject::Machine.ok(format!("ib_core has the client {}", wanted.join(", then "))))
+        }
     }
 }
 
@@ -116,56 +96,24 @@ fn listed(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{SoftwareFault, PEERS};
-    use crate::finding::Level;
+    use super::super::tests::{faults, PEERS};
     use crate::fixture::software::OURS;
     use crate::software::MODULE;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "another stack's memory_peers",
-            inject: |fixture| {
+    faults! {
+        "another stack's memory_peers", "warning clients: …does not show its client nv_mem (there: other)" =>
+            |fixture| {
                 fixture.remove(&format!("{PEERS}/nv_mem"));
                 fixture.directory(&format!("{PEERS}/other"));
-            },
-            says: &[(
-                "clients",
-                Level::Warning,
-                "does not show its client nv_mem (there: other)",
-            )],
-        },
-        SoftwareFault {
-            name: "another module's nv_mem",
-            inject: |fixture| fixture.file(&format!("{PEERS}/nv_mem/version"), "1.3-0\n"),
-            says: &[("clients", Level::Warning, "nv_mem is version 1.3-0")],
-        },
-        SoftwareFault {
-            name: "revocable registrations",
-            inject: |fixture| {
-                fixture.file(
-                    &format!("{MODULE}/parameters/persistent_api_support"),
-                    "0\n",
-                );
-                fixture.file(&format!("{PEERS}/nv_mem_nc/version"), OURS);
-            },
-            says: &[("clients", Level::Note, "persistent_api_support=0")],
-        },
-        SoftwareFault {
-            name: "revocable registrations, and the second client is not there",
-            inject: |fixture| {
-                fixture.file(
-                    &format!("{MODULE}/parameters/persistent_api_support"),
-                    "0\n",
-                );
-            },
-            says: &[
-                ("clients", Level::Note, "persistent_api_support=0"),
-                (
-                    "clients",
-                    Level::Warning,
-                    "does not show its client nv_mem_nc",
-                ),
-            ],
-        },
-    ];
+            };
+        "another module's nv_mem", "warning clients: …nv_mem is version 1.3-0" =>
+            |fixture| fixture.file(&format!("{PEERS}/nv_mem/version"), "1.3-0\n");
+        "revocable registrations", "note clients: …persistent_api_support=0" => |fixture| {
+            fixture.file(&format!("{MODULE}/parameters/persistent_api_support"), "0\n");
+            fixture.file(&format!("{PEERS}/nv_mem_nc/version"), OURS);
+        };
+        "revocable registrations, and the second client is not there",
+            "note clients: …persistent_api_support=0", "warning clients: …does not show its client nv_mem_nc" =>
+            |fixture| fixture.file(&format!("{MODULE}/parameters/persistent_api_support"), "0\n");
+    }
 }

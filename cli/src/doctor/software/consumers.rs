@@ -5,25 +5,15 @@
 
 use super::clients::MEMORY_PEERS;
 use super::dma_buf::DmaBuf;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Host, Seen, Unseen};
 use crate::software::{Module, REGISTER};
 
-pub(super) const CHECK: Check = Check {
-    name: "consumers",
-    about: "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
-    #[cfg(test)]
-    row: [
-        "each consumer's own probe ([identity.md](identity.md))",
-        "warning (a note if dma-buf works): a consumer that looks only in `memory_peers` finds nothing there",
-        "`memory_peers=1`, peermem-rs, newer software",
-    ],
-    applies: super::has_module,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "consumers": "whether NCCL, UCX, NVSHMEM and others find the module where each of them looks",
+    super::has_module, check, OfSoftware(tests::FAULTS)
+}
 
 const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
@@ -182,7 +172,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut blind: Vec<&Consumer> = Vec::new();
     for consumer in CONSUMERS {
-        let ok = |text: String| Finding::new(Level::Ok, Subject::Machine, text);
+        let ok = |text: String| Subject::Machine.ok(text);
         match consumer.probe.ask(scan) {
             Ok(Some(by)) => findings.push(ok(format!("{}: {by}", consumer.name))),
             Ok(None) if consumer.probe.looks_there_alone() => blind.push(consumer),
@@ -256,37 +246,22 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
-    use crate::finding::Level;
+    use super::super::tests::{faults, nvidias, proprietary, PEERS};
     use crate::software::MODULE;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "memory_peers turned off",
-            inject: |fixture| {
-                fixture.remove(PEERS);
-                fixture.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
-            },
-            says: &[("consumers", Level::Note, "memory_peers=1")],
-        },
-        SoftwareFault {
-            name: "no memory_peers of the build for the proprietary driver",
-            inject: |fixture| {
-                fixture.remove(PEERS);
-                fixture.remove(&format!("{MODULE}/parameters/memory_peers"));
-            },
-            says: &[("consumers", Level::Note, "nvidia-open")],
-        },
-        SoftwareFault {
-            name: "NVIDIA's module on a kernel without memory_peers, and no dma-buf",
-            inject: |fixture| {
-                nvidias(fixture, "570.86.15");
-                proprietary(fixture);
-            },
-            says: &[
-                ("consumers", Level::Warning, "NCCL to 2.22"),
-                ("dma-buf", Level::Note, "does not work here"),
-            ],
-        },
-    ];
+    faults! {
+        "memory_peers turned off", "note consumers: …memory_peers=1" => |fixture| {
+            fixture.remove(PEERS);
+            fixture.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
+        };
+        "no memory_peers of the build for the proprietary driver", "note consumers: …nvidia-open" => |fixture| {
+            fixture.remove(PEERS);
+            fixture.remove(&format!("{MODULE}/parameters/memory_peers"));
+        };
+        "NVIDIA's module on a kernel without memory_peers, and no dma-buf",
+            "warning consumers: …NCCL to 2.22", "note dma-buf: …does not work here" => |fixture| {
+            nvidias(fixture, "570.86.15");
+            proprietary(fixture);
+        };
+    }
 }

@@ -2,24 +2,14 @@
 //! Registration of GPU memory by dma-buf, without a peer-memory module. docs/dma-buf.md has the
 //! requirements of dma-buf.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::Hca;
 
-pub(super) const CHECK: Check = Check {
-    name: "dma-buf",
-    about: "whether GPU memory can be registered by dma-buf, without the module",
-    #[cfg(test)]
-    row: [
-        "kernel 5.12, open driver 515, a NIC driver that registers dma-bufs ([dma-buf.md](dma-buf.md))",
-        "note: dma-buf does not work, and all registrations go through the module",
-        "",
-    ],
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "dma-buf": "whether GPU memory can be registered by dma-buf, without the module",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// First kernel with dma-buf in RDMA (perftest's README).
 const OLDEST_KERNEL: (u32, u32) = (5, 12);
@@ -223,27 +213,19 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{nvidias, proprietary, SoftwareFault, PEERS};
+    use super::super::tests::{faults, nvidias, proprietary, PEERS};
     use super::*;
-    use crate::finding::Level;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "ours loaded beside the proprietary driver, and the file that is installed is another build",
-            inject: proprietary,
-            says: &[("dma-buf", Level::Note, "proprietary")],
-        },
-        SoftwareFault {
-            name: "NVIDIA's beside the proprietary driver",
-            inject: |fixture| {
-                nvidias(fixture, "570.86.15");
-                fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
-                proprietary(fixture);
-            },
-            // The module works, only dma-buf does not.
-            says: &[("dma-buf", Level::Note, "dma-buf takes the open one")],
-        },
-    ];
+    faults! {
+        "ours loaded beside the proprietary driver, and the file that is installed is another build",
+            "note dma-buf: …proprietary" => proprietary;
+        // The module works, only dma-buf does not.
+        "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf takes the open one" => |fixture| {
+            nvidias(fixture, "570.86.15");
+            fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
+            proprietary(fixture);
+        };
+    }
 
     #[test]
     fn releases() {

@@ -2,27 +2,16 @@
 //! Configuration of the NVLink fabric. CUDA does not start on machines with NVSwitches until the
 //! fabric is configured.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::nvml::{Fabric, FabricState};
 use crate::software::fabric;
 
-pub(super) const CHECK: Check = Check {
-    name: "fabric",
-    about: "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
-    #[cfg(test)]
-    row: [
-        "NVML's state of the NVLink fabric; NVSwitches on PCI, and the process nv-fabricmanager",
-        "fault: the fabric is not set up; NVSwitches without a fabric manager where NVML has no such state \
-         (before Hopper)",
-        "`systemctl enable --now nvidia-fabricmanager`, of the driver's version",
-    ],
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "fabric": "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
 then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";
@@ -91,11 +80,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 let switches = switches();
                 if switches > 0 {
                     let found = format!("{switches} NVSwitches, and nv-fabricmanager does not run");
-                    findings.push(
-                        Finding::new(Level::Fault, Subject::Machine, found)
-                            .why(WHY)
-                            .fix(fix(scan)),
-                    );
+                    findings.push(Subject::Machine.fault(found).why(WHY).fix(fix(scan)));
                 }
             }
             Err(why @ (Unseen::Denied | Unseen::Failed(_))) if switches() > 0 => {
@@ -109,8 +94,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, nvswitch, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, gpu, nvswitch};
     use crate::fixture::Fixture;
     use crate::host::Fact;
     use crate::nvml::{Fabric, FabricState};
@@ -122,63 +106,28 @@ mod tests {
         });
     }
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a fabric that nobody has set up",
-            inject: |fixture| {
-                fabric(fixture, FabricState::NotStarted, 0);
-                fixture.fact(Fact::FabricManager, "not running");
-            },
-            says: &[(
-                "fabric",
-                Level::Fault,
-                "the NVLink fabric is not set up; nv-fabricmanager does not run",
-            )],
-        },
-        SoftwareFault {
-            name: "a fabric that could not be set up",
-            inject: |fixture| {
-                fabric(fixture, FabricState::Completed, 999);
-            },
-            says: &[(
-                "fabric",
-                Level::Fault,
-                "could not be set up (NVML: error 999)",
-            )],
-        },
-        SoftwareFault {
-            name: "a fabric that is set up",
-            inject: |fixture| {
-                fabric(fixture, FabricState::Completed, 0);
-                // The switches belong to another machine.
-                fixture.fact(Fact::FabricManager, "not running");
-            },
-            says: &[],
-        },
-        SoftwareFault {
-            name: "NVSwitches without a fabric manager, before Hopper",
-            inject: |fixture| {
-                nvswitch(fixture);
-                fixture.fact(Fact::FabricManager, "not running");
-            },
-            says: &[(
-                "fabric",
-                Level::Fault,
-                "1 NVSwitches, and nv-fabricmanager does not run",
-            )],
-        },
-        SoftwareFault {
-            name: "NVSwitches with a fabric manager",
-            inject: |fixture| {
-                nvswitch(fixture);
-                fixture.fact(Fact::FabricManager, "running");
-            },
-            says: &[],
-        },
-        SoftwareFault {
-            name: "no NVSwitches and no fabric manager",
-            inject: |fixture| fixture.fact(Fact::FabricManager, "not running"),
-            says: &[],
-        },
-    ];
+    faults! {
+        "a fabric that nobody has set up",
+            "fault fabric: …the NVLink fabric is not set up; nv-fabricmanager does not run" => |fixture| {
+            fabric(fixture, FabricState::NotStarted, 0);
+            fixture.fact(Fact::FabricManager, "not running");
+        };
+        "a fabric that could not be set up", "fault fabric: …could not be set up (NVML: error 999)" =>
+            |fixture| fabric(fixture, FabricState::Completed, 999);
+        "a fabric that is set up" => |fixture| {
+            fabric(fixture, FabricState::Completed, 0);
+            // The switches belong to another machine.
+            fixture.fact(Fact::FabricManager, "not running");
+        };
+        "NVSwitches without a fabric manager, before Hopper",
+            "fault fabric: …1 NVSwitches, and nv-fabricmanager does not run" => |fixture| {
+            nvswitch(fixture);
+            fixture.fact(Fact::FabricManager, "not running");
+        };
+        "NVSwitches with a fabric manager" => |fixture| {
+            nvswitch(fixture);
+            fixture.fact(Fact::FabricManager, "running");
+        };
+        "no NVSwitches and no fabric manager" => |fixture| fixture.fact(Fact::FabricManager, "not running");
+    }
 }

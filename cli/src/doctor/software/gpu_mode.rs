@@ -1,26 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! MIG, virtual GPUs and persistence mode, from NVML.
 
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::nvml;
 use crate::nvml::Virtualization;
 use crate::software::Module;
 
-pub(super) const CHECK: Check = Check {
-    name: "gpu-mode",
-    about: "MIG, virtual GPUs, persistence mode (NVML)",
-    #[cfg(test)]
-    row: [
-        "NVML",
-        "note: MIG, virtual GPU, persistence mode off",
-        "`persistent_api_support=0`, nvidia-persistenced",
-    ],
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "gpu-mode": "MIG, virtual GPUs, persistence mode (NVML)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Returns each GPU that NVML knows, NVML's report, and `true` if the GPU has BAR1 and is not
 /// coherent. The check of BAR1 reports a GPU without BAR1.
@@ -49,7 +39,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         _ => "where registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
     };
     for (subject, gpu, _) in known(scan) {
-        let note = |text: &str| Finding::new(Level::Note, subject.clone(), text);
+        let note = |text: &str| subject.clone().note(text);
         if gpu.mig == Some(true) {
             findings.push(
                 note("MIG is on")
@@ -87,29 +77,17 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{gpu, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, gpu};
     use crate::nvml::Virtualization;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "MIG",
-            inject: |fixture| gpu(fixture, |gpu| gpu.mig = Some(true)),
-            says: &[("gpu-mode", Level::Note, "MIG is on")],
-        },
-        SoftwareFault {
-            name: "a virtual GPU",
-            inject: |fixture| {
-                gpu(fixture, |gpu| {
-                    gpu.virtualization = Some(Virtualization::Vgpu);
-                });
-            },
-            says: &[("gpu-mode", Level::Note, "virtual GPU")],
-        },
-        SoftwareFault {
-            name: "no persistence mode",
-            inject: |fixture| gpu(fixture, |gpu| gpu.persistence_mode = Some(false)),
-            says: &[("gpu-mode", Level::Note, "nvidia-persistenced")],
-        },
-    ];
+    faults! {
+        "MIG", "note gpu-mode: …MIG is on" => |fixture| gpu(fixture, |gpu| gpu.mig = Some(true));
+        "a virtual GPU", "note gpu-mode: …virtual GPU" => |fixture| {
+            gpu(fixture, |gpu| {
+                gpu.virtualization = Some(Virtualization::Vgpu);
+            });
+        };
+        "no persistence mode", "note gpu-mode: …nvidia-persistenced" =>
+            |fixture| gpu(fixture, |gpu| gpu.persistence_mode = Some(false));
+    }
 }

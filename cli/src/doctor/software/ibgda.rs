@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! GPU-initiated communication (IBGDA): permission for CUDA to map a NIC's doorbells into a GPU.
 
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "ibgda",
-    about: "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
-    #[cfg(test)]
-    row: [
-        "`/proc/driver/nvidia/params`",
-        "note: PeerMappingOverride is off. Only kernels on the GPU that drive the NIC themselves need this setting",
-        "NVreg_RegistryDwords",
-    ],
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "ibgda": "whether GPUs may write to the NICs' doorbells (IBGDA, PeerMappingOverride)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Current parameters of nvidia.ko.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
@@ -45,11 +35,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Ok(parameters) = scan.host.text(PARAMETERS) else {
         return Vec::new();
     };
-    let at = |level, found: &str| Finding::new(level, Subject::Machine, found);
     if is_allowed(&parameters) {
-        return vec![at(Level::Ok, "nvidia.ko runs with PeerMappingOverride=1")];
+        return vec![Subject::Machine.ok("nvidia.ko runs with PeerMappingOverride=1")];
     }
-    vec![at(Level::Note, "nvidia.ko runs without PeerMappingOverride=1")
+    vec![Subject::Machine.note("nvidia.ko runs without PeerMappingOverride=1")
         .why(
             "kernels on the GPU that drive the NIC themselves (IBGDA of NVSHMEM and DeepEP, NCCL's GIN) map the NIC's \
             doorbells into the GPU, which takes that: \"GPU cannot map UAR\", or cuMemHostRegister or \
@@ -65,31 +54,15 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a driver without PeerMappingOverride",
-            inject: |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n"),
-            says: &[(
-                "ibgda",
-                Level::Note,
-                "NVreg_RegistryDwords=\"PeerMappingOverride=1;\"",
-            )],
-        },
-        SoftwareFault {
-            name: "a driver with PeerMappingOverride",
-            inject: |fixture| {
-                fixture.file(
-                    "/proc/driver/nvidia/params",
-                    "RegistryDwords: \"PeerMappingOverride=1;\"\n",
-                );
-            },
-            says: &[],
-        },
-    ];
+    faults! {
+        "a driver without PeerMappingOverride", "note ibgda: …NVreg_RegistryDwords=\"PeerMappingOverride=1;\"" =>
+            |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
+        "a driver with PeerMappingOverride" =>
+            |fixture| fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"PeerMappingOverride=1;\"\n");
+    }
 
     #[test]
     fn the_setting_among_others() {

@@ -12,29 +12,16 @@ use std::collections::BTreeMap;
 
 use super::{oops, pci_log, xid};
 use crate::debugfs;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::shipped::reason::{Event, EventInfo, Severity};
 use crate::software::log::{addresses, is_of_module, Record};
 
-pub(super) const CHECK: Check = Check {
-    name: "kernel-log",
-    about: "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
-    #[cfg(test)]
-    row: [
-        "`/dev/kmsg` ([below](#the-kernels-log))",
-        "fault: Xids that ask for a reset or a reboot, crashes of the drivers, fatal SXids, BARs without \
-         addresses, links that went down; warning: other Xids, links that came up again, IOMMU faults, \
-         uncorrectable PCIe errors, mlx5 commands that failed, mlx5 firmware in trouble, freed memory that \
-         NVIDIA's module met; note: corrected PCIe errors",
-        "by line",
-    ],
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "kernel-log": "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// A kind of line that is reported.
 struct Pattern {
@@ -215,311 +202,142 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::{differs, healthy, log, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, log};
     use crate::host::{Fact, Unseen};
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
-        name: "a log that only root reads",
-        inject: |fixture| {
+    faults! {
+        "a log that only root reads", "not_visible kernel-log: …not visible without root" => |fixture| {
             fixture.recording.facts.remove(&Fact::KernelLog);
-            fixture
-                .recording
-                .unseen
-                .insert("fact kernel_log".to_owned(), Unseen::Denied);
-        },
-        says: &[("kernel-log", Level::NotVisible, "not visible without root")],
-    }];
-
-    /// A name, lines of the log, and the only finding that the lines cause.
-    type Lines = (
-        &'static str,
-        &'static [&'static str],
-        Option<(Level, &'static str)>,
-    );
-
-    const LINES: &[Lines] = &[
-        (
-            "an IOMMU that stops the NIC",
-            &[
-                "DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr \
-                 0x3f8000000000 [fault reason 0x05] PTE Write access is not set",
-            ],
-            Some((Level::Warning, "once 10 s after boot: DMAR:")),
-        ),
-        (
-            "an IOMMU that stops somebody else",
-            &[
-                "DMAR: [DMA Write NO_PASID] Request device [0000:f9:00.0] fault addr \
-                 0x3f8000000000 [fault reason 0x05] x",
-            ],
-            None,
-        ),
-        (
-            "a GPU that fell off the bus",
-            &[
-                "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has \
-                 fallen off the bus.",
-            ],
-            Some((Level::Fault, "Xid")),
-        ),
-        (
-            "GPUs that need a reset or a reboot",
-            &[
-                "NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable double bit error \
-                 (DBE) has been detected",
+            fixture.recording.unseen.insert("fact kernel_log".to_owned(), Unseen::Denied);
+        };
+        "an IOMMU that stops the NIC", "warning kernel-log: …once 10 s after boot: DMAR:" => |fixture| log(fixture, &[
+            "DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr 0x3f8000000000 [fault reason 0x05] \
+             PTE Write access is not set",
+        ]);
+        "an IOMMU that stops somebody else" => |fixture| log(fixture, &[
+            "DMAR: [DMA Write NO_PASID] Request device [0000:f9:00.0] fault addr 0x3f8000000000 [fault reason 0x05] x",
+        ]);
+        "a GPU that fell off the bus", "fault kernel-log: …Xid" => |fixture| log(fixture, &[
+            "NVRM: Xid (PCI:0000:19:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        ]);
+        "GPUs that need a reset or a reboot",
+            "fault kernel-log: …once 10 s after boot: NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable double \
+             bit error (DBE) has been detected; also Xid 154 (the GPU needs a reboot of the machine)" =>
+            |fixture| log(fixture, &[
+                "NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable double bit error (DBE) has been detected",
                 "NVRM: Xid (PCI:0000:19:00): 45, pid=7, Ch 00000008",
-                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) \
-                 to 0x2 (Node Reboot Required)",
-            ],
-            Some((
-                Level::Fault,
-                "once 10 s after boot: NVRM: Xid (PCI:0000:19:00): 48, pid=7, An uncorrectable \
-                 double bit error (DBE) has been detected; also Xid 154 (the GPU needs a \
-                 reboot of the machine)",
-            )),
-        ),
-        (
-            "a GPU that was reset",
-            &[
-                "NVRM: Xid (PCI:0000:19:00): 119, pid=7, Timeout after 45s of waiting for RPC \
-                 response from GPU0 GSP!",
-                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) \
-                 to 0x1 (GPU Reset Required)",
-                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (GPU \
-                 Reset Required) to 0x0 (None)",
-            ],
-            None,
-        ),
-        (
-            "Xids of applications",
-            &[
-                "NVRM: Xid (PCI:0000:19:00): 13, pid=7, Graphics SM Warp Exception on (GPC 7, \
-                 TPC 0, SM 0)",
-                "NVRM: Xid (PCI:0000:19:00): 43, pid=7, Ch 00000008",
-                "NVRM: Xid (PCI:0000:19:00): 94, pid=7, Contained: CE User Channel (0x9)",
-            ],
-            None,
-        ),
-        (
-            "an NVLink with errors",
-            &[
-                "NVRM: Xid (PCI:0000:19:00): 74, pid='<unknown>', NVLink: fatal error detected \
-                 on link 6",
-            ],
-            Some((Level::Warning, "nvidia-smi nvlink -e")),
-        ),
-        (
-            "an NVLink of Blackwell with a fatal error",
-            &[
-                "NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 \
-                 (0x004505c6 0x00000000)",
-            ],
-            Some((Level::Fault, "nvidia-smi --gpu-reset -i 0000:19:00.0")),
-        ),
-        (
-            "an Xid that nobody knows",
-            &["NVRM: Xid (PCI:0000:19:00): 999, pid=7, x"],
-            Some((Level::Warning, "Xid catalog")),
-        ),
-        (
-            "a GPU that is gone from PCI",
-            &[
-                "NVRM: Xid (PCI:0000:f9:00): 79, pid='<unknown>', name=<unknown>, GPU has \
-                 fallen off the bus.",
+                "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot \
+                 Required)",
+            ]);
+        "a GPU that was reset" => |fixture| log(fixture, &[
+            "NVRM: Xid (PCI:0000:19:00): 119, pid=7, Timeout after 45s of waiting for RPC response from GPU0 GSP!",
+            "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+            "NVRM: Xid (PCI:0000:19:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+        ]);
+        "Xids of applications" => |fixture| log(fixture, &[
+            "NVRM: Xid (PCI:0000:19:00): 13, pid=7, Graphics SM Warp Exception on (GPC 7, TPC 0, SM 0)",
+            "NVRM: Xid (PCI:0000:19:00): 43, pid=7, Ch 00000008",
+            "NVRM: Xid (PCI:0000:19:00): 94, pid=7, Contained: CE User Channel (0x9)",
+        ]);
+        "an NVLink with errors", "warning kernel-log: …nvidia-smi nvlink -e" => |fixture| log(fixture, &[
+            "NVRM: Xid (PCI:0000:19:00): 74, pid='<unknown>', NVLink: fatal error detected on link 6",
+        ]);
+        "an NVLink of Blackwell with a fatal error", "fault kernel-log: …nvidia-smi --gpu-reset -i 0000:19:00.0" =>
+            |fixture| log(fixture, &[
+                "NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)",
+            ]);
+        "an Xid that nobody knows", "warning kernel-log: …Xid catalog" =>
+            |fixture| log(fixture, &["NVRM: Xid (PCI:0000:19:00): 999, pid=7, x"]);
+        "a GPU that is gone from PCI", "fault kernel-log: …once 10 s after boot: NVRM: Xid (PCI:0000:f9:00): 79" =>
+            |fixture| log(fixture, &[
+                "NVRM: Xid (PCI:0000:f9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
                 "NVRM: GPU 0000:f9:00.0: GPU has fallen off the bus.",
-            ],
-            Some((
-                Level::Fault,
-                "once 10 s after boot: NVRM: Xid (PCI:0000:f9:00): 79",
-            )),
-        ),
-        (
-            "a GPU that is off the bus, by the driver's plain words",
-            &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."],
-            Some((Level::Fault, "power, seating, cooling")),
-        ),
-        (
-            "a crash of ib_core's",
-            &[
+            ]);
+        "a GPU that is off the bus, by the driver's plain words", "fault kernel-log: …power, seating, cooling" =>
+            |fixture| log(fixture, &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."]);
+        "a crash of ib_core's", "fault kernel-log: …10 s after boot: BUG: kernel NULL pointer" =>
+            |fixture| log(fixture, &[
                 "BUG: kernel NULL pointer dereference, address: 0000000000000008",
                 "Oops: 0000 [#1] PREEMPT SMP NOPTI",
                 "RIP: 0010:ib_umem_release+0x51/0x3a0 [ib_core]",
-            ],
-            Some((Level::Fault, "10 s after boot: BUG: kernel NULL pointer")),
-        ),
-        (
-            "a crash of somebody else's",
-            &[
-                "Oops: 0000 [#1] PREEMPT SMP NOPTI",
-                "RIP: 0010:nvme_queue_rq+0x51/0x3a0 [nvme]",
-            ],
-            None,
-        ),
-        (
-            "a link that went down",
-            &[
+            ]);
+        "a crash of somebody else's" => |fixture| log(fixture, &[
+            "Oops: 0000 [#1] PREEMPT SMP NOPTI",
+            "RIP: 0010:nvme_queue_rq+0x51/0x3a0 [nvme]",
+        ]);
+        "a link that went down",
+            "fault kernel-log: …once 10 s after boot: pcieport 0000:17:00.0: DPC: containment event" =>
+            |fixture| log(fixture, &[
                 "pcieport 0000:17:00.0: DPC: containment event, status:0x1f01 source:0x0000",
                 "pcieport 0000:17:00.0: pciehp: Slot(12): Link Down",
                 "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
-            ],
-            Some((
-                Level::Fault,
-                "once 10 s after boot: pcieport 0000:17:00.0: DPC: containment event",
-            )),
-        ),
-        (
-            "a link that went down and came up again",
-            &[
+            ]);
+        "a link that went down and came up again", "warning kernel-log: …Slot(12): Link Down" =>
+            |fixture| log(fixture, &[
                 "pcieport 0000:17:00.0: pciehp: Slot(12): Link Down",
                 "pcieport 0000:17:00.0: pciehp: Slot(12): Link Up",
-            ],
-            Some((Level::Warning, "Slot(12): Link Down")),
-        ),
-        (
-            "a link of another device that went down",
-            &["pcieport 0000:f9:00.0: pciehp: Slot(12): Link Down"],
-            None,
-        ),
-        (
-            "a device that was taken out",
-            &[
-                "pcieport 0000:17:00.0: pciehp: Slot(12): Powering off due to button press",
-                "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
-            ],
-            None,
-        ),
-        (
-            "commands that the NIC refuses",
-            &[
-                "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) \
-                 op_mod(0x0) failed, status bad resource(0x5), syndrome (0x5fa1c), err(-22)",
-                "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) \
-                 op_mod(0x0) failed, status bad resource(0x5), syndrome (0x5fa1c), err(-22)",
-            ],
-            Some((Level::Warning, "2 times, the last")),
-        ),
-        (
-            "registers that a NIC does not tell exporters",
-            &[
-                "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 268): ACCESS_REG(0x805) \
-                 op_mod(0x1) failed, status bad resource(0x5), syndrome (0x305684), err(-22)",
-            ],
-            None,
-        ),
-        (
-            "a command that the NIC never answered",
-            &[
-                "mlx5_core 0000:18:00.0: wait_func:1151:(pid 4711): CREATE_MKEY(0x200) \
-                 timeout. Will cause a leak of a command resource",
-            ],
-            Some((Level::Warning, "mlxfwmanager")),
-        ),
-        (
-            "a NIC that is gone from PCI",
-            &[
-                "mlx5_core 0000:f9:00.0: poll_health:819:(pid 0): device's health compromised \
-                 - reached miss count",
-            ],
-            Some((Level::Warning, "0000:f9:00.0: poll_health")),
-        ),
-        (
-            "a BAR of the NIC without a place",
-            &[
-                "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: can't assign; no \
-                 space",
+            ]);
+        "a link of another device that went down" =>
+            |fixture| log(fixture, &["pcieport 0000:f9:00.0: pciehp: Slot(12): Link Down"]);
+        "a device that was taken out" => |fixture| log(fixture, &[
+            "pcieport 0000:17:00.0: pciehp: Slot(12): Powering off due to button press",
+            "pcieport 0000:17:00.0: pciehp: Slot(12): Card not present",
+        ]);
+        "commands that the NIC refuses", "warning kernel-log: …2 times, the last" => |fixture| log(fixture, &[
+            "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) op_mod(0x0) failed, status \
+             bad resource(0x5), syndrome (0x5fa1c), err(-22)",
+            "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) op_mod(0x0) failed, status \
+             bad resource(0x5), syndrome (0x5fa1c), err(-22)",
+        ]);
+        "registers that a NIC does not tell exporters" => |fixture| log(fixture, &[
+            "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 268): ACCESS_REG(0x805) op_mod(0x1) failed, status bad \
+             resource(0x5), syndrome (0x305684), err(-22)",
+        ]);
+        "a command that the NIC never answered", "warning kernel-log: …mlxfwmanager" => |fixture| log(fixture, &[
+            "mlx5_core 0000:18:00.0: wait_func:1151:(pid 4711): CREATE_MKEY(0x200) timeout. Will cause a leak of a \
+             command resource",
+        ]);
+        "a NIC that is gone from PCI", "warning kernel-log: …0000:f9:00.0: poll_health" => |fixture| log(fixture, &[
+            "mlx5_core 0000:f9:00.0: poll_health:819:(pid 0): device's health compromised - reached miss count",
+        ]);
+        "a BAR of the NIC without a place",
+            "fault kernel-log: …2 times, the last 10 s after boot: pci 0000:18:00.0: BAR 0" =>
+            |fixture| log(fixture, &[
+                "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: can't assign; no space",
                 "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: failed to assign",
-            ],
-            Some((
-                Level::Fault,
-                "2 times, the last 10 s after boot: pci 0000:18:00.0: BAR 0",
-            )),
-        ),
-        (
-            "a BAR that found a place at the second try",
-            &[
-                "pci 0000:19:00.0: BAR 2: no space for [mem size 0x2000000000 64bit pref]",
-                "pci 0000:19:00.0: BAR 2: failed to assign [mem size 0x2000000000 64bit pref]",
-                "pci 0000:19:00.0: BAR 2: assigned [mem 0x3a0000000000-0x3a1fffffffff 64bit \
-                 pref]",
-                "pci 0000:19:00.0: BAR 6: no space for [mem size 0x00080000 pref]",
-            ],
-            None,
-        ),
-        (
-            "NVSwitches with a fatal error",
-            &[
-                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault \
-                 Up",
-                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance \
-                 12 Sub-engine instance 00",
-            ],
-            Some((Level::Fault, "once 10 s after boot: nvidia-nvswitch0: SXid")),
-        ),
-        (
-            "NVSwitches with an error that is none",
-            &[
-                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32 egress \
-                 non-posted PRIV error",
-            ],
-            None,
-        ),
-        (
-            "packets sent again on the path",
-            &[
-                "pcieport 0000:16:00.0: AER: Corrected error message received from \
-                 0000:17:01.0",
-                "pcieport 0000:16:00.0: AER: Corrected error message received from \
-                 0000:17:01.0",
-            ],
-            Some((Level::Note, "2 times, the last")),
-        ),
-        (
-            "packets lost on the path",
-            &[
-                "pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received \
-                 from 0000:18:00.0",
-            ],
-            Some((Level::Warning, "Uncorrectable")),
-        ),
-        (
-            "firmware in trouble",
-            &[
-                "mlx5_core 0000:18:00.0: poll_health:819:(pid 0): device's health compromised \
-                 - reached miss count",
-            ],
-            Some((Level::Warning, "mlxfwmanager")),
-        ),
-        (
-            "BAR1 without an address",
-            &["NVRM: BAR1 is 0M @ 0x0 (PCI:0000:19:00.0)"],
-            Some((Level::Fault, "Above 4G Decoding")),
-        ),
-        (
-            "NVIDIA's module met freed memory",
-            &[
-                "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, \
-                 skipping further processing",
-            ],
-            Some((Level::Warning, "driver 560")),
-        ),
-        (
-            "a module that loaded after it did not",
-            &["nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)"],
-            None,
-        ),
-    ];
-
-    #[test]
-    fn lines_are_told_and_nothing_else() {
-        for (name, lines, says) in LINES {
-            let mut fixture = healthy();
-            log(&mut fixture, lines);
-            let says = says.map(|(level, words)| (CHECK.name, level, words));
-            let wrong = differs(&fixture, says.as_slice());
-            assert_eq!(wrong, None, "{name}");
-        }
+            ]);
+        "a BAR that found a place at the second try" => |fixture| log(fixture, &[
+            "pci 0000:19:00.0: BAR 2: no space for [mem size 0x2000000000 64bit pref]",
+            "pci 0000:19:00.0: BAR 2: failed to assign [mem size 0x2000000000 64bit pref]",
+            "pci 0000:19:00.0: BAR 2: assigned [mem 0x3a0000000000-0x3a1fffffffff 64bit pref]",
+            "pci 0000:19:00.0: BAR 6: no space for [mem size 0x00080000 pref]",
+        ]);
+        "NVSwitches with a fatal error", "fault kernel-log: …once 10 s after boot: nvidia-nvswitch0: SXid" =>
+            |fixture| log(fixture, &[
+                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
+                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 12 Sub-engine instance 00",
+            ]);
+        "NVSwitches with an error that is none" => |fixture| log(fixture, &[
+            "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+        ]);
+        "packets sent again on the path", "note kernel-log: …2 times, the last" => |fixture| log(fixture, &[
+            "pcieport 0000:16:00.0: AER: Corrected error message received from 0000:17:01.0",
+            "pcieport 0000:16:00.0: AER: Corrected error message received from 0000:17:01.0",
+        ]);
+        "packets lost on the path", "warning kernel-log: …Uncorrectable" => |fixture| log(fixture, &[
+            "pcieport 0000:15:01.0: AER: Uncorrectable (Non-Fatal) error message received from 0000:18:00.0",
+        ]);
+        "firmware in trouble", "warning kernel-log: …mlxfwmanager" => |fixture| log(fixture, &[
+            "mlx5_core 0000:18:00.0: poll_health:819:(pid 0): device's health compromised - reached miss count",
+        ]);
+        "BAR1 without an address", "fault kernel-log: …Above 4G Decoding" =>
+            |fixture| log(fixture, &["NVRM: BAR1 is 0M @ 0x0 (PCI:0000:19:00.0)"]);
+        "NVIDIA's module met freed memory", "warning kernel-log: …driver 560" => |fixture| log(fixture, &[
+            "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing",
+        ]);
+        "a module that loaded after it did not" =>
+            |fixture| log(fixture, &["nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)"]);
     }
 
     proptest! {

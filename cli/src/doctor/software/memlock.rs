@@ -5,26 +5,14 @@
 //! is registered through nvidia_peermem counts like host memory. A process with `CAP_IPC_LOCK` is
 //! exempt. dma-buf is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{facts, Fact, Unseen};
 
-pub(super) const CHECK: Check = Check {
-    name: "memlock",
-    about: "how much memory this shell and the jobs of batch systems and containers may lock",
-    #[cfg(test)]
-    row: [
-        "limit on locked memory of this shell and of what slurmd, pbs_mom, sge_execd start",
-        "warning: the limit is less than the largest GPU's memory, or than that memory times the number of RDMA \
-         devices, each of which charges it again; note: the same for the limits of containerd, dockerd, crio, \
-         kubelet, k3s",
-        "limits.d, `LimitMEMLOCK=`, `--ulimit memlock=-1`",
-    ],
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "memlock": "how much memory this shell and the jobs of batch systems and containers may lock",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// `CAP_IPC_LOCK` in the masks of `/proc/self/status`.
 const IPC_LOCK: u64 = 1 << 14;
@@ -100,7 +88,6 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Judges the limits of this process, which are those of the shell that started it.
 fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let limit = match scan.host.text("/proc/self/limits") {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
         Err(why) => {
@@ -119,17 +106,14 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
         })
         .is_some_and(|mask| mask & IPC_LOCK != 0);
     if capable {
-        return Some(at(
-            Level::Ok,
-            format!(
-                "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
-                said(soft)
-            ),
-        ));
+        return Some(Subject::Machine.ok(format!(
+            "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
+            said(soft)
+        )));
     }
     let (all, count) = with_all(scan, memory);
     if soft >= all {
-        return Some(at(Level::Ok, format!("this shell may lock {}", said(soft))));
+        return Some(Subject::Machine.ok(format!("this shell may lock {}", said(soft))));
     }
     let found = format!(
         "this shell may lock {} (hard limit {}), and {}",
@@ -143,7 +127,7 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
         "\"* - memlock unlimited\" in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit \
         memlock=-1 or the capability IPC_LOCK"
     };
-    Some(at(Level::Warning, found).why(WHY).fix(fix))
+    Some(Subject::Machine.warning(found).why(WHY).fix(fix))
 }
 
 /// Judges the limits of services that start other processes.
@@ -202,48 +186,22 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use crate::fixture::software;
     use crate::host::Fact;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a shell that may lock little",
-            inject: |fixture| {
-                fixture.file("/proc/self/limits", &software::limits("8388608"));
-                fixture.file(
-                    "/proc/self/status",
-                    "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n",
-                );
-            },
-            says: &[(
-                "memlock",
-                Level::Warning,
-                "may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB",
-            )],
-        },
-        SoftwareFault {
-            name: "a batch system that may lock little",
-            inject: |fixture| {
-                fixture.fact(
-                    Fact::Services,
-                    "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n",
-                );
-            },
-            says: &[(
-                "memlock",
-                Level::Warning,
-                "what slurmd starts may lock 8 MiB at most",
-            )],
-        },
-        SoftwareFault {
-            name: "containers that may lock little",
-            inject: |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n"),
-            says: &[("memlock", Level::Note, "--ulimit memlock=-1")],
-        },
-    ];
+    faults! {
+        "a shell that may lock little",
+            "warning memlock: …may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB" => |fixture| {
+            fixture.file("/proc/self/limits", &software::limits("8388608"));
+            fixture.file("/proc/self/status", "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n");
+        };
+        "a batch system that may lock little", "warning memlock: …what slurmd starts may lock 8 MiB at most" =>
+            |fixture| fixture.fact(Fact::Services, "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n");
+        "containers that may lock little", "note memlock: …--ulimit memlock=-1" =>
+            |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n");
+    }
 
     #[test]
     fn limits_as_proc_writes_them() {

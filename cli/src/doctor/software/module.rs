@@ -4,26 +4,14 @@
 use super::dma_buf::DmaBuf;
 use super::module_file;
 use super::module_file::Cause;
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::software::{is_ours, log, Module, MODULE};
 
-pub(super) const CHECK: Check = Check {
-    name: "module",
-    about: "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
-    #[cfg(test)]
-    row: [
-        "`/sys/module/nvidia_peermem`, `modules.dep`, the log, the module's file ([below](#the-modules-file))",
-        "not loaded: see below; warning: nv_peer_mem is loaded instead or as well; NVIDIA's module is of another \
-         driver version; the module is loaded, but its file would not load again; ib_core, ib_uverbs or nvidia.ko \
-         was upgraded and not loaded again",
-        "`modprobe nvidia-peermem`, a rebuild, or what the log's line asks for",
-    ],
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "module": "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();
@@ -55,13 +43,11 @@ fn replaced(scan: &Scan<'_>) -> Option<Finding> {
 }
 
 fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     if software.has_forerunner {
-        return vec![at(
-            Level::Warning,
-            format!("nv_peer_mem is loaded beside {}", module.named()),
-        )
+        return vec![Subject::Machine.warning(format!(
+            "nv_peer_mem is loaded beside {}", module.named()
+        ))
         .why("both are clients of ib_core's for the same memory, and the one that came first is asked first")
         .fix("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
     }
@@ -70,24 +56,21 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
         // The version of NVIDIA's nvidia_peermem equals the driver's version. The version of
         // peermem-rs names the driver that peermem-rs follows.
         (Some(version), Some(driver)) if !module.is_ours && version != driver => {
-            vec![at(
-                Level::Warning,
-                format!("{} is not of the driver that is loaded, {driver}", module.named()),
-            )
+            vec![Subject::Machine.warning(format!(
+                "{} is not of the driver that is loaded, {driver}", module.named()
+            ))
             .why("it was built for another nvidia.ko, whose page tables may look otherwise: registrations then fail")
             .fix("install the driver again, `rmmod nvidia_peermem`, `modprobe nvidia-peermem`")]
         }
-        _ => vec![at(Level::Ok, format!("{} is loaded", module.named()))],
+        _ => vec![Subject::Machine.ok(format!("{} is loaded", module.named()))],
     }
 }
 
 fn missing(scan: &Scan<'_>) -> Finding {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     if software.has_forerunner {
-        return at(
-            Level::Warning,
-            "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned(),
+        return Subject::Machine.warning(
+            "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned()
         )
         .why(
             "it is the module that NVIDIA's replaced in 2021: nothing was fixed in it since, it has no persistent \
@@ -147,7 +130,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
             "`sudo modprobe nvidia-peermem`; what it answers says more".to_owned(),
         ),
     };
-    at(level, found)
+    Finding::new(level, Subject::Machine, found)
         .why(format!(
             "{because}ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
             RCCL believe in it without looking, since ib_core has the function; {}",
@@ -171,242 +154,144 @@ fn signature(scan: &Scan<'_>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{
-        log, nvidias, proprietary, unload, with_files, without_function, SoftwareFault, NVIDIAS,
-        OUR_FILE, PEERS,
+        faults, log, nvidias, proprietary, unload, with_files, without_function, NVIDIAS, OUR_FILE,
+        PEERS,
     };
-    use crate::finding::Level;
     use crate::fixture::software::module_files;
     use crate::software::files::File;
     use crate::software::{MODULE, REGISTER};
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "installed and not loaded, and dma-buf works",
-            inject: unload,
-            says: &[("module", Level::Warning, "sudo modprobe nvidia-peermem")],
-        },
-        SoftwareFault {
-            name: "not loaded, and only what comes with the driver installed",
-            inject: |fixture| {
-                nvidias(fixture, "570.86.15");
-                fixture.remove(MODULE);
-            },
-            says: &[("module", Level::Note, "updates/dkms/nvidia-peermem.ko (NVIDIA's)")],
-        },
-        SoftwareFault {
-            name: "not loaded, and there is no other way",
-            inject: |fixture| {
+    faults! {
+        "installed and not loaded, and dma-buf works", "warning module: …sudo modprobe nvidia-peermem" => unload;
+        "not loaded, and only what comes with the driver installed",
+            "note module: …updates/dkms/nvidia-peermem.ko (NVIDIA's)" => |fixture| {
+            nvidias(fixture, "570.86.15");
+            fixture.remove(MODULE);
+        };
+        "not loaded, and there is no other way", "fault module: …updates/peermem-rs/nvidia_peermem.ko (peermem-rs)" =>
+            |fixture| {
                 unload(fixture);
                 without_function(fixture, "mlx5_ib_reg_user_mr_dmabuf");
-            },
-            says: &[(
-                "module",
-                Level::Fault,
-                "updates/peermem-rs/nvidia_peermem.ko (peermem-rs)",
-            )],
-        },
-        SoftwareFault {
-            name: "not loaded, and whether there is another way is not visible",
-            inject: |fixture| {
-                unload(fixture);
-                fixture.deny("/proc/driver/nvidia/version");
-                // Only the driver's presence is known.
-                fixture.file("/proc/driver/nvidia/version", "NVRM version: x\n");
-            },
-            says: &[
-                ("module", Level::Warning, "modprobe"),
-                ("dma-buf", Level::NotVisible, "nvidia.ko's flavour"),
-            ],
-        },
-        SoftwareFault {
-            name: "not loaded and not installed",
-            inject: |fixture| {
-                unload(fixture);
-                fixture.file(
-                    "/lib/modules/6.8.0-45-generic/modules.dep",
-                    "updates/dkms/nvidia.ko:\n",
-                );
-            },
-            says: &[("module", Level::Note, "modprobe has no such module")],
-        },
-        SoftwareFault {
-            name: "not loaded, since symbols differ",
-            inject: |fixture| {
-                unload(fixture);
-                log(
-                    fixture,
-                    &[
-                        "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
-                        "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
-                    ],
-                );
-            },
-            says: &[("module", Level::Warning, "disagrees about version")],
-        },
-        SoftwareFault {
-            name: "not loaded, since symbols differed before it was built again",
-            inject: |fixture| {
-                with_files(fixture, OUR_FILE, |_| ());
-                log(fixture, &["nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"]);
-            },
-            says: &[("module", Level::Warning, "when it was tried last, the kernel's log said: nvidia_peermem: disagrees")],
-        },
-        SoftwareFault {
-            name: "not loaded, since it is not signed",
-            inject: |fixture| {
-                unload(fixture);
-                fixture.file(
-                    "/sys/kernel/security/lockdown",
-                    "none [integrity] confidentiality\n",
-                );
-            },
-            says: &[("module", Level::Warning, "Secure Boot")],
-        },
-        SoftwareFault {
-            name: "NVIDIA's, built before OFED was installed",
-            inject: |fixture| {
+            };
+        "not loaded, and whether there is another way is not visible",
+            "warning module: …modprobe", "not_visible dma-buf: …nvidia.ko's flavour" => |fixture| {
+            unload(fixture);
+            fixture.deny("/proc/driver/nvidia/version");
+            // Only the driver's presence is known.
+            fixture.file("/proc/driver/nvidia/version", "NVRM version: x\n");
+        };
+        "not loaded and not installed", "note module: …modprobe has no such module" => |fixture| {
+            unload(fixture);
+            fixture.file("/lib/modules/6.8.0-45-generic/modules.dep", "updates/dkms/nvidia.ko:\n");
+        };
+        "not loaded, since symbols differ", "warning module: …disagrees about version" => |fixture| {
+            unload(fixture);
+            log(fixture, &[
+                "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
+                "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
+            ]);
+        };
+        "not loaded, since symbols differed before it was built again",
+            "warning module: …when it was tried last, the kernel's log said: nvidia_peermem: disagrees" => |fixture| {
+            with_files(fixture, OUR_FILE, |_| ());
+            log(fixture, &["nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"]);
+        };
+        "not loaded, since it is not signed", "warning module: …Secure Boot" => |fixture| {
+            unload(fixture);
+            fixture.file("/sys/kernel/security/lockdown", "none [integrity] confidentiality\n");
+        };
+        "NVIDIA's, built before OFED was installed", "note module: …never calls ib_register_peer_memory_client" =>
+            |fixture| {
                 with_files(fixture, NVIDIAS, |files| {
                     files.module.needs.retain(|name, _| !name.contains("peer_memory"));
                 });
-            },
-            says: &[("module", Level::Note, "never calls ib_register_peer_memory_client")],
-        },
-        SoftwareFault {
-            name: "ours, built against another OFED",
-            inject: |fixture| {
-                with_files(fixture, OUR_FILE, |files| {
-                    for crc in files.others[0].exports.values_mut() {
-                        *crc = Some(0x1234);
-                    }
-                });
-            },
-            says: &[(
-                "module",
-                Level::Warning,
-                "another OFED: ib_register_peer_memory_client has the CRC 0x3b6d0a1c in it, and 0x00001234 in \
-                updates/dkms/ib_uverbs.ko; 1 more differ",
-            )],
-        },
-        SoftwareFault {
-            name: "ours, built against another OFED, whose path has the vendor's name in it",
-            inject: |fixture| {
-                with_files(fixture, OUR_FILE, |files| {
-                    files.others[0].path = "/lib/modules/6.8.0-45-nvidia/updates/dkms/ib_uverbs.ko".to_owned();
-                    files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
-                });
-            },
-            says: &[("module", Level::Warning, "built against another OFED")],
-        },
-        SoftwareFault {
-            name: "ours, built against another driver",
-            inject: |fixture| {
+            };
+        "ours, built against another OFED",
+            "warning module: …another OFED: ib_register_peer_memory_client has the CRC 0x3b6d0a1c in it, and \
+             0x00001234 in updates/dkms/ib_uverbs.ko; 1 more differ" => |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                for crc in files.others[0].exports.values_mut() {
+                    *crc = Some(0x1234);
+                }
+            });
+        };
+        "ours, built against another OFED, whose path has the vendor's name in it",
+            "warning module: …built against another OFED" => |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.others[0].path = "/lib/modules/6.8.0-45-nvidia/updates/dkms/ib_uverbs.ko".to_owned();
+                files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
+            });
+        };
+        "ours, built against another driver", "warning module: …another driver: nvidia_p2p_put_pages has the CRC" =>
+            |fixture| {
                 with_files(fixture, OUR_FILE, |files| {
                     files.others[1].exports.insert("nvidia_p2p_put_pages".to_owned(), Some(1));
                 });
-            },
-            says: &[("module", Level::Warning, "another driver: nvidia_p2p_put_pages has the CRC")],
-        },
-        SoftwareFault {
-            name: "ours is loaded, and OFED was upgraded under its file",
-            inject: |fixture| {
+            };
+        "ours is loaded, and OFED was upgraded under its file",
+            "warning module: …would not load again: updates/peermem-rs/nvidia_peermem.ko was built against" =>
+            |fixture| {
                 let mut files = module_files(OUR_FILE);
                 files.others[0].exports.insert(REGISTER.to_owned(), Some(1));
                 fixture.module_files(&files);
-            },
-            says: &[("module", Level::Warning, "would not load again: updates/peermem-rs/nvidia_peermem.ko was built against")],
-        },
-        SoftwareFault {
-            name: "ours is loaded, and the driver was upgraded without a reboot",
-            inject: |fixture| fixture.file("/sys/module/nvidia/srcversion", "F00D\n"),
-            says: &[("module", Level::Warning, "the nvidia that is loaded is not the one in updates/dkms/nvidia.ko")],
-        },
-        SoftwareFault {
-            name: "of another kernel",
-            inject: |fixture| {
-                with_files(fixture, NVIDIAS, |files| {
-                    files.module.vermagic = Some("6.8.0-31-generic SMP mod_unload".to_owned());
-                    files.module.needs.values_mut().for_each(|crc| *crc = None);
-                });
-            },
-            says: &[("module", Level::Note, "built for Linux 6.8.0-31-generic, and 6.8.0-45-generic runs")],
-        },
-        SoftwareFault {
-            name: "a symbol that the driver has not",
-            inject: |fixture| {
-                with_files(fixture, OUR_FILE, |files| {
-                    files.others[1].exports.remove("nvidia_p2p_get_pages");
-                });
-            },
-            says: &[("module", Level::Warning, "calls nvidia_p2p_get_pages, and no module that is installed has it")],
-        },
-        SoftwareFault {
-            name: "not signed, and the kernel asks for it",
-            inject: |fixture| {
-                with_files(fixture, OUR_FILE, |files| files.module.is_signed = false);
-                fixture.file("/sys/module/module/parameters/sig_enforce", "Y\n");
-            },
-            says: &[("module", Level::Warning, "is not signed, and this kernel takes signed modules alone")],
-        },
-        SoftwareFault {
-            name: "a file that cannot be read",
-            inject: |fixture| {
-                with_files(fixture, OUR_FILE, |files| {
-                    files.module = File {
-                        path: OUR_FILE.to_owned(),
-                        unread: Some("it is compressed (gzip): corrupt deflate stream".to_owned()),
-                        ..File::default()
-                    };
-                });
-            },
-            says: &[("module", Level::Warning, "(peermem-rs), which cannot be read: it is compressed (gzip): ")],
-        },
-        SoftwareFault {
-            name: "nv_peer_mem in its place",
-            inject: |fixture| {
-                unload(fixture);
-                fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n");
-            },
-            says: &[("module", Level::Warning, "rmmod nv_peer_mem")],
-        },
-        SoftwareFault {
-            name: "nv_peer_mem beside it",
-            inject: |fixture| fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n"),
-            says: &[("module", Level::Warning, "beside nvidia_peermem 595.45.04-rs1")],
-        },
-        SoftwareFault {
-            name: "NVIDIA's of another driver",
-            inject: |fixture| {
+            };
+        "ours is loaded, and the driver was upgraded without a reboot",
+            "warning module: …the nvidia that is loaded is not the one in updates/dkms/nvidia.ko" =>
+            |fixture| fixture.file("/sys/module/nvidia/srcversion", "F00D\n");
+        "of another kernel", "note module: …built for Linux 6.8.0-31-generic, and 6.8.0-45-generic runs" => |fixture| {
+            with_files(fixture, NVIDIAS, |files| {
+                files.module.vermagic = Some("6.8.0-31-generic SMP mod_unload".to_owned());
+                files.module.needs.values_mut().for_each(|crc| *crc = None);
+            });
+        };
+        "a symbol that the driver has not",
+            "warning module: …calls nvidia_p2p_get_pages, and no module that is installed has it" => |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.others[1].exports.remove("nvidia_p2p_get_pages");
+            });
+        };
+        "not signed, and the kernel asks for it",
+            "warning module: …is not signed, and this kernel takes signed modules alone" => |fixture| {
+            with_files(fixture, OUR_FILE, |files| files.module.is_signed = false);
+            fixture.file("/sys/module/module/parameters/sig_enforce", "Y\n");
+        };
+        "a file that cannot be read",
+            "warning module: …(peermem-rs), which cannot be read: it is compressed (gzip): " => |fixture| {
+            with_files(fixture, OUR_FILE, |files| {
+                files.module = File {
+                    path: OUR_FILE.to_owned(),
+                    unread: Some("it is compressed (gzip): corrupt deflate stream".to_owned()),
+                    ..File::default()
+                };
+            });
+        };
+        "nv_peer_mem in its place", "warning module: …rmmod nv_peer_mem" => |fixture| {
+            unload(fixture);
+            fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n");
+        };
+        "nv_peer_mem beside it", "warning module: …beside nvidia_peermem 595.45.04-rs1" =>
+            |fixture| fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n");
+        "NVIDIA's of another driver", "warning module: …550.54.14 (NVIDIA's) is not of the driver that is loaded" =>
+            |fixture| {
                 nvidias(fixture, "550.54.14");
                 fixture.file(&format!("{PEERS}/nv_mem/version"), "550.54.14\n");
-            },
-            says: &[(
-                "module",
-                Level::Warning,
-                "550.54.14 (NVIDIA's) is not of the driver that is loaded",
-            )],
-        },
-        SoftwareFault {
-            name: "ours, built for the proprietary driver, beside it",
-            inject: |fixture| {
+            };
+        // The file would load.
+        "ours, built for the proprietary driver, beside it", "fault module: …sudo modprobe nvidia-peermem" =>
+            |fixture| {
                 unload(fixture);
                 proprietary(fixture);
                 let mut files = module_files(OUR_FILE);
                 files.module.driver_flavour = Some("proprietary".to_owned());
                 fixture.module_files(&files);
-            },
-            // The file would load.
-            says: &[("module", Level::Fault, "sudo modprobe nvidia-peermem")],
-        },
-        SoftwareFault {
-            name: "ours in a file that cannot be read, beside the proprietary driver",
-            inject: |fixture| {
-                unload(fixture);
-                proprietary(fixture);
-                let mut files = module_files(OUR_FILE);
-                files.module.unread = Some("it is no ELF file".to_owned());
-                fixture.module_files(&files);
-            },
-            says: &[("module", Level::Fault, "sudo modprobe nvidia-peermem")],
-        },
-    ];
+            };
+        "ours in a file that cannot be read, beside the proprietary driver",
+            "fault module: …sudo modprobe nvidia-peermem" => |fixture| {
+            unload(fixture);
+            proprietary(fixture);
+            let mut files = module_files(OUR_FILE);
+            files.module.unread = Some("it is no ELF file".to_owned());
+            fixture.module_files(&files);
+        };
+    }
 }

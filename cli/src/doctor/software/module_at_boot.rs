@@ -1,24 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Loading of the module at the next boot, and after a restart of openibd.
 
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::software::Module;
 
-pub(super) const CHECK: Check = Check {
-    name: "module-at-boot",
-    about: "whether the module comes back at boot, and after openibd's restart",
-    #[cfg(test)]
-    row: [
-        "modules-load.d, systemd's wants, openibd",
-        "note: nothing loads the module at boot, or after a restart of openibd",
-        "`systemctl enable peermem-rs`",
-    ],
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "module-at-boot": "whether the module comes back at boot, and after openibd's restart",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// Directories of systemd's units, of the administrator and of the distribution.
 const UNITS: [&str; 3] = [
@@ -43,7 +33,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(module) = scan.software().loaded() else {
         return Vec::new();
     };
-    let note = |text: &str| Finding::new(Level::Note, Subject::Machine, text);
+    let note = |text: &str| Subject::Machine.note(text);
     let mut findings = Vec::new();
     if !comes_at_boot(scan) {
         findings.push(
@@ -126,33 +116,22 @@ fn comes_after_openibd(scan: &Scan<'_>, module: &Module) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "nothing that loads it at boot, with openibd",
-            inject: |fixture| {
-                fixture.directory("/etc/systemd/system/multi-user.target.wants");
-                fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
-            },
-            says: &[
-                ("module-at-boot", Level::Note, "at boot"),
-                ("module-at-boot", Level::Note, "openibd is here"),
-            ],
-        },
-        SoftwareFault {
-            name: "a service that loads it, with openibd",
-            inject: |fixture| {
-                for target in ["multi-user.target", "openibd.service"] {
-                    fixture.link(
-                        &format!("/etc/systemd/system/{target}.wants/peermem-rs.service"),
-                        "../peermem-rs.service",
-                    );
-                }
-                fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
-            },
-            says: &[],
-        },
-    ];
+    faults! {
+        "nothing that loads it at boot, with openibd",
+            "note module-at-boot: …at boot", "note module-at-boot: …openibd is here" => |fixture| {
+            fixture.directory("/etc/systemd/system/multi-user.target.wants");
+            fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
+        };
+        "a service that loads it, with openibd" => |fixture| {
+            for target in ["multi-user.target", "openibd.service"] {
+                fixture.link(
+                    &format!("/etc/systemd/system/{target}.wants/peermem-rs.service"),
+                    "../peermem-rs.service",
+                );
+            }
+            fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
+        };
+    }
 }

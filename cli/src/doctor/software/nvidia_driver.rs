@@ -4,31 +4,17 @@
 //! If nvidia.ko is not loaded, the check `gpu-driver` reports each GPU.
 
 use super::users;
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::nvml::VERSION_MISMATCH;
 
-pub(super) const CHECK: Check = Check {
-    name: "nvidia-driver",
-    about: "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
-    #[cfg(test)]
-    row: [
-        "`/proc/driver/nvidia/version`, whether NVML starts",
-        "fault: where modprobe would load peermem-rs, the driver is older than 535, or is proprietary and \
-         peermem-rs was not built for that; the driver's library is of another version; warning: NVML does not \
-         start; note: the driver is older than 535",
-        "open kernel modules, 535 or newer; a portable build; reboot, or unload the modules that use nvidia.ko by \
-         `/proc/modules`",
-    ],
-    applies: |scan| scan.has_gpu(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "nvidia-driver": "nvidia.ko: open or proprietary, its version, and the driver's library beside it",
+    |scan| scan.has_gpu(), check, OfSoftware(tests::FAULTS)
+}
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let software = scan.software();
     match &software.driver {
         Err(why) => findings.push(Scan::unseen(
@@ -41,10 +27,9 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let is_old = driver.is_old();
             if scan.is_closed_to_ours() && !is_old {
                 findings.push(
-                    at(
-                        Level::Fault,
-                        format!("{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()),
-                    )
+                    Subject::Machine.fault(format!(
+                        "{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()
+                    ))
                     .why(
                         "Linux gives nothing of a proprietary module to one that uses functions for GPL modules only, and \
                         peermem-rs was built to use them: it does not load",
@@ -57,13 +42,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 );
             } else if scan.is_closed_to_ours() {
                 findings.push(
-                    at(
-                        Level::Fault,
-                        format!(
-                            "{}, and the nvidia_peermem that is installed is peermem-rs",
-                            driver.named()
-                        ),
-                    )
+                    Subject::Machine.fault(format!(
+                        "{}, and the nvidia_peermem that is installed is peermem-rs",
+                        driver.named()
+                    ))
                     .why(
                         "drivers before 535 lack nvidia_p2p_get_pages_persistent: it does not load",
                     )
@@ -71,12 +53,12 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 );
             } else if is_old {
                 findings.push(
-                    at(Level::Note, format!("{}, older than 535", driver.named())).why(
+                    Subject::Machine.note(format!("{}, older than 535", driver.named())).why(
                         "it pins GPU memory only so that it can be revoked at any time, and is too old for peermem-rs",
                     ),
                 );
             } else {
-                findings.push(at(Level::Ok, driver.named()));
+                findings.push(Subject::Machine.ok(driver.named()));
             }
         }
     }
@@ -103,13 +85,11 @@ fn reload(scan: &Scan<'_>) -> String {
 
 /// Judges the driver's library.
 fn library(scan: &Scan<'_>) -> Option<Finding> {
-    let at = |level, text: String| Finding::new(level, Subject::Machine, text);
     let nvml = match &scan.software().nvml {
         Ok(nvml) => nvml,
         Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
-            return Some(at(
-                Level::Note,
-                "no NVML: the GPU is the test VM's stand-in, and what NVML tells of others is not judged".to_owned(),
+            return Some(Subject::Machine.note(
+                "no NVML: the GPU is the test VM's stand-in, and what NVML tells of others is not judged".to_owned()
             ));
         }
         Err(why) => {
@@ -122,68 +102,45 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
     if error.code == VERSION_MISMATCH {
         let library = "the driver's library and nvidia.ko are of different versions";
         return Some(
-            at(Level::Fault, format!("{library} (NVML: {})", error.text))
+            Subject::Machine.fault(format!("{library} (NVML: {})", error.text))
                 .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
                 .fix(reload(scan)),
         );
     }
     if error.is_denied() {
-        let mut finding = at(
-            Level::NotVisible,
-            "NVML: not visible without root".to_owned(),
-        );
+        let mut finding = Subject::Machine.not_visible("NVML: not visible without root".to_owned());
         finding.needs_root = true;
         return Some(finding);
     }
     Some(
-        at(
-            Level::Warning,
-            format!("NVML does not start: {} ({})", error.text, error.code),
-        )
-        .why("CUDA starts by the same library and driver")
-        .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
+        Subject::Machine
+            .warning(format!(
+                "NVML does not start: {} ({})",
+                error.text, error.code
+            ))
+            .why("CUDA starts by the same library and driver")
+            .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{proprietary, unload, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, proprietary, unload};
     use crate::fixture::software::{driver, newer_library};
     use crate::fixture::Fixture;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "ours beside the proprietary driver",
-            inject: |fixture| {
-                unload(fixture);
-                proprietary(fixture);
-            },
-            says: &[("nvidia-driver", Level::Fault, "nvidia-open")],
-        },
-        SoftwareFault {
-            name: "ours beside an old driver",
-            inject: |fixture| {
-                unload(fixture);
-                let text =
-                    driver("Open Kernel Module for x86_64").replace("570.86.15", "525.60.13");
-                fixture.file("/proc/driver/nvidia/version", &text);
-            },
-            says: &[("nvidia-driver", Level::Fault, "driver 535")],
-        },
-        SoftwareFault {
-            name: "a library of another version",
-            inject: newer_library,
-            says: &[(
-                "nvidia-driver",
-                Level::Fault,
-                "Driver/library version mismatch",
-            )],
-        },
-        SoftwareFault {
-            name: "no library",
-            inject: Fixture::no_nvml,
-            says: &[("nvidia-driver", Level::NotVisible, "libnvidia-ml.so.1")],
-        },
-    ];
+    faults! {
+        "ours beside the proprietary driver", "fault nvidia-driver: …nvidia-open" => |fixture| {
+            unload(fixture);
+            proprietary(fixture);
+        };
+        "ours beside an old driver", "fault nvidia-driver: …driver 535" => |fixture| {
+            unload(fixture);
+            let text =
+                driver("Open Kernel Module for x86_64").replace("570.86.15", "525.60.13");
+            fixture.file("/proc/driver/nvidia/version", &text);
+        };
+        "a library of another version", "fault nvidia-driver: …Driver/library version mismatch" => newer_library;
+        "no library", "not_visible nvidia-driver: …libnvidia-ml.so.1" => Fixture::no_nvml;
+    }
 }

@@ -100,9 +100,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
         .into_iter()
         .filter(|((_, at, _), _)| !is_told(at))
         .map(|((subject, ..), (count, last))| {
-            Finding::new(Level::Fault, subject, last.counted(count))
-                .why(NO_PLACE)
-                .fix(PLACE)
+            subject.fault(last.counted(count)).why(NO_PLACE).fix(PLACE)
         })
         .collect()
 }
@@ -240,6 +238,7 @@ pub(super) fn findings(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     use proptest::prelude::*;
 
@@ -271,38 +270,17 @@ mod tests {
 
     #[test]
     fn lines_about_links() {
-        for (line, expected) in [
-            (
-                "pcieport 0000:17:01.0: DPC: containment event, status:0x1f01 source:0x0000",
-                Some(Link::Down),
-            ),
-            (
-                "pcieport 0000:17:01.0: pciehp: Slot(12): Link Down",
-                Some(Link::Down),
-            ),
-            (
-                "pcieport 0000:17:01.0: pciehp: Slot(12): Card not present",
-                Some(Link::Down),
-            ),
-            (
-                "pcieport 0000:17:01.0: pciehp: Slot(12): Link Up",
-                Some(Link::Up),
-            ),
-            (
-                "pcieport 0000:17:01.0: AER: device recovery successful",
-                Some(Link::Up),
-            ),
-            (
-                "pcieport 0000:17:01.0: pciehp: Slot(12): Powering off due to button press",
-                Some(Link::Removed),
-            ),
-            (
-                "pcieport 0000:17:01.0: DPC: error containment capabilities: Int Msg #0",
-                None,
-            ),
-            ("e1000e 0000:00:1f.6 eth0: NIC Link is Down", None),
-        ] {
-            assert_eq!(link(line), expected, "{line}");
+        for [line, expected] in testing::table(
+            "pcieport 0000:17:01.0: DPC: containment event, status:0x1f01 source:0x0000 | Some(Down)
+             pcieport 0000:17:01.0: pciehp: Slot(12): Link Down | Some(Down)
+             pcieport 0000:17:01.0: pciehp: Slot(12): Card not present | Some(Down)
+             pcieport 0000:17:01.0: pciehp: Slot(12): Link Up | Some(Up)
+             pcieport 0000:17:01.0: AER: device recovery successful | Some(Up)
+             pcieport 0000:17:01.0: pciehp: Slot(12): Powering off due to button press | Some(Removed)
+             pcieport 0000:17:01.0: DPC: error containment capabilities: Int Msg #0 | None
+             e1000e 0000:00:1f.6 eth0: NIC Link is Down | None",
+        ) {
+            assert_eq!(format!("{:?}", link(line)), expected, "{line}");
         }
     }
 

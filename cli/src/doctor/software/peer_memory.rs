@@ -3,24 +3,14 @@
 
 use super::dma_buf::DmaBuf;
 use super::presence;
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::software::REGISTER;
 
-pub(super) const CHECK: Check = Check {
-    name: "peer-memory",
-    about: "whether the ib_core that is loaded has peer memory, and whose it is",
-    #[cfg(test)]
-    row: [
-        "`ib_register_peer_memory_client` in `/proc/kallsyms`",
-        "the loaded ib_core has no peer memory: see below",
-        "MLNX_OFED, DOCA-OFED",
-    ],
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "peer-memory": "whether the ib_core that is loaded has peer memory, and whose it is",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let software = scan.software();
@@ -31,7 +21,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         Ok(Some(symbol)) => {
             let module = symbol.module.as_deref().unwrap_or("the kernel itself");
             let found = format!("{REGISTER} is in {module}{}", version(scan, module));
-            Finding::new(Level::Ok, Subject::Machine, found)
+            Subject::Machine.ok(found)
         }
         // Peer memory may come with ib_uverbs.
         Ok(None) if presence::lacks_uverbs(scan) => return Vec::new(),
@@ -74,31 +64,19 @@ fn lacking(scan: &Scan<'_>) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, unload, without_function};
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "an ib_core without peer memory",
-            inject: |fixture| {
-                unload(fixture);
-                without_function(fixture, REGISTER);
-            },
-            says: &[("peer-memory", Level::Warning, "DOCA-OFED")],
-        },
-        SoftwareFault {
-            name: "an ib_core without peer memory, and no other way",
-            inject: |fixture| {
+    faults! {
+        "an ib_core without peer memory", "warning peer-memory: …DOCA-OFED" => |fixture| {
+            unload(fixture);
+            without_function(fixture, REGISTER);
+        };
+        "an ib_core without peer memory, and no other way", "fault peer-memory: …no ib_register_peer_memory_client" =>
+            |fixture| {
                 unload(fixture);
                 without_function(fixture, REGISTER);
                 without_function(fixture, "mlx5_ib_reg_user_mr_dmabuf");
-            },
-            says: &[(
-                "peer-memory",
-                Level::Fault,
-                "no ib_register_peer_memory_client",
-            )],
-        },
-    ];
+            };
+    }
 }

@@ -2,28 +2,16 @@
 //! Presence of a GPU and of an RDMA device.
 
 use super::netns;
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
 use crate::machine::{Listed, Unread};
 use crate::render::counted;
 
-pub(super) const CHECK: Check = Check {
-    name: "presence",
-    about: "whether there is a GPU, and an RDMA device",
-    #[cfg(test)]
-    row: [
-        "GPUs and RDMA devices",
-        "warning: a device is listed but cannot be read; fault: no GPU or no RDMA device, because there is none, \
-         all are in other network namespaces, or a loaded driver creates none (consequences are not reported); \
-         only rxe and siw (a note in the test VM); ib_core without ib_uverbs",
-        "add the device, load its driver, `modprobe ib_uverbs`, the host's network namespace",
-    ],
-    applies: |_| true,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "presence": "whether there is a GPU, and an RDMA device",
+    |_| true, check, OfSoftware(tests::FAULTS)
+}
 
 const DEVICES: &str = "/sys/class/infiniband";
 
@@ -40,13 +28,10 @@ fn unread(unread: &Unread) -> Finding {
         ),
     };
     match &unread.why {
-        Unseen::Failed(why) => Finding::new(
-            Level::Warning,
-            Subject::Machine,
-            format!("{what} is listed, and cannot be read: {why}"),
-        )
-        .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
-        .fix(fix),
+        Unseen::Failed(why) => Subject::Machine
+            .warning(format!("{what} is listed, and cannot be read: {why}"))
+            .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
+            .fix(fix),
         why => Scan::unseen(Subject::Machine, what, why),
     }
 }
@@ -60,15 +45,55 @@ pub(super) fn lacks_uverbs(scan: &Scan<'_>) -> bool {
         && there(["/sys/module/ib_uverbs", "/sys/class/infiniband_verbs"]) == [Ok(false), Ok(false)]
 }
 
+/// Reports that there is no RDMA device.
+fn without_hca(scan: &Scan<'_>) -> Finding {
+    let found = match scan.host.names(DEVICES) {
+        Err(Unseen::Absent) => "no RDMA device: ib_core is not loaded",
+        Ok(_) => "no RDMA device in /sys/class/infiniband",
+        Err(why) => return Scan::unseen(Subject::Machine, DEVICES, &why),
+    };
+    let elsewhere = netns::elsewhere(scan);
+    if let Some(first) = elsewhere.first() {
+        return Subject::Machine
+            .fault(format!(
+                "no RDMA device in this network namespace; {} (the first: {first}) have theirs in another one",
+                counted(elsewhere.len(), "NIC")
+            ))
+            .why(
+                "RDMA is in exclusive mode: each RDMA device belongs to one network namespace, and programs in others \
+                find none (NCCL: \"NET/IB : No device found\")",
+            )
+            .fix(netns::FIX);
+    }
+    let why = "ibv_reg_mr is a call to an RDMA device";
+    let loaded: Vec<&str> = netns::loaded(scan).collect();
+    let first = match lacks_uverbs(scan) {
+        true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
+        false => "",
+    };
+    if first.is_empty() && !loaded.is_empty() {
+        let found = format!("{found}, though {} is loaded", loaded.join(", "));
+        return Subject::Machine.fault(found).why(why).fix(format!(
+            "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i -e mlx5 -e \
+             infiniband` says why a driver made none",
+            netns::FIX
+        ));
+    }
+    Subject::Machine.fault(found).why(why).fix(format!(
+        "{first}`sudo modprobe mlx5_ib`, or another driver of the NIC (bnxt_re, irdma, efa); in a virtual machine or a \
+        container, give it the NIC"
+    ))
+}
+
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = scan.machine.unread.iter().map(unread).collect();
     let is_hca = |unread: &Unread| matches!(unread.device, Listed::Hca(_));
     let (unread_hcas, unread_pci): (Vec<&Unread>, Vec<&Unread>) =
         scan.machine.unread.iter().partition(|one| is_hca(one));
-    let fault = |text: &str| Finding::new(Level::Fault, Subject::Machine, text);
     if scan.machine.gpus.is_empty() && unread_pci.is_empty() {
         findings.push(
-            fault("no NVIDIA GPU on PCI")
+            Subject::Machine
+                .fault("no NVIDIA GPU on PCI")
                 .why("GPUDirect RDMA moves bytes between a GPU's memory and an RDMA device")
                 .fix("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
                 knows"),
@@ -78,57 +103,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         return findings;
     }
     if scan.machine.hcas.is_empty() {
-        let found = match scan.host.names(DEVICES) {
-            Err(Unseen::Absent) => "no RDMA device: ib_core is not loaded",
-            Ok(_) => "no RDMA device in /sys/class/infiniband",
-            Err(why) => {
-                findings.push(Scan::unseen(Subject::Machine, DEVICES, &why));
-                return findings;
-            }
-        };
-        let elsewhere = netns::elsewhere(scan);
-        if let Some(first) = elsewhere.first() {
-            findings.push(
-                fault(&format!(
-                    "no RDMA device in this network namespace; {} (the first: {first}) have theirs in another one",
-                    counted(elsewhere.len(), "NIC")
-                ))
-                .why(
-                    "RDMA is in exclusive mode: each RDMA device belongs to one network namespace, and programs in others \
-                    find none (NCCL: \"NET/IB : No device found\")",
-                )
-                .fix(netns::FIX),
-            );
-            return findings;
-        }
-        let first = match lacks_uverbs(scan) {
-            true => "`sudo modprobe ib_uverbs`, which is not loaded, and then ",
-            false => "",
-        };
-        let loaded: Vec<&str> = netns::loaded(scan).collect();
-        if first.is_empty() && !loaded.is_empty() {
-            findings.push(
-                fault(&format!("{found}, though {} is loaded", loaded.join(", ")))
-                    .why("ibv_reg_mr is a call to an RDMA device")
-                    .fix(format!(
-                        "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i \
-                         -e mlx5 -e infiniband` says why a driver made none",
-                        netns::FIX
-                    )),
-            );
-            return findings;
-        }
-        findings.push(
-            fault(found)
-                .why("ibv_reg_mr is a call to an RDMA device")
-                .fix(format!(
-                    "{first}`sudo modprobe mlx5_ib`, or another driver of the NIC (bnxt_re, irdma, efa); in a virtual \
-                    machine or a container, give it the NIC"
-                )),
-        );
+        findings.push(without_hca(scan));
     } else if lacks_uverbs(scan) {
         findings.push(
-            fault("ib_uverbs is not loaded")
+            Subject::Machine
+                .fault("ib_uverbs is not loaded")
                 .why(
                     "Programs open RDMA devices through it (/dev/infiniband/uverbs*), and in MLNX_OFED since 5.5 and \
                     DOCA-OFED it has the interface for peer memory, too.",
@@ -137,16 +116,13 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         );
     } else if scan.machine.hcas.iter().all(|hca| hca.is_software) {
         // The test VM's rxe uses the memory of the stand-in GPU.
-        let is_test = scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in);
-        let level = match is_test {
-            true => Level::Note,
-            false => Level::Fault,
+        let found = "all RDMA devices are software (rxe, siw)";
+        let finding = match scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) {
+            true => Subject::Machine.note(found),
+            false => Subject::Machine.fault(found),
         };
         findings.push(
-            Finding::new(level,
-                Subject::Machine,
-                "all RDMA devices are software (rxe, siw)",
-            )
+            finding
             .why("They copy by the processor, and register no GPU memory: there is no GPUDirect RDMA.")
             .fix(
                 "Use a NIC with RDMA. If there is one, load its driver, for example `sudo modprobe mlx5_ib`; `lspci | \
@@ -154,39 +130,28 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             ),
         );
     } else {
-        findings.push(Finding::new(
-            Level::Ok,
-            Subject::Machine,
-            format!(
-                "{}, {}",
-                counted(scan.machine.gpus.len(), "GPU"),
-                counted(scan.machine.hcas.len(), "RDMA device")
-            ),
-        ));
+        findings.push(Subject::Machine.ok(format!(
+            "{}, {}",
+            counted(scan.machine.gpus.len(), "GPU"),
+            counted(scan.machine.hcas.len(), "RDMA device")
+        )));
     }
     findings
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{unload, without_function, SoftwareFault};
-    use crate::finding::Level;
+    use super::super::tests::{faults, unload, without_function};
     use crate::software::REGISTER;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "an ib_core that may have peer memory in a module that is not loaded",
-            inject: |fixture| {
-                unload(fixture);
-                without_function(fixture, REGISTER);
-                fixture.remove("/sys/module/ib_uverbs");
-            },
-            says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
-        },
-        SoftwareFault {
-            name: "an ib_core with peer memory, and no ib_uverbs for programs",
-            inject: |fixture| fixture.remove("/sys/module/ib_uverbs"),
-            says: &[("presence", Level::Fault, "sudo modprobe ib_uverbs")],
-        },
-    ];
+    faults! {
+        "an ib_core that may have peer memory in a module that is not loaded",
+            "fault presence: …sudo modprobe ib_uverbs" => |fixture| {
+            unload(fixture);
+            without_function(fixture, REGISTER);
+            fixture.remove("/sys/module/ib_uverbs");
+        };
+        "an ib_core with peer memory, and no ib_uverbs for programs", "fault presence: …sudo modprobe ib_uverbs" =>
+            |fixture| fixture.remove("/sys/module/ib_uverbs");
+    }
 }

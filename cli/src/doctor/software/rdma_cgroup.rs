@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Limits of a cgroup on RDMA objects.
 
-use crate::doctor::scan::{Check, Scan};
-use crate::finding::{argument, path_argument, Finding, Level, Subject};
+use crate::doctor::scan::{check, Scan};
+use crate::finding::{argument, path_argument, Finding, Subject};
 
-pub(super) const CHECK: Check = Check {
-    name: "rdma-cgroup",
-    about: "how near this cgroup is to its limits of RDMA handles and objects",
-    #[cfg(test)]
-    row: [
-        "`rdma.max` and `rdma.current` of this cgroup and its parents",
-        "warning: less than a tenth of a limit is left",
-        "`rdma.max`",
-    ],
-    applies: |scan| scan.has_both(),
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "rdma-cgroup": "how near this cgroup is to its limits of RDMA handles and objects",
+    |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
+}
 
 /// Parses a line of `rdma.max` or `rdma.current`: device, handles, objects. `max` becomes the
 /// greatest number.
@@ -99,10 +89,9 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                     hca: device.to_owned(),
                 };
                 findings.push(
-                    Finding::new(Level::Warning,
-                        subject,
-                        format!("the cgroup {folder} has {now} RDMA {what} of {most} that it may have"),
-                    )
+                    subject.warning(format!(
+                        "the cgroup {folder} has {now} RDMA {what} of {most} that it may have"
+                    ))
                     .why(
                         "an open device is a handle; a memory region, a queue pair, a completion queue each an \
                         object; beyond the limit making one fails with EAGAIN",
@@ -123,25 +112,16 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[SoftwareFault {
-        name: "a cgroup at its limit",
-        inject: |fixture| {
+    faults! {
+        "a cgroup at its limit", "warning rdma-cgroup: …1900 RDMA objects of 2000" => |fixture| {
             let folder = "/sys/fs/cgroup/user.slice";
-            fixture.file(
-                &format!("{folder}/rdma.max"),
-                "mlx5_0 hca_handle=4 hca_object=2000\n",
-            );
-            fixture.file(
-                &format!("{folder}/rdma.current"),
-                "mlx5_0 hca_handle=1 hca_object=1900\n",
-            );
-        },
-        says: &[("rdma-cgroup", Level::Warning, "1900 RDMA objects of 2000")],
-    }];
+            fixture.file(&format!("{folder}/rdma.max"), "mlx5_0 hca_handle=4 hca_object=2000\n");
+            fixture.file(&format!("{folder}/rdma.current"), "mlx5_0 hca_handle=1 hca_object=1900\n");
+        };
+    }
 
     #[test]
     fn lines_of_the_rdma_controller() {

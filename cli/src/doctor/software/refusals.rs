@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::debugfs::{directory, path, Line, Module};
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::process::Processes;
@@ -13,22 +13,10 @@ use crate::registrations::{Freed, Stranded};
 use crate::shipped::reason::{Cause, Event, Severity};
 use crate::{registrations, shipped};
 
-pub(super) const CHECK: Check = Check {
-    name: "refusals",
-    about: "what the module refused of late and what it lost (peermem-rs)",
-    #[cfg(test)]
-    row: [
-        "peermem-rs's files ([observe.md](observe.md))",
-        "warning: a refusal within the last hour for a reason that lies in the machine; memory lost, mappings not \
-         undone, orphaned registrations on a GPU that has disappeared from PCI or fallen off the bus; note: older \
-         refusals, or a reason that lies in the request",
-        "by reason",
-    ],
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "refusals": "what the module refused of late and what it lost (peermem-rs)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 /// File with the module's counters.
 pub(super) const COUNTERS: &str = "counters";
@@ -108,11 +96,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         let mut processes = Processes::new(scan.host, registrations::now(scan.host));
         let freed = Freed::among(scan.host, module, &read.records, &mut processes);
         if let Some(found) = Freed::found(freed.bytes()) {
-            let found = Finding::new(Level::Note, Subject::Machine, found);
+            let found = Subject::Machine.note(found);
             findings.push(found.why(Freed::WHY).fix(Freed::FIX));
         }
         for stranded in Stranded::among(scan.host, &read.records) {
-            let found = Finding::new(Level::Warning, Subject::Machine, stranded.found());
+            let found = Subject::Machine.warning(stranded.found());
             findings.push(found.why(Stranded::WHY).fix("restart the machine"));
         }
     }
@@ -177,7 +165,7 @@ fn counted(text: &str) -> Vec<Finding> {
             continue;
         }
         let found = format!("{}: {count}", info.name);
-        let finding = Finding::new(Level::Warning, Subject::Machine, found).why(info.message);
+        let finding = Subject::Machine.warning(found).why(info.message);
         findings.push(match info.advice {
             "" => finding,
             advice => finding.fix(advice),
@@ -190,123 +178,70 @@ fn counted(text: &str) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    use super::super::tests::{log, refuse, SoftwareFault, DEBUG};
-    use crate::finding::Level;
+    use super::super::tests::{faults, log, refuse, DEBUG};
     use crate::host::Fact;
     use crate::shipped::reason::Event;
     use proptest::prelude::*;
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "a refusal of late that lies in the machine",
-            inject: |fixture| refuse(fixture, 3590, "no_room"),
-            says: &[(
-                "refusals",
-                Level::Warning,
-                "refused 2 times, last 10 s ago, to python3: no_room",
-            )],
-        },
-        SoftwareFault {
-            name: "the same of long ago",
-            inject: |fixture| {
-                fixture.fact(Fact::Monotonic, "90000.0");
-                refuse(fixture, 3590, "no_room");
-            },
-            says: &[("refusals", Level::Note, "last 24 h ago")],
-        },
-        SoftwareFault {
-            name: "a refusal that lies in what was asked for",
-            inject: |fixture| refuse(fixture, 3590, "not_gpu_memory"),
-            says: &[("refusals", Level::Note, "not_gpu_memory")],
-        },
-        SoftwareFault {
-            name: "a refusal after which the other client is asked",
-            inject: |fixture| refuse(fixture, 3590, "not_in_bar"),
-            says: &[],
-        },
-        SoftwareFault {
-            name: "a refusal of memory with struct pages, after which the other client is asked",
-            inject: |fixture| refuse(fixture, 3590, "has_struct_pages"),
-            says: &[],
-        },
-        SoftwareFault {
-            name: "memory that is lost",
-            inject: |fixture| fixture.file(&format!("{DEBUG}/counters"), "event=leaked count=3\n"),
-            says: &[("refusals", Level::Warning, "leaked: 3")],
-        },
-        SoftwareFault {
-            name: "memory that its process has freed, and a registration that holds it",
-            inject: |fixture| {
-                fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
-                fixture.file(
-                    &format!("{DEBUG}/registrations"),
-                    "id=1 state=mapped addr=0x10000 len=131072 tgid=77\nid=2 state=revoked addr=0x90000 len=65536 tgid=77\n\
-                    id=3 state=pinned addr=0x40000 len=65536 tgid=77\nid=4 state=mapped addr=0x40000 len=65536 tgid=78\n",
-                );
-                fixture.file("/proc/77/status", "Name:\tx\n");
-                fixture.file("/proc/77/maps", "10000-20000 ---p 00000000 00:00 0 \n40000-50000 ---p 00000000 00:00 0 \n");
-            },
-            says: &[(
-                "refusals",
-                Level::Note,
-                "1 registration is of memory that the process has freed, 64 KiB in all",
-            )],
-        },
-        SoftwareFault {
-            name: "a GPU that is gone, and its callbacks with it",
-            inject: |fixture| {
-                fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
-                fixture.file(
-                    &format!("{DEBUG}/registrations"),
-                    "id=1 state=orphaned gpus=0000:f9:00.0\nid=2 state=orphaned gpus=0000:19:00.0,0000:f9:00.0\n\
-                    id=3 state=mapped gpus=0000:9a:00.0\nid=4 state=orphaned gpus=-\n",
-                );
-            },
-            says: &[(
-                "refusals",
-                Level::Warning,
-                "2 registrations wait for their callbacks from GPU 0000:f9:00.0, which is gone from PCI",
-            )],
-        },
-        SoftwareFault {
-            name: "a GPU that has fallen off the bus, with a registration that waits for it",
-            inject: |fixture| {
-                let config = format!("{}/config", fixture.place("0000:19:00.0"));
-                fixture.bytes(&config, &[0xff; 64]);
-                fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
-                fixture.file(
-                    &format!("{DEBUG}/registrations"),
-                    "id=1 state=orphaned gpus=0000:19:00.0\nid=2 state=mapped gpus=0000:19:00.0\n",
-                );
-            },
-            says: &[(
-                "refusals",
-                Level::Warning,
-                "1 registration waits for its callback from GPU 0000:19:00.0, which has fallen off the bus",
-            )],
-        },
-        SoftwareFault {
-            name: "files that only root reads",
-            inject: |fixture| {
-                fixture.remove("/sys/kernel/debug");
-                fixture.deny("/sys/kernel/debug");
-            },
-            says: &[("refusals", Level::NotVisible, "not visible without root")],
-        },
-        SoftwareFault {
-            name: "memory that is lost, by the log alone",
-            inject: |fixture| {
-                let message = Event::ALL[Event::Leaked as usize].message;
-                let line = format!("nvidia-peermem: GPU memory 0x7f0000000000+0x10000: {message}");
-                log(fixture, &[line.as_str()]);
-                fixture.remove(DEBUG);
-            },
-            says: &[
-                ("refusals", Level::NotVisible, "nvidia_peermem"),
-                ("kernel-log", Level::Warning, "is lost until"),
-            ],
-        },
-    ];
+    faults! {
+        "a refusal of late that lies in the machine",
+            "warning refusals: …refused 2 times, last 10 s ago, to python3: no_room" =>
+            |fixture| refuse(fixture, 3590, "no_room");
+        "the same of long ago", "note refusals: …last 24 h ago" => |fixture| {
+            fixture.fact(Fact::Monotonic, "90000.0");
+            refuse(fixture, 3590, "no_room");
+        };
+        "a refusal that lies in what was asked for", "note refusals: …not_gpu_memory" =>
+            |fixture| refuse(fixture, 3590, "not_gpu_memory");
+        "a refusal after which the other client is asked" => |fixture| refuse(fixture, 3590, "not_in_bar");
+        "a refusal of memory with struct pages, after which the other client is asked" =>
+            |fixture| refuse(fixture, 3590, "has_struct_pages");
+        "memory that is lost", "warning refusals: …leaked: 3" =>
+            |fixture| fixture.file(&format!("{DEBUG}/counters"), "event=leaked count=3\n");
+        "memory that its process has freed, and a registration that holds it",
+            "note refusals: …1 registration is of memory that the process has freed, 64 KiB in all" => |fixture| {
+            fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
+            fixture.file(
+                &format!("{DEBUG}/registrations"),
+                "id=1 state=mapped addr=0x10000 len=131072 tgid=77\nid=2 state=revoked addr=0x90000 len=65536 tgid=77\n\
+                id=3 state=pinned addr=0x40000 len=65536 tgid=77\nid=4 state=mapped addr=0x40000 len=65536 tgid=78\n",
+            );
+            fixture.file("/proc/77/status", "Name:\tx\n");
+            fixture.file("/proc/77/maps", "10000-20000 ---p 00000000 00:00 0 \n40000-50000 ---p 00000000 00:00 0 \n");
+        };
+        "a GPU that is gone, and its callbacks with it",
+            "warning refusals: …2 registrations wait for their callbacks from GPU 0000:f9:00.0, which is gone from \
+             PCI" => |fixture| {
+            fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
+            fixture.file(
+                &format!("{DEBUG}/registrations"),
+                "id=1 state=orphaned gpus=0000:f9:00.0\nid=2 state=orphaned gpus=0000:19:00.0,0000:f9:00.0\n\
+                id=3 state=mapped gpus=0000:9a:00.0\nid=4 state=orphaned gpus=-\n",
+            );
+        };
+        "a GPU that has fallen off the bus, with a registration that waits for it",
+            "warning refusals: …1 registration waits for its callback from GPU 0000:19:00.0, which has fallen off \
+             the bus" => |fixture| {
+            let config = format!("{}/config", fixture.place("0000:19:00.0"));
+            fixture.bytes(&config, &[0xff; 64]);
+            fixture.file(&format!("{DEBUG}/version"), "format=3 module=1\n");
+            fixture.file(
+                &format!("{DEBUG}/registrations"),
+                "id=1 state=orphaned gpus=0000:19:00.0\nid=2 state=mapped gpus=0000:19:00.0\n",
+            );
+        };
+        "files that only root reads", "not_visible refusals: …not visible without root" => |fixture| {
+            fixture.remove("/sys/kernel/debug");
+            fixture.deny("/sys/kernel/debug");
+        };
+        "memory that is lost, by the log alone",
+            "not_visible refusals: …nvidia_peermem", "warning kernel-log: …is lost until" => |fixture| {
+            let message = Event::ALL[Event::Leaked as usize].message;
+            let line = format!("nvidia-peermem: GPU memory 0x7f0000000000+0x10000: {message}");
+            log(fixture, &[line.as_str()]);
+            fixture.remove(DEBUG);
+        };
+    }
 
     const LINE: &str =
         "seq=0 first=1.000001 last=62.500000 times=2 mode=persistent step=acquire reason=no_room code=-12 \

@@ -1,27 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The device files through which programs open RDMA devices: `/dev/infiniband/uverbs*`.
 
-use crate::doctor::scan::{Check, Scan};
+use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::host::{Fact, Unseen};
 use crate::software::verbs;
 use crate::software::verbs::State;
 
-pub(super) const CHECK: Check = Check {
-    name: "verbs",
-    about: "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
-    #[cfg(test)]
-    row: [
-        "`/dev/infiniband/uverbs*`, opened once for each RDMA device",
-        "fault: a file is not there, is of a device that is gone, or is forbidden to root; warning: \
-         forbidden to this user",
-        "`--device=/dev/infiniband`, the RDMA device plugin, udev",
-    ],
-    applies,
-    run: check,
-    #[cfg(test)]
-    faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
-};
+check! {
+    "verbs": "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
+    applies, check, OfSoftware(tests::FAULTS)
+}
 
 const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
 \"NET/IB : No device found\"";
@@ -97,67 +86,26 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::SoftwareFault;
-    use crate::finding::Level;
+    use super::super::tests::faults;
     use crate::host::{Fact, Unseen};
 
-    pub(super) const FAULTS: &[SoftwareFault] = &[
-        SoftwareFault {
-            name: "device files that are not there",
-            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 absent"),
-            says: &[(
-                "verbs",
-                Level::Fault,
-                "/dev/infiniband/uverbs0 is not there",
-            )],
-        },
-        SoftwareFault {
-            name: "a container whose rules forbid the device file",
-            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied"),
-            says: &[(
-                "verbs",
-                Level::Fault,
-                "root may not open /dev/infiniband/uverbs0",
-            )],
-        },
-        SoftwareFault {
-            name: "a user who may not open the device file",
-            inject: |fixture| {
-                fixture.fact(Fact::User, "1000");
-                fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied");
-            },
-            says: &[("verbs", Level::Warning, "this user may not open")],
-        },
-        SoftwareFault {
-            name: "a device file of a device that is gone",
-            inject: |fixture| {
-                fixture.fact(
-                    Fact::Verbs,
-                    "mlx5_0 uverbs0 failed No such device (os error 19)",
-                );
-            },
-            says: &[("verbs", Level::Fault, "cannot be opened: No such device")],
-        },
-        SoftwareFault {
-            name: "an RDMA device without a device file",
-            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_7 uverbs0 ok"),
-            says: &[("verbs", Level::Fault, "mlx5_0 has no device file")],
-        },
-        SoftwareFault {
-            name: "device files that can be opened",
-            inject: |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok"),
-            says: &[],
-        },
-        SoftwareFault {
-            name: "device files that an observer does not have",
-            inject: |fixture| {
-                let why = Unseen::Failed("not in this container".to_owned());
-                fixture
-                    .recording
-                    .unseen
-                    .insert("fact verbs".to_owned(), why);
-            },
-            says: &[("verbs", Level::NotVisible, "not in this container")],
-        },
-    ];
+    faults! {
+        "device files that are not there", "fault verbs: …/dev/infiniband/uverbs0 is not there" =>
+            |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 absent");
+        "a container whose rules forbid the device file", "fault verbs: …root may not open /dev/infiniband/uverbs0" =>
+            |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied");
+        "a user who may not open the device file", "warning verbs: …this user may not open" => |fixture| {
+            fixture.fact(Fact::User, "1000");
+            fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 denied");
+        };
+        "a device file of a device that is gone", "fault verbs: …cannot be opened: No such device" =>
+            |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 failed No such device (os error 19)");
+        "an RDMA device without a device file", "fault verbs: …mlx5_0 has no device file" =>
+            |fixture| fixture.fact(Fact::Verbs, "mlx5_7 uverbs0 ok");
+        "device files that can be opened" => |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok");
+        "device files that an observer does not have", "not_visible verbs: …not in this container" => |fixture| {
+            let why = Unseen::Failed("not in this container".to_owned());
+            fixture.recording.unseen.insert("fact verbs".to_owned(), why);
+        };
+    }
 }

@@ -298,30 +298,22 @@ fn fix(action: Action, number: u32, subject: &Subject) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     use proptest::prelude::*;
 
     #[test]
     fn the_number_of_an_xid() {
-        for (line, expected) in [
-            (
-                "NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, name=x, Timeout",
-                Some(119),
-            ),
-            (
-                "NVRM: Xid (PCI:0000:3b:00.0): 79, GPU has fallen off the bus.",
-                Some(79),
-            ),
-            ("NVRM: Xid (0000:03:00): 31, Ch 00000006", Some(31)),
-            ("NVRM: Xid (PCI:0000:3b:00): , x", None),
-            ("NVRM: Xid (PCI:0000:3b:00): 99999999999999, x", None),
-            (
-                "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
-                None,
-            ),
-            ("NVRM: loading NVIDIA UNIX Open Kernel Module", None),
-        ] {
-            assert_eq!(number(line), expected, "{line}");
+        for [line, expected] in testing::table(
+            "NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, name=x, Timeout | Some(119)
+             NVRM: Xid (PCI:0000:3b:00.0): 79, GPU has fallen off the bus. | Some(79)
+             NVRM: Xid (0000:03:00): 31, Ch 00000006 | Some(31)
+             NVRM: Xid (PCI:0000:3b:00): , x | None
+             NVRM: Xid (PCI:0000:3b:00): 99999999999999, x | None
+             nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up | None
+             NVRM: loading NVIDIA UNIX Open Kernel Module | None",
+        ) {
+            assert_eq!(format!("{:?}", number(line)), expected, "{line}");
         }
     }
 
@@ -358,10 +350,8 @@ mod tests {
     #[test]
     fn the_action_of_154() {
         let to = |to: &str| {
-            recovery(&format!(
-                "154, GPU recovery action changed from 0x0 (None) to {to}"
-            ))
-            .0
+            let line = format!("154, GPU recovery action changed from 0x0 (None) to {to}");
+            recovery(&line).0
         };
         assert_eq!(to("0x0 (None)"), Action::Nothing);
         assert_eq!(to("0x1 (GPU Reset Required)"), Action::Reset);

@@ -164,11 +164,7 @@ impl Bench for Fake {
             return Err(Unable::Impossible("exports none".to_owned()));
         }
         let len = memory.bytes.borrow().len() as u64;
-        Ok(if self.has(Fault::ShortDmaBuf) {
-            len - 1
-        } else {
-            len
-        })
+        Ok(len - u64::from(self.has(Fault::ShortDmaBuf)))
     }
 
     fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Refusal> {
@@ -330,15 +326,19 @@ fn outcomes(steps: &[Step], outcome: Outcome) -> Vec<(Option<Way>, Name)> {
     with.map(|step| (step.way, step.step)).collect()
 }
 
-fn said(steps: &[Step], way: Option<Way>, name: Name) -> String {
-    let step = steps
-        .iter()
-        .find(|step| (step.way, step.step) == (way, name));
+fn said(steps: &[Step], which: (Option<Way>, Name)) -> String {
+    let mut steps = steps.iter();
+    let step = steps.find(|step| (step.way, step.step) == which);
     step.and_then(|step| step.found.clone()).unwrap_or_default()
 }
 
 const PEER: Option<Way> = Some(Way::PeerMemory);
 const DMA: Option<Way> = Some(Way::DmaBuf);
+const REGISTER: (Option<Way>, Name) = (PEER, Name::Register);
+const DEREGISTER: (Option<Way>, Name) = (PEER, Name::Deregister);
+const FREE: (Option<Way>, Name) = (PEER, Name::FreeWhileRegistered);
+const KILLED: (Option<Way>, Name) = (PEER, Name::KilledHolder);
+const ANY_WAY: (Option<Way>, Name) = (None, Name::AnyWay);
 
 /// Steps of each way that works.
 const OF_A_WAY: [Name; 9] = [
@@ -356,25 +356,18 @@ const OF_A_WAY: [Name; 9] = [
 #[test]
 fn all_is_tried_in_order() {
     let steps = steps_with(&[]);
-    let mut expected = vec![
-        (None, Name::Allocate),
-        (None, Name::Copies),
-        (None, Name::Export),
-        (None, Name::HostMemory),
-    ];
+    let first = [Name::Allocate, Name::Copies, Name::Export, Name::HostMemory];
+    let mut expected: Vec<(Option<Way>, Name)> = first.map(|name| (None, name)).into();
     for way in [PEER, DMA] {
         expected.extend(OF_A_WAY.map(|name| (way, name)));
     }
-    expected.push((None, Name::AnyWay));
+    expected.push(ANY_WAY);
     assert_eq!(outcomes(&steps, Outcome::Passed), expected);
     assert_eq!(steps.len(), expected.len());
+    assert_eq!(said(&steps, ANY_WAY), "ibv_reg_mr, ibv_reg_dmabuf_mr");
+    assert!(said(&steps, FREE).starts_with("held"));
     assert_eq!(
-        said(&steps, None, Name::AnyWay),
-        "ibv_reg_mr, ibv_reg_dmabuf_mr"
-    );
-    assert!(said(&steps, PEER, Name::FreeWhileRegistered).starts_with("held"));
-    assert_eq!(
-        said(&steps, PEER, Name::KilledHolder),
+        said(&steps, KILLED),
         "killed while bytes moved; registrations listed: 2, then 0; bytes pinned in BAR1: 1000, 66536, 1000"
     );
 }
@@ -429,8 +422,8 @@ fn the_gpu_alone_needs_no_rdma_device() {
 fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Vec<Step> {
     let steps = steps_with(&[fault]);
     assert_eq!(outcomes(&steps, Outcome::Failed), expected, "{fault:?}");
-    if let Some((way, name)) = expected.first() {
-        let said = said(&steps, *way, *name);
+    if let Some(first) = expected.first() {
+        let said = said(&steps, *first);
         assert!(said.contains(words), "{fault:?}: {said:?}");
     }
     steps
@@ -444,11 +437,8 @@ fn no_memory_ends_it() {
 
 #[test]
 fn memory_that_loses_bytes_is_not_used_further() {
-    let steps = only_fails(
-        Fault::CopiesLie,
-        &[(None, Name::Copies)],
-        "1 of 65536 bytes differ, the first at 0x0",
-    );
+    let words = "1 of 65536 bytes differ, the first at 0x0";
+    let steps = only_fails(Fault::CopiesLie, &[(None, Name::Copies)], words);
     assert_eq!(
         outcomes(&steps, Outcome::NotPossibleHere),
         [(None, Name::HostMemory)]
@@ -468,17 +458,17 @@ fn one_way_is_enough() {
     let mut expected = vec![(None, Name::Export)];
     expected.extend(OF_A_WAY.map(|name| (DMA, name)));
     assert_eq!(left_out, expected);
-    assert_eq!(said(&steps, None, Name::AnyWay), "ibv_reg_mr");
+    assert_eq!(said(&steps, ANY_WAY), "ibv_reg_mr");
 
     let steps = only_fails(Fault::NoModule, &[], "");
-    assert_eq!(said(&steps, None, Name::AnyWay), "ibv_reg_dmabuf_mr");
-    assert_eq!(said(&steps, PEER, Name::Register), "no module");
+    assert_eq!(said(&steps, ANY_WAY), "ibv_reg_dmabuf_mr");
+    assert_eq!(said(&steps, REGISTER), "no module");
 }
 
 #[test]
 fn no_way_is_a_failure() {
     let steps = steps_with(&[Fault::NoDmaBuf, Fault::NoModule]);
-    assert_eq!(outcomes(&steps, Outcome::Failed), [(None, Name::AnyWay)]);
+    assert_eq!(outcomes(&steps, Outcome::Failed), [ANY_WAY]);
 }
 
 /// A failure before the call to the kernel has no errno, not 0.
@@ -493,11 +483,7 @@ fn what_has_no_errno_says_none() {
 
 #[test]
 fn a_refusal_has_its_errno_and_its_reason() {
-    let steps = only_fails(
-        Fault::Refused,
-        &[(PEER, Name::Register)],
-        "the module: no_room",
-    );
+    let steps = only_fails(Fault::Refused, &[REGISTER], "the module: no_room");
     let step = steps.iter().find(|step| step.outcome == Outcome::Failed);
     assert_eq!(step.and_then(|step| step.errno), Some(14));
     assert_eq!(
@@ -523,36 +509,16 @@ fn every_byte_of_every_transfer_counts() {
     // Each step has two transfers: one that is compared, and one that is repeated and timed.
     for (index, (name, _)) in MOVES.into_iter().enumerate() {
         let first = 2 * index + 1;
-        only_fails(
-            Fault::Corrupts(first),
-            &[(PEER, name)],
-            "1 of 65536 bytes differ, the first at 0x1011",
-        );
-        only_fails(
-            Fault::Spills(first),
-            &[(PEER, name)],
-            "1 of 65536 bytes differ, the first at 0xfff",
-        );
-        only_fails(
-            Fault::Corrupts(first + 1),
-            &[(PEER, name)],
-            "after many times: 1 of",
-        );
-        only_fails(
-            Fault::Status(first),
-            &[(PEER, name)],
-            "ended with RemoteAccessError",
-        );
-        only_fails(
-            Fault::Status(first + 1),
-            &[(PEER, name)],
-            "repeated, it ended with RemoteAccessError",
-        );
-        only_fails(
-            Fault::NoConnection(first),
-            &[(PEER, name)],
-            "queue pair to RTR",
-        );
+        let fails = |fault, words| only_fails(fault, &[(PEER, name)], words);
+        let changed = "1 of 65536 bytes differ, the first at 0x1011";
+        fails(Fault::Corrupts(first), changed);
+        let before = "1 of 65536 bytes differ, the first at 0xfff";
+        fails(Fault::Spills(first), before);
+        fails(Fault::Corrupts(first + 1), "after many times: 1 of");
+        fails(Fault::Status(first), "ended with RemoteAccessError");
+        let again = "repeated, it ended with RemoteAccessError";
+        fails(Fault::Status(first + 1), again);
+        fails(Fault::NoConnection(first), "queue pair to RTR");
     }
 }
 
@@ -561,7 +527,7 @@ fn a_way_that_loses_bytes_does_not_work() {
     let steps = steps_with(&[Fault::NoDmaBuf, Fault::Corrupts(3)]);
     assert_eq!(
         outcomes(&steps, Outcome::Failed),
-        [(PEER, Name::WriteToGpu), (None, Name::AnyWay)]
+        [(PEER, Name::WriteToGpu), ANY_WAY]
     );
 }
 
@@ -569,56 +535,49 @@ fn a_way_that_loses_bytes_does_not_work() {
 fn deregistrations_are_looked_at() {
     // The order of deregistrations is: three for the median, the second region, the first region,
     // the freed memory, and the region after the kill.
-    only_fails(Fault::Sticks(2), &[(PEER, Name::Register)], "EBUSY");
+    only_fails(Fault::Sticks(2), &[REGISTER], "EBUSY");
     only_fails(
         Fault::Sticks(4),
-        &[(PEER, Name::Deregister)],
+        &[DEREGISTER],
         "the second region: ibv_dereg_mr: EBUSY",
     );
-    only_fails(Fault::Sticks(5), &[(PEER, Name::Deregister)], "EBUSY");
+    only_fails(Fault::Sticks(5), &[DEREGISTER], "EBUSY");
     only_fails(
         Fault::Sticks(6),
-        &[(PEER, Name::FreeWhileRegistered)],
+        &[FREE],
         "after the free: ibv_dereg_mr: EBUSY",
     );
-    only_fails(Fault::Sticks(7), &[(PEER, Name::KilledHolder)], "EBUSY");
+    only_fails(Fault::Sticks(7), &[KILLED], "EBUSY");
 }
 
 #[test]
 fn freed_memory_is_held_or_out_of_reach() {
-    let free = [
-        (PEER, Name::FreeWhileRegistered),
-        (DMA, Name::FreeWhileRegistered),
-    ];
+    let free = [FREE, (DMA, Name::FreeWhileRegistered)];
     only_fails(Fault::NotHeld, &free, "which another allocation has by now");
     only_fails(Fault::Cleared, &free, "which has other bytes by now");
     let steps = only_fails(Fault::Revokes, &[], "");
     assert_eq!(
-        said(&steps, PEER, Name::FreeWhileRegistered),
+        said(&steps, FREE),
         "revoked: a READ ends with RemoteAccessError"
     );
 }
 
 #[test]
 fn what_a_killed_process_leaves_is_noticed() {
-    let killed = (PEER, Name::KilledHolder);
-    let both = [killed, (DMA, Name::KilledHolder)];
+    let both = [KILLED, (DMA, Name::KilledHolder)];
     only_fails(Fault::NoHolder, &both, "moved no bytes");
-    only_fails(
-        Fault::StaysListed,
-        &[killed],
-        "after the kill 2 registrations of process 4711 are listed",
-    );
+    let words = "after the kill 2 registrations of process 4711 are listed";
+    only_fails(Fault::StaysListed, &[KILLED], words);
     only_fails(
         Fault::NeverListed,
-        &[killed],
+        &[KILLED],
         "listed no registration of process 4711",
     );
     let steps = steps_with(&[Fault::StaysPinned]);
     let failed = outcomes(&steps, Outcome::Failed);
-    assert!(failed.contains(&killed), "{failed:?}");
+    assert!(failed.contains(&KILLED), "{failed:?}");
     assert_eq!(
-        said(&steps, PEER, Name::KilledHolder),
+        said(&steps, KILLED),
         "after the kill 66536 bytes of BAR1 are pinned, 1000 were before"
     );
 }
@@ -630,11 +589,11 @@ fn what_cannot_be_seen_is_said_and_fails_nothing() {
     let steps = steps_on(&mut fake, &plan());
     assert!(outcomes(&steps, Outcome::Failed).is_empty());
     assert_eq!(
-        said(&steps, PEER, Name::KilledHolder),
+        said(&steps, KILLED),
         "killed while bytes moved; the module's list is not visible without root"
     );
     assert_eq!(
-        said(&steps, DMA, Name::KilledHolder),
+        said(&steps, (DMA, Name::KilledHolder)),
         "killed while bytes moved"
     );
 }

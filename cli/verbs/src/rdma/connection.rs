@@ -79,7 +79,6 @@ impl fmt::Display for Op {
 /// Status of a work request.
 pub type Status = WorkCompletionStatus;
 
-/// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     /// Number of the request.

@@ -2,9 +2,11 @@
 //! Cases from public bug reports: the true cause comes first, and nothing else is a warning or a
 //! fault.
 
+use super::faults;
 use crate::doctor::scan::Scan;
+use crate::doctor::tests::{is_like, told, Fault};
 use crate::doctor::{examine, Selection};
-use crate::finding::Level::{Fault, Note, Warning};
+use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{limits, newer_library, nvml};
 use crate::fixture::Fixture;
@@ -15,8 +17,7 @@ use crate::{fixture, testing};
 
 /// An HGX H100 with NVIDIA's nvidia_peermem, on a kernel without memory_peers.
 fn machine() -> Fixture {
-    let mut fixture = fixture::hgx();
-    fixture.software();
+    let mut fixture = fixture::hgx().with_software();
     for path in [
         MODULE,
         "/sys/kernel/mm/memory_peers",
@@ -77,168 +78,65 @@ fn upgraded(fixture: &mut Fixture, modules: &str) {
     fixture.file("/proc/modules", modules);
 }
 
-/// A case, and its first finding. `Level::Ok`: no warning and no fault.
-struct Reported {
-    name: &'static str,
-    inject: fn(&mut Fixture),
-    first: (&'static str, Level, &'static [&'static str]),
-}
-
-const REPORTED: &[Reported] = &[
-    Reported {
-        name: "Xid 119",
-        inject: |fixture| {
-            log(fixture, &["NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, Timeout after 45s of waiting for RPC response from \
-                GPU2 GSP!"]);
-        },
-        first: (
-            "kernel-log",
-            Fault,
-            &["119", "GSP", "nvidia-smi --gpu-reset -i 0000:3b:00.0"],
-        ),
-    },
-    Reported {
-        name: "Xid 63",
-        inject: |fixture| {
-            log(
-                fixture,
-                &["NVRM: Xid (PCI:0000:3b:00): 63, pid=4711, row remapper"],
-            );
-        },
-        first: ("kernel-log", Warning, &["63", "bad memory", "ROW_REMAPPER"]),
-    },
-    Reported {
-        name: "Xid 31",
-        inject: |fixture| {
-            log(
-                fixture,
-                &["NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, MMU Fault"],
-            );
-        },
-        first: ("", Level::Ok, &[]),
-    },
-    Reported {
-        name: "a crash in nvidia_uvm",
-        inject: |fixture| {
-            log(
-                fixture,
-                &[
-                    "BUG: kernel NULL pointer dereference, address: 00000000000000a8",
-                    "#PF: supervisor read access in kernel mode",
-                    "Oops: 0000 [#1] PREEMPT SMP NOPTI",
-                    "CPU: 3 PID: 4711 Comm: python3 Tainted: P           OE",
-                    "RIP: 0010:uvm_hmm_unregister_gpu+0x51/0x3a0 [nvidia_uvm]",
-                ],
-            );
-        },
-        first: (
-            "kernel-log",
-            Fault,
-            &["uvm_hmm_unregister_gpu", "nvidia_uvm", "reboot"],
-        ),
-    },
-    Reported {
-        name: "no fabric manager",
-        inject: |fixture| {
-            log(
-                fixture,
-                &[
-                    "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
-                    "NVRM: GPU0 nvAssertFailedNoLog",
-                ],
-            );
-        },
-        first: (
-            "kernel-log",
-            Fault,
-            &["20034", "802", "nvidia-fabricmanager"],
-        ),
-    },
-    Reported {
-        name: "IBGDA without PeerMappingOverride",
-        inject: |fixture| {
-            fixture.file(
-                "/proc/driver/nvidia/params",
-                "EnableStreamMemOPs: 0\nRegistryDwords: \"\"\nGrdmaPciTopoCheckOverride: 0\n",
-            );
-        },
-        first: (
-            "ibgda",
-            Note,
-            &["PeerMappingOverride=1", "GPU cannot map UAR"],
-        ),
-    },
-    Reported {
-        name: "128 GiB of locked memory for 80 GiB with several NICs",
-        inject: |fixture| limited(fixture, 128 << 30),
-        first: (
-            "memlock",
-            Warning,
-            &[
-                "may lock 131072 MiB",
-                "a GPU's 81920 MiB count 737280 MiB when 9 RDMA devices register them",
-            ],
-        ),
-    },
-    Reported {
-        name: "locked memory for all NICs",
-        inject: |fixture| limited(fixture, 9 * (80 << 30)),
-        first: ("", Level::Ok, &[]),
-    },
-    Reported {
-        name: "slurmd with locked memory for one NIC",
-        inject: |fixture| fixture.fact(Fact::Services, "slurmd 2201 137438953472 137438953472\n"),
-        first: (
-            "memlock",
-            Warning,
-            &[
-                "what slurmd starts may lock 131072 MiB at most",
-                "9 RDMA devices",
-            ],
-        ),
-    },
-    Reported {
-        name: "RDMA devices of another network namespace",
-        inject: |fixture| other_namespace(fixture, &ALL),
-        first: (
-            "presence",
-            Fault,
-            &["9 NICs", "network namespace", "hostNetwork", "rdma dev set"],
-        ),
-    },
-    Reported {
-        name: "one RDMA device of another network namespace",
-        inject: |fixture| other_namespace(fixture, &ALL[8..]),
-        first: (
-            "nic-driver",
-            Note,
-            &["the RDMA device of the NIC 0000:01:00.0 is in another network namespace"],
-        ),
-    },
-    Reported {
-        name: "an RDMA driver that makes no device",
-        inject: |fixture| {
-            other_namespace(fixture, &ALL);
-            let empty: Vec<String> = fixture
-                .recording
-                .directories
-                .keys()
-                .filter(|path| path.ends_with("/infiniband") && path.contains("/pci"))
-                .cloned()
-                .collect();
-            for path in empty {
-                fixture.remove(&path);
-            }
-        },
-        first: (
-            "presence",
-            Fault,
-            &["though mlx5_ib is loaded", "enable_roce"],
-        ),
-    },
-    Reported {
-        name: "modules that hold nvidia.ko",
-        inject: |fixture| {
+// The only finding of each case is the first, with words of its reason, too.
+faults! {
+    "Xid 119", "fault kernel-log: …119…GSP…nvidia-smi --gpu-reset -i 0000:3b:00.0" => |fixture| {
+        log(fixture, &["NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, Timeout after 45s of waiting for RPC response from \
+            GPU2 GSP!"]);
+    };
+    "Xid 63", "warning kernel-log: …63…bad memory…ROW_REMAPPER" =>
+        |fixture| log(fixture, &["NVRM: Xid (PCI:0000:3b:00): 63, pid=4711, row remapper"]);
+    "Xid 31" => |fixture| log(fixture, &["NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, MMU Fault"]);
+    "a crash in nvidia_uvm", "fault kernel-log: …uvm_hmm_unregister_gpu…nvidia_uvm…reboot" => |fixture| {
+        log(fixture, &[
+            "BUG: kernel NULL pointer dereference, address: 00000000000000a8",
+            "#PF: supervisor read access in kernel mode",
+            "Oops: 0000 [#1] PREEMPT SMP NOPTI",
+            "CPU: 3 PID: 4711 Comm: python3 Tainted: P           OE",
+            "RIP: 0010:uvm_hmm_unregister_gpu+0x51/0x3a0 [nvidia_uvm]",
+        ]);
+    };
+    "no fabric manager", "fault kernel-log: …20034…802…nvidia-fabricmanager" => |fixture| {
+        log(fixture, &[
+            "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
+            "NVRM: GPU0 nvAssertFailedNoLog",
+        ]);
+    };
+    "IBGDA without PeerMappingOverride", "note ibgda: …PeerMappingOverride=1…GPU cannot map UAR" => |fixture| {
+        fixture.file(
+            "/proc/driver/nvidia/params",
+            "EnableStreamMemOPs: 0\nRegistryDwords: \"\"\nGrdmaPciTopoCheckOverride: 0\n",
+        );
+    };
+    "128 GiB of locked memory for 80 GiB with several NICs",
+        "warning memlock: …may lock 131072 MiB…a GPU's 81920 MiB count 737280 MiB when 9 RDMA devices register them" =>
+        |fixture| limited(fixture, 128 << 30);
+    "locked memory for all NICs" => |fixture| limited(fixture, 9 * (80 << 30));
+    "slurmd with locked memory for one NIC",
+        "warning memlock: …what slurmd starts may lock 131072 MiB at most…9 RDMA devices" =>
+        |fixture| fixture.fact(Fact::Services, "slurmd 2201 137438953472 137438953472\n");
+    "RDMA devices of another network namespace",
+        "fault presence: …9 NICs…network namespace…hostNetwork…rdma dev set" =>
+        |fixture| other_namespace(fixture, &ALL);
+    "one RDMA device of another network namespace",
+        "note nic-driver: …the RDMA device of the NIC 0000:01:00.0 is in another network namespace" =>
+        |fixture| other_namespace(fixture, &ALL[8..]);
+    "an RDMA driver that makes no device", "fault presence: …though mlx5_ib is loaded…enable_roce" => |fixture| {
+        other_namespace(fixture, &ALL);
+        let empty: Vec<String> = fixture
+            .recording
+            .directories
+            .keys()
+            .filter(|path| path.ends_with("/infiniband") && path.contains("/pci"))
+            .cloned()
+            .collect();
+        for path in empty {
+            fixture.remove(&path);
+        }
+    };
+    "modules that hold nvidia.ko",
+        "fault nvidia-driver: …`sudo rmmod nvidia_fs gdrdrv nvidia_peermem nvidia_uvm nvidia_modeset nvidia`" =>
+        |fixture| {
             upgraded(
                 fixture,
                 "nvidia_fs 323584 0 - Live 0x0 (OE)\ngdrdrv 24576 0 - Live 0x0 (OE)\n\
@@ -246,56 +144,29 @@ const REPORTED: &[Reported] = &[
                  nvidia_modeset 1306624 0 - Live 0x0\n\
                  nvidia 56598528 110 nvidia_fs,gdrdrv,nvidia_peermem,nvidia_uvm,nvidia_modeset, Live 0x0 (OE)\n",
             );
-        },
-        first: (
-            "nvidia-driver",
-            Fault,
-            &["`sudo rmmod nvidia_fs gdrdrv nvidia_peermem nvidia_uvm nvidia_modeset nvidia`"],
-        ),
-    },
-    Reported {
-        name: "a module that uses a user of nvidia.ko",
-        inject: |fixture| {
-            upgraded(
-                fixture,
-                "nvidia_drm 131072 0 - Live 0x0\nnvidia_modeset 1306624 1 nvidia_drm, Live 0x0\n\
-                 nvidia 56598528 1 nvidia_modeset, Live 0x0 (OE)\n",
-            );
-        },
-        first: (
-            "nvidia-driver",
-            Fault,
-            &[
-                "`sudo rmmod nvidia_drm nvidia_modeset nvidia`",
-                "`sudo modprobe -a nvidia nvidia_modeset nvidia_drm`",
-            ],
-        ),
-    },
-    Reported {
-        name: "a port below the switch of a GPU that leads to nothing any more",
-        inject: |fixture| {
-            let port = "0000:39:01.0";
-            fixture.unplug("0000:3b:00.0");
-            let mut said = nvml(&fixture.recording);
-            said.gpus.retain(|gpu| gpu.at != "0000:3b:00.0");
-            fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
-            log(
-                fixture,
-                &[
-                    &format!(
-                        "pcieport {port}: DPC: containment event, status:0x1f01 source:0x0000"
-                    ),
-                    &format!("pcieport {port}: pciehp: Slot(3): Link Down"),
-                ],
-            );
-        },
-        first: (
-            "kernel-log",
-            Fault,
-            &["0000:39:01.0: DPC: containment event"],
-        ),
-    },
-];
+        };
+    "a module that uses a user of nvidia.ko",
+        "fault nvidia-driver: …`sudo rmmod nvidia_drm nvidia_modeset nvidia`…`sudo modprobe -a nvidia nvidia_modeset \
+         nvidia_drm`" => |fixture| {
+        upgraded(
+            fixture,
+            "nvidia_drm 131072 0 - Live 0x0\nnvidia_modeset 1306624 1 nvidia_drm, Live 0x0\n\
+             nvidia 56598528 1 nvidia_modeset, Live 0x0 (OE)\n",
+        );
+    };
+    "a port below the switch of a GPU that leads to nothing any more",
+        "fault kernel-log: …0000:39:01.0: DPC: containment event" => |fixture| {
+        let port = "0000:39:01.0";
+        fixture.unplug("0000:3b:00.0");
+        let mut said = nvml(&fixture.recording);
+        said.gpus.retain(|gpu| gpu.at != "0000:3b:00.0");
+        fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+        log(fixture, &[
+            &format!("pcieport {port}: DPC: containment event, status:0x1f01 source:0x0000"),
+            &format!("pcieport {port}: pciehp: Slot(3): Link Down"),
+        ]);
+    };
+}
 
 fn examined(fixture: &Fixture) -> Vec<Finding> {
     let machine = Machine::scan(&fixture.recording).unwrap();
@@ -314,34 +185,24 @@ fn the_true_cause_comes_first_and_alone() {
         "{before:#?}"
     );
     let mut wrong = Vec::new();
-    for reported in REPORTED {
+    for Fault { name, inject, says } in FAULTS {
         let mut fixture = machine();
-        (reported.inject)(&mut fixture);
+        inject(&mut fixture);
         let mut found = examined(&fixture);
         found.retain(|finding| !before.contains(finding));
         found.iter().for_each(testing::commands_are_marked);
-        let bad = found
-            .iter()
-            .filter(|finding| finding.level.is_finding())
-            .count();
-        let (check, level, words) = reported.first;
-        let as_told = match (found.first(), level) {
-            (None, Level::Ok) => true,
-            (Some(first), _) => {
-                let text = format!(
-                    "{} {} {}",
-                    first.found,
-                    first.why.as_deref().unwrap_or(""),
-                    first.fix.as_deref().unwrap_or("")
-                );
-                (first.check, first.level) == (check, level)
-                    && words.iter().all(|words| text.contains(words))
-                    && bad == usize::from(level.is_finding())
+        let bad = found.iter().filter(|it| it.level.is_finding()).count();
+        let as_told = match (found.first(), says) {
+            (first, []) => first.is_none(),
+            (Some(first), [says, ..]) => {
+                let why = first.why.as_deref().unwrap_or("");
+                let text = told(first).replacen(" fix ", &format!(" {why} fix "), 1);
+                is_like(&text, says) && bad == usize::from(first.level.is_finding())
             }
             _ => false,
         };
         if !as_told {
-            wrong.push(format!("{}: {found:#?}", reported.name));
+            wrong.push(format!("{name}: {found:#?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));

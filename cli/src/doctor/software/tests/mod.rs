@@ -5,7 +5,7 @@ mod causes;
 
 use super::*;
 use crate::doctor::scan::Scan;
-use crate::doctor::tests::Faults;
+use crate::doctor::tests::{is_like, told, Fault, Faults};
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{driver, limits, module_files, nvml};
@@ -20,9 +20,7 @@ pub(in crate::doctor) const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
 pub(in crate::doctor) const PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 pub(in crate::doctor) fn healthy() -> Fixture {
-    let mut fixture = fixture::small();
-    fixture.software();
-    fixture
+    fixture::small().with_software()
 }
 
 /// Returns the findings of software checks that are worse than ok.
@@ -134,57 +132,40 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
     );
 }
 
-/// A fault, and all findings that the fault must cause: checks, levels, and words of the finding or
-/// the fix.
-pub(in crate::doctor) struct SoftwareFault {
-    pub(in crate::doctor) name: &'static str,
-    pub(in crate::doctor) inject: fn(&mut Fixture),
-    pub(in crate::doctor) says: &'static [Says],
+/// Defines the faults of a check that are injected into [`healthy`].
+macro_rules! faults {
+    ($($faults:tt)*) => {
+        $crate::doctor::tests::faults_of! { $crate::fixture::Fixture; $($faults)* }
+    };
 }
+pub(in crate::doctor) use faults;
 
 #[test]
 fn a_machine_that_is_well_is_told_nothing() {
     assert_eq!(findings(&healthy()), []);
-    let mut hgx = fixture::hgx();
-    hgx.software();
+    let hgx = fixture::hgx().with_software();
     assert_eq!(findings(&hgx), []);
 }
 
-fn faults() -> impl Iterator<Item = &'static SoftwareFault> {
+/// Each fault causes its findings and no others.
+#[test]
+fn each_fault_is_told_and_nothing_else() {
     let of_check = |check: &'static Check| match check.faults {
         Faults::OfSoftware(faults) => faults,
         _ => &[],
     };
-    OF_SOFTWARE.iter().flat_map(of_check)
-}
-
-/// A finding of a check: its level, and words of the finding or the fix.
-pub(in crate::doctor) type Says = (&'static str, Level, &'static str);
-
-/// Returns the findings on a machine if they differ from `says`.
-pub(in crate::doctor) fn differs(fixture: &Fixture, says: &[Says]) -> Option<Vec<Finding>> {
-    let found = findings(fixture);
-    // The table of the check of refusals has its own words for logs.
-    let own = found
-        .iter()
-        .filter(|finding| finding.check != refusals::CHECK.name);
-    own.for_each(testing::commands_are_marked);
-    let is_said = |(finding, (check, level, words)): (&Finding, &Says)| {
-        let said = format!("{} {}", finding.found, finding.fix.as_deref().unwrap_or(""));
-        finding.check == *check && finding.level == *level && said.contains(words)
-    };
-    let as_told = found.len() == says.len() && found.iter().zip(says).all(is_said);
-    (!as_told).then_some(found)
-}
-
-#[test]
-fn each_fault_is_told_and_nothing_else() {
     let mut wrong = Vec::new();
-    for injected in faults() {
+    for Fault { name, inject, says } in OF_SOFTWARE.iter().flat_map(of_check) {
         let mut fixture = healthy();
-        (injected.inject)(&mut fixture);
-        let found = differs(&fixture, injected.says);
-        wrong.extend(found.map(|found| format!("{}: {found:#?}", injected.name)));
+        inject(&mut fixture);
+        let found = findings(&fixture);
+        // The table of the check of refusals has its own words for logs.
+        let own = found.iter().filter(|it| it.check != refusals::CHECK.name);
+        own.for_each(testing::commands_are_marked);
+        let is_said = |(finding, says): (&Finding, &&str)| is_like(&told(finding), says);
+        if found.len() != says.len() || !found.iter().zip(*says).all(is_said) {
+            wrong.push(format!("{name}: {found:#?}"));
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
@@ -224,8 +205,7 @@ fn gpus_without_gpudirect_rdma_lack_no_software() {
 /// The state after `rmmod ib_uverbs`, which removes the drivers of RDMA devices, too.
 #[test]
 fn without_ib_uverbs_its_modprobe_is_the_advice() {
-    let mut fixture = fixture::no_hca();
-    fixture.software();
+    let mut fixture = fixture::no_hca().with_software();
     fixture.remove("/sys/module/ib_uverbs");
     let found = findings(&fixture);
     let fix = found.first().and_then(|finding| finding.fix.as_deref());
@@ -257,8 +237,7 @@ fn all_consumers_find_the_module_where_it_shows_itself() {
 /// Soft RoCE does not transfer memory of a real GPU.
 #[test]
 fn soft_roce_alone_is_a_fault() {
-    let mut fixture = fixture::soft_roce();
-    fixture.software();
+    let fixture = fixture::soft_roce().with_software();
     let faults: Vec<Finding> = findings(&fixture)
         .into_iter()
         .filter(|finding| finding.level > Note)
