@@ -51,10 +51,10 @@ const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
 /// The slab allocator's caches for each processor keep pointers to objects that they gave out.
-/// Without slab_debug, kmemleak takes these pointers for references and misses the injected leak.
+/// Without slub_debug, kmemleak takes these pointers for references and misses the injected leak.
 /// If allocations fail, those caches are filled at unpredictable times, and no count would be
-/// exact. Any flag of slab_debug prevents both effects, and Z is the cheapest flag.
-const NO_CACHES: &str = "slab_debug=Z";
+/// exact. Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
+const NO_CACHES: &str = "slub_debug=Z";
 
 /// Limits the VM to four levels of page tables.
 ///

@@ -427,7 +427,7 @@ fn render(ran: &[Ran]) -> String {
     }
     text.push_str(
         "\n## Every schedule\n\nDefects are **bold**. `gdr hazards NAME` runs the schedules whose names begin with NAME. Some \
-         need a VM with\n`--interpose --append slab_debug=FP,kmalloc-*`.\n",
+         need a VM with\n`--interpose --append slub_debug=FP,kmalloc-*`.\n",
     );
     let mut schedules: BTreeMap<&str, Vec<(&Ran, &Outcome)>> = BTreeMap::new();
     for ran in ran {

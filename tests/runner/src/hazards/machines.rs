@@ -3,8 +3,9 @@
 
 use crate::vm::{Options, Peermem, Provider};
 
-/// Kernel parameter that fills freed memory with a pattern and checks the pattern.
-pub(super) const POISON: &str = "slab_debug=FP,kmalloc-*";
+/// Kernel parameter that fills freed memory with a pattern and checks the pattern. Kernels from 6.9
+/// on also take it as slab_debug.
+pub(super) const POISON: &str = "slub_debug=FP,kmalloc-*";
 
 /// A VM and the schedules that run in it, in order. A schedule that kills the VM comes last.
 pub(super) struct Machine {

@@ -191,5 +191,5 @@ pub(super) const LIMITS: &str = "
   table, as any allocator can.
 - J, K and M are costs, not crashes.
 - The page names only the kind of a kernel report (an oops, a warning), because its place depends on the compiler.
-- The kernel is an ordinary one with `slab_debug=FP`, which poisons and checks freed memory.
+- The kernel is an ordinary one with `slub_debug=FP`, which poisons and checks freed memory.
 ";

@@ -127,7 +127,7 @@ fn kunit(vm: &mut vm::Options) {
     vm.kunit = true;
     vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
     // Detects uses of freed memory.
-    vm.append.push("slab_debug=FZP".to_owned());
+    vm.append.push("slub_debug=FZP".to_owned());
 }
 
 /// Sets up a VM for real DMA, with both modes available.

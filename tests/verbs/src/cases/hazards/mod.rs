@@ -231,7 +231,7 @@ fn look_at_freed_memory() -> Result<()> {
             looked += 1;
         }
     }
-    ensure!(looked > 0, "no cache with debugging: boot with slab_debug");
+    ensure!(looked > 0, "no cache with debugging: boot with slub_debug");
     Ok(())
 }
 

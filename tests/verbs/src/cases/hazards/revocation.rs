@@ -2,6 +2,7 @@
 //! Hazards A to F and O: memory that is freed, or released by another process, while the module
 //! works.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
@@ -433,7 +434,15 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;
-    let _old = Parameter::set("ib_core", "peer_old_stop", "1")?;
+    // Kernels up to 6.12 have umem.c, and so the parameter, in ib_uverbs.
+    let modules = ["ib_core", "ib_uverbs"];
+    let mut files = modules
+        .map(|name| format!("/sys/module/{name}/parameters/peer_old_stop"))
+        .into_iter();
+    let file = files
+        .find(|file| Path::new(file).exists())
+        .context("no peer_old_stop")?;
+    let _old = Parameter::set_file(&file, "1")?;
     let failing = Parameter::set("rdma_rxe", "peer_fail_create", "1")?;
     let mut registration = bench.start_register(&memory)?;
     let ended = registration.ended_or_in(&["ib_umem_stop_invalidation_notifier"])?;
