@@ -106,6 +106,7 @@ use super::{
         Span, //
     },
     reason::{
+        Event,
         PutError,
         Reason,
         EINVAL, //
@@ -354,8 +355,8 @@ pub(crate) fn free_callback(number: usize) {
     });
     let entry = match found {
         Ok(entry) => entry,
-        Err(true) => return env::late_callback(),
-        Err(false) => return env::spurious_callback(),
+        Err(true) => return env::report(Event::LateCallback, None, None),
+        Err(false) => return env::report(Event::SpuriousCallback, None, None),
     };
     entry.with(|alive| *alive = false);
     entry.of.revoke();

@@ -146,14 +146,8 @@ pub(crate) use super::nv::retry;
 /// Logs that memory stays pinned until it is freed.
 pub(crate) use super::log::orphaned;
 
-/// Logs a callback for a pin that nvidia.ko had reported as unpinned.
-pub(crate) use super::log::late_callback;
-
-/// Logs a callback for a pin that does not exist.
-pub(crate) use super::log::spurious_callback;
-
-/// Logs a scatter list for which ib_core may use an HCA page larger than 2 GiB.
-pub(crate) use super::log::large_hca_page;
+/// Counts an event, and logs it with the memory and nvidia.ko's code if they are known.
+pub(crate) use super::log::report;
 
 /// Returns the calling thread, and the time in microseconds.
 pub(crate) fn caller() -> (Task, u64) {

@@ -387,13 +387,11 @@ struct peermem_open_file {
 	void *reader;
 };
 
-/* A one-record file has position 0. The position of a line is its number. */
+/* The position in a file is the number of a record. */
 static void *peermem_seq_find(struct peermem_open_file *open, loff_t *pos)
 {
 	u64 number = *pos;
 
-	if (!open->ops->find)
-		return number ? NULL : open;
 	if (!open->ops->find(open->reader, &number))
 		return NULL;
 	*pos = number;
@@ -440,7 +438,7 @@ static int peermem_open(struct inode *inode, struct file *file,
 	if (!open)
 		return -ENOMEM;
 	open->ops = ops;
-	ret = ops->open ? ops->open(&open->reader) : 0;
+	ret = ops->open(&open->reader);
 	if (ret)
 		seq_release_private(inode, file);
 	return ret;
@@ -451,8 +449,7 @@ static int peermem_release(struct inode *inode, struct file *file)
 	struct seq_file *seq = file->private_data;
 	struct peermem_open_file *open = seq->private;
 
-	if (open->ops->release)
-		open->ops->release(open->reader);
+	open->ops->release(open->reader);
 	return seq_release_private(inode, file);
 }
 

@@ -25,7 +25,10 @@ use super::{
         Span,
         LONG_RUN, //
     },
-    reason::Reason,
+    reason::{
+        Event,
+        Reason, //
+    },
     registry::RegistrationInfo, //
 };
 
@@ -143,6 +146,6 @@ pub(crate) fn check_killed() -> Result<(), Reason> {
 /// Behind a translating IOMMU, this module makes no such list: see [`ranges::IovaLayout`].
 pub(crate) fn note_large_hca_page(span: &Span, table: &SgTable) {
     if span.len() > LONG_RUN && ranges::common_distance(span.start(), table.ranges()) == Some(0) {
-        env::large_hca_page(span);
+        env::report(Event::LargeHcaPage, Some(span), None);
     }
 }

@@ -51,6 +51,7 @@ use crate::{
     },
     reason::{
         self,
+        Event,
         Reason, //
     },
     sync, //
@@ -404,7 +405,7 @@ impl PersistentPin {
             c::nvidia_p2p_dma_unmap_pages(device.as_raw(), self.table.as_raw(), raw.as_ptr())
         };
         if ret != 0 {
-            log::not_unmapped(&self.span, ret);
+            log::report(Event::NotUnmapped, Some(&self.span), Some(ret));
         }
     }
 }
@@ -421,7 +422,7 @@ impl Drop for PersistentPin {
             c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
         };
         if ret != 0 {
-            log::leaked(&self.span, ret);
+            log::report(Event::Leaked, Some(&self.span), Some(ret));
         }
     }
 }

@@ -27,8 +27,8 @@ pub(crate) use std::sync::Arc as Shared;
 
 pub(crate) use crate::fakes::ib_core::Ticket;
 pub(crate) use crate::fakes::provider::{
-    get_pages, late_callback, orphaned, put_pages, put_rwsem_read, put_rwsem_write, retry,
-    spurious_callback, ModuleRef, PageTable,
+    get_pages, orphaned, put_pages, put_rwsem_read, put_rwsem_write, report, retry, ModuleRef,
+    PageTable,
 };
 
 pub(crate) type Process = u32;
@@ -43,10 +43,6 @@ pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 fn share<T>(value: T) -> Result<Shared<T>, Reason> {
     world().may_allocate();
     Ok(Shared::new(value))
-}
-
-pub(crate) fn large_hca_page(_span: &Span) {
-    world().record("large HCA page");
 }
 
 pub(crate) fn user() -> User {

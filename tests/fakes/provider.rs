@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::fakes::env::Callback;
 use crate::fakes::world::{world, Break, Hook, World};
 use crate::ranges::{PageSize, Span};
-use crate::reason::{PutError, Reason, EINVAL, ENOMEM};
+use crate::reason::{Event, PutError, Reason, EINVAL, ENOMEM};
 use crate::sync;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
@@ -463,18 +463,12 @@ pub(crate) fn orphaned(_span: &Span, why: PutError) {
     world.provider.orphaned.borrow_mut().push(why);
 }
 
-/// Records a callback that finds no entry. Only a test or an injected fault causes one.
-fn no_entry(what: &str) {
-    match SCRIPTED {
-        true => world().provider.record(what),
-        false => panic!("a callback finds no entry"),
+/// Records an event. Only a test or an injected fault causes a callback that finds no entry.
+pub(crate) fn report(event: Event, _span: Option<&Span>, _code: Option<i32>) {
+    match event {
+        Event::LargeHcaPage => world().record("large HCA page"),
+        Event::LateCallback if SCRIPTED => world().provider.record("late"),
+        Event::SpuriousCallback if SCRIPTED => world().provider.record("spurious"),
+        _ => panic!("a callback finds no entry: {event:?}"),
     }
-}
-
-pub(crate) fn late_callback() {
-    no_entry("late");
-}
-
-pub(crate) fn spurious_callback() {
-    no_entry("spurious");
 }
