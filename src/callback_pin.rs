@@ -99,7 +99,8 @@ use super::{
         Shared,
         StaticMutex,
         Thread,
-        CALLBACKS_LOCK, //
+        CALLBACKS_LOCK,
+        GFP_KERNEL, //
     },
     ranges::{
         PageSize,
@@ -148,7 +149,7 @@ impl CallbackTable {
         entry: Shared<CallbackEntry>,
     ) -> usize {
         self.last = self.last.wrapping_add(1);
-        self.entries.insert(slot, self.last, entry);
+        self.entries.insert(slot.into_node(self.last, entry));
         self.last
     }
 }
@@ -161,7 +162,7 @@ fn callbacks<R>(f: impl FnOnce(&mut CallbackTable) -> R) -> R {
 }
 
 fn remove(number: usize) {
-    let entry = callbacks(|callbacks| callbacks.entries.remove(number));
+    let entry = callbacks(|callbacks| callbacks.entries.remove(&number));
     // This may drop the last reference to a region, so the table is not locked here.
     drop(entry);
 }
@@ -194,7 +195,7 @@ impl Pinned {
     /// Pins `span` in the calling process. Takes the API lock.
     fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         let entry = CallbackEntry::new(true, region)?;
-        let slot = IdSlot::new()?;
+        let slot = IdSlot::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
         let table = env::put_rwsem_read(|| env::get_pages::<OnFree>(&span, number))
             // A failed get has no callback.
@@ -345,7 +346,7 @@ impl env::Callback for OnFree {
 /// lock held.
 pub(crate) fn free_callback(number: usize) {
     let found = callbacks(|callbacks| {
-        let Some(entry) = callbacks.entries.get(number).cloned() else {
+        let Some(entry) = callbacks.entries.get(&number).cloned() else {
             let given = (1..=callbacks.last).contains(&number);
             callbacks.late |= given;
             return Err(given);

@@ -102,7 +102,8 @@ impl<T: Contents> FileOps<T> {
         // SAFETY: The caller promises that both pointers are valid, and that nobody else uses them
         // during the call.
         let (seq, reader) = unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
-        seq_print!(seq, "{}", Written(|f: &mut fmt::Formatter<'_>| reader.write(f)));
+        let record = Written(|f: &mut fmt::Formatter<'_>| reader.write(f));
+        seq_print!(seq, "{}", record);
     }
 }
 

@@ -28,6 +28,7 @@ pub(crate) use super::collections::IdMap;
 /// Memory for one value of an [`IdMap`]. Allocate it while no lock is held that a callback of
 /// nvidia.ko takes.
 pub(crate) use super::collections::IdSlot;
+pub(crate) use kernel::prelude::GFP_KERNEL;
 
 /// A static value protected by a sleeping lock.
 pub(crate) use super::sync::StaticMutex;

@@ -172,8 +172,7 @@ fn record(refusal: &Refusal) {
     };
     if let Some(times) = LIMITS.get(at).and_then(|limit| limit.pass(silence)) {
         let step = DisplayCStr(refusal.step.name());
-        let what =
-            Written(|f: &mut fmt::Formatter<'_>| core::write!(f, "{step}: {reason}"));
+        let what = Written(|f: &mut fmt::Formatter<'_>| core::write!(f, "{step}: {reason}"));
         pr_notice!(
             "refused {:#x}+{:#x} of process {} in {}{}\n",
             refusal.addr,

@@ -348,6 +348,7 @@ impl<T> DerefMut for SmallVec<T> {
     }
 }
 
+/// A map from numbers to values. The kernel's version is a red-black tree.
 pub(crate) struct IdMap<T>(BTreeMap<usize, T>);
 
 impl<T> Default for IdMap<T> {
@@ -357,20 +358,20 @@ impl<T> Default for IdMap<T> {
 }
 
 impl<T> IdMap<T> {
-    pub(crate) fn insert(&mut self, _slot: IdSlot<T>, number: usize, value: T) {
-        assert!(self.0.insert(number, value).is_none());
+    pub(crate) fn insert(&mut self, node: (usize, T)) {
+        assert!(self.0.insert(node.0, node.1).is_none());
     }
 
-    pub(crate) fn get(&self, number: usize) -> Option<&T> {
-        self.0.get(&number)
+    pub(crate) fn get(&self, number: &usize) -> Option<&T> {
+        self.0.get(number)
     }
 
-    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
-        self.0.get_mut(&number)
+    pub(crate) fn get_mut(&mut self, number: &usize) -> Option<&mut T> {
+        self.0.get_mut(number)
     }
 
-    pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
-        self.0.remove(&number)
+    pub(crate) fn remove(&mut self, number: &usize) -> Option<T> {
+        self.0.remove(number)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -378,12 +379,18 @@ impl<T> IdMap<T> {
     }
 }
 
+pub(crate) const GFP_KERNEL: () = ();
+
 pub(crate) struct IdSlot<T>(PhantomData<T>);
 
 impl<T> IdSlot<T> {
-    pub(crate) fn new() -> Result<Self, Reason> {
+    pub(crate) fn new(_flags: ()) -> Result<Self, Reason> {
         world().may_allocate();
         Ok(IdSlot(PhantomData))
+    }
+
+    pub(crate) fn into_node(self, number: usize, value: T) -> (usize, T) {
+        (number, value)
     }
 }
 
