@@ -197,7 +197,7 @@ impl Pinned {
         let entry = CallbackEntry::new(true, region)?;
         let slot = IdSlot::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
-        let table = env::put_rwsem_read(|| env::get_pages::<OnFree>(&span, number))
+        let table = env::put_rwsem_read(|| env::get_pages(&span, number, on_free))
             // A failed get has no callback.
             .inspect_err(|_| remove(number))?
             // The entry stays, because the memory is pinned and its callback will look for the
@@ -333,13 +333,9 @@ impl Drop for CallbackPin {
     }
 }
 
-/// The callback that is passed to nvidia.ko.
-struct OnFree;
-
-impl env::Callback for OnFree {
-    fn free_callback(number: usize) {
-        free_callback(number);
-    }
+/// The callback that is passed to nvidia.ko. `data` is the number of a pin.
+extern "C" fn on_free(data: *mut core::ffi::c_void) {
+    free_callback(data.addr());
 }
 
 /// Handles the callback for pin `number`: nvidia.ko frees its memory. Called with nvidia.ko's API

@@ -23,16 +23,9 @@ pub(crate) enum SmallVec<T> {
     Heap(KVVec<T>),
 }
 
-impl<T> SmallVec<T> {
-    /// Returns an empty list.
-    pub(crate) const fn new() -> Self {
-        SmallVec::Inline(None)
-    }
-}
-
 impl<T> Default for SmallVec<T> {
     fn default() -> Self {
-        SmallVec::new()
+        SmallVec::Inline(None)
     }
 }
 

@@ -107,18 +107,8 @@ static inline void compat_mmap_unlock(struct mm_struct *mm)
 #endif
 }
 
+/* For portable/shim.c. */
 /* PROBE fsleep: fsleep(n); */
-static inline void compat_sleep(unsigned long microseconds)
-{
-#ifdef PEERMEM_HAS_FSLEEP
-	fsleep(microseconds);
-#else
-	if (microseconds < 20 * USEC_PER_MSEC)
-		usleep_range(microseconds, 2 * microseconds);
-	else
-		msleep(DIV_ROUND_UP(microseconds, USEC_PER_MSEC));
-#endif
-}
 
 /*
  * Returns the monotonic time in microseconds. The coarse clock is the monotonic

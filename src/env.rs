@@ -129,12 +129,9 @@ pub(crate) use super::nv::PersistentPin;
 /// nvidia.ko's handle for the page table of a pin. Handles are reused.
 pub(crate) use super::nv::TablePtr as PageTable;
 
-/// Receiver of nvidia.ko's callback.
-pub(crate) use super::nv::Callback;
-
-/// Pins a span in the calling process. Takes the API lock. [`Callback::free_callback`] may then be
-/// called with the number, at most once, even before this returns. The table dies when
-/// `free_callback` returns. `None` means that the memory is pinned, but there is no table to put.
+/// Pins a span in the calling process. Takes the API lock. The callback may then be called with the
+/// number, at most once, even before this returns. The table dies when the callback returns. `None`
+/// means that the memory is pinned, but there is no table to put.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table belongs to a pin of the calling process. Does not read the table. Takes the

@@ -40,21 +40,16 @@ use crate::{
     }, //
 };
 
-/// All files, until dropped.
-pub(crate) struct Files(#[expect(dead_code, reason = "for its drop")] Folder);
-
-impl Files {
-    /// Makes all files.
-    pub(crate) fn new() -> Self {
-        let folder = Folder::new();
-        folder.add::<Version>(c"version", 0o444);
-        folder.add::<Counters>(c"counters", 0o444);
-        // These files show addresses of processes, so only root may read them.
-        folder.add::<Refusals<false>>(c"refusals", 0o400);
-        folder.add::<Refusals<true>>(c"non_gpu", 0o400);
-        folder.add::<Registrations>(c"registrations", 0o400);
-        Files(folder)
-    }
+/// Makes the folder with all files.
+pub(crate) fn folder() -> Folder {
+    let folder = Folder::new();
+    folder.add::<Version>(c"version", 0o444);
+    folder.add::<Counters>(c"counters", 0o444);
+    // These files show addresses of processes, so only root may read them.
+    folder.add::<Refusals<false>>(c"refusals", 0o400);
+    folder.add::<Refusals<true>>(c"non_gpu", 0o400);
+    folder.add::<Registrations>(c"registrations", 0o400);
+    folder
 }
 
 /// The file `version`.
@@ -101,6 +96,7 @@ impl Contents for Counters {
         // All counters are read at one moment.
         let counts = entries::registry(Registry::counts);
         for (mode, counts) in PinMode::ALL.iter().zip(&counts) {
+            let mode = DisplayCStr(mode.name());
             for (event, count) in [
                 ("registered", counts.registered),
                 ("mapped", counts.mapped),
@@ -109,11 +105,7 @@ impl Contents for Counters {
                 ("active", counts.active),
                 ("active_bytes", counts.active_bytes),
             ] {
-                core::writeln!(
-                    f,
-                    "event={event} count={count} mode={}",
-                    DisplayCStr(mode.name())
-                )?;
+                core::writeln!(f, "event={event} count={count} mode={mode}")?;
             }
         }
         Ok(())

@@ -68,31 +68,27 @@ impl RatelimitState {
         }
     }
 
-    /// Counts an occurrence. Returns the count if the last message is `silence` microseconds old.
-    fn pass(&self, silence: u64) -> Option<Times> {
+    /// Counts an occurrence. If the last message is `silence` microseconds old, returns the end of
+    /// the next one: the number of occurrences, unless this is the first.
+    fn pass(
+        &self,
+        silence: u64,
+    ) -> Option<Written<impl Fn(&mut fmt::Formatter<'_>) -> fmt::Result>> {
         let count = self.count.fetch_add(1, Relaxed).wrapping_add(1);
         let now = task::microseconds().saturating_add(1);
         let last = self.last.load(Relaxed);
         let due = last == 0 || now.saturating_sub(last) >= silence;
         // If several threads come at once, only one of them logs.
-        (due && self.last.cmpxchg(last, now, Relaxed).is_ok()).then_some(Times(count))
+        let is_next = due && self.last.cmpxchg(last, now, Relaxed).is_ok();
+        is_next.then_some(Written(move |f: &mut fmt::Formatter<'_>| match count {
+            0 | 1 => Ok(()),
+            count => core::write!(f, " ({count} times so far)"),
+        }))
     }
 
     /// Returns the number of occurrences.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Relaxed)
-    }
-}
-
-/// The end of a repeated message: the number of occurrences.
-struct Times(u64);
-
-impl fmt::Display for Times {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 | 1 => Ok(()),
-            count => core::write!(f, " ({count} times so far)"),
-        }
     }
 }
 
@@ -209,7 +205,7 @@ pub(crate) fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
         if !info.advice.is_empty() {
             core::write!(f, "; {}", info.advice)?;
         }
-        fmt::Display::fmt(&times, f)
+        (times.0)(f)
     });
     match info.severity {
         Severity::Info => pr_info!("{line}\n"),

@@ -65,12 +65,14 @@ pub(crate) trait Mr: Sized + Send + Sync + 'static {
 
 /// The constant part of a registration.
 pub(crate) struct Fixed {
-    span: Span,
+    /// The pinned range of virtual addresses.
+    pub(crate) span: Span,
     /// Size of the smallest pages. Set once the whole range is pinned.
     page: SetOnce<PageSize>,
     /// Kept while a callback may come, because the memory may be pinned until then.
     _charge: Charge,
-    stats: MrStats,
+    /// The registration's share of its client's statistics.
+    pub(crate) stats: MrStats,
     /// Keeps the module loaded while a callback may come.
     _module: ModuleRef,
 }
@@ -90,22 +92,10 @@ impl Fixed {
         })
     }
 
-    /// Returns the pinned range of virtual addresses.
-    #[inline]
-    pub(crate) fn span(&self) -> &Span {
-        &self.span
-    }
-
     /// `get_page_size`: returns the size of the smallest pages.
     #[inline]
     pub(crate) fn page_size(&self) -> PageSize {
         self.page.copy().unwrap_or(PageSize::KIB_64)
-    }
-
-    /// Returns the registration's share of its client's statistics.
-    #[inline]
-    pub(crate) fn stats(&self) -> &MrStats {
-        &self.stats
     }
 
     /// Sets the page size, and returns the registration's data for the registry. `chunks` is the

@@ -295,15 +295,11 @@ pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
 }
 
 /// Token that exists while devices are remembered. Must be dropped after the last pin.
-pub(crate) struct Bars(());
+pub(crate) struct Bars;
 
+#[cfg(peermem_kunit)]
 impl Bars {
-    pub(crate) fn new() -> Self {
-        Bars(())
-    }
-
     /// Returns the number of references to devices.
-    #[cfg(peermem_kunit)]
     pub(crate) fn remembered() -> usize {
         BAR_CACHE.with(|cache| {
             let all = cache.devices.iter().flatten();
@@ -392,10 +388,8 @@ impl BarFinder {
 
     /// Returns the BAR that contains `addr`.
     fn bar_at(&mut self, addr: u64) -> Option<AddrRange> {
-        if !self
-            .bar
-            .is_some_and(|bar| bar.contains(&AddrRange { addr, len: 1 }))
-        {
+        let here = AddrRange { addr, len: 1 };
+        if !self.bar.is_some_and(|bar| bar.contains(&here)) {
             self.bar = None;
             self.enter(bar_of(addr)?);
         }

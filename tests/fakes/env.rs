@@ -128,11 +128,6 @@ impl StaticMutex<Option<CallbackTable>> {
     }
 }
 
-/// The callback that nvidia.ko calls in the module.
-pub(crate) trait Callback {
-    fn free_callback(number: usize);
-}
-
 pub(crate) fn caller() -> (Task, u64) {
     let task = Task {
         tgid: 154,
@@ -317,10 +312,6 @@ impl<T> Drop for EntryLock<T> {
 pub(crate) struct SmallVec<T>(Vec<T>);
 
 impl<T> SmallVec<T> {
-    pub(crate) const fn new() -> Self {
-        SmallVec(Vec::new())
-    }
-
     pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
         world().may_allocate();
         self.0.push(value);
@@ -330,7 +321,7 @@ impl<T> SmallVec<T> {
 
 impl<T> Default for SmallVec<T> {
     fn default() -> Self {
-        SmallVec::new()
+        SmallVec(Vec::new())
     }
 }
 

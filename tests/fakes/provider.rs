@@ -3,8 +3,9 @@
 //! A model of nvidia.ko that behaves as strictly as `tests/gpu/p2p.c`.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
 
-use crate::fakes::env::Callback;
 use crate::fakes::world::{world, Break, Hook, World};
 use crate::ranges::{PageSize, Span};
 use crate::reason::{Event, PutError, Reason, EINVAL, ENOMEM};
@@ -88,7 +89,7 @@ struct Pinned {
     start: u64,
     process: u32,
     number: usize,
-    freed: fn(usize),
+    freed: extern "C" fn(*mut c_void),
 }
 
 #[derive(Default)]
@@ -280,7 +281,7 @@ impl Provider {
             self.tables.borrow_mut()[pin.table.serial].end = Some(End::Callback);
             world.record("callback");
             self.in_text.fetch_add(1, Ordering::SeqCst);
-            (pin.freed)(pin.number);
+            (pin.freed)(ptr::without_provenance_mut(pin.number));
             world.ib_core.stale_tickets();
             // Here the callback executes its last instruction, after it has dropped its reference
             // to the module.
@@ -361,9 +362,10 @@ pub(crate) fn put_rwsem_write<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-pub(crate) fn get_pages<C: Callback>(
+pub(crate) fn get_pages(
     span: &Span,
     number: usize,
+    callback: extern "C" fn(*mut c_void),
 ) -> Result<Option<PageTable>, Reason> {
     let world = world();
     let provider = &world.provider;
@@ -385,7 +387,7 @@ pub(crate) fn get_pages<C: Callback>(
         start: content.start,
         process: world.process(),
         number,
-        freed: C::free_callback,
+        freed: callback,
     });
     tables.push(Record {
         memory: world.alloc("a page table"),
