@@ -89,19 +89,7 @@
 use core::marker::PhantomData;
 
 use super::{
-    env::{
-        self,
-        EntryLock,
-        IdMap,
-        IdSlot,
-        PageTable,
-        Process,
-        Shared,
-        StaticMutex,
-        Thread,
-        CALLBACKS_LOCK,
-        GFP_KERNEL, //
-    },
+    env::{self, *},
     ranges::{
         PageSize,
         Span, //

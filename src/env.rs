@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The kernel services that the logic uses, under one set of names.
+//! The kernel services that the logic uses, under one set of names: the prelude of the logic.
 //!
 //! [`quota`](super::quota), [`mr`](super::mr), [`chunks`](super::chunks),
 //! [`callback_pin`](super::callback_pin), [`persistent`](super::persistent),

@@ -6,17 +6,7 @@
 
 use super::{
     device::Gpus,
-    env::{
-        self,
-        ModuleRef,
-        MrStats,
-        PciDevice,
-        SetOnce,
-        SgTable,
-        SgTableHead,
-        Shared,
-        Ticket, //
-    },
+    env::{self, *},
     history::PinMode,
     quota::Charge,
     ranges::{
@@ -124,10 +114,7 @@ impl Fixed {
 /// Returns an error if the process was killed. The search over several allocations can need
 /// thousands of calls, so it stops here, as `get_user_pages()` does.
 pub(crate) fn check_killed() -> Result<(), Reason> {
-    if env::is_killed() {
-        return Err(Reason::Killed);
-    }
-    Ok(())
+    (!env::is_killed()).then_some(()).ok_or(Reason::Killed)
 }
 
 /// Logs a scatter list for which an HCA page can be larger than 2 GiB, if the application uses

@@ -25,20 +25,7 @@
 use super::{
     chunks,
     device::Gpus,
-    env::{
-        self,
-        BarMapping,
-        Lock,
-        MrStats,
-        PciDevice,
-        PersistentPin,
-        Registered,
-        SgTable,
-        SgTableHead,
-        Shared,
-        SmallVec,
-        Ticket, //
-    },
+    env::{self, *},
     history::PinMode,
     mr::{
         self,

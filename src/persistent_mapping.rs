@@ -36,14 +36,7 @@ use super::{
         Gpus,
         Reach, //
     },
-    env::{
-        self,
-        BarMapping,
-        PciDevice,
-        PersistentPin,
-        PhysRanges,
-        SgTable, //
-    },
+    env::{self, *},
     mr::{
         self,
         Fixed, //

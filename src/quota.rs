@@ -13,15 +13,7 @@
 //! Uses only `core` and [`env`](super::env).
 
 use super::{
-    env::{
-        self,
-        IdMap,
-        IdSlot,
-        StaticMutex,
-        User,
-        GFP_KERNEL,
-        QUOTA_LOCK, //
-    },
+    env::{self, *},
     reason::Reason, //
 };
 

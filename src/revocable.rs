@@ -68,21 +68,7 @@ use super::{
         Gpus,
         Reach, //
     },
-    env::{
-        self,
-        BarMapping,
-        Monitor,
-        MrStats,
-        PciDevice,
-        PhysRanges,
-        Registered,
-        SgTable,
-        SgTableHead,
-        Shared,
-        SmallVec,
-        Thread,
-        Ticket, //
-    },
+    env::{self, *},
     history::PinMode,
     mr::{
         self,
@@ -120,11 +106,7 @@ pub(crate) struct State {
 
 impl State {
     fn check(&self) -> Result<(), Reason> {
-        if self.revoked {
-            Err(Reason::Revoked)
-        } else {
-            Ok(())
-        }
+        (!self.revoked).then_some(()).ok_or(Reason::Revoked)
     }
 }
 
