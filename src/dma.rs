@@ -45,16 +45,14 @@ use crate::{
 
 /// Calls `cond_resched()` each time [`MAX_STEP`] bytes have been mapped or unmapped.
 #[derive(Default)]
-struct Resched {
-    since: u64,
-}
+struct Resched(u64);
 
 impl Resched {
     /// Records that `bytes` more bytes have been mapped or unmapped. May sleep.
     fn after(&mut self, bytes: u64) {
-        self.since = self.since.wrapping_add(bytes);
-        if self.since >= MAX_STEP {
-            self.since = 0;
+        self.0 = self.0.wrapping_add(bytes);
+        if self.0 >= MAX_STEP {
+            self.0 = 0;
             // SAFETY: This runs in process context without a spinlock, where sleeping is allowed.
             unsafe { c::peermem_cond_resched() };
         }

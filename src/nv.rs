@@ -139,10 +139,8 @@ fn page_size(size: u32) -> Option<PageSize> {
 /// entries.
 fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
     let have = if array.is_null() { 0 } else { entries };
-    if u64::from(have) == want {
-        return Ok(());
-    }
-    Err(Reason::Entries { have, want })
+    let is_right = u64::from(have) == want;
+    is_right.then_some(()).ok_or(Reason::Entries { have, want })
 }
 
 /// A pointer to a page table of nvidia.ko.

@@ -258,10 +258,8 @@ impl Registry {
         } else {
             self.uncount(&registration);
         }
-        Some(Transition::Released(
-            registration.number,
-            registration.state,
-        ))
+        let Registration { number, state, .. } = registration;
+        Some(Transition::Released(number, state))
     }
 
     /// Removes the registration from the registry when its entry is dropped, unless `released` has
