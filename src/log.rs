@@ -224,11 +224,3 @@ pub(crate) fn orphaned(span: &Span, why: PutError) {
     };
     report(event, Some(span), code);
 }
-
-/// Logs that the module is unloaded although the last callback may not have returned.
-pub(crate) fn not_fenced(ret: c_int) {
-    pr_err!(
-        "nvidia.ko did not let its callbacks be waited for (error {})\n",
-        ret
-    );
-}

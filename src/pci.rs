@@ -219,13 +219,6 @@ impl BarCache {
         Gpus::one(number)
     }
 
-    /// Drops the references to removed GPUs, and the answers for them.
-    fn forget_removed(&mut self) {
-        for place in &mut self.devices {
-            place.take_if(|known| !known.device.is_there());
-        }
-    }
-
     /// Returns the device of `gpu`, if it is still in the machine.
     fn gpu(&mut self, gpu: Gpus) -> Option<&mut Known> {
         let number = gpu.numbers().next()?;
@@ -240,7 +233,10 @@ fn bar_of(addr: u64) -> Option<Bar> {
         if let Some(found) = cache.find(addr) {
             return Some(found);
         }
-        cache.forget_removed();
+        // This drops the references to removed GPUs, and the answers for them.
+        for place in &mut cache.devices {
+            place.take_if(|known| !known.device.is_there());
+        }
         let mut device = PciDevice::next(None)?;
         loop {
             if let Some(range) = device.bar(addr) {
