@@ -349,8 +349,9 @@ impl<T> Default for IdMap<T> {
 }
 
 impl<T> IdMap<T> {
-    pub(crate) fn insert(&mut self, node: (usize, T)) {
-        assert!(self.0.insert(node.0, node.1).is_none());
+    pub(crate) fn insert(&mut self, (number, value): (usize, T)) -> Option<(usize, T)> {
+        assert!(self.0.insert(number, value).is_none());
+        None
     }
 
     pub(crate) fn get(&self, number: &usize) -> Option<&T> {
