@@ -249,9 +249,9 @@ suite!(
         });
         let (memory, gpus) = memory.map_err(|_| EINVAL)?;
         same!(gpus, Gpus::one(0));
-        same!(memory.bounds(), None);
+        same!(memory.bounds, None);
         same!(memory.len(), two);
-        same!(memory.into_table().entries(), 1);
+        same!(memory.table.entries(), 1);
     }
 
     /// Each finder reuses the results of earlier finders, and thus of earlier registrations.

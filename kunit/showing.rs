@@ -8,10 +8,7 @@ use kernel::{
         CStr,
         CString, //
     },
-    sync::atomic::{
-        Atomic,
-        Relaxed, //
-    }, //
+    sync::atomic::Relaxed, //
 };
 
 use crate::{
@@ -44,7 +41,7 @@ use crate::{
 
 const FIRST: &CStr = c"nv_mem";
 const SECOND: &CStr = c"nv_mem_nc";
-/// Names of the [`counters`], in their order.
+/// Names of the counters of [`PeerStats`], in their order.
 const FILES: [&CStr; 7] = [
     c"num_alloc_mrs",
     c"num_dealloc_mrs",
@@ -68,21 +65,9 @@ fn two() -> [(&'static CStr, &'static PeerStats); 2] {
     ]
 }
 
-fn counters(of: &PeerStats) -> [&Atomic<u64>; 7] {
-    [
-        &of.alloc_mrs,
-        &of.dealloc_mrs,
-        &of.reg_pages,
-        &of.dereg_pages,
-        &of.reg_bytes,
-        &of.dereg_bytes,
-        &of.free_callbacks,
-    ]
-}
-
 /// Returns the changes of the client's counters during `body`.
 fn added(of: &PeerStats, body: impl FnOnce()) -> [u64; 7] {
-    let numbers = || counters(of).map(|counter| counter.load(Relaxed));
+    let numbers = || of.0.each_ref().map(|counter| counter.load(Relaxed));
     let before = numbers();
     body();
     let mut gain = numbers();
@@ -157,7 +142,7 @@ suite!(
             let (newline, version) = version.split_last().ok_or(EINVAL)?;
             same!(*newline, b'\n');
             check!(version == params::version().to_bytes());
-            for (file, counter) in FILES.into_iter().zip(counters(peer_stats)) {
+            for (file, counter) in FILES.into_iter().zip(&peer_stats.0) {
                 let want = CString::try_from_fmt(fmt!("{}\n", counter.load(Relaxed)))?;
                 same!(&read_shown(name, file)?[..], want.to_bytes());
             }

@@ -10,6 +10,7 @@ pub const NVIDIA_P2P_GPU_UUID_LEN: u32 = 16;
 pub const NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE: u32 = 1;
 pub const IB_PEER_MEMORY_NAME_MAX: u32 = 64;
 pub const IB_PEER_MEMORY_VER_MAX: u32 = 16;
+pub const PEERMEM_COUNTERS: u32 = 7;
 pub const PEERMEM_PEERS: u32 = 2;
 pub const PEERMEM_PAGE_TABLE_CPU_CACHEABLE: u32 = 1;
 unsafe extern "C" {
@@ -530,29 +531,10 @@ unsafe extern "C" {
     ) -> ffi::c_int;
 }
 #[repr(C)]
-pub struct peermem_stats {
-    pub alloc_mrs: u64_,
-    pub dealloc_mrs: u64_,
-    pub reg_pages: u64_,
-    pub dereg_pages: u64_,
-    pub reg_bytes: u64_,
-    pub dereg_bytes: u64_,
-    pub free_callbacks: u64_,
-}
-impl Default for peermem_stats {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
 #[derive(Copy, Clone)]
 pub struct peermem_peer {
     pub name: *const ffi::c_char,
-    pub stats: *const peermem_stats,
+    pub counters: *const u64_,
 }
 impl Default for peermem_peer {
     fn default() -> Self {

@@ -138,7 +138,14 @@ void shim_wake_all(wait_queue_head_t *queue)
 
 void shim_sleep(u64 microseconds)
 {
-	compat_sleep(microseconds);
+#ifdef PEERMEM_HAS_FSLEEP
+	fsleep(microseconds);
+#else
+	if (microseconds < 20 * USEC_PER_MSEC)
+		usleep_range(microseconds, 2 * microseconds);
+	else
+		msleep(DIV_ROUND_UP(microseconds, USEC_PER_MSEC));
+#endif
 }
 
 void shim_seq_write(struct seq_file *seq, const void *text, size_t length)

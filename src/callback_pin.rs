@@ -89,23 +89,13 @@
 use core::marker::PhantomData;
 
 use super::{
-    env::{
-        self,
-        EntryLock,
-        IdMap,
-        IdSlot,
-        PageTable,
-        Process,
-        Shared,
-        StaticMutex,
-        Thread,
-        CALLBACKS_LOCK, //
-    },
+    env::{self, *},
     ranges::{
         PageSize,
         Span, //
     },
     reason::{
+        Event,
         PutError,
         Reason,
         EINVAL, //
@@ -147,7 +137,7 @@ impl CallbackTable {
         entry: Shared<CallbackEntry>,
     ) -> usize {
         self.last = self.last.wrapping_add(1);
-        self.entries.insert(slot, self.last, entry);
+        self.entries.insert(slot.into_node(self.last, entry));
         self.last
     }
 }
@@ -160,7 +150,7 @@ fn callbacks<R>(f: impl FnOnce(&mut CallbackTable) -> R) -> R {
 }
 
 fn remove(number: usize) {
-    let entry = callbacks(|callbacks| callbacks.entries.remove(number));
+    let entry = callbacks(|callbacks| callbacks.entries.remove(&number));
     // This may drop the last reference to a region, so the table is not locked here.
     drop(entry);
 }
@@ -193,9 +183,9 @@ impl Pinned {
     /// Pins `span` in the calling process. Takes the API lock.
     fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         let entry = CallbackEntry::new(true, region)?;
-        let slot = IdSlot::new()?;
+        let slot = IdSlot::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
-        let table = env::put_rwsem_read(|| env::get_pages::<OnFree>(&span, number))
+        let table = env::put_rwsem_read(|| env::get_pages(&span, number, on_free))
             // A failed get has no callback.
             .inspect_err(|_| remove(number))?
             // The entry stays, because the memory is pinned and its callback will look for the
@@ -331,20 +321,16 @@ impl Drop for CallbackPin {
     }
 }
 
-/// The callback that is passed to nvidia.ko.
-struct OnFree;
-
-impl env::Callback for OnFree {
-    fn free_callback(number: usize) {
-        free_callback(number);
-    }
+/// The callback that is passed to nvidia.ko. `data` is the number of a pin.
+extern "C" fn on_free(data: *mut core::ffi::c_void) {
+    free_callback(data.addr());
 }
 
 /// Handles the callback for pin `number`: nvidia.ko frees its memory. Called with nvidia.ko's API
 /// lock held.
 pub(crate) fn free_callback(number: usize) {
     let found = callbacks(|callbacks| {
-        let Some(entry) = callbacks.entries.get(number).cloned() else {
+        let Some(entry) = callbacks.entries.get(&number).cloned() else {
             let given = (1..=callbacks.last).contains(&number);
             callbacks.late |= given;
             return Err(given);
@@ -354,8 +340,8 @@ pub(crate) fn free_callback(number: usize) {
     });
     let entry = match found {
         Ok(entry) => entry,
-        Err(true) => return env::late_callback(),
-        Err(false) => return env::spurious_callback(),
+        Err(true) => return env::report(Event::LateCallback, None, None),
+        Err(false) => return env::report(Event::SpuriousCallback, None, None),
     };
     entry.with(|alive| *alive = false);
     entry.of.revoke();

@@ -130,12 +130,6 @@ struct Search<P, F, G> {
     pins: SmallVec<P>,
 }
 
-/// A pin of `len` units from the beginning of an allocation on.
-struct Chunk<P> {
-    len: u64,
-    pin: P,
-}
-
 impl<P, F, G> Search<P, F, G>
 where
     F: FnMut(Span) -> Result<P, Reason>,
@@ -144,7 +138,7 @@ where
     fn run(mut self, whole: Reason) -> Result<SmallVec<P>, Reason> {
         let pin = self.try_at(0, 1)?.ok_or(whole)?;
         let units = self.units;
-        let mut at = self.measure(0, Some(Chunk { len: 1, pin }), units)?;
+        let mut at = self.measure(0, Some((1, pin)), units)?;
         // The expected length, the number of chunks to pin before the next check for a longer
         // allocation, and the number of chunks since the last check.
         let (mut expected, mut patience, mut passed) = (at, 0_u64, 0_u64);
@@ -161,7 +155,7 @@ where
                     len
                 }
                 Some(pin) => {
-                    let found = self.measure(at, Some(Chunk { len, pin }), rest + 1)?;
+                    let found = self.measure(at, Some((len, pin)), rest + 1)?;
                     patience = match found == len {
                         true => patience.saturating_mul(2).clamp(1, PATIENCE),
                         false => 0,
@@ -205,16 +199,17 @@ where
         self.first.saturating_add(at.saturating_mul(UNIT))
     }
 
-    /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is
-    /// a pin from `at` on. If `known` is `None`, even the first unit may not be GPU memory. The
-    /// caller knows that `high` units from `at` on are not in one allocation, or exceed the span.
+    /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is the
+    /// length of a pin from `at` on, and the pin. If `known` is `None`, even the first unit may not
+    /// be GPU memory. The caller knows that `high` units from `at` on are not in one allocation, or
+    /// exceed the span.
     fn measure(
         &mut self,
         at: u64,
-        mut known: Option<Chunk<P>>,
+        mut known: Option<(u64, P)>,
         mut high: u64,
     ) -> Result<u64, Reason> {
-        let mut low = known.as_ref().map_or(0, |chunk| chunk.len);
+        let mut low = known.as_ref().map_or(0, |(len, _)| *len);
         let mut jump = known.as_ref().map(|_| 1_u64);
         while high - low > 1 {
             let len = match jump {
@@ -228,7 +223,7 @@ where
                 Some(pin) => {
                     // A pin over a known part is not one extent, so both pins are dropped. Only a
                     // pin that overlaps no other pin is kept.
-                    known = (low == 0).then_some(Chunk { len, pin });
+                    known = (low == 0).then_some((len, pin));
                     low = len;
                     jump = jump.map(|jump| jump.saturating_mul(2));
                 }
@@ -242,7 +237,7 @@ where
             return Err(self.hole(at));
         }
         let pin = match known {
-            Some(chunk) if chunk.len == low => chunk.pin,
+            Some((len, pin)) if len == low => pin,
             // This fails if the memory was freed in the meantime.
             _ => self.try_at(at, low)?.ok_or(self.hole(at))?,
         };

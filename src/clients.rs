@@ -68,28 +68,22 @@ impl Drop for Ready {
 /// ib_core asks the two clients in turn, on one thread and with its mutex held. A pin that fails
 /// now may succeed a moment later. If the persistent client then made that pin, the memory would
 /// stay pinned after it was freed, although the HCA could have lost the registration.
-struct LastRefused {
-    /// Address of the task that asked; 0 means none.
-    thread: Atomic<usize>,
-    addr: Atomic<u64>,
-    size: Atomic<u64>,
-}
+///
+/// The words are the address of the task that asked, or 0 for none, and the range.
+struct LastRefused([Atomic<u64>; 3]);
 
-static LAST_REFUSED: LastRefused = LastRefused {
-    thread: Atomic::new(0),
-    addr: Atomic::new(0),
-    size: Atomic::new(0),
-};
+static LAST_REFUSED: LastRefused = LastRefused([const { Atomic::new(0) }; 3]);
 
 impl LastRefused {
     fn forget(&self) {
-        self.thread.store(0, Relaxed);
+        let [thread, ..] = &self.0;
+        thread.store(0, Relaxed);
     }
 
     fn set(&self, addr: u64, size: u64) {
-        self.addr.store(addr, Relaxed);
-        self.size.store(size, Relaxed);
-        self.thread.store(Thread::current().addr(), Relaxed);
+        for (word, value) in self.0.iter().zip([Thread::current().addr(), addr, size]) {
+            word.store(value, Relaxed);
+        }
     }
 
     /// Returns `true` if this range was refused to this thread, and forgets the refusal. The
@@ -100,9 +94,8 @@ impl LastRefused {
     /// revocable client is asked again. Until then, the thread, or a new thread at the same
     /// address, may be refused the range once for an HCA that cannot revoke.
     fn take(&self, addr: u64, size: u64) -> bool {
-        let found = self.thread.load(Relaxed) == Thread::current().addr()
-            && self.addr.load(Relaxed) == addr
-            && self.size.load(Relaxed) == size;
+        let mut words = self.0.iter().zip([Thread::current().addr(), addr, size]);
+        let found = words.all(|(word, value)| word.load(Relaxed) == value);
         if found {
             self.forget();
         }
@@ -114,7 +107,7 @@ impl LastRefused {
 /// the application.
 fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     result.map_err(|reason| {
-        let span = mr.fixed().span();
+        let span = &mr.fixed().span;
         log::refused(M::MODE, step, span.start(), span.len(), reason);
         Error::from_errno(reason.errno())
     })
@@ -180,7 +173,7 @@ impl<M: Mr> ib::Client for PeerClient<M> {
     }
 
     fn stats(mr: &M) -> &MrStats {
-        mr.fixed().stats()
+        &mr.fixed().stats
     }
 
     fn peer_stats() -> &'static PeerStats {

@@ -23,16 +23,9 @@ pub(crate) enum SmallVec<T> {
     Heap(KVVec<T>),
 }
 
-impl<T> SmallVec<T> {
-    /// Returns an empty list.
-    pub(crate) const fn new() -> Self {
-        SmallVec::Inline(None)
-    }
-}
-
 impl<T> Default for SmallVec<T> {
     fn default() -> Self {
-        SmallVec::new()
+        SmallVec::Inline(None)
     }
 }
 
@@ -85,45 +78,8 @@ impl<T> SmallVec<T> {
     }
 }
 
-/// A map from numbers to values.
-pub(crate) struct IdMap<T>(RBTree<usize, T>);
-
-impl<T> Default for IdMap<T> {
-    fn default() -> Self {
-        IdMap(RBTree::new())
-    }
-}
+/// A map from numbers to values. Adding a value in the memory of an [`IdSlot`] allocates nothing.
+pub(crate) type IdMap<T> = RBTree<usize, T>;
 
 /// Memory for one value of an [`IdMap`].
-pub(crate) struct IdSlot<T>(RBTreeNodeReservation<usize, T>);
-
-impl<T> IdSlot<T> {
-    /// Allocates the memory. May sleep.
-    pub(crate) fn new() -> Result<Self, Reason> {
-        let slot = RBTreeNodeReservation::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
-        Ok(IdSlot(slot))
-    }
-}
-
-impl<T> IdMap<T> {
-    /// Adds `value` in the memory of `slot`, and allocates nothing. `number` must not be in the
-    /// map.
-    pub(crate) fn insert(&mut self, slot: IdSlot<T>, number: usize, value: T) {
-        self.0.insert(slot.0.into_node(number, value));
-    }
-
-    /// Returns the value of `number`.
-    pub(crate) fn get(&self, number: usize) -> Option<&T> {
-        self.0.get(&number)
-    }
-
-    /// Returns the value of `number`.
-    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
-        self.0.get_mut(&number)
-    }
-
-    /// Removes and returns the value of `number`.
-    pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
-        self.0.remove(&number)
-    }
-}
+pub(crate) type IdSlot<T> = RBTreeNodeReservation<usize, T>;

@@ -11,7 +11,7 @@
  * the probe succeeds, compat-found.h defines PEERMEM_HAS_ plus the name in the
  * line. Then this file is compiled alone. If no form fits the kernel, the build
  * ends with an error message. For that reason, all forms are functions and not
- * macros.
+ * macros, unless a macro compiles with every kernel.
  *
  * If PEERMEM_NO_GPL_ONLY is set, the module uses no function that the kernel
  * exports to GPL modules only. Otherwise the kernel would not let the module
@@ -107,18 +107,8 @@ static inline void compat_mmap_unlock(struct mm_struct *mm)
 #endif
 }
 
+/* For portable/shim.c. */
 /* PROBE fsleep: fsleep(n); */
-static inline void compat_sleep(unsigned long microseconds)
-{
-#ifdef PEERMEM_HAS_FSLEEP
-	fsleep(microseconds);
-#else
-	if (microseconds < 20 * USEC_PER_MSEC)
-		usleep_range(microseconds, 2 * microseconds);
-	else
-		msleep(DIV_ROUND_UP(microseconds, USEC_PER_MSEC));
-#endif
-}
 
 /*
  * Returns the monotonic time in microseconds. The coarse clock is the monotonic
@@ -137,27 +127,11 @@ static inline u64 compat_microseconds(void)
 #endif
 }
 
-/* Returns true if compat_find_module() can find anything. */
+/* Without the function, the module finds no other module. */
 /* PROBE kset_find_obj: kset_find_obj(p, p); */
-static inline bool compat_finds_modules(void)
-{
-#ifdef PEERMEM_HAS_KSET_FIND_OBJ
-	return true;
-#else
-	return false;
+#ifndef PEERMEM_HAS_KSET_FIND_OBJ
+#define kset_find_obj(...)	NULL
 #endif
-}
-
-/* Returns the module @name of @modules with a reference, or NULL. */
-static inline struct kobject *compat_find_module(struct kset *modules,
-						 const char *name)
-{
-#ifdef PEERMEM_HAS_KSET_FIND_OBJ
-	return kset_find_obj(modules, name);
-#else
-	return NULL;
-#endif
-}
 
 /* Returns an open file without a name in any folder, or an error pointer. */
 /* PROBE anon_inode: anon_inode_getfile(p, p, p, 0); */
@@ -330,80 +304,21 @@ static inline unsigned long compat_dma_granule(struct device *dev)
 
 /*
  * I/O virtual address (IOVA) ranges. A kernel without these functions cannot
- * allocate a range, and the module maps each range of memory separately.
+ * allocate a range, and the module maps each range of memory separately. The
+ * macros replace the functions there. Only dma_iova_try_alloc() is then called.
  */
 struct dma_iova_state;
 /* PROBE iova_alloc: dma_iova_try_alloc(p, p, 0, n); dma_iova_free(p, p); */
 /* PROBE iova_link: dma_iova_link(p, p, n, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
 /* PROBE iova_sync: dma_iova_sync(p, p, n, n); */
 /* PROBE iova_unlink: dma_iova_unlink(p, p, n, n, DMA_BIDIRECTIONAL, DMA_ATTR_MMIO); */
-#if defined(PEERMEM_HAS_IOVA_ALLOC) && defined(PEERMEM_HAS_IOVA_LINK) && \
-	defined(PEERMEM_HAS_IOVA_SYNC) && defined(PEERMEM_HAS_IOVA_UNLINK)
-static inline bool compat_iova_alloc(struct device *dev,
-				     struct dma_iova_state *state, size_t size)
-{
-	return dma_iova_try_alloc(dev, state, 0, size);
-}
-
-static inline int compat_iova_link(struct device *dev,
-				   struct dma_iova_state *state,
-				   phys_addr_t addr, size_t offset, size_t len)
-{
-	return dma_iova_link(dev, state, addr, offset, len, DMA_BIDIRECTIONAL,
-			     DMA_ATTR_MMIO);
-}
-
-static inline int compat_iova_sync(struct device *dev,
-				   struct dma_iova_state *state, size_t offset,
-				   size_t len)
-{
-	return dma_iova_sync(dev, state, offset, len);
-}
-
-static inline void compat_iova_unlink(struct device *dev,
-				      struct dma_iova_state *state,
-				      size_t offset, size_t len)
-{
-	dma_iova_unlink(dev, state, offset, len, DMA_BIDIRECTIONAL,
-			DMA_ATTR_MMIO);
-}
-
-static inline void compat_iova_free(struct device *dev,
-				    struct dma_iova_state *state)
-{
-	dma_iova_free(dev, state);
-}
-#else
-static inline bool compat_iova_alloc(struct device *dev,
-				     struct dma_iova_state *state, size_t size)
-{
-	return false;
-}
-
-static inline int compat_iova_link(struct device *dev,
-				   struct dma_iova_state *state,
-				   phys_addr_t addr, size_t offset, size_t len)
-{
-	return -EOPNOTSUPP;
-}
-
-static inline int compat_iova_sync(struct device *dev,
-				   struct dma_iova_state *state, size_t offset,
-				   size_t len)
-{
-	return -EOPNOTSUPP;
-}
-
-static inline void compat_iova_unlink(struct device *dev,
-				      struct dma_iova_state *state,
-				      size_t offset, size_t len)
-{
-}
-
-static inline void compat_iova_free(struct device *dev,
-				    struct dma_iova_state *state)
-{
-}
+#if !defined(PEERMEM_HAS_IOVA_ALLOC) || !defined(PEERMEM_HAS_IOVA_LINK) || \
+	!defined(PEERMEM_HAS_IOVA_SYNC) || !defined(PEERMEM_HAS_IOVA_UNLINK)
+#define dma_iova_try_alloc(...)	false
+#define dma_iova_link(...)	(-EOPNOTSUPP)
+#define dma_iova_sync(...)	(-EOPNOTSUPP)
+#define dma_iova_unlink(...)	((void)0)
+#define dma_iova_free(...)	((void)0)
 #endif
 
 #endif /* PEERMEM_PROBE */

@@ -24,67 +24,36 @@ use kernel::{
     types::ForeignOwnable, //
 };
 
-use crate::c;
+use crate::{
+    c,
+    log::Written, //
+};
 
-/// The contents of a file that is one record.
-pub(crate) trait Contents: 'static {
-    /// Writes the contents. Called again if the contents did not fit. May sleep.
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result;
-}
-
-/// A reader of a file that is read line by line. The reader holds no lock between two lines, and no
+/// A reader of a file, record by record. The reader holds no lock between two records, and no
 /// buffer needs room for the whole file.
 ///
 /// `Send` is required because one thread may open the file, and another may read or close it. The
 /// file's lock is held in each call.
-pub(crate) trait Lines: Sized + Send + 'static {
+pub(crate) trait Contents: Sized + Send + 'static {
     /// Makes a reader when the file is opened.
-    fn open() -> Result<Pin<KBox<Self>>>;
+    fn new() -> impl PinInit<Self>;
 
-    /// Moves to the first line whose number is at least `number`, and returns its number. Numbers
-    /// begin with 1, and 0 stands for the beginning of the file. Lines that come or go between two
-    /// calls do not shift the other lines.
-    fn find(&self, number: u64) -> Option<u64>;
+    /// Moves to the first record whose number is at least `number`, and returns its number. 0 stands
+    /// for the beginning of the file. Records that come or go between two calls do not shift the
+    /// other records. By default, the whole file is one record.
+    fn find(&self, number: u64) -> Option<u64> {
+        (number == 0).then_some(0)
+    }
 
-    /// Writes the line that `find` found.
+    /// Writes the record that `find` found. Called again if the record did not fit. May sleep.
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-/// Adapter for the kernel's formatting.
-struct Written<F>(F);
+/// The callbacks of a file.
+struct FileOps<T>(PhantomData<T>);
 
-impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> fmt::Display for Written<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (self.0)(f)
-    }
-}
-
-/// The callbacks of a [`Contents`] file.
-struct ContentsOps<T>(PhantomData<T>);
-
-impl<T: Contents> ContentsOps<T> {
-    const FILE: c::peermem_file_ops = c::peermem_file_ops {
-        open: None,
-        release: None,
-        find: None,
-        show: Some(Self::show_callback),
-    };
-
-    /// # Safety
-    ///
-    /// `seq` must point to a `seq_file` that nobody else uses during the call.
-    unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, _: *mut c_void) {
-        // SAFETY: The caller promises that `seq` is valid, and used by nobody else.
-        let seq = unsafe { SeqFile::from_raw(seq) };
-        seq_print!(seq, "{}", Written(T::write));
-    }
-}
-
-/// The callbacks of a [`Lines`] file.
-struct LinesOps<T>(PhantomData<T>);
-
-impl<T: Lines> LinesOps<T> {
-    const FILE: c::peermem_file_ops = c::peermem_file_ops {
+impl<T: Contents> FileOps<T> {
+    const OPS: c::peermem_file_ops = c::peermem_file_ops {
         open: Some(Self::open_callback),
         release: Some(Self::release_callback),
         find: Some(Self::find_callback),
@@ -96,7 +65,7 @@ impl<T: Lines> LinesOps<T> {
     /// `reader` must be valid for writes.
     unsafe extern "C" fn open_callback(reader: *mut *mut c_void) -> c_int {
         from_result(|| {
-            let new = T::open()?.into_foreign();
+            let new = KBox::pin_init(T::new(), GFP_KERNEL)?.into_foreign();
             // SAFETY: The caller promises that `reader` is valid for writes.
             unsafe { *reader = new };
             Ok(0)
@@ -127,17 +96,14 @@ impl<T: Lines> LinesOps<T> {
 
     /// # Safety
     ///
-    /// The contract of [`Self::find_callback`] applies, and that function must have found a line.
+    /// The contract of [`Self::find_callback`] applies, and that function must have found a record.
     /// Nobody else may use `seq` during the call.
     unsafe extern "C" fn show_callback(seq: *mut bindings::seq_file, reader: *mut c_void) {
         // SAFETY: The caller promises that both pointers are valid, and that nobody else uses them
         // during the call.
         let (seq, reader) = unsafe { (SeqFile::from_raw(seq), <Pin<KBox<T>>>::borrow(reader)) };
-        seq_print!(
-            seq,
-            "{}\n",
-            Written(|f: &mut fmt::Formatter<'_>| reader.write(f))
-        );
+        let record = Written(|f: &mut fmt::Formatter<'_>| reader.write(f));
+        seq_print!(seq, "{}", record);
     }
 }
 
@@ -162,17 +128,9 @@ impl Folder {
         Folder(unsafe { c::peermem_folder_add() })
     }
 
-    /// Adds a file that is one record.
-    pub(crate) fn contents<T: Contents>(&self, name: &CStr, mode: u16) {
-        self.file(name, mode, &ContentsOps::<T>::FILE);
-    }
-
-    /// Adds a file that is read line by line.
-    pub(crate) fn lines<T: Lines>(&self, name: &CStr, mode: u16) {
-        self.file(name, mode, &LinesOps::<T>::FILE);
-    }
-
-    fn file(&self, name: &CStr, mode: u16, ops: &'static c::peermem_file_ops) {
+    /// Adds a file.
+    pub(crate) fn add<T: Contents>(&self, name: &CStr, mode: u16) {
+        let ops = &FileOps::<T>::OPS;
         // SAFETY: The file system accepts the folder by the type invariant, and copies the name.
         // The callbacks exist as long as the module, and are not called after the removal of the
         // folder.

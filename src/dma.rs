@@ -45,16 +45,14 @@ use crate::{
 
 /// Calls `cond_resched()` each time [`MAX_STEP`] bytes have been mapped or unmapped.
 #[derive(Default)]
-struct Resched {
-    since: u64,
-}
+struct Resched(u64);
 
 impl Resched {
     /// Records that `bytes` more bytes have been mapped or unmapped. May sleep.
     fn after(&mut self, bytes: u64) {
-        self.since = self.since.wrapping_add(bytes);
-        if self.since >= MAX_STEP {
-            self.since = 0;
+        self.0 = self.0.wrapping_add(bytes);
+        if self.0 >= MAX_STEP {
+            self.0 = 0;
             // SAFETY: This runs in process context without a spinlock, where sleeping is allowed.
             unsafe { c::peermem_cond_resched() };
         }
@@ -80,7 +78,7 @@ impl ResourceMapping {
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),
-            ranges: SmallVec::new(),
+            ranges: SmallVec::default(),
         };
         let mut resched = Resched::default();
         let (mut mapped, mut run, mut end) = (0_u64, 0_u64, None);
@@ -194,7 +192,15 @@ impl IovaMapping {
             mapping.link(step)?;
             resched.after(step.len);
         }
-        mapping.sync()?;
+        // This makes the linked memory visible to the IOMMU.
+        for run in mapping.runs() {
+            let (at, len) = mapping.place(run);
+            // SAFETY: This part is linked by the type invariant.
+            let ret = unsafe { c::peermem_iova_sync(device.as_raw(), &mut mapping.state, at, len) };
+            if ret != 0 {
+                return None;
+            }
+        }
         Some(mapping)
     }
 
@@ -213,20 +219,6 @@ impl IovaMapping {
         }
         // INVARIANT: The range was linked above.
         self.linked = self.linked.wrapping_add(range.len);
-        Some(())
-    }
-
-    /// Makes the linked memory visible to the IOMMU.
-    fn sync(&mut self) -> Option<()> {
-        for run in self.runs() {
-            let (at, len) = self.place(run);
-            // SAFETY: This part is linked by the type invariant.
-            let ret =
-                unsafe { c::peermem_iova_sync(self.device.as_raw(), &mut self.state, at, len) };
-            if ret != 0 {
-                return None;
-            }
-        }
         Some(())
     }
 
@@ -287,7 +279,7 @@ impl BarMapping {
         let layout = SgLayout::new(va, page, device.max_segment());
         let mapping = BarMapping::new(device, &memory, va)?;
         let table = match &mapping {
-            BarMapping::Bounds(_) if layout.is_whole() => memory.into_table(),
+            BarMapping::Bounds(_) if layout.is_whole() => memory.table,
             BarMapping::Bounds(_) => list(layout, memory.steps())?,
             BarMapping::Ranges(all) => list(layout, all.ranges.iter().copied())?,
             BarMapping::Iova(iova) => list(layout, iova.runs())?,
@@ -309,22 +301,14 @@ impl BarMapping {
         }
         let addr = map_range(device, *page)?;
         // SAFETY: The page was mapped above, and is recorded nowhere.
-        unsafe {
-            unmap_range(
-                device,
-                AddrRange {
-                    addr,
-                    len: page.len,
-                },
-            )
-        };
+        unsafe { unmap_range(device, AddrRange { addr, ..*page }) };
         Some(addr != page.addr)
     }
 
     /// Tries the ways of mapping in the order of the list above. If one fails, undoes its mappings
     /// before it tries the next.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
-        if let Some(bounds) = memory.bounds().filter(|_| device.is_direct()) {
+        if let Some(bounds) = memory.bounds.filter(|_| device.is_direct()) {
             // The device may not reach all of the bounding range.
             if let Ok(mapping) = ResourceMapping::map(device, iter::once(bounds)) {
                 if mapping.ranges.iter().eq([&bounds]) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The kernel services that the logic uses, under one set of names.
+//! The kernel services that the logic uses, under one set of names: the prelude of the logic.
 //!
 //! [`quota`](super::quota), [`mr`](super::mr), [`chunks`](super::chunks),
 //! [`callback_pin`](super::callback_pin), [`persistent`](super::persistent),
@@ -28,6 +28,7 @@ pub(crate) use super::collections::IdMap;
 /// Memory for one value of an [`IdMap`]. Allocate it while no lock is held that a callback of
 /// nvidia.ko takes.
 pub(crate) use super::collections::IdSlot;
+pub(crate) use kernel::prelude::GFP_KERNEL;
 
 /// A static value protected by a sleeping lock.
 pub(crate) use super::sync::StaticMutex;
@@ -128,12 +129,9 @@ pub(crate) use super::nv::PersistentPin;
 /// nvidia.ko's handle for the page table of a pin. Handles are reused.
 pub(crate) use super::nv::TablePtr as PageTable;
 
-/// Receiver of nvidia.ko's callback.
-pub(crate) use super::nv::Callback;
-
-/// Pins a span in the calling process. Takes the API lock. [`Callback::free_callback`] may then be
-/// called with the number, at most once, even before this returns. The table dies when
-/// `free_callback` returns. `None` means that the memory is pinned, but there is no table to put.
+/// Pins a span in the calling process. Takes the API lock. The callback may then be called with the
+/// number, at most once, even before this returns. The table dies when the callback returns. `None`
+/// means that the memory is pinned, but there is no table to put.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table belongs to a pin of the calling process. Does not read the table. Takes the
@@ -146,14 +144,8 @@ pub(crate) use super::nv::retry;
 /// Logs that memory stays pinned until it is freed.
 pub(crate) use super::log::orphaned;
 
-/// Logs a callback for a pin that nvidia.ko had reported as unpinned.
-pub(crate) use super::log::late_callback;
-
-/// Logs a callback for a pin that does not exist.
-pub(crate) use super::log::spurious_callback;
-
-/// Logs a scatter list for which ib_core may use an HCA page larger than 2 GiB.
-pub(crate) use super::log::large_hca_page;
+/// Counts an event, and logs it with the memory and nvidia.ko's code if they are known.
+pub(crate) use super::log::report;
 
 /// Returns the calling thread, and the time in microseconds.
 pub(crate) fn caller() -> (Task, u64) {

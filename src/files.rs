@@ -14,8 +14,7 @@ use kernel::{
 use crate::{
     debugfs::{
         Contents,
-        Folder,
-        Lines, //
+        Folder, //
     },
     entries::{
         self,
@@ -41,28 +40,27 @@ use crate::{
     }, //
 };
 
-/// All files, until dropped.
-pub(crate) struct Files(#[expect(dead_code, reason = "for its drop")] Folder);
-
-impl Files {
-    /// Makes all files.
-    pub(crate) fn new() -> Self {
-        let folder = Folder::new();
-        folder.contents::<Version>(c"version", 0o444);
-        folder.contents::<Counters>(c"counters", 0o444);
-        // These files show addresses of processes, so only root may read them.
-        folder.contents::<Refusals<false>>(c"refusals", 0o400);
-        folder.contents::<Refusals<true>>(c"non_gpu", 0o400);
-        folder.lines::<Registrations>(c"registrations", 0o400);
-        Files(folder)
-    }
+/// Makes the folder with all files.
+pub(crate) fn folder() -> Folder {
+    let folder = Folder::new();
+    folder.add::<Version>(c"version", 0o444);
+    folder.add::<Counters>(c"counters", 0o444);
+    // These files show addresses of processes, so only root may read them.
+    folder.add::<Refusals<false>>(c"refusals", 0o400);
+    folder.add::<Refusals<true>>(c"non_gpu", 0o400);
+    folder.add::<Registrations>(c"registrations", 0o400);
+    folder
 }
 
 /// The file `version`.
 struct Version;
 
 impl Contents for Version {
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn new() -> impl PinInit<Self> {
+        Version
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         core::writeln!(
             f,
             "format={} module={}",
@@ -76,7 +74,11 @@ impl Contents for Version {
 struct Counters;
 
 impl Contents for Counters {
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn new() -> impl PinInit<Self> {
+        Counters
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (mode, counts) in PinMode::ALL.iter().zip(&log::REFUSED) {
             for (reason, count) in Reason::ALL.iter().zip(counts) {
                 core::writeln!(
@@ -94,6 +96,7 @@ impl Contents for Counters {
         // All counters are read at one moment.
         let counts = entries::registry(Registry::counts);
         for (mode, counts) in PinMode::ALL.iter().zip(&counts) {
+            let mode = DisplayCStr(mode.name());
             for (event, count) in [
                 ("registered", counts.registered),
                 ("mapped", counts.mapped),
@@ -102,11 +105,7 @@ impl Contents for Counters {
                 ("active", counts.active),
                 ("active_bytes", counts.active_bytes),
             ] {
-                core::writeln!(
-                    f,
-                    "event={event} count={count} mode={}",
-                    DisplayCStr(mode.name())
-                )?;
+                core::writeln!(f, "event={event} count={count} mode={mode}")?;
             }
         }
         Ok(())
@@ -117,7 +116,11 @@ impl Contents for Counters {
 struct Refusals<const NON_GPU: bool>;
 
 impl<const NON_GPU: bool> Contents for Refusals<NON_GPU> {
-    fn write(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn new() -> impl PinInit<Self> {
+        Refusals
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The history is locked to copy each record, but not while the record is written. A refusal
         // never waits for a reader.
         let from = |number| log::history(|history| history.from(NON_GPU, number));
@@ -145,14 +148,13 @@ struct Registrations {
     registration: Cell<Option<Registration>>,
 }
 
-impl Lines for Registrations {
-    fn open() -> Result<Pin<KBox<Self>>> {
-        let init = pin_init!(Registrations {
+impl Contents for Registrations {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Registrations {
             cursor <- Cursor::new(),
             last: Cell::new(0),
             registration: Cell::new(None),
-        });
-        KBox::pin_init(init, GFP_KERNEL)
+        })
     }
 
     fn find(&self, number: u64) -> Option<u64> {
@@ -172,6 +174,6 @@ impl Lines for Registrations {
             registration: &registration,
             gpu: pci::gpu_address,
         };
-        core::write!(f, "{line}")
+        core::writeln!(f, "{line}")
     }
 }

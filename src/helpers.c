@@ -165,7 +165,11 @@ enum peermem_vma peermem_vma(u64 addr)
 /* Returns false if peermem_module_find() cannot find any module. */
 bool peermem_finds_modules(void)
 {
-	return compat_finds_modules();
+#ifdef PEERMEM_HAS_KSET_FIND_OBJ
+	return true;
+#else
+	return false;
+#endif
 }
 
 /*
@@ -183,7 +187,7 @@ bool peermem_module_find(const char *name, char *version, size_t room,
 
 	*version = 0;
 	*proprietary = false;
-	kobj = compat_find_module(THIS_MODULE->mkobj.kobj.kset, name);
+	kobj = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, name);
 	if (!kobj)
 		return false;
 	mod = container_of(kobj, struct module_kobject, kobj)->mod;
@@ -348,31 +352,33 @@ bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
 {
-	return compat_iova_alloc(&pdev->dev, state, size);
+	return dma_iova_try_alloc(&pdev->dev, state, 0, size);
 }
 
 int peermem_iova_link(struct pci_dev *pdev, struct dma_iova_state *state,
 		      u64 addr, size_t offset, size_t len)
 {
-	return compat_iova_link(&pdev->dev, state, addr, offset, len);
+	return dma_iova_link(&pdev->dev, state, addr, offset, len,
+			     DMA_BIDIRECTIONAL, DMA_ATTR_MMIO);
 }
 
 int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
 		      size_t offset, size_t len)
 {
-	return compat_iova_sync(&pdev->dev, state, offset, len);
+	return dma_iova_sync(&pdev->dev, state, offset, len);
 }
 
 /* dma_iova_destroy() works only for memory linked from the beginning on. */
 void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len)
 {
-	compat_iova_unlink(&pdev->dev, state, offset, len);
+	dma_iova_unlink(&pdev->dev, state, offset, len, DMA_BIDIRECTIONAL,
+			DMA_ATTR_MMIO);
 }
 
 void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state)
 {
-	compat_iova_free(&pdev->dev, state);
+	dma_iova_free(&pdev->dev, state);
 }
 
 /* An open file: its callbacks, and the reader that Rust code made. */
@@ -381,13 +387,11 @@ struct peermem_open_file {
 	void *reader;
 };
 
-/* A one-record file has position 0. The position of a line is its number. */
+/* The position in a file is the number of a record. */
 static void *peermem_seq_find(struct peermem_open_file *open, loff_t *pos)
 {
 	u64 number = *pos;
 
-	if (!open->ops->find)
-		return number ? NULL : open;
 	if (!open->ops->find(open->reader, &number))
 		return NULL;
 	*pos = number;
@@ -434,7 +438,7 @@ static int peermem_open(struct inode *inode, struct file *file,
 	if (!open)
 		return -ENOMEM;
 	open->ops = ops;
-	ret = ops->open ? ops->open(&open->reader) : 0;
+	ret = ops->open(&open->reader);
 	if (ret)
 		seq_release_private(inode, file);
 	return ret;
@@ -445,8 +449,7 @@ static int peermem_release(struct inode *inode, struct file *file)
 	struct seq_file *seq = file->private_data;
 	struct peermem_open_file *open = seq->private;
 
-	if (open->ops->release)
-		open->ops->release(open->reader);
+	open->ops->release(open->reader);
 	return seq_release_private(inode, file);
 }
 

@@ -114,15 +114,14 @@ void peermem_iova_free(struct pci_dev *pdev, struct dma_iova_state *state);
 
 /*
  * The callbacks of a file. Rust code produces the contents of the file, and
- * keeps the position of each reader. @open, @release and @find are NULL for a
- * file that is one record.
+ * keeps the position of each reader.
  */
 struct peermem_file_ops {
 	int (*open)(void **reader);
 	void (*release)(void *reader);
 	/*
-	 * Sets @number to the number of the first line from @number on. Returns
-	 * false if there is no such line.
+	 * Sets @number to the number of the first record from @number on.
+	 * Returns false if there is no such record.
 	 */
 	bool (*find)(void *reader, u64 *number);
 	void (*show)(struct seq_file *seq, void *reader);

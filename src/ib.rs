@@ -96,20 +96,21 @@ pub(crate) fn check() -> Result {
 ///
 /// Only OFED has mlx_compat. OFED's mlx5_core has a version, but its ib_core has none.
 pub(crate) fn check_revocation() {
-    const ADVICE: &str = "a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1";
-    if !LoadedModule::can_be_found() {
+    let warn = |why: &str, version: &CStr| {
         pr_warn!(
-            "revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot see which one is loaded: {}\n",
-            ADVICE
+            "revocable mode needs OFED 25.04 or newer, and {}{}: a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1\n",
+            why,
+            version
         );
-        return;
+    };
+    if !LoadedModule::can_be_found() {
+        return warn(
+            "built for the proprietary nvidia.ko this module cannot see which one is loaded",
+            c"",
+        );
     }
     if LoadedModule::find(c"mlx_compat").is_none() {
-        pr_warn!(
-            "revocable mode needs OFED 25.04 or newer, and the ib_core that is loaded is not OFED's: {}\n",
-            ADVICE
-        );
-        return;
+        return warn("the ib_core that is loaded is not OFED's", c"");
     }
     let names = [c"mlx5_core", c"mlx_compat", c"ib_uverbs", c"ib_core"];
     let found = names.into_iter().find_map(|name| {
@@ -119,14 +120,10 @@ pub(crate) fn check_revocation() {
     });
     match found {
         Some((_, true)) => {}
-        Some((module, false)) => pr_warn!(
-            "revocable mode needs OFED 25.04 or newer, and the ib_core that is loaded is of {}: {}\n",
-            module.version(),
-            ADVICE
-        ),
-        None => pr_warn!(
-            "revocable mode needs OFED 25.04 or newer, and no module says of which OFED the ib_core is that is loaded: {}\n",
-            ADVICE
+        Some((module, false)) => warn("the ib_core that is loaded is of ", module.version()),
+        None => warn(
+            "no module says of which OFED the ib_core is that is loaded",
+            c"",
         ),
     }
 }

@@ -37,7 +37,6 @@ use crate::{
     ranges::Span,
     reason::{
         Event,
-        EventInfo,
         PutError,
         Reason,
         Severity, //
@@ -69,18 +68,22 @@ impl RatelimitState {
         }
     }
 
-    /// Counts an occurrence. Returns the count if a message is due.
-    fn pass(&self) -> Option<Times> {
-        self.pass_after(SILENCE)
-    }
-
-    fn pass_after(&self, silence: u64) -> Option<Times> {
+    /// Counts an occurrence. If the last message is `silence` microseconds old, returns the end of
+    /// the next one: the number of occurrences, unless this is the first.
+    fn pass(
+        &self,
+        silence: u64,
+    ) -> Option<Written<impl Fn(&mut fmt::Formatter<'_>) -> fmt::Result>> {
         let count = self.count.fetch_add(1, Relaxed).wrapping_add(1);
         let now = task::microseconds().saturating_add(1);
         let last = self.last.load(Relaxed);
         let due = last == 0 || now.saturating_sub(last) >= silence;
         // If several threads come at once, only one of them logs.
-        (due && self.last.cmpxchg(last, now, Relaxed).is_ok()).then_some(Times(count))
+        let is_next = due && self.last.cmpxchg(last, now, Relaxed).is_ok();
+        is_next.then_some(Written(move |f: &mut fmt::Formatter<'_>| match count {
+            0 | 1 => Ok(()),
+            count => core::write!(f, " ({count} times so far)"),
+        }))
     }
 
     /// Returns the number of occurrences.
@@ -89,24 +92,12 @@ impl RatelimitState {
     }
 }
 
-/// The end of a repeated message: the number of occurrences.
-struct Times(u64);
+/// Adapter that prints by calling a function, for the kernel's formatting.
+pub(crate) struct Written<F>(pub(crate) F);
 
-impl fmt::Display for Times {
+impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> fmt::Display for Written<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            0 | 1 => Ok(()),
-            count => core::write!(f, " ({count} times so far)"),
-        }
-    }
-}
-
-/// Adapter that passes a `core::fmt::Display` to the kernel's formatting.
-struct Plain<T>(T);
-
-impl<T: core::fmt::Display> fmt::Display for Plain<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        (self.0)(f)
     }
 }
 
@@ -175,14 +166,15 @@ fn record(refusal: &Refusal) {
         true => u64::MAX,
         false => SILENCE,
     };
-    if let Some(times) = LIMITS.get(at).and_then(|limit| limit.pass_after(silence)) {
+    if let Some(times) = LIMITS.get(at).and_then(|limit| limit.pass(silence)) {
+        let step = DisplayCStr(refusal.step.name());
+        let what = Written(|f: &mut fmt::Formatter<'_>| core::write!(f, "{step}: {reason}"));
         pr_notice!(
-            "refused {:#x}+{:#x} of process {} in {}: {}{}\n",
+            "refused {:#x}+{:#x} of process {} in {}{}\n",
             refusal.addr,
             refusal.len,
             refusal.task.tgid,
-            Plain(DisplayCStr(refusal.step.name())),
-            Plain(reason),
+            what,
             times
         );
     }
@@ -192,56 +184,34 @@ fn record(refusal: &Refusal) {
 pub(crate) static EVENTS: [RatelimitState; Event::ALL.len()] =
     [const { RatelimitState::new() }; Event::ALL.len()];
 
-/// The message of an event, with the memory and nvidia.ko's code if they are known.
-struct Line<'a> {
-    span: Option<&'a Span>,
-    info: &'a EventInfo,
-    code: Option<c_int>,
-    times: Times,
-}
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(span) = self.span {
-            core::write!(f, "GPU memory {:#x}+{:#x}: ", span.start(), span.len())?;
-        }
-        f.write_str(self.info.message)?;
-        if let Some(code) = self.code {
-            core::write!(f, " (nvidia.ko: error {code})")?;
-        }
-        if !self.info.advice.is_empty() {
-            core::write!(f, "; {}", self.info.advice)?;
-        }
-        self.times.fmt(f)
-    }
-}
-
-/// Counts an event, and logs it if a message is due.
-fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
+/// Counts an event, and logs it with the memory and nvidia.ko's code if a message is due.
+pub(crate) fn report(event: Event, span: Option<&Span>, code: Option<c_int>) {
     // CAST: The number of an event is the number of its row.
     let at = event as usize;
     let (Some(limit), Some(info)) = (EVENTS.get(at), Event::ALL.get(at)) else {
         return;
     };
-    let Some(times) = limit.pass() else {
+    let Some(times) = limit.pass(SILENCE) else {
         return;
     };
-    let line = Line {
-        span,
-        info,
-        code,
-        times,
-    };
+    let line = Written(|f: &mut fmt::Formatter<'_>| {
+        if let Some(span) = span {
+            core::write!(f, "GPU memory {:#x}+{:#x}: ", span.start(), span.len())?;
+        }
+        f.write_str(info.message)?;
+        if let Some(code) = code {
+            core::write!(f, " (nvidia.ko: error {code})")?;
+        }
+        if !info.advice.is_empty() {
+            core::write!(f, "; {}", info.advice)?;
+        }
+        (times.0)(f)
+    });
     match info.severity {
         Severity::Info => pr_info!("{line}\n"),
         Severity::Warning => pr_warn!("{line}\n"),
         Severity::Error => pr_err!("{line}\n"),
     }
-}
-
-/// Reports that a persistent pin could not be put, and is lost.
-pub(crate) fn leaked(span: &Span, ret: c_int) {
-    report(Event::Leaked, Some(span), Some(ret));
 }
 
 /// Reports that a revocable pin was not put.
@@ -253,32 +223,4 @@ pub(crate) fn orphaned(span: &Span, why: PutError) {
         PutError::Failed(ret) => (Event::OrphanedFailed, Some(ret)),
     };
     report(event, Some(span), code);
-}
-
-/// Reports that a DMA mapping could not be undone.
-pub(crate) fn not_unmapped(span: &Span, ret: c_int) {
-    report(Event::NotUnmapped, Some(span), Some(ret));
-}
-
-/// Logs that the module is unloaded although the last callback may not have returned.
-pub(crate) fn not_fenced(ret: c_int) {
-    pr_err!(
-        "nvidia.ko did not let its callbacks be waited for (error {})\n",
-        ret
-    );
-}
-
-/// Reports a callback for a pin that nvidia.ko had reported as unpinned.
-pub(crate) fn late_callback() {
-    report(Event::LateCallback, None, None);
-}
-
-/// Reports a callback for a pin that does not exist.
-pub(crate) fn spurious_callback() {
-    report(Event::SpuriousCallback, None, None);
-}
-
-/// Reports a scatter list that may get an HCA page larger than 2 GiB.
-pub(crate) fn large_hca_page(span: &Span) {
-    report(Event::LargeHcaPage, Some(span), None);
 }

@@ -68,14 +68,11 @@ static bool was_there;
 static struct kobject *directory;
 static struct {
 	struct kobject *kobj;
-	const struct peermem_stats *stats;
+	const u64 *counters;
 } shown[PEERMEM_PEERS];
 
-/* A file that shows a member of struct peermem_stats. */
-struct counter {
-	struct kobj_attribute attr;
-	size_t offset;
-};
+/* The files of the counters, in the order of struct peermem_peer. */
+static struct kobj_attribute files[PEERMEM_COUNTERS];
 
 static ssize_t version_show(struct kobject *kobj, struct kobj_attribute *attr,
 			    char *buf)
@@ -86,45 +83,39 @@ static ssize_t version_show(struct kobject *kobj, struct kobj_attribute *attr,
 static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 			    char *buf)
 {
-	size_t offset = container_of(attr, struct counter, attr)->offset;
 	int i;
 
 	/* The entry is set before its files exist, and until they are gone. */
-	for (i = 0; i < PEERMEM_PEERS; i++) {
-		const void *stats = shown[i].stats;
-
+	for (i = 0; i < PEERMEM_PEERS; i++)
 		if (shown[i].kobj == kobj)
 			return scnprintf(buf, PAGE_SIZE, "%llu\n",
-					 READ_ONCE(*(const u64 *)(stats + offset)));
-	}
+					 READ_ONCE(shown[i].counters[attr - files]));
 	return -ENODEV;
 }
 
 static struct kobj_attribute version = __ATTR_RO(version);
 
-#define COUNTER(_member)						\
-	static struct counter num_##_member = {				\
-		.attr = __ATTR(num_##_member, 0444, counter_show, NULL),	\
-		.offset = offsetof(struct peermem_stats, _member),	\
-	}
+#define COUNTER(_name)	__ATTR(num_##_name, 0444, counter_show, NULL)
 
-COUNTER(alloc_mrs);
-COUNTER(dealloc_mrs);
-COUNTER(reg_pages);
-COUNTER(dereg_pages);
-COUNTER(reg_bytes);
-COUNTER(dereg_bytes);
-COUNTER(free_callbacks);
+static struct kobj_attribute files[PEERMEM_COUNTERS] = {
+	COUNTER(alloc_mrs),
+	COUNTER(dealloc_mrs),
+	COUNTER(reg_pages),
+	COUNTER(dereg_pages),
+	COUNTER(reg_bytes),
+	COUNTER(dereg_bytes),
+	COUNTER(free_callbacks),
+};
 
 static struct attribute *attrs[] = {
 	&version.attr,
-	&num_alloc_mrs.attr.attr,
-	&num_dealloc_mrs.attr.attr,
-	&num_reg_pages.attr.attr,
-	&num_dereg_pages.attr.attr,
-	&num_reg_bytes.attr.attr,
-	&num_dereg_bytes.attr.attr,
-	&num_free_callbacks.attr.attr,
+	&files[0].attr,
+	&files[1].attr,
+	&files[2].attr,
+	&files[3].attr,
+	&files[4].attr,
+	&files[5].attr,
+	&files[6].attr,
 	NULL
 };
 
@@ -234,7 +225,7 @@ static bool taken(const struct peermem_peer *peers, unsigned int count)
 
 static bool show(const struct peermem_peer *peer, unsigned int i)
 {
-	shown[i].stats = peer->stats;
+	shown[i].counters = peer->counters;
 	shown[i].kobj = kobject_create_and_add(peer->name, directory);
 	return shown[i].kobj && !sysfs_create_group(shown[i].kobj, &group);
 }
@@ -259,7 +250,7 @@ static void remove_all(void)
 	for (i = PEERMEM_PEERS - 1; i >= 0; i--) {
 		remove(shown[i].kobj);
 		shown[i].kobj = NULL;
-		shown[i].stats = NULL;
+		shown[i].counters = NULL;
 	}
 	remove(directory);
 	directory = NULL;

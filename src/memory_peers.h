@@ -8,21 +8,16 @@
 
 #include <linux/types.h>
 
-/* The counters that ib_core keeps for each client. */
-struct peermem_stats {
-	u64 alloc_mrs;
-	u64 dealloc_mrs;
-	u64 reg_pages;
-	u64 dereg_pages;
-	u64 reg_bytes;
-	u64 dereg_bytes;
-	u64 free_callbacks;
-} __no_randomize_layout;
+/* The number of counters that ib_core keeps for each client. */
+#define PEERMEM_COUNTERS	7
 
-/* A client: its name, and its counters, which change without a lock. */
+/*
+ * A client: its name, and its counters, which change without a lock. The order
+ * of the counters is that of their files.
+ */
 struct peermem_peer {
 	const char *name;
-	const struct peermem_stats *stats;
+	const u64 *counters;
 } __no_randomize_layout;
 
 /* The number of client modes. */

@@ -4,10 +4,7 @@
 //!
 //! C side: [`memory_peers.c`](memory_peers.c).
 
-use core::{
-    mem::offset_of,
-    ptr, //
-};
+use core::ptr;
 
 use kernel::{
     prelude::*,
@@ -24,17 +21,8 @@ use crate::{
     peer_stats::PeerStats, //
 };
 
-// `peermem_memory_peers_show()` reads a `PeerStats` as a `struct peermem_stats`.
-const _: () = {
-    assert!(size_of::<PeerStats>() == size_of::<c::peermem_stats>());
-    assert!(offset_of!(PeerStats, alloc_mrs) == offset_of!(c::peermem_stats, alloc_mrs));
-    assert!(offset_of!(PeerStats, dealloc_mrs) == offset_of!(c::peermem_stats, dealloc_mrs));
-    assert!(offset_of!(PeerStats, reg_pages) == offset_of!(c::peermem_stats, reg_pages));
-    assert!(offset_of!(PeerStats, dereg_pages) == offset_of!(c::peermem_stats, dereg_pages));
-    assert!(offset_of!(PeerStats, reg_bytes) == offset_of!(c::peermem_stats, reg_bytes));
-    assert!(offset_of!(PeerStats, dereg_bytes) == offset_of!(c::peermem_stats, dereg_bytes));
-    assert!(offset_of!(PeerStats, free_callbacks) == offset_of!(c::peermem_stats, free_callbacks));
-};
+// `peermem_memory_peers_show()` reads a `PeerStats` as an array of `u64`.
+const _: () = assert!(size_of::<PeerStats>() == size_of::<u64>() * c::PEERMEM_COUNTERS as usize);
 
 /// This module's directory `/sys/kernel/mm/memory_peers`, from the check for ib_core's own
 /// directory on. After the drop, the directory is gone and no thread runs its code.
@@ -66,7 +54,7 @@ impl MemoryPeers {
         let mut count = 0;
         for (peer, (name, peer_stats)) in peers.iter_mut().zip(clients) {
             peer.name = name.as_char_ptr();
-            peer.stats = ptr::from_ref(*peer_stats).cast();
+            peer.counters = ptr::from_ref(*peer_stats).cast();
             count += 1;
         }
         // SAFETY: The first `count` peers are initialized. The names are used only during the call.

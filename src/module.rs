@@ -5,51 +5,32 @@
 //! C header: [`include/linux/module.h`](srctree/include/linux/module.h)
 
 use kernel::{
-    bindings,
     prelude::*,
     str::CStr, //
 };
 
 use crate::c;
 
-/// Returns the pointer to this module.
-fn this() -> *mut bindings::module {
-    &raw mut c::__this_module
-}
-
-/// Keeps a module loaded until dropped.
+/// Keeps this module loaded until dropped, on any thread.
 ///
 /// # Invariants
 ///
-/// Owns one reference to the module.
-pub(crate) struct ModuleRef(*mut bindings::module);
-
-// SAFETY: The reference count of a module is atomic. Any thread may drop a reference.
-unsafe impl Send for ModuleRef {}
-// SAFETY: A shared `ModuleRef` gives access to nothing.
-unsafe impl Sync for ModuleRef {}
+/// Owns one reference to this module.
+pub(crate) struct ModuleRef(());
 
 impl ModuleRef {
     /// Takes a reference to this module. Returns `None` once the module is being unloaded.
     pub(crate) fn try_new() -> Option<Self> {
         // SAFETY: This code is part of the module, so the module's memory exists.
-        unsafe { Self::of(this()) }
-    }
-
-    /// # Safety
-    ///
-    /// The memory of `module` must exist during the call.
-    unsafe fn of(module: *mut bindings::module) -> Option<Self> {
-        // SAFETY: The caller promises that the module's memory exists.
         // INVARIANT: The value owns the reference that is taken here, if there is one.
-        unsafe { c::try_module_get(module) }.then(|| ModuleRef(module))
+        unsafe { c::try_module_get(&raw mut c::__this_module) }.then(|| ModuleRef(()))
     }
 }
 
 impl Drop for ModuleRef {
     fn drop(&mut self) {
         // SAFETY: This drops the reference of the type invariant.
-        unsafe { c::module_put(self.0) };
+        unsafe { c::module_put(&raw mut c::__this_module) };
     }
 }
 

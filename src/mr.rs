@@ -6,17 +6,7 @@
 
 use super::{
     device::Gpus,
-    env::{
-        self,
-        ModuleRef,
-        MrStats,
-        PciDevice,
-        SetOnce,
-        SgTable,
-        SgTableHead,
-        Shared,
-        Ticket, //
-    },
+    env::{self, *},
     history::PinMode,
     quota::Charge,
     ranges::{
@@ -25,7 +15,10 @@ use super::{
         Span,
         LONG_RUN, //
     },
-    reason::Reason,
+    reason::{
+        Event,
+        Reason, //
+    },
     registry::RegistrationInfo, //
 };
 
@@ -62,12 +55,14 @@ pub(crate) trait Mr: Sized + Send + Sync + 'static {
 
 /// The constant part of a registration.
 pub(crate) struct Fixed {
-    span: Span,
+    /// The pinned range of virtual addresses.
+    pub(crate) span: Span,
     /// Size of the smallest pages. Set once the whole range is pinned.
     page: SetOnce<PageSize>,
     /// Kept while a callback may come, because the memory may be pinned until then.
     _charge: Charge,
-    stats: MrStats,
+    /// The registration's share of its client's statistics.
+    pub(crate) stats: MrStats,
     /// Keeps the module loaded while a callback may come.
     _module: ModuleRef,
 }
@@ -87,22 +82,10 @@ impl Fixed {
         })
     }
 
-    /// Returns the pinned range of virtual addresses.
-    #[inline]
-    pub(crate) fn span(&self) -> &Span {
-        &self.span
-    }
-
     /// `get_page_size`: returns the size of the smallest pages.
     #[inline]
     pub(crate) fn page_size(&self) -> PageSize {
         self.page.copy().unwrap_or(PageSize::KIB_64)
-    }
-
-    /// Returns the registration's share of its client's statistics.
-    #[inline]
-    pub(crate) fn stats(&self) -> &MrStats {
-        &self.stats
     }
 
     /// Sets the page size, and returns the registration's data for the registry. `chunks` is the
@@ -131,10 +114,7 @@ impl Fixed {
 /// Returns an error if the process was killed. The search over several allocations can need
 /// thousands of calls, so it stops here, as `get_user_pages()` does.
 pub(crate) fn check_killed() -> Result<(), Reason> {
-    if env::is_killed() {
-        return Err(Reason::Killed);
-    }
-    Ok(())
+    (!env::is_killed()).then_some(()).ok_or(Reason::Killed)
 }
 
 /// Logs a scatter list for which an HCA page can be larger than 2 GiB, if the application uses
@@ -143,6 +123,6 @@ pub(crate) fn check_killed() -> Result<(), Reason> {
 /// Behind a translating IOMMU, this module makes no such list: see [`ranges::IovaLayout`].
 pub(crate) fn note_large_hca_page(span: &Span, table: &SgTable) {
     if span.len() > LONG_RUN && ranges::common_distance(span.start(), table.ranges()) == Some(0) {
-        env::large_hca_page(span);
+        env::report(Event::LargeHcaPage, Some(span), None);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! This file knows nothing about ib_core. A [`PersistentPin`] lives until it is dropped. A
 //! revocable pin can lose its memory earlier. [`callback_pin`](crate::callback_pin) builds a
-//! revocable pin from a page table, a number for the [`Callback`], `get_pages` and `put_pages`.
+//! revocable pin from a page table, a number for the callback, [`get_pages`] and [`put_pages`].
 
 use core::{
     ptr::{
@@ -51,6 +51,7 @@ use crate::{
     },
     reason::{
         self,
+        Event,
         Reason, //
     },
     sync, //
@@ -138,10 +139,8 @@ fn page_size(size: u32) -> Option<PageSize> {
 /// entries.
 fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
     let have = if array.is_null() { 0 } else { entries };
-    if u64::from(have) == want {
-        return Ok(());
-    }
-    Err(Reason::Entries { have, want })
+    let is_right = u64::from(have) == want;
+    is_right.then_some(()).ok_or(Reason::Entries { have, want })
 }
 
 /// A pointer to a page table of nvidia.ko.
@@ -404,7 +403,7 @@ impl PersistentPin {
             c::nvidia_p2p_dma_unmap_pages(device.as_raw(), self.table.as_raw(), raw.as_ptr())
         };
         if ret != 0 {
-            log::not_unmapped(&self.span, ret);
+            log::report(Event::NotUnmapped, Some(&self.span), Some(ret));
         }
     }
 }
@@ -421,7 +420,7 @@ impl Drop for PersistentPin {
             c::nvidia_p2p_put_pages_persistent(self.span.start(), self.table.as_raw(), 0)
         };
         if ret != 0 {
-            log::leaked(&self.span, ret);
+            log::report(Event::Leaked, Some(&self.span), Some(ret));
         }
     }
 }
@@ -452,25 +451,24 @@ impl Drop for Callbacks {
         // SAFETY: The function does not dereference the table, and does not find it.
         let ret = retry(|| unsafe { c::nvidia_p2p_put_pages(0, 0, 0, table) });
         if ret != 0 {
-            log::not_fenced(ret);
+            // The module is unloaded, although the last callback may not have returned.
+            pr_err!(
+                "nvidia.ko did not let its callbacks be waited for (error {})\n",
+                ret
+            );
         }
     }
 }
 
-/// Receiver of nvidia.ko's callback.
-pub(crate) trait Callback {
-    /// Called when nvidia.ko frees the memory of pin `number`, at most once for each pin, in
-    /// process context, with the API lock held. The page table dies when this returns.
-    fn free_callback(number: usize);
-}
-
 /// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock.
-/// nvidia.ko may then call [`Callback::free_callback`] with `number` once, even before this
+/// When nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process
+/// context, with the API lock held, even before this returns. The page table dies when `callback`
 /// returns. `None` means that the memory is pinned, but there is no table. Fails without
 /// [`Callbacks`].
-pub(crate) fn get_pages<C: Callback>(
+pub(crate) fn get_pages(
     span: &Span,
     number: usize,
+    callback: extern "C" fn(*mut c_void),
 ) -> Result<Option<TablePtr>, Reason> {
     if !CALLBACKS.load(Acquire) {
         return Err(Reason::Unloading);
@@ -486,7 +484,7 @@ pub(crate) fn get_pages<C: Callback>(
             span.start(),
             span.len(),
             &mut table,
-            Some(free_callback::<C>),
+            Some(callback),
             ptr::without_provenance_mut(number),
         )
     };
@@ -503,14 +501,4 @@ pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
     // SAFETY: The function does not dereference the table. It looks for the pointer among the pins
     // of this process.
     unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
-}
-
-/// Tells `C` that nvidia.ko frees the memory of the pin with the number `data`.
-///
-/// # Safety
-///
-/// Only nvidia.ko calls this, at most once for each pin, in process context, with the API lock
-/// held.
-unsafe extern "C" fn free_callback<C: Callback>(data: *mut c_void) {
-    C::free_callback(data.addr());
 }

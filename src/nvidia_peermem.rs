@@ -67,7 +67,7 @@ pub(crate) mod trace;
 pub(crate) mod c;
 
 use clients::Ready;
-use files::Files;
+use debugfs::Folder;
 use ib::{
     Client,
     ClientRegistration,
@@ -98,7 +98,7 @@ pub(crate) struct PeerMem {
     _revocable: Option<ClientRegistration<clients::Revocable>>,
     _callbacks: Option<nv::Callbacks>,
     _bars: Bars,
-    _files: Files,
+    _files: Folder,
 }
 
 impl kernel::Module for PeerMem {
@@ -146,8 +146,8 @@ impl kernel::Module for PeerMem {
         Ok(PeerMem {
             // Nothing below can fail. An open file would otherwise outlive a module that failed to
             // load.
-            _files: Files::new(),
-            _bars: Bars::new(),
+            _files: files::folder(),
+            _bars: Bars,
             _callbacks: callbacks,
             _revocable: revocable,
             _persistent: persistent,

@@ -219,13 +219,6 @@ impl BarCache {
         Gpus::one(number)
     }
 
-    /// Drops the references to removed GPUs, and the answers for them.
-    fn forget_removed(&mut self) {
-        for place in &mut self.devices {
-            place.take_if(|known| !known.device.is_there());
-        }
-    }
-
     /// Returns the device of `gpu`, if it is still in the machine.
     fn gpu(&mut self, gpu: Gpus) -> Option<&mut Known> {
         let number = gpu.numbers().next()?;
@@ -240,7 +233,10 @@ fn bar_of(addr: u64) -> Option<Bar> {
         if let Some(found) = cache.find(addr) {
             return Some(found);
         }
-        cache.forget_removed();
+        // This drops the references to removed GPUs, and the answers for them.
+        for place in &mut cache.devices {
+            place.take_if(|known| !known.device.is_there());
+        }
         let mut device = PciDevice::next(None)?;
         loop {
             if let Some(range) = device.bar(addr) {
@@ -295,15 +291,11 @@ pub(crate) fn gpu_address(number: u32) -> Option<PciAddress> {
 }
 
 /// Token that exists while devices are remembered. Must be dropped after the last pin.
-pub(crate) struct Bars(());
+pub(crate) struct Bars;
 
+#[cfg(peermem_kunit)]
 impl Bars {
-    pub(crate) fn new() -> Self {
-        Bars(())
-    }
-
     /// Returns the number of references to devices.
-    #[cfg(peermem_kunit)]
     pub(crate) fn remembered() -> usize {
         BAR_CACHE.with(|cache| {
             let all = cache.devices.iter().flatten();
@@ -392,10 +384,8 @@ impl BarFinder {
 
     /// Returns the BAR that contains `addr`.
     fn bar_at(&mut self, addr: u64) -> Option<AddrRange> {
-        if !self
-            .bar
-            .is_some_and(|bar| bar.contains(&AddrRange { addr, len: 1 }))
-        {
+        let here = AddrRange { addr, len: 1 };
+        if !self.bar.is_some_and(|bar| bar.contains(&here)) {
             self.bar = None;
             self.enter(bar_of(addr)?);
         }

@@ -18,37 +18,42 @@ use kernel::sync::atomic::{
     Relaxed, //
 };
 
-/// The counters of one client since the module was loaded. The layout is that of
-/// `struct peermem_stats` in `memory_peers.h`. C code reads the counters without a lock.
-#[repr(C)]
-pub(crate) struct PeerStats {
+use crate::c;
+
+/// A counter of a client, in the order of the files in `memory_peers.c`.
+#[derive(Clone, Copy)]
+enum Counter {
     /// Registrations that were mapped.
-    pub(crate) alloc_mrs: Atomic<u64>,
+    AllocMrs,
     /// Mapped registrations that have since been deregistered or revoked.
-    pub(crate) dealloc_mrs: Atomic<u64>,
+    DeallocMrs,
     /// Scatter-list entries of the mapped registrations, of any size. ib_core's `num_reg_pages`
     /// counts the same entries.
-    pub(crate) reg_pages: Atomic<u64>,
+    RegPages,
     /// Scatter-list entries of registrations that have ended.
-    pub(crate) dereg_pages: Atomic<u64>,
+    DeregPages,
     /// Bytes that applications requested, for the mapped registrations.
-    pub(crate) reg_bytes: Atomic<u64>,
+    RegBytes,
     /// Requested bytes of registrations that have ended.
-    pub(crate) dereg_bytes: Atomic<u64>,
+    DeregBytes,
     /// Number of revocations that were requested from ib_core.
-    pub(crate) free_callbacks: Atomic<u64>,
+    FreeCallbacks,
 }
+
+/// The counters of one client since the module was loaded, by [`Counter`]. C code reads the
+/// counters without a lock.
+#[repr(transparent)]
+pub(crate) struct PeerStats(pub(crate) [Atomic<u64>; c::PEERMEM_COUNTERS as usize]);
 
 impl PeerStats {
     pub(crate) const fn new() -> Self {
-        PeerStats {
-            alloc_mrs: Atomic::new(0),
-            dealloc_mrs: Atomic::new(0),
-            reg_pages: Atomic::new(0),
-            dereg_pages: Atomic::new(0),
-            reg_bytes: Atomic::new(0),
-            dereg_bytes: Atomic::new(0),
-            free_callbacks: Atomic::new(0),
+        PeerStats([const { Atomic::new(0) }; c::PEERMEM_COUNTERS as usize])
+    }
+
+    #[inline(always)]
+    fn add(&self, counter: Counter, number: u64) {
+        if let Some(counter) = self.0.get(counter as usize) {
+            counter.add(number, Relaxed);
         }
     }
 }
@@ -85,20 +90,20 @@ impl MrStats {
     pub(crate) fn mapped(&self, entries: u64) {
         self.entries.store(entries, Relaxed);
         self.state.xchg(MAPPED, Full);
-        self.of.alloc_mrs.add(1, Relaxed);
-        self.of.reg_pages.add(entries, Relaxed);
-        self.of.reg_bytes.add(self.bytes, Relaxed);
+        self.of.add(Counter::AllocMrs, 1);
+        self.of.add(Counter::RegPages, entries);
+        self.of.add(Counter::RegBytes, self.bytes);
     }
 
     /// Records that this module is about to ask ib_core to revoke the registration.
     pub(crate) fn revoking(&self) {
-        self.of.free_callbacks.add(1, Relaxed);
+        self.of.add(Counter::FreeCallbacks, 1);
     }
 
     /// Records that ib_core has revoked the registration, if it was mapped.
     pub(crate) fn revoked(&self) {
         if self.state.cmpxchg(MAPPED, REVOKED, Full).is_ok() {
-            self.of.dealloc_mrs.add(1, Relaxed);
+            self.of.add(Counter::DeallocMrs, 1);
         }
     }
 
@@ -106,11 +111,11 @@ impl MrStats {
     pub(crate) fn unmapped(&self) {
         let was = self.state.xchg(UNMAPPED, Full);
         if was == MAPPED {
-            self.of.dealloc_mrs.add(1, Relaxed);
+            self.of.add(Counter::DeallocMrs, 1);
         }
         if was != UNMAPPED {
-            self.of.dereg_pages.add(self.entries.load(Relaxed), Relaxed);
-            self.of.dereg_bytes.add(self.bytes, Relaxed);
+            self.of.add(Counter::DeregPages, self.entries.load(Relaxed));
+            self.of.add(Counter::DeregBytes, self.bytes);
         }
     }
 }

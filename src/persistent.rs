@@ -25,20 +25,7 @@
 use super::{
     chunks,
     device::Gpus,
-    env::{
-        self,
-        BarMapping,
-        Lock,
-        MrStats,
-        PciDevice,
-        PersistentPin,
-        Registered,
-        SgTable,
-        SgTableHead,
-        Shared,
-        SmallVec,
-        Ticket, //
-    },
+    env::{self, *},
     history::PinMode,
     mr::{
         self,
@@ -88,7 +75,7 @@ impl Mr for PersistentMr {
         let mr = Registered::new(fixed, Lock::new(State::default()))?;
         mr.state.with(|state| {
             state.pins = chunks::cover(
-                *mr.of.span(),
+                mr.of.span,
                 env::max_chunks(),
                 PersistentPin::pin,
                 mr::check_killed,
@@ -116,7 +103,7 @@ impl Mr for PersistentMr {
             }
             let (mapping, table) = persistent_mapping::map(&mut state.pins, device, &self.of)?;
             state.mapping = mapping;
-            mr::note_large_hca_page(self.of.span(), &table);
+            mr::note_large_hca_page(&self.of.span, &table);
             let (entries, hca) = (table.entries(), device.address());
             self.entry
                 .update(|registry, slot| registry.mapped(slot, entries, hca));

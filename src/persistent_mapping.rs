@@ -36,14 +36,7 @@ use super::{
         Gpus,
         Reach, //
     },
-    env::{
-        self,
-        BarMapping,
-        PciDevice,
-        PersistentPin,
-        PhysRanges,
-        SgTable, //
-    },
+    env::{self, *},
     mr::{
         self,
         Fixed, //
@@ -72,7 +65,7 @@ pub(crate) fn map(
     device: &PciDevice,
     fixed: &Fixed,
 ) -> Result<(Option<BarMapping>, SgTable), Reason> {
-    let (va, page) = (fixed.span().start(), fixed.page_size());
+    let (va, page) = (fixed.span.start(), fixed.page_size());
     if let Some(memory) = memory(pins, device, va)? {
         match BarMapping::map(device, memory, va, page) {
             Ok((mapping, table)) => return Ok((Some(mapping), table)),

@@ -32,9 +32,10 @@ use crate::{
 /// The entries lie in BARs, and have no `struct page` except of peer-to-peer DMA memory. Their
 /// layout is that of [`SgLayout`] for a device without limits.
 pub(crate) struct PhysRanges {
-    table: SgTable,
-    /// A range in one BAR that contains all entries, if there is one.
-    bounds: Option<AddrRange>,
+    pub(crate) table: SgTable,
+    /// A range in one BAR that contains all entries, if there is one. The range may be somewhat
+    /// larger than the memory.
+    pub(crate) bounds: Option<AddrRange>,
 }
 
 /// Maximum number of pages in a batch. A callback waits for the current batch, and every GPU waits
@@ -140,12 +141,6 @@ impl PhysRanges {
         Ok((PhysRanges { table, bounds }, gpus))
     }
 
-    /// Returns a range that contains all addresses, if they lie in one BAR. The range may be
-    /// somewhat larger.
-    pub(crate) fn bounds(&self) -> Option<AddrRange> {
-        self.bounds
-    }
-
     /// Returns the ranges in steps of the size in which they are mapped.
     pub(crate) fn steps(&self) -> impl Iterator<Item = AddrRange> + '_ {
         self.table.ranges().flat_map(ranges::steps)
@@ -156,10 +151,5 @@ impl PhysRanges {
         self.table
             .ranges()
             .fold(0, |len: u64, range| len.saturating_add(range.len))
-    }
-
-    /// Returns the scatter list whose DMA addresses are the physical ones.
-    pub(crate) fn into_table(self) -> SgTable {
-        self.table
     }
 }

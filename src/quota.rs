@@ -13,14 +13,7 @@
 //! Uses only `core` and [`env`](super::env).
 
 use super::{
-    env::{
-        self,
-        IdMap,
-        IdSlot,
-        StaticMutex,
-        User,
-        QUOTA_LOCK, //
-    },
+    env::{self, *},
     reason::Reason, //
 };
 
@@ -41,17 +34,17 @@ impl Charge {
             return Ok(Charge(None));
         };
         let user = env::user();
-        let slot = IdSlot::new()?;
+        let slot = IdSlot::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         USAGES.with(|usages| {
             let usages = usages.get_or_insert_with(IdMap::default);
-            let pinned = usages.get(user).copied().unwrap_or(0);
+            let pinned = usages.get(&user).copied().unwrap_or(0);
             let total = pinned
                 .checked_add(bytes)
                 .filter(|total| *total <= limit)
                 .ok_or(Reason::UserLimit { pinned, limit })?;
-            match usages.get_mut(user) {
+            match usages.get_mut(&user) {
                 Some(pinned) => *pinned = total,
-                None => usages.insert(slot, user, total),
+                None => drop(usages.insert(slot.into_node(user, total))),
             }
             Ok(Charge(Some((user, bytes))))
         })
@@ -65,11 +58,11 @@ impl Drop for Charge {
         };
         USAGES.with(|usages| {
             let usages = usages.get_or_insert_with(IdMap::default);
-            if let Some(pinned) = usages.get_mut(user) {
+            if let Some(pinned) = usages.get_mut(&user) {
                 *pinned = pinned.saturating_sub(bytes);
                 if *pinned == 0 {
                     // A static is not dropped when the module is unloaded.
-                    usages.remove(user);
+                    usages.remove(&user);
                 }
             }
         });

@@ -153,7 +153,7 @@ pub(crate) struct ReasonInfo {
     pub(crate) advice: &'static str,
 }
 
-/// Defines `Reason::ALL` and `Reason::index`, which returns the row of the first matching pattern.
+/// Defines `Reason::ALL`, `Reason::index` and `Reason::info`. The first matching pattern counts.
 macro_rules! reasons {
     ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
         enum Row {
@@ -176,6 +176,13 @@ macro_rules! reasons {
                 // CAST: Rows are numbered from 0.
                 match self {
                     $($pattern => Row::$row as usize,)*
+                }
+            }
+
+            /// Returns the row in [`Reason::ALL`].
+            fn info(&self) -> &'static ReasonInfo {
+                match self {
+                    $($pattern => const { &Reason::ALL[Row::$row as usize] },)*
                 }
             }
         }
@@ -277,14 +284,9 @@ reasons! {
 }
 
 impl Reason {
-    /// Returns the row in the table. Never `None`, but the compiler cannot know that.
-    fn info(&self) -> Option<&'static ReasonInfo> {
-        Reason::ALL.get(self.index())
-    }
-
     /// Returns the name for programs.
     pub(crate) fn name(&self) -> &'static CStr {
-        self.info().map_or(c"unknown", |info| info.name)
+        self.info().name
     }
 
     /// Returns nvidia.ko's code, or 0 if nvidia.ko did not cause the refusal.
@@ -304,8 +306,7 @@ impl Reason {
 
     /// Returns `true` if the revocable client leaves the range to the persistent one.
     pub(crate) fn is_handed_on(&self) -> bool {
-        self.info()
-            .is_some_and(|info| info.cause == Cause::NextClient)
+        self.info().cause == Cause::NextClient
     }
 
     /// Returns `true` for reasons that are logged only once. Any process can trigger some of them
@@ -327,8 +328,7 @@ impl Reason {
     /// Returns the negative errno that a step after `acquire` returns to ib_core. ib_core cannot
     /// mistake this value for success or for a pointer.
     pub(crate) fn errno(&self) -> i32 {
-        let errno = self.info().and_then(|info| info.errno);
-        match errno.unwrap_or(self.code()) {
+        match self.info().errno.unwrap_or(self.code()) {
             errno @ -4095..=-1 => errno,
             _ => EINVAL,
         }
@@ -338,9 +338,7 @@ impl Reason {
 /// Prints the description, the details and the advice.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(info) = self.info() else {
-            return Ok(());
-        };
+        let info = self.info();
         f.write_str(info.message)?;
         match *self {
             Reason::Pin(code) | Reason::Map(code) => write!(f, " (nvidia.ko: {})", Code(code)),
@@ -382,31 +380,6 @@ impl fmt::Display for Code {
     }
 }
 
-/// An event that is counted and does not refuse a registration.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Event {
-    /// A persistent pin could not be put, and is lost.
-    Leaked,
-    /// A revocable pin was not put, because another process released it.
-    OrphanedOtherProcess,
-    /// A revocable pin was not put, because nvidia.ko no longer links its memory to the process.
-    OrphanedUnlisted,
-    /// A revocable pin was not put, because it was released inside the callback of another pin.
-    OrphanedInCallback,
-    /// A revocable pin was not put, because nvidia.ko refused.
-    OrphanedFailed,
-    /// A DMA mapping could not be undone.
-    NotUnmapped,
-    /// nvidia.ko called back for a pin that it had reported as unpinned.
-    LateCallback,
-    /// nvidia.ko called back for a pin that does not exist.
-    SpuriousCallback,
-    /// A scatter list may get an HCA page that is larger than 2 GiB.
-    LargeHcaPage,
-    /// Another module's client accepted a range that this module had refused. Never logged.
-    OtherClient,
-}
-
 /// The log level of an event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Severity {
@@ -430,70 +403,64 @@ pub(crate) struct EventInfo {
     pub(crate) advice: &'static str,
 }
 
-impl Event {
-    /// All events, in the order of their numbers and of the lines in `counters`.
-    pub(crate) const ALL: [EventInfo; 10] = [
-        EventInfo {
-            name: "leaked",
-            severity: Severity::Error,
-            message: "nvidia.ko did not undo a persistent pin: its memory is lost until the GPU is reset or unbound",
-            advice: "nvidia-smi --gpu-reset when nobody uses the GPU, or reboot",
-        },
-        EventInfo {
-            name: "orphaned_other_process",
-            severity: Severity::Info,
-            message: "another process released a revocable pin: it stays until the memory is freed",
-            advice: "",
-        },
-        EventInfo {
-            name: "orphaned_unlisted",
-            severity: Severity::Info,
-            message: "nvidia.ko no longer takes a revocable pin from its process: it stays until the memory is freed",
-            advice: "",
-        },
-        EventInfo {
-            name: "orphaned_in_callback",
-            severity: Severity::Info,
-            message: "a revocable pin was released inside the callback of another: it stays until the memory is freed",
-            advice: "",
-        },
-        EventInfo {
-            name: "orphaned_failed",
-            severity: Severity::Error,
-            message: "nvidia.ko did not undo a revocable pin, or could not be asked: it stays until the memory is freed",
-            advice: "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)",
-        },
-        EventInfo {
-            name: "not_unmapped",
-            severity: Severity::Error,
-            message: "nvidia.ko did not undo a DMA mapping: it stays until the memory is unpinned",
-            advice: "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)",
-        },
-        EventInfo {
-            name: "late_callback",
-            severity: Severity::Warning,
-            message: "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first since then",
-            advice: "",
-        },
-        EventInfo {
-            name: "spurious_callback",
-            severity: Severity::Error,
-            message: "nvidia.ko revoked a pin that does not exist",
-            advice: "report it",
-        },
-        EventInfo {
-            name: "large_hca_page",
-            severity: Severity::Warning,
-            message: "its DMA addresses are at a multiple of 4 GiB from its virtual ones: the ib_core of OFED 25.07 and 25.10 may give the NIC wrong addresses",
-            advice: "register at most 4 GiB at once (docs/dma.md)",
-        },
-        EventInfo {
-            name: "other_client",
-            severity: Severity::Info,
-            message: "another driver's peer-memory client took a range that this module refused",
-            advice: "",
-        },
-    ];
+/// Defines [`Event`] and its table.
+macro_rules! events {
+    ($($(#[$doc:meta])* $event:ident => $name:literal, $severity:ident, $message:literal, $advice:literal;)*) => {
+        /// An event that is counted and does not refuse a registration.
+        #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+        pub(crate) enum Event {
+            $($(#[$doc])* $event,)*
+        }
+
+        impl Event {
+            /// All events, in the order of their numbers and of the lines in `counters`.
+            pub(crate) const ALL: [EventInfo; [$($name),*].len()] = [$(EventInfo {
+                name: $name,
+                severity: Severity::$severity,
+                message: $message,
+                advice: $advice,
+            }),*];
+        }
+    };
+}
+
+events! {
+    /// A persistent pin could not be put, and is lost.
+    Leaked => "leaked", Error,
+        "nvidia.ko did not undo a persistent pin: its memory is lost until the GPU is reset or unbound",
+        "nvidia-smi --gpu-reset when nobody uses the GPU, or reboot";
+    /// A revocable pin was not put, because another process released it.
+    OrphanedOtherProcess => "orphaned_other_process", Info,
+        "another process released a revocable pin: it stays until the memory is freed", "";
+    /// A revocable pin was not put, because nvidia.ko no longer links its memory to the process.
+    OrphanedUnlisted => "orphaned_unlisted", Info,
+        "nvidia.ko no longer takes a revocable pin from its process: it stays until the memory is freed", "";
+    /// A revocable pin was not put, because it was released inside the callback of another pin.
+    OrphanedInCallback => "orphaned_in_callback", Info,
+        "a revocable pin was released inside the callback of another: it stays until the memory is freed", "";
+    /// A revocable pin was not put, because nvidia.ko refused.
+    OrphanedFailed => "orphaned_failed", Error,
+        "nvidia.ko did not undo a revocable pin, or could not be asked: it stays until the memory is freed",
+        "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";
+    /// A DMA mapping could not be undone.
+    NotUnmapped => "not_unmapped", Error,
+        "nvidia.ko did not undo a DMA mapping: it stays until the memory is unpinned",
+        "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";
+    /// nvidia.ko called back for a pin that it had reported as unpinned.
+    LateCallback => "late_callback", Warning,
+        "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first since then", "";
+    /// nvidia.ko called back for a pin that does not exist.
+    SpuriousCallback => "spurious_callback", Error,
+        "nvidia.ko revoked a pin that does not exist",
+        "report it";
+    /// A scatter list may get an HCA page that is larger than 2 GiB.
+    LargeHcaPage => "large_hca_page", Warning,
+        "its DMA addresses are at a multiple of 4 GiB from its virtual ones: the ib_core of OFED 25.07 and 25.10 may \
+         give the NIC wrong addresses",
+        "register at most 4 GiB at once (docs/dma.md)";
+    /// Another module's client accepted a range that this module had refused. Never logged.
+    OtherClient => "other_client", Info,
+        "another driver's peer-memory client took a range that this module refused", "";
 }
 
 #[cfg(all(test, feature = "unit"))]

@@ -158,21 +158,25 @@ impl Registry {
         self.counts
     }
 
-    /// Changes the counters of the mode of `registration`.
-    fn count(&mut self, registration: &Registration, change: impl FnOnce(&mut Counts)) {
+    /// Adds `change` to a counter of the mode of `registration`.
+    #[inline(always)]
+    fn count(
+        &mut self,
+        registration: &Registration,
+        counter: impl FnOnce(&mut Counts) -> &mut u64,
+        change: u64,
+    ) {
         // CAST: The number of a mode is an index of `counts`.
         if let Some(counts) = self.counts.get_mut(registration.info.mode as usize) {
-            change(counts);
+            let counter = counter(counts);
+            *counter = counter.wrapping_add(change);
         }
     }
 
     fn uncount(&mut self, registration: &Registration) {
-        self.count(registration, |counts| {
-            counts.active = counts.active.wrapping_sub(1);
-            counts.active_bytes = counts
-                .active_bytes
-                .wrapping_sub(registration.info.span.len());
-        });
+        let bytes = registration.info.span.len().wrapping_neg();
+        self.count(registration, |counts| &mut counts.active, u64::MAX);
+        self.count(registration, |counts| &mut counts.active_bytes, bytes);
     }
 
     /// Adds a registration after a successful `acquire`.
@@ -190,13 +194,10 @@ impl Registry {
             entries: 0,
             hca: None,
         });
-        self.count(registration, |counts| {
-            counts.registered = counts.registered.wrapping_add(1);
-            counts.active = counts.active.wrapping_add(1);
-            counts.active_bytes = counts
-                .active_bytes
-                .wrapping_add(registration.info.span.len());
-        });
+        let bytes = registration.info.span.len();
+        self.count(registration, |counts| &mut counts.registered, 1);
+        self.count(registration, |counts| &mut counts.active, 1);
+        self.count(registration, |counts| &mut counts.active_bytes, bytes);
         Some(Transition::Registered)
     }
 
@@ -213,9 +214,7 @@ impl Registry {
         registration.state = State::Mapped;
         registration.entries = entries;
         registration.hca = Some(hca);
-        self.count(registration, |counts| {
-            counts.mapped = counts.mapped.wrapping_add(1);
-        });
+        self.count(registration, |counts| &mut counts.mapped, 1);
         Some(Transition::Mapped)
     }
 
@@ -237,9 +236,7 @@ impl Registry {
             .as_mut()
             .filter(|r| matches!(r.state, State::Pinned | State::Mapped))?;
         registration.state = State::Revoked;
-        self.count(registration, |counts| {
-            counts.revoked = counts.revoked.wrapping_add(1);
-        });
+        self.count(registration, |counts| &mut counts.revoked, 1);
         Some(Transition::Revoked)
     }
 
@@ -252,9 +249,7 @@ impl Registry {
         orphaned: bool,
     ) -> Option<Transition> {
         let mut registration = slot.take()?;
-        self.count(&registration, |counts| {
-            counts.released = counts.released.wrapping_add(1);
-        });
+        self.count(&registration, |counts| &mut counts.released, 1);
         if orphaned {
             registration.state = State::Orphaned;
             registration.entries = 0;
@@ -263,10 +258,8 @@ impl Registry {
         } else {
             self.uncount(&registration);
         }
-        Some(Transition::Released(
-            registration.number,
-            registration.state,
-        ))
+        let Registration { number, state, .. } = registration;
+        Some(Transition::Released(number, state))
     }
 
     /// Removes the registration from the registry when its entry is dropped, unless `released` has

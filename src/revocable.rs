@@ -68,21 +68,7 @@ use super::{
         Gpus,
         Reach, //
     },
-    env::{
-        self,
-        BarMapping,
-        Monitor,
-        MrStats,
-        PciDevice,
-        PhysRanges,
-        Registered,
-        SgTable,
-        SgTableHead,
-        Shared,
-        SmallVec,
-        Thread,
-        Ticket, //
-    },
+    env::{self, *},
     history::PinMode,
     mr::{
         self,
@@ -120,11 +106,7 @@ pub(crate) struct State {
 
 impl State {
     fn check(&self) -> Result<(), Reason> {
-        if self.revoked {
-            Err(Reason::Revoked)
-        } else {
-            Ok(())
-        }
+        (!self.revoked).then_some(()).ok_or(Reason::Revoked)
     }
 }
 
@@ -136,7 +118,7 @@ pub(crate) type RevocableMr = Registered<Fixed, Monitor<State>>;
 // Not inlined: the combined stack frame with the caller would exceed 1 KiB.
 #[inline(never)]
 fn pin(mr: &Shared<RevocableMr>) -> Result<(), Reason> {
-    let span = *mr.of.span();
+    let span = mr.of.span;
     let pins = chunks::cover(
         span,
         env::max_chunks(),
@@ -194,7 +176,7 @@ impl Mr for RevocableMr {
         if gpus.numbers().any(denied) {
             return Err(DENIED);
         }
-        let (span, page) = (self.of.span(), self.of.page_size());
+        let (span, page) = (&self.of.span, self.of.page_size());
         let (mapping, table) = BarMapping::map(device, memory, span.start(), page)?;
         mr::note_large_hca_page(span, &table);
         let (entries, hca) = (table.entries(), device.address());
@@ -264,7 +246,7 @@ impl Revoke for RevocableMr {
         // ib_core stops the HCA first, and the mapping is dropped afterwards. No lock of this
         // module is held while ib_core stops the HCA.
         if let Some(ticket) = ticket {
-            ticket.invalidate(self.of.stats());
+            ticket.invalidate(&self.of.stats);
         }
         self.state.with(|state| {
             state.mapping = None;

@@ -32,8 +32,9 @@ impl Thread {
     }
 
     /// Returns the address as a number, which is not 0.
-    pub(crate) fn addr(self) -> usize {
-        self.0
+    pub(crate) fn addr(self) -> u64 {
+        // CAST: `u64` is not narrower than `usize`.
+        self.0 as u64
     }
 }
 

@@ -90,6 +90,12 @@ impl<K, V> RBTree<K, V> {
     }
 }
 
+impl<K, V> Default for RBTree<K, V> {
+    fn default() -> Self {
+        RBTree::new()
+    }
+}
+
 impl<K: Ord, V> RBTree<K, V> {
     /// Adds a node, and returns the node that had the same key. Allocates nothing.
     pub fn insert(&mut self, node: RBTreeNode<K, V>) -> Option<RBTreeNode<K, V>> {

@@ -27,8 +27,8 @@ pub(crate) use std::sync::Arc as Shared;
 
 pub(crate) use crate::fakes::ib_core::Ticket;
 pub(crate) use crate::fakes::provider::{
-    get_pages, late_callback, orphaned, put_pages, put_rwsem_read, put_rwsem_write, retry,
-    spurious_callback, ModuleRef, PageTable,
+    get_pages, orphaned, put_pages, put_rwsem_read, put_rwsem_write, report, retry, ModuleRef,
+    PageTable,
 };
 
 pub(crate) type Process = u32;
@@ -43,10 +43,6 @@ pub(crate) const IOMMU_OFFSET: u64 = 0x100_0000_0000;
 fn share<T>(value: T) -> Result<Shared<T>, Reason> {
     world().may_allocate();
     Ok(Shared::new(value))
-}
-
-pub(crate) fn large_hca_page(_span: &Span) {
-    world().record("large HCA page");
 }
 
 pub(crate) fn user() -> User {
@@ -130,11 +126,6 @@ impl StaticMutex<Option<CallbackTable>> {
         let _locked = world.locked("the table's lock");
         f(&mut callbacks)
     }
-}
-
-/// The callback that nvidia.ko calls in the module.
-pub(crate) trait Callback {
-    fn free_callback(number: usize);
 }
 
 pub(crate) fn caller() -> (Task, u64) {
@@ -321,10 +312,6 @@ impl<T> Drop for EntryLock<T> {
 pub(crate) struct SmallVec<T>(Vec<T>);
 
 impl<T> SmallVec<T> {
-    pub(crate) const fn new() -> Self {
-        SmallVec(Vec::new())
-    }
-
     pub(crate) fn push(&mut self, value: T) -> Result<(), Reason> {
         world().may_allocate();
         self.0.push(value);
@@ -334,7 +321,7 @@ impl<T> SmallVec<T> {
 
 impl<T> Default for SmallVec<T> {
     fn default() -> Self {
-        SmallVec::new()
+        SmallVec(Vec::new())
     }
 }
 
@@ -352,6 +339,7 @@ impl<T> DerefMut for SmallVec<T> {
     }
 }
 
+/// A map from numbers to values. The kernel's version is a red-black tree.
 pub(crate) struct IdMap<T>(BTreeMap<usize, T>);
 
 impl<T> Default for IdMap<T> {
@@ -361,20 +349,21 @@ impl<T> Default for IdMap<T> {
 }
 
 impl<T> IdMap<T> {
-    pub(crate) fn insert(&mut self, _slot: IdSlot<T>, number: usize, value: T) {
+    pub(crate) fn insert(&mut self, (number, value): (usize, T)) -> Option<(usize, T)> {
         assert!(self.0.insert(number, value).is_none());
+        None
     }
 
-    pub(crate) fn get(&self, number: usize) -> Option<&T> {
-        self.0.get(&number)
+    pub(crate) fn get(&self, number: &usize) -> Option<&T> {
+        self.0.get(number)
     }
 
-    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut T> {
-        self.0.get_mut(&number)
+    pub(crate) fn get_mut(&mut self, number: &usize) -> Option<&mut T> {
+        self.0.get_mut(number)
     }
 
-    pub(crate) fn remove(&mut self, number: usize) -> Option<T> {
-        self.0.remove(&number)
+    pub(crate) fn remove(&mut self, number: &usize) -> Option<T> {
+        self.0.remove(number)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -382,12 +371,18 @@ impl<T> IdMap<T> {
     }
 }
 
+pub(crate) const GFP_KERNEL: () = ();
+
 pub(crate) struct IdSlot<T>(PhantomData<T>);
 
 impl<T> IdSlot<T> {
-    pub(crate) fn new() -> Result<Self, Reason> {
+    pub(crate) fn new(_flags: ()) -> Result<Self, Reason> {
         world().may_allocate();
         Ok(IdSlot(PhantomData))
+    }
+
+    pub(crate) fn into_node(self, number: usize, value: T) -> (usize, T) {
+        (number, value)
     }
 }
 

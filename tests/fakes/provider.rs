@@ -3,11 +3,12 @@
 //! A model of nvidia.ko that behaves as strictly as `tests/gpu/p2p.c`.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr;
 
-use crate::fakes::env::Callback;
 use crate::fakes::world::{world, Break, Hook, World};
 use crate::ranges::{PageSize, Span};
-use crate::reason::{PutError, Reason, EINVAL, ENOMEM};
+use crate::reason::{Event, PutError, Reason, EINVAL, ENOMEM};
 use crate::sync;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::ThreadId;
@@ -88,7 +89,7 @@ struct Pinned {
     start: u64,
     process: u32,
     number: usize,
-    freed: fn(usize),
+    freed: extern "C" fn(*mut c_void),
 }
 
 #[derive(Default)]
@@ -280,7 +281,7 @@ impl Provider {
             self.tables.borrow_mut()[pin.table.serial].end = Some(End::Callback);
             world.record("callback");
             self.in_text.fetch_add(1, Ordering::SeqCst);
-            (pin.freed)(pin.number);
+            (pin.freed)(ptr::without_provenance_mut(pin.number));
             world.ib_core.stale_tickets();
             // Here the callback executes its last instruction, after it has dropped its reference
             // to the module.
@@ -361,9 +362,10 @@ pub(crate) fn put_rwsem_write<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-pub(crate) fn get_pages<C: Callback>(
+pub(crate) fn get_pages(
     span: &Span,
     number: usize,
+    callback: extern "C" fn(*mut c_void),
 ) -> Result<Option<PageTable>, Reason> {
     let world = world();
     let provider = &world.provider;
@@ -385,7 +387,7 @@ pub(crate) fn get_pages<C: Callback>(
         start: content.start,
         process: world.process(),
         number,
-        freed: C::free_callback,
+        freed: callback,
     });
     tables.push(Record {
         memory: world.alloc("a page table"),
@@ -463,18 +465,12 @@ pub(crate) fn orphaned(_span: &Span, why: PutError) {
     world.provider.orphaned.borrow_mut().push(why);
 }
 
-/// Records a callback that finds no entry. Only a test or an injected fault causes one.
-fn no_entry(what: &str) {
-    match SCRIPTED {
-        true => world().provider.record(what),
-        false => panic!("a callback finds no entry"),
+/// Records an event. Only a test or an injected fault causes a callback that finds no entry.
+pub(crate) fn report(event: Event, _span: Option<&Span>, _code: Option<i32>) {
+    match event {
+        Event::LargeHcaPage => world().record("large HCA page"),
+        Event::LateCallback if SCRIPTED => world().provider.record("late"),
+        Event::SpuriousCallback if SCRIPTED => world().provider.record("spurious"),
+        _ => panic!("a callback finds no entry: {event:?}"),
     }
-}
-
-pub(crate) fn late_callback() {
-    no_entry("late");
-}
-
-pub(crate) fn spurious_callback() {
-    no_entry("spurious");
 }

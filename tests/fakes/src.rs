@@ -3,6 +3,11 @@
 //! The files of the module that use only `core` and `env`. The module keeps its `unsafe` code in
 //! other files.
 
+#![allow(
+    unused_qualifications,
+    reason = "the logic imports env as its prelude, and still says which functions are the kernel's"
+)]
+
 #[path = "../../src/callback_pin.rs"]
 pub(crate) mod callback_pin;
 #[path = "../../src/chunks.rs"]

@@ -22,7 +22,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
     let region = Held::<PersistentMr>::pin(0x1_0000_1234, 2 * MIB).expect("pinned");
     assert_eq!(region.fixed().page_size(), PageSize::KIB_64);
     assert_eq!(
-        (region.fixed().span().start(), region.fixed().span().len()),
+        (region.fixed().span.start(), region.fixed().span.len()),
         (0x1_0000_0000, 2 * MIB + 0x10000)
     );
     let table = region.map(&PciDevice::default()).expect("mapped");

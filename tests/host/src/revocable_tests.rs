@@ -54,7 +54,7 @@ fn without_a_callback() {
     r.set_ticket().expect("admitted");
     assert_eq!(r.mr.fixed().page_size(), PageSize::KIB_64);
     assert_eq!(
-        (r.mr.fixed().span().start(), r.mr.fixed().span().len()),
+        (r.mr.fixed().span.start(), r.mr.fixed().span.len()),
         (0x11_0000_0000, MIB)
     );
     let table = r.mr.map(&PciDevice::default()).expect("mapped");
