@@ -23,7 +23,7 @@ use crate::paths::Paths;
 use crate::progress::{output, Stage};
 use crate::results::{pattern, Format, Test};
 use crate::stamp::Key;
-use crate::vm::{Options, Peermem, Provider};
+use crate::vm::{Named as _, Options, Peermem, Provider};
 use crate::{apt, cases, guest, index, modules, programs, setup, stamp, vm};
 
 /// A Debian release with one of its kernels, and how our module is installed on it.
@@ -36,7 +36,7 @@ pub(crate) struct Release {
     /// of the same name.
     pub(crate) kernel: &'static str,
     /// Packages of this host in addition to [`PACKAGES`].
-    packages: &'static [&'static str],
+    packages: &'static str,
     way: Way,
 }
 
@@ -51,58 +51,32 @@ enum Way {
     Package,
 }
 
-/// The host with the in-tree build.
-pub(crate) const BACKPORTS: Release = Release {
-    name: "13-backports",
-    suites: &["trixie", "trixie-backports"],
-    kernel: "7.3",
-    packages: &[
-        "linux-base/trixie-backports",
-        "linux-source-7.3",
-        "rustc",
-        "rust-src",
-        "bindgen",
-        "flex",
-        "bison",
-        "bc",
-        "libelf-dev",
-        "libssl-dev",
-        "openssl",
-        "pahole",
-        "python3-minimal",
-    ],
-    way: Way::Source,
-};
-/// A host with the portable build, and without Rust.
-pub(crate) const TRIXIE: Release = Release {
-    name: "13",
-    suites: &["trixie"],
-    kernel: "6.12",
-    packages: &[],
-    way: Way::Archive,
-};
-pub(crate) const BOOKWORM: Release = Release {
-    name: "12",
-    suites: &["bookworm"],
-    kernel: "6.1",
-    packages: &[],
-    way: Way::Package,
-};
+const RELEASES: [Release; 3] = [
+    // The host with the in-tree build.
+    Release {
+        name: "13-backports",
+        suites: &["trixie", "trixie-backports"],
+        kernel: "7.3",
+        packages: "linux-base/trixie-backports linux-source-7.3 rustc rust-src bindgen flex bison bc libelf-dev libssl-dev \
+                   openssl pahole python3-minimal",
+        way: Way::Source,
+    },
+    // Hosts with the portable build, and without Rust.
+    Release { name: "13", suites: &["trixie"], kernel: "6.12", packages: "", way: Way::Archive },
+    Release { name: "12", suites: &["bookworm"], kernel: "6.1", packages: "", way: Way::Package },
+];
+
+/// Returns the host of this name.
+pub(crate) fn release(name: &str) -> Option<&'static Release> {
+    RELEASES.iter().find(|release| release.name == name)
+}
 
 /// Packages of every host, in addition to its kernel and the kernel's headers: DKMS, and the
 /// libraries of the verbs program.
-const PACKAGES: &[&str] = &[
-    "dkms",
-    "make",
-    "xz-utils",
-    "iproute2",
-    "libibverbs1",
-    "ibverbs-providers",
-    "librdmacm1",
-];
+const PACKAGES: &str = "dkms make xz-utils iproute2 libibverbs1 ibverbs-providers librdmacm1";
 
 /// Files of the repository that DKMS needs.
-const PACKAGE: &[&str] = &[
+const PACKAGE: [&str; 8] = [
     "Kbuild",
     "Makefile",
     "dkms.conf",
@@ -147,11 +121,8 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
     let mut key = Key::default();
     key.text("suites", &what.suites.join(" "));
     key.text("kernel", what.kernel);
-    let mut packages: Vec<String> = [PACKAGES, what.packages]
-        .concat()
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let packages = [PACKAGES, what.packages].join(" ");
+    let mut packages: Vec<String> = packages.split_whitespace().map(str::to_owned).collect();
     key.text("packages", &packages.join(" "));
     let key = key.finish();
     if !stamp::is_fresh(&stamp, &key) {

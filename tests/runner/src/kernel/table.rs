@@ -15,21 +15,6 @@ pub(crate) enum Again {
     Listed(&'static [&'static str]),
 }
 
-/// A smoke run on a kernel: a few tests of each kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Smoke {
-    /// This module.
-    Ours,
-    /// This module without persistent pins.
-    Revocable,
-    /// NVIDIA's nvidia-peermem, using its client with callbacks.
-    Nvidia,
-    /// This module beside an nvidia.ko that the module loader takes for proprietary.
-    Proprietary,
-    /// The same as [`Self::Proprietary`], without persistent pins.
-    ProprietaryRevocable,
-}
-
 pub(crate) const DEFAULT: &str = "7.3";
 
 /// The kernel series before the default one, which has a different `kernel` crate.
@@ -151,12 +136,12 @@ pub(crate) struct Flavour {
     /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
     /// `true` if the RDMA modules are also built from the pristine source.
-    pub(super) pristine_rdma: bool,
+    pub(crate) pristine_rdma: bool,
     /// `true` if the configuration has the detectors of `debug.config`. Every VM must then show
     /// that they work.
     pub(super) detectors: bool,
-    /// Smoke runs of the suite on this kernel.
-    pub(crate) smoke: &'static [Smoke],
+    /// Smoke runs on this kernel, by their names in `tests/runner/suite`.
+    pub(crate) smoke: &'static [&'static str],
     /// Runs of the suite that `make test-all` repeats on this kernel.
     pub(crate) again: Again,
     /// `true` if only `make test-all` uses the kernel, and `make test` does not.
@@ -203,7 +188,7 @@ const BUILT_ARM64: Flavour = Flavour {
 /// Defaults for stock kernels.
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
-    smoke: &[Smoke::Nvidia, Smoke::Revocable],
+    smoke: &["NVIDIA's", "ours, revocable"],
     again: Again::Listed(ON_STOCK),
     seconds: 180.0,
     mib: 80,
@@ -225,7 +210,7 @@ const FLAVOURS: &[Flavour] = &[
         patches: &["7.2", "7.3"],
         config: &["rig.config", "7.2.config", HOST, SIGNED],
         pristine_rdma: true,
-        smoke: &[Smoke::Revocable],
+        smoke: &["ours, revocable"],
         seconds: 600.0,
         ..BUILT
     },
@@ -260,10 +245,10 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12"],
         smoke: &[
-            Smoke::Nvidia,
-            Smoke::Revocable,
-            Smoke::Proprietary,
-            Smoke::ProprietaryRevocable,
+            "NVIDIA's",
+            "ours, revocable",
+            "ours, beside a proprietary nvidia.ko",
+            "ours, beside a proprietary nvidia.ko, revocable",
         ],
         ..STOCK
     },
@@ -274,7 +259,7 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12"],
         make: STOCK_MAKE_ARM64,
-        smoke: &[Smoke::Nvidia, Smoke::Ours, Smoke::Revocable],
+        smoke: &["NVIDIA's", "ours", "ours, revocable"],
         again: Again::Nothing,
         only_in_full: true,
         ..STOCK
