@@ -129,6 +129,36 @@ struct Machine {
     log: PathBuf,
 }
 
+impl Machine {
+    fn failed(&self) -> Option<&Test> {
+        let mut tests = self.tests.iter();
+        tests.find(|test| test.verdict != Verdict::Passed)
+    }
+
+    /// Prints why a VM failed that began with the epoch `first`, and how to repeat the epoch.
+    fn tell_failure(&self, selection: &Selection, epoch: u64, first: u64) {
+        let failed = self.failed();
+        if let Some(test) = failed {
+            println!("FAILED: {}", test.name);
+            for note in &test.notes {
+                println!("    {note}");
+            }
+        }
+        for problem in &self.problems {
+            println!("FAILED: {}", problem.trim_end());
+        }
+        println!("kernel log: {}", self.log.display());
+        let others = match failed {
+            None if epoch > first => format!(" (or one from {first} on)"),
+            _ => String::new(),
+        };
+        println!(
+            "stress: failed; again: make stress SEED={:#x} EPOCH={epoch}{others}",
+            selection.seed
+        );
+    }
+}
+
 fn run_machine(
     paths: &Paths,
     selection: &Selection,
@@ -239,36 +269,13 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                 }
             },
         )?;
-        account = machine.account;
-        let failed = machine
-            .tests
-            .iter()
-            .find(|test| test.verdict != Verdict::Passed);
-        if failed.is_some() || !machine.problems.is_empty() {
+        account = machine.account.clone();
+        if machine.failed().is_some() || !machine.problems.is_empty() {
             if keeps {
                 // Any of the VM's epochs may have caused the report.
                 before.save(&file)?;
             }
-            if let Some(test) = failed {
-                println!("FAILED: {}", test.name);
-                for note in &test.notes {
-                    println!("    {note}");
-                }
-            }
-            for problem in &machine.problems {
-                println!("FAILED: {}", problem.trim_end());
-            }
-            println!("kernel log: {}", machine.log.display());
-            println!(
-                "stress: failed; again: make stress SEED={:#x} EPOCH={}{}",
-                selection.seed,
-                account.next,
-                if failed.is_none() && account.next > first {
-                    format!(" (or one from {first} on)")
-                } else {
-                    String::new()
-                }
-            );
+            machine.tell_failure(selection, account.next, first);
             return Ok(1);
         }
         if !keeps {

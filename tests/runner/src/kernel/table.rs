@@ -11,8 +11,12 @@ pub(crate) enum Again {
     Nothing,
     /// All runs that have no kernel of their own.
     All,
-    /// The runs with these names, and the hazards if listed.
-    Listed(&'static [&'static str]),
+    /// The runs that `tests/runner/suite` repeats on kernels of this kind: on `arm64`, where each VM
+    /// is emulated and slower, those that depend on page size, processor or IOMMU; on `stock`, those
+    /// that depend on the kernel's own ib_core, rxe, locks and DMA mapping; on `oldest`, every
+    /// callback of ib_core in both modes, and everything that the verbs cases show of the kernel's
+    /// rxe.
+    Kind(&'static str),
 }
 
 pub(crate) const DEFAULT: &str = "7.3";
@@ -67,50 +71,6 @@ const STOCK_MAKE_ARM64: &[&str] = &[
     // The same setting as in `Arch::make`.
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
-
-/// Runs on arm64, where each VM is emulated and slower: those that depend on page size, processor
-/// or IOMMU.
-pub(crate) const ON_ARM64: &[&str] = &[
-    "KUnit",
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: ours, the portable build",
-    "verbs: ours, the portable build, revocable",
-    "verbs: ours, behind a translating IOMMU",
-    "verbs: ours, mapped by nvidia.ko, behind a translating IOMMU",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-    "a provider's answers: ours, on the stand-in's p2p.c",
-    "a provider's answers: ours, revocable, on the stand-in's p2p.c",
-    "memory of coherent GPUs: ours",
-    "DMA: ours, behind a translating IOMMU",
-    "DMA: ours, behind an IOMMU that forgets lazily",
-    "hazards",
-    "sweep: calls of the provider's",
-    "perftest: ours",
-    "pyverbs: patched rxe",
-    "stress: two thousand operations in each mode",
-];
-
-/// Runs on Debian's stock kernels: those that depend on the kernel's own ib_core, rxe, locks and
-/// DMA mapping.
-const ON_STOCK: &[&str] = &[
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: ours, on 555's nv-p2p.c",
-    "verbs: ours, behind a translating IOMMU",
-    "verbs: ours, IOMMU passing through",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-    "stress: two thousand operations in each mode",
-    "sweep: calls of the provider's",
-    "hazards",
-    "perftest: ours",
-];
-
-/// Runs on the oldest kernel: every callback of ib_core in both modes, and everything that the
-/// verbs cases show of the kernel's rxe.
-const ON_OLDEST: &[&str] = &["verbs: ours", "verbs: ours, revocable"];
 
 /// One kernel of the test VM.
 pub(crate) struct Flavour {
@@ -180,7 +140,7 @@ const BUILT_ARM64: Flavour = Flavour {
     instead: Some("linux-source-7."),
     make: Arch::Arm64.make(),
     compiler: "clang-19",
-    again: Again::Listed(ON_ARM64),
+    again: Again::Kind("arm64"),
     only_in_full: true,
     ..BUILT
 };
@@ -189,7 +149,7 @@ const BUILT_ARM64: Flavour = Flavour {
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     smoke: &["NVIDIA's", "ours, revocable"],
-    again: Again::Listed(ON_STOCK),
+    again: Again::Kind("stock"),
     seconds: 180.0,
     mib: 80,
     ..BUILT
@@ -294,7 +254,7 @@ const FLAVOURS: &[Flavour] = &[
         patches: &["5.10"],
         // The repeated verbs cases include those of the smoke runs.
         smoke: &[],
-        again: Again::Listed(ON_OLDEST),
+        again: Again::Kind("oldest"),
         only_in_full: true,
         ..STOCK
     },

@@ -25,6 +25,8 @@ pub(crate) struct Run {
     pub(crate) only_in_full: bool,
     /// Kernel of the run's VM, if it is not the caller's.
     pub(crate) kernel: Option<&'static str>,
+    /// Kinds of kernels on which `make test-all` repeats the run.
+    pub(crate) also: &'static [&'static str],
     /// Number of tests in each group, if the list is complete. A group is the part of a test's name
     /// before the dot.
     pub(crate) groups: &'static [(&'static str, usize)],
@@ -78,6 +80,7 @@ pub(crate) const BASE: Run = Run {
     shown: None,
     only_in_full: false,
     kernel: None,
+    also: &[],
     groups: &[],
     src: None,
 };

@@ -124,6 +124,7 @@ fn change(run: &mut Run, property: &'static str) -> Result<()> {
                 .leak();
         }
         "part" => same?.in_part = true,
+        "also" => run.also = words().collect::<Vec<_>>().leak(),
         "groups" => {
             let group = |word: &'static str| {
                 let (name, count) = word.split_once('=').context("no count")?;
