@@ -12,16 +12,13 @@ use std::process::Output;
 
 use anyhow::{Context as _, Result};
 
-use crate::host::{succeeded, tool};
-use crate::{Case, Log, Skip};
+use crate::host::{is_root, succeeded, tool};
+use crate::{repository, Case, Log, Skip};
 
 const PACKAGE: &str = "nvidia-peermem-rs-dkms";
 
 pub(crate) fn cases() -> Vec<Case> {
-    let case = |name: &str, run: fn(Log) -> Result<()>| Case {
-        name: format!("Debian package: {name}"),
-        run: Box::new(run),
-    };
+    let case = |name, run: fn(Log) -> Result<()>| Case::new(format!("Debian package: {name}"), run);
     vec![
         case("what is in it", contents),
         case("lintian has nothing to say", lintian),
@@ -46,7 +43,7 @@ impl Packages {
         }
         let this = Self(std::env::temp_dir().join(format!("peermem-deb-{}", std::process::id())));
         fs::create_dir_all(&this.0)?;
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/deb");
+        let script = repository("packaging/deb");
         for version in ["0.1.0", "0.2.0"] {
             let output = tool("sh")
                 .arg(&script)
@@ -88,7 +85,7 @@ impl Packages {
             umount -l "$layer"
             exit $status
         "#;
-        if !rooted()? {
+        if !is_root() {
             return Err(Skip("only root can put a layer over this system".to_owned()).into());
         }
         tool("unshare")
@@ -113,11 +110,6 @@ impl Drop for Packages {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-fn rooted() -> Result<bool> {
-    use std::os::unix::fs::MetadataExt as _;
-    Ok(fs::metadata("/proc/self")?.uid() == 0)
 }
 
 fn names_below(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Result<()> {
@@ -154,11 +146,10 @@ fn contents(log: Log) -> Result<()> {
         .filter(|name| !name.starts_with("usr/share/doc/"))
         .collect();
     let mut wanted = BTreeSet::new();
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let source = "usr/src/peermem-rs-0.1.0";
     for folder in ["src", "portable", "rust-bindings", "scripts"] {
         names_below(
-            &repository.join(folder),
+            &repository(folder),
             &format!("{source}/{folder}"),
             &mut wanted,
         )?;
@@ -181,11 +172,7 @@ fn contents(log: Log) -> Result<()> {
         wanted.insert(name.to_owned());
     }
     let difference: Vec<&String> = found.symmetric_difference(&wanted).collect();
-    log.equal(
-        "files too many or too few",
-        &format!("{difference:?}"),
-        &"[]".to_owned(),
-    )?;
+    log.equal("files too many or too few", format!("{difference:?}"), "[]")?;
 
     let output = tool("sh")
         .args([
@@ -215,7 +202,7 @@ fn lintian(log: Log) -> Result<()> {
         .output()
         .context("cannot start lintian")?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    log.equal("lintian", &said, &String::new())?;
+    log.equal("lintian", &said, String::new())?;
     log.that("and its status says so", output.status.success())
 }
 

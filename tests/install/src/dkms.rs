@@ -15,46 +15,34 @@ use crate::host::{differences, succeeded, Host, Listing, NOTHING, RELEASE};
 use crate::layouts::DEBIAN_MODPROBE;
 use crate::{Case, Log};
 
-/// A distribution: its `ID`, `true` for Debian's own driver, and the compression of modules.
+/// A distribution: its `ID`, and the compression of modules. On Debian, the driver is Debian's own.
 struct Distribution {
     name: &'static str,
     id: &'static str,
-    debian: bool,
     suffix: &'static str,
 }
 
+const fn distribution(name: &'static str, id: &'static str, suffix: &'static str) -> Distribution {
+    Distribution { name, id, suffix }
+}
+
 const DISTRIBUTIONS: &[Distribution] = &[
-    Distribution {
-        name: "Debian's driver",
-        id: "debian",
-        debian: true,
-        suffix: "",
-    },
-    Distribution {
-        name: "Ubuntu",
-        id: "ubuntu",
-        debian: false,
-        suffix: ".zst",
-    },
-    Distribution {
-        name: "RHEL",
-        id: "rhel",
-        debian: false,
-        suffix: ".xz",
-    },
-    Distribution {
-        name: "Arch",
-        id: "arch",
-        debian: false,
-        suffix: ".zst",
-    },
-    Distribution {
-        name: "SUSE",
-        id: "opensuse-leap",
-        debian: false,
-        suffix: "",
-    },
+    distribution("Debian's driver", "debian", ""),
+    distribution("Ubuntu", "ubuntu", ".zst"),
+    distribution("RHEL", "rhel", ".xz"),
+    distribution("Arch", "arch", ".zst"),
+    distribution("SUSE", "opensuse-leap", ""),
 ];
+
+impl Distribution {
+    /// Returns the name of the driver's package and the prefix of its files.
+    fn driver(&self) -> &'static str {
+        match self.id {
+            "debian" => "nvidia-current-open",
+            _ => "nvidia",
+        }
+    }
+}
 
 /// One request of a package manager to dkms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +64,7 @@ use Step::{Add, Rebuild, Remove};
 impl Package {
     fn dkms_name(self, distribution: &Distribution) -> String {
         match self {
-            Theirs(version) if distribution.debian => format!("nvidia-current-open/{version}"),
-            Theirs(version) => format!("nvidia/{version}"),
+            Theirs(version) => format!("{}/{version}", distribution.driver()),
             Ours(version) => format!("peermem-rs/{version}"),
         }
     }
@@ -127,7 +114,7 @@ impl<'a> Tree<'a> {
         // dkms compresses modules like the existing ones.
         let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
         host.module(&file, Module::IbCore)?;
-        if distribution.debian {
+        if distribution.id == "debian" {
             host.put("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)?;
         }
         fs::create_dir_all(host.path("var/lib/dkms"))?;
@@ -151,19 +138,15 @@ impl<'a> Tree<'a> {
                 Module::Core(version).write(&self.host.path(&format!("{folder}/nvidia.ko")))?;
                 Module::Theirs(version)
                     .write(&self.host.path(&format!("{folder}/nvidia-peermem.ko")))?;
-                let (package, prefix) = if self.distribution.debian {
-                    ("nvidia-current-open", "nvidia-current-open")
-                } else {
-                    ("nvidia", "nvidia")
-                };
+                let package = self.distribution.driver();
                 self.host.put(
                     &format!("{folder}/dkms.conf"),
                     &format!(
                         "PACKAGE_NAME=\"{package}\"\nPACKAGE_VERSION=\"{version}\"\nAUTOINSTALL=\"yes\"\n\
                          MAKE[0]=\"true\"\nCLEAN=\"true\"\n\
-                         BUILT_MODULE_NAME[0]=\"nvidia\"\nDEST_MODULE_NAME[0]=\"{prefix}\"\n\
+                         BUILT_MODULE_NAME[0]=\"nvidia\"\nDEST_MODULE_NAME[0]=\"{package}\"\n\
                          DEST_MODULE_LOCATION[0]=\"/kernel/drivers/video\"\n\
-                         BUILT_MODULE_NAME[1]=\"nvidia-peermem\"\nDEST_MODULE_NAME[1]=\"{prefix}-peermem\"\n\
+                         BUILT_MODULE_NAME[1]=\"nvidia-peermem\"\nDEST_MODULE_NAME[1]=\"{package}-peermem\"\n\
                          DEST_MODULE_LOCATION[1]=\"/kernel/drivers/video\"\n"
                     ),
                 )
@@ -286,16 +269,16 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
         if !installed.iter().any(|package| matches!(package, Ours(_))) {
             log.equal(
                 &format!("{step:?}: differs from a host that never had ours"),
-                &differences(&reference.listing()?, &tree.listing()?),
-                &NOTHING.to_owned(),
+                differences(&reference.listing()?, &tree.listing()?),
+                NOTHING,
             )?;
         }
     }
     if installed.is_empty() {
         log.equal(
             "in the end differs from a host that never had ours",
-            &differences(&reference.listing()?, &tree.listing()?),
-            &NOTHING.to_owned(),
+            differences(&reference.listing()?, &tree.listing()?),
+            NOTHING,
         )?;
     }
     Ok(())
@@ -304,7 +287,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
 /// Shows why our file has its own name: with NVIDIA's name, one package removes the other's module.
 fn one_name(log: Log) -> Result<()> {
     let mut harmed = 0;
-    for distribution in DISTRIBUTIONS.iter().filter(|one| !one.debian) {
+    for distribution in DISTRIBUTIONS.iter().filter(|one| one.id != "debian") {
         let tree = Tree::new(distribution)?;
         tree.host.can_be_entered()?;
         tree.step(Add(Theirs("580.1")))?;
@@ -370,45 +353,36 @@ fn make_install(log: Log) -> Result<()> {
     log.equal(
         "installed",
         &tree.host.loads()?,
-        &"updates/peermem-rs/nvidia_peermem.ko (version 1-rs)".to_owned(),
+        "updates/peermem-rs/nvidia_peermem.ko (version 1-rs)",
     )?;
     // Ask as a user of the host, with the host's own configuration.
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",
-        &asked.trim().to_owned(),
-        &format!("/lib/modules/{RELEASE}/updates/peermem-rs/nvidia_peermem.ko"),
+        asked.trim().to_owned(),
+        format!("/lib/modules/{RELEASE}/updates/peermem-rs/nvidia_peermem.ko"),
     )?;
     run("uninstall")?;
     log.equal(
         "removed",
         &tree.host.loads()?,
-        &"updates/dkms/nvidia-current-open-peermem.ko (version 580.1)".to_owned(),
+        "updates/dkms/nvidia-current-open-peermem.ko (version 580.1)",
     )?;
-    log.equal(
-        "differs",
-        &differences(&before, &tree.listing()?),
-        &NOTHING.to_owned(),
-    )
+    log.equal("differs", differences(&before, &tree.listing()?), NOTHING)
 }
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for distribution in DISTRIBUTIONS {
         for (name, steps) in STORIES {
-            cases.push(Case {
-                name: format!("dkms: {}: {name}", distribution.name),
-                run: Box::new(move |log| story(log, distribution, steps)),
-            });
+            let name = format!("dkms: {}: {name}", distribution.name);
+            cases.push(Case::new(name, move |log| story(log, distribution, steps)));
         }
     }
-    cases.push(Case {
-        name: "dkms: one file name for both does harm".to_owned(),
-        run: Box::new(one_name),
-    });
-    cases.push(Case {
-        name: "make install on a host of its own".to_owned(),
-        run: Box::new(make_install),
-    });
+    cases.push(Case::new(
+        "dkms: one file name for both does harm",
+        one_name,
+    ));
+    cases.push(Case::new("make install on a host of its own", make_install));
     cases
 }

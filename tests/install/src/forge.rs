@@ -11,6 +11,8 @@ use std::{fmt, fs};
 
 use anyhow::{bail, Context as _, Result};
 
+use crate::host::make_folder_of;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Module {
     IbCore,
@@ -105,9 +107,7 @@ impl Module {
 
     /// Writes the module, with the compression of the file's suffix.
     pub(crate) fn write(self, file: &Path) -> Result<()> {
-        if let Some(folder) = file.parent() {
-            fs::create_dir_all(folder)?;
-        }
+        make_folder_of(file)?;
         let object = self.object()?;
         let program = match file.extension().and_then(|suffix| suffix.to_str()) {
             Some("zst") => "zstd",

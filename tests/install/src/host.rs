@@ -11,7 +11,7 @@ use std::{fmt, fs};
 use anyhow::{bail, Context as _, Result};
 
 use crate::forge::Module;
-use crate::Skip;
+use crate::{repository, Log, Skip};
 
 /// Kernel of every synthetic host.
 pub(crate) const RELEASE: &str = "7.9.0-1-synthetic";
@@ -124,17 +124,13 @@ impl Host {
 
     pub(crate) fn put(&self, file: &str, text: &str) -> Result<()> {
         let file = self.path(file);
-        if let Some(folder) = file.parent() {
-            fs::create_dir_all(folder)?;
-        }
+        make_folder_of(&file)?;
         fs::write(&file, text).with_context(|| file.display().to_string())
     }
 
     pub(crate) fn link(&self, link: &str, target: &str) -> Result<()> {
         let link = self.path(link);
-        if let Some(folder) = link.parent() {
-            fs::create_dir_all(folder)?;
-        }
+        make_folder_of(&link)?;
         symlink(target, &link).with_context(|| link.display().to_string())
     }
 
@@ -301,7 +297,6 @@ impl Host {
         module: Module,
         suffix: &str,
     ) -> Result<()> {
-        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let folder = self.path(folder);
         for name in ["packaging", "rust-bindings", "scripts"] {
             fs::create_dir_all(folder.join(name))?;
@@ -315,9 +310,9 @@ impl Host {
             "scripts/headers",
             "scripts/host.sh",
         ] {
-            fs::copy(repository.join(name), folder.join(name)).context(name)?;
+            fs::copy(repository(name), folder.join(name)).context(name)?;
         }
-        for entry in fs::read_dir(repository.join("packaging"))? {
+        for entry in fs::read_dir(repository("packaging"))? {
             let entry = entry?;
             // Folders are sources of packages.
             if entry.file_type()?.is_dir() {
@@ -384,6 +379,11 @@ impl Host {
         Ok(listing)
     }
 
+    /// Checks that the host is as it was.
+    pub(crate) fn is_as(&self, log: Log, what: &str, before: &Listing) -> Result<()> {
+        log.equal(what, differences(before, &self.listing()?), NOTHING)
+    }
+
     /// Runs a command on the host: in a mount namespace with the host's root and this machine's
     /// programs.
     pub(crate) fn inside(&self, command: &str) -> Result<Output> {
@@ -438,7 +438,12 @@ impl Drop for Host {
     }
 }
 
-fn is_root() -> bool {
+/// Makes the folder that contains a file.
+pub(crate) fn make_folder_of(file: &Path) -> Result<()> {
+    Ok(file.parent().map_or(Ok(()), fs::create_dir_all)?)
+}
+
+pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt as _;
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
@@ -446,15 +451,12 @@ fn is_root() -> bool {
 /// Returns a command for a system program, free of the user's settings.
 pub(crate) fn tool(program: &str) -> Command {
     let mut command = Command::new(program);
+    for name in "MODPROBE_OPTIONS MAKEFLAGS MAKELEVEL KDIR KVER DESTDIR".split(' ') {
+        command.env_remove(name);
+    }
     command
         .env("PATH", PATH)
         .env("LC_ALL", "C")
-        .env_remove("MODPROBE_OPTIONS")
-        .env_remove("MAKEFLAGS")
-        .env_remove("MAKELEVEL")
-        .env_remove("KDIR")
-        .env_remove("KVER")
-        .env_remove("DESTDIR")
         .stdin(Stdio::null());
     command
 }

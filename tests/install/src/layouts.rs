@@ -3,6 +3,7 @@
 //! it. The tests check which one is loaded.
 
 use std::fs;
+use std::sync::LazyLock;
 
 use anyhow::{bail, Context as _, Result};
 
@@ -15,26 +16,37 @@ pub(crate) struct Layout {
     pub(crate) name: &'static str,
     /// `ID` in os-release.
     pub(crate) id: &'static str,
-    /// nvidia.ko, relative to the kernel's folder.
-    core: &'static str,
-    /// NVIDIA's nvidia-peermem.
+    /// NVIDIA's nvidia-peermem, relative to the kernel's folder.
     theirs: &'static str,
-    /// Folder in which dkms puts our module on this distribution.
-    dkms: &'static str,
-    /// Other files of the packages.
-    files: &'static [(&'static str, &'static str)],
-    /// Links, and their targets.
-    links: &'static [(&'static str, &'static str)],
 }
 
-impl Layout {
-    /// Returns the compression suffix of modules.
-    fn suffix(&self) -> &'static str {
-        self.theirs
-            .split_once(".ko")
-            .map_or("", |(_, suffix)| suffix)
-    }
-}
+/// Layouts by name, `ID` and file.
+const TABLE: &str = "\
+.run installer | gentoo | kernel/drivers/video/nvidia-peermem.ko
+.run installer with DKMS | debian | updates/dkms/nvidia-peermem.ko
+Ubuntu, prebuilt | ubuntu | kernel/nvidia-580-open/nvidia-peermem.ko
+Ubuntu, DKMS | ubuntu | updates/dkms/nvidia-peermem.ko.zst
+Debian | debian | updates/dkms/nvidia-current-open-peermem.ko
+Debian, compressed | debian | updates/dkms/nvidia-current-open-peermem.ko.xz
+RHEL, kmod package with an override | rhel | extra/nvidia/nvidia-peermem.ko.xz
+RHEL, weak-updates | rhel | weak-updates/nvidia/nvidia-peermem.ko.xz
+RHEL, DKMS | rhel | extra/nvidia-peermem.ko.xz
+Arch, prebuilt | arch | extramodules/nvidia-peermem.ko.zst
+Arch, DKMS | arch | updates/dkms/nvidia-peermem.ko.zst
+SUSE, kernel module package | opensuse-leap | updates/nvidia-peermem.ko.zst
+";
+
+static LAYOUTS: LazyLock<Vec<Layout>> = LazyLock::new(|| {
+    let layout = |line: &'static str| {
+        let mut columns = line.split(" | ");
+        Some(Layout {
+            name: columns.next()?,
+            id: columns.next()?,
+            theirs: columns.next()?,
+        })
+    };
+    TABLE.lines().filter_map(layout).collect()
+});
 
 /// `/etc/modprobe.d/nvidia.conf` of Debian's driver packages, without the lines for other modules.
 pub(crate) const DEBIAN_MODPROBE: &str = "\
@@ -44,153 +56,67 @@ remove nvidia modprobe -r -i nvidia-drm nvidia-modeset nvidia-peermem nvidia-uvm
 alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia
 ";
 
-const UBUNTU_DEPMOD: (&str, &str) = (
-    "etc/depmod.d/ubuntu.conf",
-    "search updates ubuntu built-in\n",
-);
-const RHEL_DEPMOD: (&str, &str) = (
-    "usr/lib/depmod.d/dist.conf",
-    "search updates extra built-in weak-updates\n",
-);
+impl Layout {
+    /// Returns the compression suffix of modules.
+    fn suffix(&self) -> &'static str {
+        self.theirs
+            .split_once(".ko")
+            .map_or("", |(_, suffix)| suffix)
+    }
 
-const BASE: Layout = Layout {
-    name: "",
-    id: "debian",
-    core: "",
-    theirs: "",
-    dkms: "updates/dkms",
-    files: &[],
-    links: &[],
-};
+    /// Returns the path of nvidia.ko, which is beside nvidia-peermem.
+    fn core(&self) -> String {
+        self.theirs.replace("-peermem", "")
+    }
 
-const LAYOUTS: &[Layout] = &[
-    Layout {
-        name: ".run installer",
-        id: "gentoo",
-        core: "kernel/drivers/video/nvidia.ko",
-        theirs: "kernel/drivers/video/nvidia-peermem.ko",
-        ..BASE
-    },
-    Layout {
-        name: ".run installer with DKMS",
-        core: "updates/dkms/nvidia.ko",
-        theirs: "updates/dkms/nvidia-peermem.ko",
-        ..BASE
-    },
-    Layout {
-        name: "Ubuntu, prebuilt",
-        id: "ubuntu",
-        core: "kernel/nvidia-580-open/nvidia.ko",
-        theirs: "kernel/nvidia-580-open/nvidia-peermem.ko",
-        files: &[UBUNTU_DEPMOD],
-        ..BASE
-    },
-    Layout {
-        name: "Ubuntu, DKMS",
-        id: "ubuntu",
-        core: "updates/dkms/nvidia.ko.zst",
-        theirs: "updates/dkms/nvidia-peermem.ko.zst",
-        files: &[UBUNTU_DEPMOD],
-        ..BASE
-    },
-    Layout {
-        name: "Debian",
-        core: "updates/dkms/nvidia-current-open.ko",
-        theirs: "updates/dkms/nvidia-current-open-peermem.ko",
-        files: &[("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)],
-        ..BASE
-    },
-    Layout {
-        name: "Debian, compressed",
-        core: "updates/dkms/nvidia-current-open.ko.xz",
-        theirs: "updates/dkms/nvidia-current-open-peermem.ko.xz",
-        files: &[("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)],
-        ..BASE
-    },
-    Layout {
-        name: "RHEL, kmod package with an override",
-        id: "rhel",
-        core: "extra/nvidia/nvidia.ko.xz",
-        theirs: "extra/nvidia/nvidia-peermem.ko.xz",
-        dkms: "extra",
-        files: &[
-            RHEL_DEPMOD,
-            (
-                "etc/depmod.d/kmod-nvidia.conf",
-                "override nvidia 7.9.0-* extra/nvidia\noverride nvidia-peermem 7.9.0-* extra/nvidia\n",
-            ),
-        ],
-        ..BASE
-    },
-    Layout {
-        name: "RHEL, weak-updates",
-        id: "rhel",
-        core: "weak-updates/nvidia/nvidia.ko.xz",
-        theirs: "weak-updates/nvidia/nvidia-peermem.ko.xz",
-        dkms: "extra",
-        files: &[
-            RHEL_DEPMOD,
-            (
-                "etc/depmod.d/kmod-nvidia.conf",
-                "override nvidia-peermem * weak-updates/nvidia\n",
-            ),
-        ],
-        // The modules are written through the links, into the folder of the kernel that the package
-        // was built for.
-        links: &[
-            (
-                "weak-updates/nvidia/nvidia.ko.xz",
-                "../../../7.9.0-0-older/extra/nvidia/nvidia.ko.xz",
-            ),
-            (
-                "weak-updates/nvidia/nvidia-peermem.ko.xz",
-                "../../../7.9.0-0-older/extra/nvidia/nvidia-peermem.ko.xz",
-            ),
-        ],
-    },
-    Layout {
-        name: "RHEL, DKMS",
-        id: "rhel",
-        core: "extra/nvidia.ko.xz",
-        theirs: "extra/nvidia-peermem.ko.xz",
-        dkms: "extra",
-        files: &[RHEL_DEPMOD],
-        ..BASE
-    },
-    Layout {
-        name: "Arch, prebuilt",
-        id: "arch",
-        core: "extramodules/nvidia.ko.zst",
-        theirs: "extramodules/nvidia-peermem.ko.zst",
-        ..BASE
-    },
-    Layout {
-        name: "Arch, DKMS",
-        id: "arch",
-        core: "updates/dkms/nvidia.ko.zst",
-        theirs: "updates/dkms/nvidia-peermem.ko.zst",
-        ..BASE
-    },
-    Layout {
-        name: "SUSE, kernel module package",
-        id: "opensuse-leap",
-        core: "updates/nvidia.ko.zst",
-        theirs: "updates/nvidia-peermem.ko.zst",
-        dkms: "updates",
-        ..BASE
-    },
-];
+    /// Returns the folder in which dkms puts our module on this distribution.
+    fn dkms(&self) -> &'static str {
+        match self.id {
+            "rhel" => "extra",
+            "opensuse-leap" => "updates",
+            _ => "updates/dkms",
+        }
+    }
+
+    /// Writes the other files of the packages. In `weak-updates`, the modules are written through
+    /// links, into the folder of the kernel that the package was built for.
+    fn put_files(&self, host: &Host) -> Result<()> {
+        if self.name.starts_with("Debian") {
+            host.put("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)?;
+        }
+        if self.id == "ubuntu" {
+            host.put(
+                "etc/depmod.d/ubuntu.conf",
+                "search updates ubuntu built-in\n",
+            )?;
+        }
+        if self.id == "rhel" {
+            let search = "search updates extra built-in weak-updates\n";
+            host.put("usr/lib/depmod.d/dist.conf", search)?;
+        }
+        let overrides = match self.name {
+            "RHEL, kmod package with an override" => {
+                "override nvidia 7.9.0-* extra/nvidia\noverride nvidia-peermem 7.9.0-* extra/nvidia\n"
+            }
+            "RHEL, weak-updates" => "override nvidia-peermem * weak-updates/nvidia\n",
+            _ => return Ok(()),
+        };
+        host.put("etc/depmod.d/kmod-nvidia.conf", overrides)?;
+        for file in [self.core(), self.theirs.to_owned()] {
+            if let Some(name) = file.strip_prefix("weak-updates/") {
+                let target = format!("../../../7.9.0-0-older/extra/{name}");
+                host.link(&format!("lib/modules/{RELEASE}/{file}"), &target)?;
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Creates a host with the layout's driver.
 fn host(layout: &Layout, version: &'static str) -> Result<Host> {
     let host = Host::new(layout.id)?;
-    for (file, text) in layout.files {
-        host.put(file, text)?;
-    }
     host.put("lib/modules/7.9.0-0-older/extra/nvidia/here", "")?;
-    for (link, target) in layout.links {
-        host.link(&format!("lib/modules/{RELEASE}/{link}"), target)?;
-    }
+    layout.put_files(&host)?;
     host.put(
         "etc/modprobe.d/site.conf",
         "options nvidia-peermem persistent_api_support=0\n",
@@ -201,7 +127,7 @@ fn host(layout: &Layout, version: &'static str) -> Result<Host> {
 
 /// Upgrades the driver: rewrites its files, and runs depmod.
 fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
-    host.module(layout.core, Module::Core(version))?;
+    host.module(&layout.core(), Module::Core(version))?;
     host.module(layout.theirs, Module::Theirs(version))?;
     host.depmod()
 }
@@ -218,7 +144,7 @@ impl Way {
     fn file(self, layout: &Layout) -> String {
         match self {
             Self::Make => format!("updates/peermem-rs/nvidia_peermem.ko{}", layout.suffix()),
-            Self::LikeDkms => format!("{}/nvidia_peermem.ko{}", layout.dkms, layout.suffix()),
+            Self::LikeDkms => format!("{}/nvidia_peermem.ko{}", layout.dkms(), layout.suffix()),
         }
     }
 
@@ -270,7 +196,7 @@ impl Way {
                 let modules = host.path("lib/modules").join(RELEASE);
                 fs::remove_file(modules.join(self.file(layout)))?;
                 // Empty folders are removed as well.
-                let mut folder = modules.join(layout.dkms);
+                let mut folder = modules.join(layout.dkms());
                 while folder != modules && fs::remove_dir(&folder).is_ok() {
                     folder.pop();
                 }
@@ -303,21 +229,21 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
-    log.equal("before", &host.loads()?, &theirs(layout, "580.1"))?;
+    log.equal("before", host.loads()?, theirs(layout, "580.1"))?;
 
     way.install(&host, layout, "1")?;
-    log.equal("installed", &host.loads()?, &ours(layout, way, "1"))?;
-    log.equal("modinfo", &host.modinfo("version")?, &"1-rs".to_owned())?;
+    log.equal("installed", host.loads()?, ours(layout, way, "1"))?;
+    log.equal("modinfo", host.modinfo("version")?, "1-rs")?;
     log.equal(
         "name for modprobe -r, rmmod, lsmod",
-        &host.resolves()?,
-        &"nvidia_peermem".to_owned(),
+        host.resolves()?,
+        "nvidia_peermem",
     )?;
     // initramfs-tools uses these options for a module named in /etc/initramfs-tools/modules.
     log.equal(
         "for an initramfs",
-        &host.loads_for(&["--all", "--ignore-install", "--quiet", "nvidia-peermem"])?,
-        &ours(layout, way, "1"),
+        host.loads_for(&["--all", "--ignore-install", "--quiet", "nvidia-peermem"])?,
+        ours(layout, way, "1"),
     )?;
     let after = host.listing()?;
     let key = format!("lib/modules/{RELEASE}/{}", layout.theirs);
@@ -327,30 +253,22 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     )?;
 
     driver(&host, layout, "610.2")?;
-    log.equal("NVIDIA's upgraded", &host.loads()?, &ours(layout, way, "1"))?;
+    log.equal("NVIDIA's upgraded", host.loads()?, ours(layout, way, "1"))?;
     way.install(&host, layout, "2")?;
-    log.equal("ours upgraded", &host.loads()?, &ours(layout, way, "2"))?;
+    log.equal("ours upgraded", host.loads()?, ours(layout, way, "2"))?;
     let once = host.listing()?;
     way.install(&host, layout, "2")?;
-    log.equal(
-        "installed twice, differs",
-        &differences(&once, &host.listing()?),
-        &NOTHING.to_owned(),
-    )?;
+    host.is_as(log, "installed twice, differs", &once)?;
 
     way.remove(&host, layout)?;
-    log.equal("removed", &host.loads()?, &theirs(layout, "610.2"))?;
+    log.equal("removed", host.loads()?, theirs(layout, "610.2"))?;
     driver(&host, layout, "580.1")?;
-    log.equal(
-        "NVIDIA's put back",
-        &host.loads()?,
-        &theirs(layout, "580.1"),
-    )?;
+    log.equal("NVIDIA's put back", host.loads()?, theirs(layout, "580.1"))?;
     let difference = differences(&before, &host.listing()?);
     log.equal(
         &format!("of {} files and folders differ", before.len()),
         &difference,
-        &NOTHING.to_owned(),
+        NOTHING,
     )
 }
 
@@ -368,14 +286,10 @@ fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
         Way::Make => "1",
         Way::LikeDkms => "2",
     };
-    log.equal("one left", &host.loads()?, &ours(layout, second, left))?;
+    log.equal("one left", host.loads()?, ours(layout, second, left))?;
     second.remove(&host, layout)?;
-    log.equal("none left", &host.loads()?, &theirs(layout, "580.1"))?;
-    log.equal(
-        "differs",
-        &differences(&before, &host.listing()?),
-        &NOTHING.to_owned(),
-    )
+    log.equal("none left", host.loads()?, theirs(layout, "580.1"))?;
+    host.is_as(log, "differs", &before)
 }
 
 /// Tests a removal while another kernel still has our module. Files that all kernels share stay
@@ -394,8 +308,8 @@ fn two_kernels(log: Log) -> Result<()> {
     Way::Make.remove(&host, layout)?;
     log.equal(
         "this kernel's removed",
-        &host.loads()?,
-        &theirs(layout, "580.1"),
+        host.loads()?,
+        theirs(layout, "580.1"),
     )?;
     log.that("the shared files stay", files()?)?;
     fs::remove_dir_all(host.path("lib/modules/7.9.0-2-other"))?;
@@ -405,7 +319,7 @@ fn two_kernels(log: Log) -> Result<()> {
 
 /// Checks that a blacklist for NVIDIA's module also applies to ours.
 fn blacklisted(log: Log) -> Result<()> {
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.iter() {
         let host = host(layout, "580.1")?;
         host.put(
             "etc/modprobe.d/zz-site.conf",
@@ -414,8 +328,8 @@ fn blacklisted(log: Log) -> Result<()> {
         Way::LikeDkms.install(&host, layout, "1")?;
         log.equal(
             layout.name,
-            &host.loads_for(&["--use-blacklist", "nvidia-peermem"])?,
-            &NOTHING.to_owned(),
+            host.loads_for(&["--use-blacklist", "nvidia-peermem"])?,
+            NOTHING,
         )?;
     }
     Ok(())
@@ -424,7 +338,7 @@ fn blacklisted(log: Log) -> Result<()> {
 /// Checks that an `install` line that blocks both modules takes effect if its file is read first,
 /// as docs/install.md explains.
 fn kept_out(log: Log) -> Result<()> {
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.iter() {
         // These distributions get an `install` line of ours.
         let debians = ["debian", "ubuntu"].contains(&layout.id);
         for (name, holds) in [("00-local.conf", true), ("zz-local.conf", !debians)] {
@@ -434,8 +348,8 @@ fn kept_out(log: Log) -> Result<()> {
             host.put(&format!("etc/modprobe.d/{name}"), line)?;
             log.equal(
                 &format!("{}: that in {name} holds", layout.name),
-                &(host.loads()? == NOTHING),
-                &holds,
+                host.loads()? == NOTHING,
+                holds,
             )?;
         }
     }
@@ -444,7 +358,7 @@ fn kept_out(log: Log) -> Result<()> {
 
 /// Checks that a kernel without our module gets NVIDIA's module, if NVIDIA's has its own name.
 fn kernel_without(log: Log) -> Result<()> {
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.iter() {
         let host = host(layout, "580.1")?;
         Way::Make.install(&host, layout, "1")?;
         let modules = host.path("lib/modules").join(RELEASE);
@@ -455,7 +369,7 @@ fn kernel_without(log: Log) -> Result<()> {
         } else {
             theirs(layout, "580.1")
         };
-        log.equal(layout.name, &host.loads()?, &wanted)?;
+        log.equal(layout.name, host.loads()?, &wanted)?;
     }
     Ok(())
 }
@@ -464,7 +378,7 @@ fn kernel_without(log: Log) -> Result<()> {
 /// some layouts.
 fn without_configuration(log: Log) -> Result<()> {
     let mut lost = Vec::new();
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.iter() {
         for way in [Way::Make, Way::LikeDkms] {
             let host = host(layout, "580.1")?;
             way.install(&host, layout, "1")?;
@@ -483,7 +397,7 @@ fn without_configuration(log: Log) -> Result<()> {
             log.equal(
                 &format!("{}, no install line", layout.name),
                 &host.loads()?,
-                &theirs(layout, "580.1"),
+                theirs(layout, "580.1"),
             )?;
         }
     }
@@ -523,31 +437,22 @@ fn hooks(log: Log) -> Result<()> {
         after.get(post) == before.get(post),
     )?;
     Way::Make.remove(&host, layout)?;
-    log.equal(
-        "removed, differs",
-        &differences(&before, &host.listing()?),
-        &NOTHING.to_owned(),
-    )
+    host.is_as(log, "removed, differs", &before)
 }
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for layout in LAYOUTS {
+    for layout in LAYOUTS.iter() {
         for (way, how) in [(Way::Make, "make install"), (Way::LikeDkms, "file of dkms")] {
-            cases.push(Case {
-                name: format!("kmod: {}: {how}", layout.name),
-                run: Box::new(move |log| life(log, layout, way)),
-            });
+            let name = format!("kmod: {}: {how}", layout.name);
+            cases.push(Case::new(name, move |log| life(log, layout, way)));
         }
     }
     let mut add = |name: &str, run: fn(Log) -> Result<()>| {
-        cases.push(Case {
-            name: format!("kmod: {name}"),
-            run: Box::new(run),
-        });
+        cases.push(Case::new(format!("kmod: {name}"), run));
     };
     add("both ways at once", |log| {
-        for layout in LAYOUTS {
+        for layout in LAYOUTS.iter() {
             log.note(layout.name);
             both_ways(log, layout, [Way::Make, Way::LikeDkms])?;
             both_ways(log, layout, [Way::LikeDkms, Way::Make])?;

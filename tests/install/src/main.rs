@@ -15,6 +15,7 @@ mod service;
 mod tools;
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{bail, Result};
@@ -42,7 +43,8 @@ impl Log {
         }
     }
 
-    fn equal<T: PartialEq + fmt::Display>(self, what: &str, saw: &T, wanted: &T) -> Result<()> {
+    fn equal(self, what: &str, saw: impl fmt::Display, wanted: impl fmt::Display) -> Result<()> {
+        let (saw, wanted) = (saw.to_string(), wanted.to_string());
         self.note(format!("{what}: {saw}"));
         if saw != wanted {
             bail!("{what}: saw {saw}, wanted {wanted}");
@@ -63,6 +65,22 @@ impl Log {
 struct Case {
     name: String,
     run: Box<dyn Fn(Log) -> Result<()>>,
+}
+
+impl Case {
+    fn new(name: impl Into<String>, run: impl Fn(Log) -> Result<()> + 'static) -> Self {
+        Self {
+            name: name.into(),
+            run: Box::new(run),
+        }
+    }
+}
+
+/// Returns the path of a file of the repository.
+fn repository(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(name)
 }
 
 fn main() -> ExitCode {

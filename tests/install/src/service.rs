@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::host::{tool, Host};
-use crate::{Case, Log, Skip};
+use crate::{repository, Case, Log, Skip};
 
 const OPENIBD: &str = "\
 [Unit]
@@ -70,7 +70,7 @@ const SCRIPT: &str = r#"
 
 /// Runs a manager with the host's units and these commands. Returns the recorded events, in order.
 fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
-    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
+    let packaging = repository("packaging");
     let note = host.path("note");
     let events = host.path("events");
     // Loading fails if this file exists.
@@ -177,7 +177,7 @@ fn installed() -> Result<Host> {
 
 fn packaging(host: &Host, action: &str) -> Result<()> {
     let output = tool("sh")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/host"))
+        .arg(repository("packaging/host"))
         .arg(action)
         .arg(host.path("lib/modules"))
         .output()?;
@@ -201,7 +201,7 @@ fn told(log: Log, events: &[String], wanted: &[(&str, &str)]) -> Result<()> {
         bail!("saw {seen:?}");
     }
     for ((command, events), (_, wanted)) in seen.iter().zip(wanted) {
-        log.equal(command, &events.join(" "), &(*wanted).to_owned())?;
+        log.equal(command, events.join(" "), wanted)?;
     }
     Ok(())
 }
@@ -320,9 +320,6 @@ pub(crate) fn cases() -> Vec<Case> {
         ("systemd: units in /lib", unmerged),
     ];
     all.into_iter()
-        .map(|(name, run)| Case {
-            name: name.to_owned(),
-            run: Box::new(run),
-        })
+        .map(|(name, run)| Case::new(name, run))
         .collect()
 }

@@ -5,12 +5,12 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{ensure, Context as _, Result};
 
-use crate::host::{differences, succeeded, tool, Host, Listing, NOTHING};
-use crate::{Case, Log};
+use crate::host::{succeeded, tool, Host, Listing};
+use crate::{repository, Case, Log};
 
 /// An unusual prefix, because the synthetic host has the usual one from this machine. Files below
 /// this prefix must not name the usual prefix.
@@ -25,10 +25,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ];
     cases
         .into_iter()
-        .map(|(name, run)| Case {
-            name: name.to_owned(),
-            run: Box::new(run),
-        })
+        .map(|(name, run)| Case::new(name, run))
         .collect()
 }
 
@@ -44,13 +41,9 @@ fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 /// Returns the units to install.
 fn units() -> Result<BTreeSet<String>> {
-    let folder = repository().join("packaging/peermemctl");
+    let folder = repository("packaging/peermemctl");
     let Ok(entries) = fs::read_dir(&folder) else {
         return Ok(BTreeSet::new());
     };
@@ -79,7 +72,7 @@ fn host() -> Result<Host> {
 fn make(host: &Host, target: &str) -> Result<()> {
     let output = tool("make")
         .arg("-C")
-        .arg(repository())
+        .arg(repository(""))
         .arg(target)
         .arg(format!("TOOLS={}", host.path("synthetic/tools").display()))
         .arg(format!("DESTDIR={}", host.path("").display()))
@@ -140,7 +133,7 @@ fn there_and_back(log: Log) -> Result<()> {
     ensure!(rest == wanted, "beside the man pages: {rest:?}");
     // One page for the program, and one for each command.
     let commands = commands()?;
-    log.equal("man pages", &pages.len(), &(commands.len() + 1))?;
+    log.equal("man pages", pages.len(), commands.len() + 1)?;
     for unit in units()? {
         let text = fs::read_to_string(host.path(&format!("opt/tools/lib/systemd/system/{unit}")))?;
         ensure!(
@@ -149,17 +142,9 @@ fn there_and_back(log: Log) -> Result<()> {
         );
     }
     make(&host, "install-tools")?;
-    log.equal(
-        "changed by installing it again",
-        &differences(&after, &host.listing()?),
-        &NOTHING.to_owned(),
-    )?;
+    host.is_as(log, "changed by installing it again", &after)?;
     make(&host, "uninstall-tools")?;
-    log.equal(
-        "changed after uninstalling",
-        &differences(&before, &host.listing()?),
-        &NOTHING.to_owned(),
-    )
+    host.is_as(log, "changed after uninstalling", &before)
 }
 
 /// Returns the program's visible commands, from its help.
@@ -201,8 +186,8 @@ fn works(log: Log) -> Result<()> {
     succeeded("completion", &output)?;
     log.equal(
         "bash completes t to",
-        &String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        &"topo".to_owned(),
+        String::from_utf8_lossy(&output.stdout).trim(),
+        "topo",
     )?;
     for (name, words) in [
         ("share/fish/vendor_completions.d/peermemctl.fish", "topo"),
@@ -231,9 +216,5 @@ fn strangers(log: Log) -> Result<()> {
     let before = host.listing()?;
     make(&host, "install-tools")?;
     make(&host, "uninstall-tools")?;
-    log.equal(
-        "changed after uninstalling",
-        &differences(&before, &host.listing()?),
-        &NOTHING.to_owned(),
-    )
+    host.is_as(log, "changed after uninstalling", &before)
 }

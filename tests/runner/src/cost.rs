@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fmt, fs};
 
-use anyhow::{bail, Context as _, Result};
-use clap::Args;
+use anyhow::{bail, Context as _, Error, Result};
+use clap::{Args, ValueEnum};
 
-use crate::kernel::Kernel;
+use crate::kernel::{Extent, Kernel};
 use crate::lock::Lock;
 use crate::modules::Builder;
 use crate::paths::Paths;
 use crate::progress::output;
 use crate::results::{Test, Verdict};
-use crate::vm::Build;
+use crate::vm::{Build, Named as _};
 use crate::{apt, kernel, setup, stamp};
 
 #[derive(Debug, Args)]
@@ -105,7 +105,7 @@ const TOLERANCE: u64 = 2;
 /// Prefix of the line in the figures' file that names the compilers of the module.
 const COMPILED: &str = "# Compiled with ";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Kind {
     /// Instructions of the module in one callback.
     Instructions,
@@ -115,19 +115,6 @@ pub(crate) enum Kind {
     Calls,
     /// Objects that exist while the memory is registered.
     Holds,
-}
-
-impl Kind {
-    const ALL: [Self; 4] = [Self::Instructions, Self::Kernel, Self::Calls, Self::Holds];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Instructions => "instructions",
-            Self::Kernel => "kernel",
-            Self::Calls => "calls",
-            Self::Holds => "holds",
-        }
-    }
 }
 
 /// The name of one count.
@@ -159,9 +146,7 @@ pub(crate) struct Counted {
 /// Measures the modules that are already built.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, true, &Subject::ALL)?;
-    let kept = kept(&paths.repo)?;
-    let mut tests = compare(&kept.figures, &counted.figures);
-    advise(&mut tests, &kept, &counted);
+    let mut tests = compared(&kept(&paths.repo)?, &counted);
     tests.push(nowhere_dearer(&counted.figures));
     Ok(tests)
 }
@@ -170,14 +155,17 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
 pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, false, &[Subject::Ours(Build::InTree)])?;
     let mut kept = kept(&paths.repo)?;
-    kept.figures.retain(|figure, _| {
-        ![PORTABLE, NVIDIA]
-            .iter()
-            .any(|prefix| figure.registration.starts_with(prefix))
-    });
+    let is_other = |name: &str| name.starts_with(PORTABLE) || name.starts_with(NVIDIA);
+    kept.figures
+        .retain(|figure, _| !is_other(&figure.registration));
+    Ok(compared(&kept, &counted))
+}
+
+/// Returns one test for each registration, with advice about changes.
+fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     let mut tests = compare(&kept.figures, &counted.figures);
-    advise(&mut tests, &kept, &counted);
-    Ok(tests)
+    advise(&mut tests, kept, counted);
+    tests
 }
 
 /// Counts the cost of registrations, and writes the figures' file.
@@ -194,10 +182,10 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     print!("{}", table(&counted.figures));
     let file = file(&paths.repo);
     let kept = kept(&paths.repo)?;
-    let mut tests = compare(&kept.figures, &counted.figures);
-    if !selection.update {
-        advise(&mut tests, &kept, &counted);
-    }
+    let mut tests = match selection.update {
+        true => compare(&kept.figures, &counted.figures),
+        false => compared(&kept, &counted),
+    };
     let changes = tests.len();
     tests.push(nowhere_dearer(&counted.figures));
     println!();
@@ -235,9 +223,9 @@ fn count(paths: &Paths, frozen: bool, subjects: &[Subject]) -> Result<Counted> {
     apt::install(paths, apt::COST)?;
     let toolchain = setup::tools(paths)?;
     let extent = if frozen {
-        kernel::Extent::Frozen
+        Extent::Frozen
     } else {
-        kernel::Extent::Patched
+        Extent::Patched
     };
     let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, extent)?;
     let _lock = Lock::take(paths, "modules")?;
@@ -245,22 +233,19 @@ fn count(paths: &Paths, frozen: bool, subjects: &[Subject]) -> Result<Counted> {
     fs::create_dir_all(&directory)?;
     let mut figures = Figures::new();
     for subject in subjects {
-        let builder = Builder::new(paths, &toolchain, &kernel, frozen);
-        let (module, objects, services) = match subject {
-            Subject::Ours(build) => {
-                let builder = builder.with(Some(*build))?;
-                let objects = match build {
-                    Build::InTree => [KERNEL_OBJECTS, RUST_OBJECTS].concat(),
-                    Build::Portable => KERNEL_OBJECTS.to_vec(),
-                };
-                (builder.ours()?, objects, builder.services()?)
-            }
-            Subject::Nvidia => (
-                builder.control()?,
-                KERNEL_OBJECTS.to_vec(),
-                builder.services()?,
-            ),
+        let mut builder = Builder::new(paths, &toolchain, &kernel, frozen);
+        if let Subject::Ours(build) = subject {
+            builder = builder.with(Some(*build))?;
+        }
+        let module = match subject {
+            Subject::Ours(_) => builder.ours()?,
+            Subject::Nvidia => builder.control()?,
         };
+        let services = builder.services()?;
+        let mut objects = KERNEL_OBJECTS.to_vec();
+        if *subject == Subject::Ours(Build::InTree) {
+            objects.extend(RUST_OBJECTS);
+        }
         let objects: Vec<PathBuf> = objects
             .into_iter()
             .map(|object| kernel.build.join(object))
@@ -559,9 +544,8 @@ fn read(text: &str) -> Result<Counted> {
         let [mode, shape, kind, counts @ ..] = &words[..] else {
             bail!("{}", wrong());
         };
-        let kind = Kind::ALL
-            .into_iter()
-            .find(|known| known.name() == *kind)
+        let kind = Kind::from_str(kind, false)
+            .map_err(Error::msg)
             .with_context(wrong)?;
         for count in counts {
             let (name, value) = count.split_once('=').with_context(wrong)?;
@@ -747,15 +731,13 @@ mod tests {
                        m s instructions acquire=1021\nm s instructions new=1\nm s calls kfree=101\n\
                        m t instructions acquire=1020\nm u instructions acquire=979\nm v calls kfree=100\n";
         let (kept, counted) = (figures(kept), figures(counted));
-        let mut tests = compare(&kept.figures, &counted.figures);
-        advise(&mut tests, &kept, &counted);
-        let verdicts: Vec<(&str, bool)> = tests
-            .iter()
-            .map(|test| (test.name.as_str(), test.verdict == Verdict::Passed))
-            .collect();
+        let tests = compared(&kept, &counted);
+        let is_well = |test: &Test| (test.name.clone(), test.verdict == Verdict::Passed);
+        let verdicts: Vec<(String, bool)> = tests.iter().map(is_well).collect();
+        let expected = [("m s", false), ("m t", true), ("m u", false), ("m v", true)];
         assert_eq!(
             verdicts,
-            [("m s", false), ("m t", true), ("m u", false), ("m v", true)]
+            expected.map(|(name, well)| (name.to_owned(), well))
         );
         assert_eq!(
             tests[0].notes[..4],
@@ -802,24 +784,19 @@ mod tests {
                      part: 2\ndesc: Trigger: Program termination\npositions: instr\n0x1000 50\n\
                      part: 3\ndesc: Trigger: Client Request: 64KiB release\npositions: instr\n0x1fff 4\n";
         let counts = instructions(dumps, &(0x1000..0x2000)).unwrap();
+        let expected = [("64KiB acquire", 3), ("64KiB release", 4)];
         assert_eq!(
-            counts.into_iter().collect::<Vec<_>>(),
-            [
-                ("64KiB acquire".to_owned(), 3),
-                ("64KiB release".to_owned(), 4)
-            ]
+            counts,
+            expected
+                .map(|(title, count)| (title.to_owned(), count))
+                .into()
         );
         assert!(instructions("positions: instr line\n", &(0..1)).is_err());
         let mut none = Figures::new();
         let said = "module 0x10 0x20\nkernel 0x20 0x30\n";
         assert!(add(&mut none, "m", said, "").is_err());
-        assert!(add(
-            &mut none,
-            "m",
-            said,
-            "part: 1\ndesc: Trigger: Client Request: s c\n"
-        )
-        .is_err());
+        let silent = "part: 1\ndesc: Trigger: Client Request: s c\n";
+        assert!(add(&mut none, "m", said, silent).is_err());
         assert!(add(&mut none, "m", "", dumps).is_err());
         assert!(add(&mut none, "m", "module 0x1000 0x2000\n", dumps).is_err());
         // The dump of the release has no instructions of a module with these bounds.

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, Context as _, Result};
 
 use crate::arch::Arch;
 use crate::command::{as_root, tool};
@@ -23,7 +23,7 @@ use crate::paths::Paths;
 use crate::progress::{output, Stage};
 use crate::results::{pattern, Format, Test};
 use crate::stamp::Key;
-use crate::vm::{Options, Peermem, Provider};
+use crate::vm::{Named as _, Options, Peermem, Provider};
 use crate::{apt, cases, guest, index, modules, programs, setup, stamp, vm};
 
 /// A Debian release with one of its kernels, and how our module is installed on it.
@@ -36,7 +36,7 @@ pub(crate) struct Release {
     /// of the same name.
     pub(crate) kernel: &'static str,
     /// Packages of this host in addition to [`PACKAGES`].
-    packages: &'static [&'static str],
+    packages: &'static str,
     way: Way,
 }
 
@@ -51,58 +51,32 @@ enum Way {
     Package,
 }
 
-/// The host with the in-tree build.
-pub(crate) const BACKPORTS: Release = Release {
-    name: "13-backports",
-    suites: &["trixie", "trixie-backports"],
-    kernel: "7.3",
-    packages: &[
-        "linux-base/trixie-backports",
-        "linux-source-7.3",
-        "rustc",
-        "rust-src",
-        "bindgen",
-        "flex",
-        "bison",
-        "bc",
-        "libelf-dev",
-        "libssl-dev",
-        "openssl",
-        "pahole",
-        "python3-minimal",
-    ],
-    way: Way::Source,
-};
-/// A host with the portable build, and without Rust.
-pub(crate) const TRIXIE: Release = Release {
-    name: "13",
-    suites: &["trixie"],
-    kernel: "6.12",
-    packages: &[],
-    way: Way::Archive,
-};
-pub(crate) const BOOKWORM: Release = Release {
-    name: "12",
-    suites: &["bookworm"],
-    kernel: "6.1",
-    packages: &[],
-    way: Way::Package,
-};
+const RELEASES: [Release; 3] = [
+    // The host with the in-tree build.
+    Release {
+        name: "13-backports",
+        suites: &["trixie", "trixie-backports"],
+        kernel: "7.3",
+        packages: "linux-base/trixie-backports linux-source-7.3 rustc rust-src bindgen flex bison bc libelf-dev libssl-dev \
+                   openssl pahole python3-minimal",
+        way: Way::Source,
+    },
+    // Hosts with the portable build, and without Rust.
+    Release { name: "13", suites: &["trixie"], kernel: "6.12", packages: "", way: Way::Archive },
+    Release { name: "12", suites: &["bookworm"], kernel: "6.1", packages: "", way: Way::Package },
+];
+
+/// Returns the host of this name.
+pub(crate) fn release(name: &str) -> Option<&'static Release> {
+    RELEASES.iter().find(|release| release.name == name)
+}
 
 /// Packages of every host, in addition to its kernel and the kernel's headers: DKMS, and the
 /// libraries of the verbs program.
-const PACKAGES: &[&str] = &[
-    "dkms",
-    "make",
-    "xz-utils",
-    "iproute2",
-    "libibverbs1",
-    "ibverbs-providers",
-    "librdmacm1",
-];
+const PACKAGES: &str = "dkms make xz-utils iproute2 libibverbs1 ibverbs-providers librdmacm1";
 
 /// Files of the repository that DKMS needs.
-const PACKAGE: &[&str] = &[
+const PACKAGE: [&str; 8] = [
     "Kbuild",
     "Makefile",
     "dkms.conf",
@@ -147,41 +121,25 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
     let mut key = Key::default();
     key.text("suites", &what.suites.join(" "));
     key.text("kernel", what.kernel);
-    let mut packages: Vec<String> = [PACKAGES, what.packages]
-        .concat()
-        .into_iter()
-        .map(str::to_owned)
-        .collect();
+    let packages = [PACKAGES, what.packages].join(" ");
+    let mut packages: Vec<String> = packages.split_whitespace().map(str::to_owned).collect();
     key.text("packages", &packages.join(" "));
     let key = key.finish();
     if !stamp::is_fresh(&stamp, &key) {
         apt::install(paths, apt::ROOT)?;
         let mut stage = Stage::begin(title(what, "installing its packages"));
         remove(&root)?;
-        let (release, newer) = what
-            .suites
-            .first()
-            .zip(what.suites.last())
-            .context("no release")?;
+        let (release, newer) = (what.suites[0], what.suites[what.suites.len() - 1]);
         let prefix = format!("linux-image-{}", what.kernel);
-        let candidates = apt::search(paths, &mut stage, &[*newer], &prefix)?;
+        let candidates = apt::search(paths, &mut stage, &[newer], &prefix)?;
         let kernel = candidates
             .iter()
             .find_map(|candidate| stock::release_in(&candidate.package, what.kernel, "amd64"))
-            .ok_or_else(|| anyhow!("{newer} has no stock kernel {}", what.kernel))?;
-        packages.extend([
-            format!("linux-image-{kernel}"),
-            format!("linux-headers-{kernel}"),
-        ]);
+            .with_context(|| format!("{newer} has no stock kernel {}", what.kernel))?;
+        packages.extend(["image", "headers"].map(|part| format!("linux-{part}-{kernel}")));
         let sources = apt::sources_of(what.suites)?;
-        apt::make_root(
-            paths,
-            &mut stage,
-            (release, &sources),
-            &packages,
-            &root,
-            None,
-        )?;
+        let from = (release, sources.as_str());
+        apt::make_root(paths, &mut stage, from, &packages, &root, None)?;
         stamp::set(&stamp, &key)?;
         stage.done(kernel);
     }
@@ -241,20 +199,10 @@ impl Host<'_> {
         }
         mounts.push_str("mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; cd /; ");
         mounts.push_str("exec chroot \"$0\" sh -ec \"$1\"");
+        let words = "--mount --fork env -i HOME=/root LC_ALL=C.UTF-8".split(' ');
         let mut result = as_root("unshare");
-        result
-            .args([
-                "--mount",
-                "--fork",
-                "env",
-                "-i",
-                "HOME=/root",
-                "LC_ALL=C.UTF-8",
-            ])
-            .arg(guest::SYSTEM_PROGRAMS)
-            .args(["sh", "-ec", &mounts])
-            .arg(&root)
-            .arg(command);
+        result.args(words).arg(guest::SYSTEM_PROGRAMS);
+        result.args(["sh", "-ec", &mounts]).arg(&root).arg(command);
         result
     }
 
@@ -276,12 +224,9 @@ impl Host<'_> {
         let stamp = self.home.join("ofed.stamp");
         let mut key = Key::default();
         let kernel = self.paths.repo.join("tests/kernel");
-        for input in [
-            kernel.join("overlay"),
-            kernel.join("patches"),
-            self.tests("ofed"),
-        ] {
-            key.path(&self.paths.repo, &input)?;
+        let inputs = ["overlay", "patches"].map(|name| kernel.join(name));
+        for input in inputs.iter().chain([&self.tests("ofed")]) {
+            key.path(&self.paths.repo, input)?;
         }
         key.text("release", &self.release);
         let version = fs::read_to_string(source.with_file_name("source.name"));
@@ -302,16 +247,11 @@ impl Host<'_> {
         ] {
             self.put(&[source.join(folder)], &format!("{home}/{target}"))?;
         }
-        self.put(
-            &[kernel.join("overlay/include/linux")],
-            &format!("{home}/include"),
-        )?;
+        let headers = kernel.join("overlay/include/linux");
+        self.put(&[headers], &format!("{home}/include"))?;
         // The compiler finds cm_trace.h relative to a folder of this name.
-        output(
-            as_root("mkdir")
-                .arg("-p")
-                .arg(self.root.join(home).join("include/trace")),
-        )?;
+        let trace = self.root.join(home).join("include/trace");
+        output(as_root("mkdir").arg("-p").arg(trace))?;
         let release = &self.release;
         stage.run(
             &mut self.command(&format!(
@@ -335,25 +275,18 @@ impl Host<'_> {
     /// Copies the driver's source to where its installer leaves it for DKMS.
     fn put_driver(&self, control: &[PathBuf], version: &str) -> Result<()> {
         let home = format!("usr/src/nvidia-{version}");
-        let repo = |path: &str| self.paths.repo.join(path);
-        self.put(
-            &[repo("tests/gpu"), repo("tests/control")],
-            &format!("{home}/tests"),
-        )?;
-        self.put(
-            &[repo("tests/kernel/overlay/include")],
-            &format!("{home}/tests/kernel/overlay"),
-        )?;
-        self.put(
-            &[repo("rust-bindings/include")],
-            &format!("{home}/rust-bindings"),
-        )?;
+        for (path, folder) in [
+            ("tests/gpu", "/tests"),
+            ("tests/control", "/tests"),
+            ("tests/kernel/overlay/include", "/tests/kernel/overlay"),
+            ("rust-bindings/include", "/rust-bindings"),
+            ("tests/debian/driver/Kbuild", ""),
+            ("tests/debian/driver/dkms.conf", ""),
+        ] {
+            self.put(&[self.paths.repo.join(path)], &format!("{home}{folder}"))?;
+        }
         self.put(control, &format!("{home}/tests/control"))?;
         self.put(control, &format!("{home}/nvidia"))?;
-        self.put(
-            &[self.tests("driver/Kbuild"), self.tests("driver/dkms.conf")],
-            &home,
-        )?;
         self.output(&format!("sed -i s/@VERSION@/{version}/ /{home}/dkms.conf"))?;
         Ok(())
     }
@@ -361,9 +294,8 @@ impl Host<'_> {
     /// Lists all files that could have been left behind, except those that DKMS and depmod manage
     /// themselves.
     fn files(&self) -> Result<BTreeSet<String>> {
-        let list = self.output(&format!(
-            "cd / && find $(ls -d {WATCHED} 2>/dev/null) {UNWATCHED}"
-        ))?;
+        let find = format!("cd / && find $(ls -d {WATCHED} 2>/dev/null) {UNWATCHED}");
+        let list = self.output(&find)?;
         Ok(list.lines().map(str::to_owned).collect())
     }
 
@@ -389,10 +321,7 @@ impl Host<'_> {
         let boot = vm::Boot {
             arch: Arch::X86_64,
             root: PathBuf::from("/"),
-            image: self
-                .root
-                .join("boot")
-                .join(format!("vmlinuz-{}", self.release)),
+            image: self.root.join(format!("boot/vmlinuz-{}", self.release)),
             release: self.release.clone(),
             modules: self.early()?,
             peermem_version: version.to_owned(),
@@ -421,15 +350,11 @@ impl Host<'_> {
         let wanted = [guest::EARLY, guest::EARLY_ON_HOST].concat();
         let mut index = Index::default();
         for line in table.lines() {
-            let files: Vec<&str> = line
-                .split([':', ' '])
-                .filter(|word| !word.is_empty())
-                .collect();
+            let files = line.split([':', ' ']).filter(|word| !word.is_empty());
+            let files: Vec<&str> = files.collect();
             let name = |file: &str| index::name_of(Path::new(file.trim_end_matches(".xz")));
-            if !files
-                .first()
-                .is_some_and(|file| wanted.contains(&name(file).as_str()))
-            {
+            let first = files.first().map(|file| name(file)).unwrap_or_default();
+            if !wanted.contains(&first.as_str()) {
                 continue;
             }
             for file in files {
@@ -505,10 +430,8 @@ fn life(
     let mut problems = Vec::new();
     if what.way == Way::Source {
         tests.push(Test::of("check".to_owned(), host.check(&source)));
-        tests.push(Test::of(
-            "metadata of nothing else".to_owned(),
-            host.refusals(&source),
-        ));
+        let refused = host.refusals(&source);
+        tests.push(Test::of("metadata of nothing else".to_owned(), refused));
     }
     tests.push(Test::of("installed".to_owned(), host.install(&package)));
     let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko");
@@ -537,21 +460,14 @@ fn life(
             }
         }
     };
-    let revocable = ["persistent_api_support=0"];
     tests.extend(boot(Peermem::Ours, "", &[], &version, OURS));
     if what.way != Way::Source {
-        tests.extend(boot(
-            Peermem::Ours,
-            ", revocable",
-            &revocable,
-            &version,
-            OURS,
-        ));
+        let revocable = ["persistent_api_support=0"];
+        let found = boot(Peermem::Ours, ", revocable", &revocable, &version, OURS);
+        tests.extend(found);
     }
-    tests.push(Test::of(
-        "removed".to_owned(),
-        host.remove(&package, &before, (&of_driver, &sum)),
-    ));
+    let removed = host.remove(&package, &before, (&of_driver, &sum));
+    tests.push(Test::of("removed".to_owned(), removed));
     let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko");
     tests.push(test);
     tests.extend(boot(Peermem::Nvidia, "", &[], &version, NVIDIA));
@@ -598,10 +514,8 @@ impl Host<'_> {
     /// built, or if `has_row` returns `false`.
     fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
         // The script's exit status repeats the last line of its table.
-        let table = self.output(&format!(
-            "/{folder}/scripts/check KVER={} || true",
-            self.release
-        ))?;
+        let check = format!("/{folder}/scripts/check KVER={} || true", self.release);
+        let table = self.output(&check)?;
         if !has_row(&table) || !table.ends_with("It can be built.") {
             bail!("scripts/check says:\n{table}");
         }
@@ -641,26 +555,19 @@ impl Host<'_> {
     /// Copies the files that DKMS or dpkg installs to the places where DKMS or dpkg expects them.
     fn put_package(&self, source: &str) -> Result<()> {
         if self.what.way == Way::Source {
-            let files: Vec<PathBuf> = PACKAGE
-                .iter()
-                .map(|name| self.paths.repo.join(name))
-                .collect();
+            let files = PACKAGE.map(|name| self.paths.repo.join(name));
             return self.put(&files, source);
         }
-        apt::install(self.paths, &[apt::ARM64_OBJECT, apt::INSTALL].concat())?;
+        apt::install(self.paths, &[apt::ARM64_OBJECT, apt::INSTALL].join(" "))?;
         let mut stage = Stage::begin(self.title("make dist-module"));
         let folder = self.home.join("release");
         remove(&folder)?;
         fs::create_dir_all(&folder)?;
-        stage.run(
-            tool("sh")
-                .args(["-euc", RELEASE, "sh"])
-                .arg(&folder)
-                .current_dir(&self.paths.repo),
-            &self.log(),
-            "lines",
-            |_| true,
-        )?;
+        let mut make = tool("sh");
+        make.args(["-euc", RELEASE, "sh"])
+            .arg(&folder)
+            .current_dir(&self.paths.repo);
+        stage.run(&mut make, &self.log(), "lines", |_| true)?;
         stage.done("");
         let made = stamp::files(&folder.join("build/dist"))?;
         self.put(&made, "tmp")
@@ -672,9 +579,11 @@ impl Host<'_> {
         let name = package.replace('/', "-");
         let command = match self.what.way {
             Way::Source => format!("dkms add {package} && dkms autoinstall -k {release}"),
-            Way::Archive => format!(
-                "tar -xf /tmp/{name}.tar.gz -C /usr/src && dkms install {package} -k {release}"
-            ),
+            Way::Archive => {
+                format!(
+                    "tar -xf /tmp/{name}.tar.gz -C /usr/src && dkms install {package} -k {release}"
+                )
+            }
             Way::Package => "dpkg -i /tmp/*.deb".to_owned(),
         };
         let mut stage = Stage::begin(self.title("DKMS makes our module"));
@@ -700,12 +609,9 @@ impl Host<'_> {
     /// Tests that modprobe would load a file of this name, compressed or not. Also returns the
     /// version of that file.
     fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
-        let info = |field: &str| {
-            self.output(&format!(
-                "modinfo -k {} {field} nvidia-peermem",
-                self.release
-            ))
-        };
+        let release = &self.release;
+        let info =
+            |field: &str| self.output(&format!("modinfo -k {release} {field} nvidia-peermem"));
         let find = || -> Result<(String, String)> {
             let file = info("-n")?;
             if !file.trim_end_matches(".xz").ends_with(&format!("/{name}")) {

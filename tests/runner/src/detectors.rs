@@ -292,28 +292,35 @@ mod tests {
     /// Log of a VM without problems.
     const LOG: &str = include_str!("../samples/debug.log");
 
-    /// Returns the problems of [`LOG`] after a change.
-    fn problems(change: impl Fn(&str) -> Option<String>, faults: bool) -> Vec<String> {
-        let log: String = LOG
-            .lines()
-            .filter_map(change)
-            .map(|line| line + "\n")
-            .collect();
+    /// Returns the problems of [`LOG`] after a change of its lines.
+    fn problems(change: impl Fn(&str) -> String) -> Vec<String> {
+        let log: String = LOG.lines().map(|line| change(line) + "\n").collect();
         let log = klog::once(&log);
         let (run, injected) = split(&log);
-        judge(run, injected, wanted(faults))
+        judge(run, injected, wanted(false))
     }
 
-    fn without(words: &'static str) -> Vec<String> {
-        problems(
-            |line| (!line.contains(words)).then(|| line.to_owned()),
-            false,
-        )
+    fn without(words: &str) -> Vec<String> {
+        with(words, words, "")
     }
 
-    fn with(old: &'static str, new: &'static str) -> Vec<String> {
-        assert!(LOG.contains(old), "{old}");
-        problems(|line| Some(line.replace(old, new)), false)
+    /// Replaces `old` by `new` in the lines with these words, or the whole line if `new` is empty.
+    fn with(words: &str, old: &str, new: &str) -> Vec<String> {
+        assert!(LOG.contains(words), "{words}");
+        problems(|line| match line.contains(words) {
+            true if new.is_empty() => String::new(),
+            true => line.replace(old, new),
+            false => line.to_owned(),
+        })
+    }
+
+    /// Checks that one of the problems is that the detector is dead.
+    fn is_dead(name: &str, problems: &[String]) {
+        let dead = format!("detector {name} is dead");
+        assert!(
+            problems.iter().any(|problem| problem.starts_with(&dead)),
+            "{name}: {problems:?}"
+        );
     }
 
     /// Tests a log in which two processors wrote to the console at once. The second processor began
@@ -328,12 +335,12 @@ mod tests {
         ] {
             let twice = |line: &str| {
                 let cut = &line[..written.min(line.len())];
-                Some(match line.contains(words) {
+                match line.contains(words) {
                     true => format!("{cut}\n** replaying previous printk message **\n{line}"),
                     false => line.to_owned(),
-                })
+                }
             };
-            assert_eq!(problems(twice, false), Vec::<String>::new(), "{words}");
+            assert_eq!(problems(twice), Vec::<String>::new(), "{words}");
         }
     }
 
@@ -358,17 +365,9 @@ mod tests {
             ("injected_leak+", "kmemleak"),
             ("new suspected memory leaks", "kmemleak"),
         ] {
-            let problems = without(words);
-            let dead = format!("detector {name} is dead");
-            assert!(
-                problems.iter().any(|p| p.starts_with(&dead)),
-                "{words}: {problems:?}"
-            );
+            is_dead(name, &without(words));
         }
-    }
-
-    #[test]
-    fn a_detector_that_has_switched_itself_off_is_dead() {
+        // A detector that has switched itself off is dead, too.
         for (old, new, name) in [
             (
                 "debug_locks:                             1",
@@ -379,12 +378,7 @@ mod tests {
             ("min_free_entries 262144", "min_free_entries 0", "dma"),
             ("error_count 0", "error_count 3", "dma"),
         ] {
-            let problems = with(old, new);
-            let dead = format!("detector {name} is dead");
-            assert!(
-                problems.iter().any(|p| p.starts_with(&dead)),
-                "{new}: {problems:?}"
-            );
+            is_dead(name, &with(old, old, new));
         }
         assert_eq!(without("runner: lockdep:").len(), 1);
         assert_eq!(without("runner: dma: ").len(), 4);
@@ -393,34 +387,30 @@ mod tests {
     #[test]
     fn what_is_found_beside_the_injected_faults_is_a_failure() {
         let leaked = "unreferenced object 0xff1100000cb5e020 (size 96):";
-        let young = problems(
-            |line| {
-                let more =
-                    "\n[  105.2] runner: kmemleak:   comm \"gdr\", pid 9, jiffies 4294941795\n\
-                    [  105.2] runner: kmemleak: unreferenced object 0xff1100000cb5e021 (size 96):";
-                Some(if line.contains(leaked) {
-                    format!("{line}{more}")
-                } else {
-                    line.to_owned()
-                })
-            },
-            false,
-        );
-        assert_eq!(young.len(), 1, "{young:?}");
-        assert!(young[0].starts_with("1 objects are leaked"), "{young:?}");
-
-        let left = with(
-            "runner: command ended",
-            "runner: dma: mapping virtio-pci 0000:00:02.0 phy idx 1 P=0x0000002000000000 attrs=0xc00",
-        );
-        assert_eq!(left.len(), 1, "{left:?}");
-        assert!(left[0].starts_with("1 DMA mappings are left"), "{left:?}");
-
-        let more = with(
-            "runner: injected",
-            "BUG: unable to handle page fault for address: ff11\n[  200.0] runner: injected",
-        );
-        assert_eq!(more.len(), 1, "{more:?}");
+        let young = "\n[  105.2] runner: kmemleak:   comm \"gdr\", pid 9, jiffies 4294941795\n\
+                     [  105.2] runner: kmemleak: unreferenced object 0xff1100000cb5e021 (size 96):";
+        let mapping = "runner: dma: mapping virtio-pci 0000:00:02.0 phy idx 1 P=0x0000002000000000 attrs=0xc00";
+        let fault =
+            "BUG: unable to handle page fault for address: ff11\n[  200.0] runner: injected";
+        for (old, new, problem) in [
+            (leaked, format!("{leaked}{young}"), "1 objects are leaked"),
+            (
+                "runner: command ended",
+                mapping.to_owned(),
+                "1 DMA mappings are left",
+            ),
+            (
+                "runner: injected",
+                fault.to_owned(),
+                "the kernel reports beside",
+            ),
+        ] {
+            let found = with(old, old, &new);
+            assert!(
+                found.len() == 1 && found[0].starts_with(problem),
+                "{found:?}"
+            );
+        }
     }
 
     #[test]

@@ -24,7 +24,26 @@ pub(crate) struct Part {
     /// Name prefix of the verbs program's cases that the part is generated from. If other cases are
     /// selected, the part is not compared.
     cases: &'static str,
-    make: fn(&[&[Test]]) -> Result<String>,
+    make: Make,
+}
+
+type Make = fn(&[&[Test]]) -> Result<String>;
+
+/// Returns a part from the results of programs on this machine.
+const fn part(
+    file: &'static str,
+    name: &'static str,
+    runs: &'static [&'static str],
+    make: Make,
+) -> Part {
+    let cases = "";
+    Part {
+        file,
+        name,
+        runs,
+        cases,
+        make,
+    }
 }
 
 const LOOM: &str = "the module's logic, in every order of events";
@@ -46,48 +65,30 @@ pub(crate) const PARTS: &[Part] = &[
         cases: "input.",
         make: bad_input,
     },
-    Part {
-        file: "docs/verification.md",
-        name: "interleavings",
-        runs: &[LOOM],
-        cases: "",
-        make: interleavings,
-    },
-    Part {
-        file: "docs/verification.md",
-        name: "cases",
-        runs: &[HOST],
-        cases: "",
-        make: |runs| cases(runs, CASES),
-    },
-    Part {
-        file: "docs/verification.md",
-        name: "searches",
-        runs: &[HOST],
-        cases: "",
-        make: |runs| cases(runs, SEARCHES),
-    },
-    Part {
-        file: "docs/registration.md",
-        name: "calls to pin",
-        runs: &[HOST],
-        cases: "",
-        make: calls_to_pin,
-    },
-    Part {
-        file: "docs/observe.md",
-        name: "reasons",
-        runs: &[HOST],
-        cases: "",
-        make: |runs| rows(runs, "reason"),
-    },
-    Part {
-        file: "docs/observe.md",
-        name: "events",
-        runs: &[HOST],
-        cases: "",
-        make: |runs| rows(runs, "event"),
-    },
+    part(
+        "docs/verification.md",
+        "interleavings",
+        &[LOOM],
+        interleavings,
+    ),
+    part("docs/verification.md", "cases", &[HOST], |runs| {
+        cases(runs, CASES)
+    }),
+    part("docs/verification.md", "searches", &[HOST], |runs| {
+        cases(runs, SEARCHES)
+    }),
+    part(
+        "docs/registration.md",
+        "calls to pin",
+        &[HOST],
+        calls_to_pin,
+    ),
+    part("docs/observe.md", "reasons", &[HOST], |runs| {
+        rows(runs, "reason")
+    }),
+    part("docs/observe.md", "events", &[HOST], |runs| {
+        rows(runs, "event")
+    }),
 ];
 
 impl Part {
@@ -210,54 +211,33 @@ fn interleavings(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Names of tests that report a number of cases, and what a case is.
-type Cases = &'static [(&'static str, &'static str)];
+/// Tests that report a number of cases, and what a case is.
+const CASES: &str = "\
+ranges::tests::small_scopes_exhaustively | up to six pages on seven places, at every start within two windows
+ranges::tests::small_scopes_with_trimming_exhaustively | every range of up to four pages, every break, every limit, \
+    seven ratios of the GPU's page to the kernel's, trimmed as ib_core does
+ranges::tests::real_limits | real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)
+ranges::tests::real_sizes | real sizes to 24 MiB, compared page by page";
 
-const CASES: Cases = &[
-    (
-        "src::ranges::tests::small_scopes_exhaustively",
-        "up to six pages on seven places, at every start within two windows",
-    ),
-    (
-        "src::ranges::tests::small_scopes_with_trimming_exhaustively",
-        "every range of up to four pages, every break, every limit, seven ratios of the GPU's page to the kernel's, trimmed as \
-         ib_core does",
-    ),
-    (
-        "src::ranges::tests::real_limits",
-        "real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)",
-    ),
-    (
-        "src::ranges::tests::real_sizes",
-        "real sizes to 24 MiB, compared page by page",
-    ),
-];
+const SEARCHES: &str = "\
+chunks::tests::all_layouts_of_up_to_five_allocations | up to five allocations of up to 5 units of 2 MiB, or holes, \
+    with up to five starts and five ends each
+chunks::tests::random_sizes | sizes and holes at random, up to 59 allocations, any limit";
 
-const SEARCHES: Cases = &[
-    (
-        "src::chunks::tests::all_layouts_of_up_to_five_allocations",
-        "up to five allocations of up to 5 units of 2 MiB, or holes, with up to five starts and five ends each",
-    ),
-    (
-        "src::chunks::tests::random_sizes",
-        "sizes and holes at random, up to 59 allocations, any limit",
-    ),
-];
+/// Returns the test of this name in `src/`.
+fn find<'a>(runs: &[&'a [Test]], name: &str) -> Result<&'a Test> {
+    let mut tests = runs.iter().copied().flatten();
+    let found = tests.find(|test| test.name.strip_prefix("src::") == Some(name));
+    found.with_context(|| format!("{name} is missing"))
+}
 
 /// Returns the table of the number of cases by test.
-fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
+fn cases(runs: &[&[Test]], of: &str) -> Result<String> {
     let mut text = String::from("| test | cases |\n|---|---|\n");
-    for (name, words) in of {
-        let found = runs
-            .iter()
-            .copied()
-            .flatten()
-            .find(|test| test.name == *name);
-        let test = found.with_context(|| format!("{name} is missing"))?;
-        let (count, how) = figure(test, "cases")?.split_once(' ').map_or_else(
-            || Ok((figure(test, "cases")?, String::new())),
-            |(count, how)| anyhow::Ok((count, format!(" {how}"))),
-        )?;
+    for (name, words) in of.lines().filter_map(|line| line.split_once(" | ")) {
+        let count = figure(find(runs, name)?, "cases")?;
+        let digits = count.find(' ').unwrap_or(count.len());
+        let (count, how) = count.split_at(digits);
         writeln!(
             text,
             "| {words} | {}{how} |",
@@ -269,10 +249,7 @@ fn cases(runs: &[&[Test]], of: Cases) -> Result<String> {
 
 /// Returns the module's table of reasons or events. A test of the module writes the rows.
 fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
-    let name = "src::reason::tests::each_row_has_a_name_of_its_own";
-    let mut tests = runs.iter().copied().flatten();
-    let test = tests.find(|test| test.name == name);
-    let test = test.with_context(|| format!("{name} is missing"))?;
+    let test = find(runs, "reason::tests::each_row_has_a_name_of_its_own")?;
     let mut text = format!("| {of} | what happened | what to do |\n|---|---|---|\n");
     for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
         writeln!(text, "{}", row.trim_start())?;
@@ -286,37 +263,25 @@ fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
         "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
     );
     for name in [
-        "src::chunks::tests::neighbours_of_one_size_cost_a_call_each",
-        "src::chunks::tests::the_cost_of_random_sizes",
+        "neighbours_of_one_size_cost_a_call_each",
+        "the_cost_of_random_sizes",
     ] {
-        let found = runs
-            .iter()
-            .copied()
-            .flatten()
-            .find(|test| test.name == name);
-        let test = found.with_context(|| format!("{name} is missing"))?;
-        let mut lines = test
+        let test = find(runs, &format!("chunks::tests::{name}"))?;
+        figure(test, "search")?;
+        for line in test
             .notes
             .iter()
             .filter_map(|note| note.strip_prefix("search "))
-            .peekable();
-        lines
-            .peek()
-            .with_context(|| format!("{name} says nothing"))?;
-        for line in lines {
+        {
             let cells: Vec<&str> = line.split(" | ").collect();
             let [what, calls, tried] = cells[..] else {
                 return Err(anyhow!("{name}: {line}"));
             };
             let (count, size) = what.split_once(' ').with_context(|| line.to_owned())?;
             let (count, calls): (usize, usize) = (count.parse()?, calls.parse()?);
-            writeln!(
-                text,
-                "| {} {size} | {} | {:.2} | {tried} |",
-                grouped(&count),
-                grouped(&calls),
-                calls as f64 / count as f64
-            )?;
+            let each = calls as f64 / count as f64;
+            let (count, calls) = (grouped(&count), grouped(&calls));
+            writeln!(text, "| {count} {size} | {calls} | {each:.2} | {tried} |")?;
         }
     }
     Ok(text)
@@ -438,189 +403,111 @@ pub(crate) fn wrapped(text: &mut String, paragraph: &str, indent: &str) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
-    use crate::results::pattern;
+    use crate::results::tests;
     use crate::suite::every_run;
 
-    fn test(name: &str, verdict: Verdict, notes: &[&str]) -> Test {
-        Test {
-            name: name.to_owned(),
-            verdict,
-            notes: notes.iter().map(|&note| note.to_owned()).collect(),
-        }
+    /// Returns a table without its head.
+    fn body(table: Result<String>) -> String {
+        let text = table.expect("a table");
+        text.splitn(3, '\n').nth(2).unwrap_or_default().to_owned()
     }
 
     #[test]
     fn a_table_of_bad_input() {
         let log = format!("log {REFUSED}acquire: why");
-        let ours = |asked: &str| {
-            vec![
-                test("move.a", Verdict::Passed, &[]),
-                test(
-                    "input.a",
-                    Verdict::Passed,
-                    &["input freed", "application EFAULT", asked, &log],
-                ),
-            ]
+        let ours = |asked: u32| {
+            let notes =
+                format!("input freed; application EFAULT; provider {asked} asked, 0 pinned");
+            tests(&["move.a", &format!("input.a | {notes}; {log}")])
         };
-        let persistent = ours("provider 1 asked, 0 pinned, 0 unpinned");
-        let revocable = ours("provider 2 asked, 0 pinned, 0 unpinned");
-        let passed = ours("provider 1 asked, 0 pinned, 0 unpinned");
-        let skipped = [test(
-            "input.a",
-            Verdict::Skipped("it would die".into()),
-            &["input freed"],
-        )];
-        let text = bad_input(&[&persistent, &revocable, &passed, &skipped]).expect("a table");
+        let (one, two) = (ours(1), ours(2));
+        let skipped = tests(&["input.a SKIP it would die"]);
         assert_eq!(
-            text.lines().skip(2).collect::<Vec<_>>(),
-            [
-                "| freed | EFAULT | EFAULT | EFAULT | not run (a) | 1, 0; 2, 0 | 1 |",
-                "",
-                "1. acquire: why",
-                "",
-                "(a) it would die.  ",
-            ]
+            body(bad_input(&[&one, &two, &one, &skipped])),
+            "| freed | EFAULT | EFAULT | EFAULT | not run (a) | 1, 0; 2, 0 | 1 |\n\n1. acquire: why\n\n(a) it would die.  \n"
         );
-        let failed = [test("input.a", Verdict::Failed, &["input freed"])];
-        assert!(bad_input(&[&persistent, &revocable, &passed, &failed]).is_err());
-        assert!(bad_input(&[&persistent, &revocable, &passed, &[]]).is_err());
+        let failed = tests(&["input.a FAILED | input freed"]);
+        assert!(bad_input(&[&one, &two, &one, &failed]).is_err());
+        assert!(bad_input(&[&one, &two, &one, &[]]).is_err());
     }
 
     #[test]
-    fn a_part_is_found_compared_and_written() {
-        let directory =
-            std::env::temp_dir().join(format!("runner-documents-{}", std::process::id()));
-        fs::create_dir_all(&directory).expect("a directory");
-        let file = directory.join("d.md");
+    fn a_part_is_compared_and_written_unless_a_run_failed() {
+        let folder = crate::paths::Folder::scratch("documents");
+        let file = folder.join("d.md");
         let marked = |part: &str| {
             format!("x\n<!-- begin t: made by `make test` -->\n{part}<!-- end t -->\ny\n")
         };
         fs::write(&file, marked("one\ntwo\n")).expect("written");
-        let mut results = vec![
-            check(&file, "t", "one\ntwo\n", false)
-                .expect("marks")
-                .is_none(),
-            check(&file, "t", "one\nthree\n", false)
-                .expect("marks")
-                .is_some_and(|problem| problem.contains("line 4") && problem.contains("three")),
-            check(&file, "u", "", false).is_err(),
-            check(&file, "t", "three\n", true).expect("marks").is_none(),
-        ];
-        results.push(fs::read_to_string(&file).expect("read") == marked("three\n"));
-        fs::remove_dir_all(&directory).expect("removed");
-        assert_eq!(results, [true; 5]);
-    }
-
-    #[test]
-    fn nothing_is_written_from_a_run_that_failed() {
-        let directory =
-            std::env::temp_dir().join(format!("runner-documents-failed-{}", std::process::id()));
-        fs::create_dir_all(&directory).expect("a directory");
-        let file = directory.join("d.md");
-        let marked =
-            |part: &str| format!("<!-- begin t: made by `make test` -->\n{part}<!-- end t -->\n");
-        fs::write(&file, marked("sixteen\n")).expect("written");
+        assert!(check(&file, "t", "one\ntwo\n", false)
+            .expect("marks")
+            .is_none());
+        let problem = check(&file, "t", "one\nthree\n", false)
+            .expect("marks")
+            .expect("differs");
+        assert!(
+            problem.contains("line 4") && problem.contains("three"),
+            "{problem}"
+        );
+        assert!(check(&file, "u", "", false).is_err());
+        let make = |runs: &[&[Test]]| Ok(format!("{}\n", runs[0].len()));
         let part = Part {
             file: "d.md",
             name: "t",
             runs: &["r"],
             cases: "",
-            make: |runs| Ok(format!("{}\n", runs[0].len())),
+            make,
         };
-        let outcome = |verdict| {
-            let tests = [test("a", verdict, &[])];
-            let problem = part.compare(&directory, |_| Some(&tests), "", true);
-            (problem.is_some(), fs::read_to_string(&file).expect("read"))
-        };
-        let outcomes = [outcome(Verdict::Failed), outcome(Verdict::Passed)];
-        fs::remove_dir_all(&directory).expect("removed");
-        assert_eq!(
-            outcomes,
-            [(true, marked("sixteen\n")), (false, marked("1\n"))]
-        );
+        for (name, has_problem, text) in [("a FAILED", true, "one\ntwo\n"), ("a", false, "1\n")] {
+            let tests = tests(&[name]);
+            let problem = part.compare(&folder, |_| Some(&tests), "", true);
+            assert_eq!(problem.is_some(), has_problem);
+            assert_eq!(fs::read_to_string(&file).expect("read"), marked(text));
+        }
     }
 
     #[test]
     fn interleavings_are_those_that_were_run() {
-        let model = |name: &str, threads: &str, count: &str| {
-            let notes = ["model a free", "mode UNMAPS", threads, count];
-            test(name, Verdict::Passed, &notes)
-        };
-        let tests = [
-            model(
-                "models::b",
-                "threads 3, 3 preemptions",
-                "interleavings 20379",
-            ),
-            model("models::a", "threads 2, all", "interleavings 1216312"),
-            test(
-                "can_fail::x",
-                Verdict::Passed,
-                &["noticed NoWait: a", "noticed NoPutRwsem: b"],
-            ),
-            test("world::x", Verdict::Passed, &[]),
-        ];
-        let text = interleavings(&[&tests]).expect("a table");
+        let ran = tests(&[
+            "models::b | model a free; mode UNMAPS; threads 3, 3 preemptions; interleavings 20379",
+            "models::a | model a free; mode UNMAPS; threads 2, all; interleavings 1216312",
+            "can_fail::x | noticed NoWait: a; noticed NoPutRwsem: b",
+            "world::x",
+        ]);
         assert_eq!(
-            text.lines().skip(2).collect::<Vec<_>>(),
-            [
-                "| a free | 2, all | UNMAPS | 1,216,312 |",
-                "| a free | 3, 3 preemptions | UNMAPS | 20,379 |",
-                "",
-                "Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.",
-            ]
+            body(interleavings(&[&ran])),
+            "| a free | 2, all | UNMAPS | 1,216,312 |\n| a free | 3, 3 preemptions | UNMAPS | 20,379 |\n\n\
+             Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.\n"
         );
         // A model without output was not counted.
-        let silent = [test("models::a", Verdict::Failed, &["model a free"])];
-        assert!(interleavings(&[&silent]).is_err());
+        assert!(interleavings(&[&tests(&["models::a FAILED | model a free"])]).is_err());
     }
 
     #[test]
-    fn cases_are_those_that_were_run() {
-        let tests = [
-            test("t::a", Verdict::Passed, &["cases 1921584"]),
-            test("t::b", Verdict::Passed, &["cases 2000 at random"]),
-            test("t::c", Verdict::Passed, &[]),
-        ];
-        let found = cases(&[&tests], &[("t::a", "all"), ("t::b", "some")]).expect("a table");
-        assert_eq!(
-            found.lines().skip(2).collect::<Vec<_>>(),
-            ["| all | 1,921,584 |", "| some | 2,000 at random |"]
-        );
-        assert!(cases(&[&tests], &[("t::c", "silent")]).is_err());
-        assert!(cases(&[&tests], &[("t::d", "absent")]).is_err());
-    }
-
-    #[test]
-    fn calls_are_those_that_were_counted() {
-        let [one, other] = [
-            "src::chunks::tests::neighbours_of_one_size_cost_a_call_each",
-            "src::chunks::tests::the_cost_of_random_sizes",
-        ];
-        let tests = |notes: &[&str]| {
-            [
-                test(
-                    one,
-                    Verdict::Passed,
-                    &["search 1024 of 20 MiB | 1068 | 2.00"],
-                ),
-                test(other, Verdict::Passed, notes),
-            ]
+    fn cases_and_calls_are_those_that_were_counted() {
+        let ran = tests(&[
+            "src::a | cases 1921584",
+            "src::b | cases 2000 at random",
+            "src::c",
+        ]);
+        let found = body(cases(&[&ran], "a | all\nb | some"));
+        assert_eq!(found, "| all | 1,921,584 |\n| some | 2,000 at random |\n");
+        for wrong in ["c | silent", "d | absent"] {
+            assert!(cases(&[&ran], wrong).is_err());
+        }
+        let calls = |notes: &str| {
+            let one =
+                "neighbours_of_one_size_cost_a_call_each | search 1024 of 20 MiB | 1068 | 2.00";
+            let other = format!("the_cost_of_random_sizes | {notes}");
+            let lines = [one, &other].map(|line| format!("src::chunks::tests::{line}"));
+            calls_to_pin(&[&tests(&lines.each_ref().map(String::as_str))])
         };
-        let random = "search 20000 of 2 to 4 MiB, at random | 40100 | 3.50";
-        let text = calls_to_pin(&[&tests(&[random])]).expect("a table");
         assert_eq!(
-            text.lines().skip(2).collect::<Vec<_>>(),
-            [
-                "| 1,024 of 20 MiB | 1,068 | 1.04 | 2.00 |",
-                "| 20,000 of 2 to 4 MiB, at random | 40,100 | 2.00 | 3.50 |",
-            ]
+            body(calls("search 20000 of 2 to 4 MiB, at random | 40100 | 3.50")),
+            "| 1,024 of 20 MiB | 1,068 | 1.04 | 2.00 |\n| 20,000 of 2 to 4 MiB, at random | 40,100 | 2.00 | 3.50 |\n"
         );
-        assert!(calls_to_pin(&[&tests(&[])]).is_err());
-        assert!(calls_to_pin(&[&tests(&["search 1 of x"])]).is_err());
+        assert!(calls("").is_err() && calls("search 1 of x").is_err());
     }
 
     /// Checks that `make test` has every run that a part needs, and that every part has its place
@@ -641,62 +528,22 @@ mod tests {
 
     #[test]
     fn a_part_needs_all_its_runs() {
+        let make = |_: &[&[Test]]| Err(anyhow!("made"));
         let part = Part {
             file: "no/such.md",
             name: "t",
             runs: &["a", "b"],
             cases: "input.",
-            make: |_| Err(anyhow!("made")),
+            make,
         };
-        let some = [test("x", Verdict::Passed, &[])];
-        let with = |a: Option<&[Test]>, b: Option<&[Test]>, case: &str| -> bool {
-            let of = |name: &str| match name {
-                "a" => a.map(|_| &some[..]),
-                _ => b.map(|found| if found.is_empty() { &[] } else { &some[..] }),
-            };
-            let found = part.compare(Path::new("/"), of, case, false);
-            found.is_some_and(|problem| problem == "no/such.md: t: made")
+        let some = tests(&["x"]);
+        let is_made = |b: Option<&[Test]>, case: &str| {
+            let of = |name: &str| if name == "a" { Some(&some[..]) } else { b };
+            part.compare(Path::new("/"), of, case, false)
+                .is_some_and(|problem| problem == "no/such.md: t: made")
         };
-        assert!(with(Some(&some), Some(&some), ""));
-        assert!(with(Some(&some), Some(&some), "input"));
-        assert!(!with(Some(&some), Some(&some), "input.a"));
-        assert!(!with(Some(&some), None, ""));
-        assert!(!with(Some(&some), Some(&[]), ""));
-    }
-
-    /// Checks the numbers of lines in the section "What is real beside the module". There, a number
-    /// before file names in brackets is the number of the files' lines. A name without a directory
-    /// is in the directory of the previous name.
-    #[test]
-    fn imitations_have_as_many_lines_as_is_said() -> Result<()> {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let text = fs::read_to_string(repo.join("docs/verification.md"))?;
-        let (_, section) = text
-            .split_once("## What is real beside the module")
-            .context("no section")?;
-        let (section, _) = section.split_once("\n## ").context("no next section")?;
-        let counts = pattern(r"([\d,]+) \((`[^`]+`(?:, `[^`]+`)*)\)");
-        let mut found = 0;
-        for count in counts.captures_iter(section) {
-            let said: usize = count[1].replace(',', "").parse()?;
-            let mut directory = PathBuf::new();
-            let mut lines = 0;
-            for name in count[2].split(", ") {
-                let mut path = repo.join(name.trim_matches('`'));
-                match name.contains('/') {
-                    true => directory = path.parent().context("no directory")?.to_owned(),
-                    false => path = directory.join(name.trim_matches('`')),
-                }
-                lines += fs::read_to_string(&path)
-                    .with_context(|| path.display().to_string())?
-                    .lines()
-                    .count();
-            }
-            assert_eq!(said, lines, "{}", &count[2]);
-            found += 1;
-        }
-        assert_eq!(found, 6);
-        Ok(())
+        assert!(is_made(Some(&some), "") && is_made(Some(&some), "input"));
+        assert!(!is_made(Some(&some), "input.a") && !is_made(None, "") && !is_made(Some(&[]), ""));
     }
 
     #[test]
@@ -704,12 +551,10 @@ mod tests {
         for indent in ["", "  "] {
             let mut text = String::new();
             wrapped(&mut text, &"word ".repeat(30), indent);
-            assert_eq!(text.lines().count(), 2);
-            assert!(text.lines().all(|line| line.chars().count() <= 120));
-            assert!(text
-                .lines()
-                .nth(1)
-                .is_some_and(|line| line.starts_with(&format!("{indent}word"))));
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines.len(), 2);
+            assert!(lines.iter().all(|line| line.chars().count() <= 120));
+            assert!(lines[1].starts_with(&format!("{indent}word")));
         }
     }
 }

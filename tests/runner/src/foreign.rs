@@ -26,31 +26,9 @@ pub(crate) const COMPILER: &str = "clang-19";
 pub(crate) const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// Packages that the VM has, and that programs are linked with.
-const PACKAGES: &[&str] = &[
-    "base-files",
-    "bash",
-    "busybox-static",
-    "coreutils",
-    "dash",
-    "findutils",
-    "gawk",
-    "grep",
-    "ibverbs-providers",
-    "ibverbs-utils",
-    "iproute2",
-    "kmod",
-    "libc6-dev",
-    "libibverbs1",
-    "librdmacm1",
-    "mount",
-    "perftest",
-    "procps",
-    "python3-pyverbs",
-    "rdma-core",
-    "rdmacm-utils",
-    "sed",
-    "util-linux",
-];
+const PACKAGES: &str = "base-files bash busybox-static coreutils dash findutils gawk grep ibverbs-providers \
+    ibverbs-utils iproute2 kmod libc6-dev libibverbs1 librdmacm1 mount perftest procps python3-pyverbs rdma-core \
+    rdmacm-utils sed util-linux";
 
 /// Links that the configuration of a package would make, and their targets.
 const LINKS: &[(&str, &str)] = &[("usr/bin/awk", "gawk")];
@@ -68,7 +46,7 @@ fn library() -> Result<String> {
 }
 
 fn packages() -> Result<Vec<String>> {
-    let mut packages: Vec<String> = PACKAGES.iter().map(|name| (*name).to_owned()).collect();
+    let mut packages: Vec<String> = PACKAGES.split(' ').map(str::to_owned).collect();
     packages.push(format!("libgcc-{}-dev", gcc()?));
     packages.push(library()?);
     Ok(packages)

@@ -6,7 +6,6 @@
 //! page is made only from results, so it is the same for every run, unless something has changed.
 
 mod machines;
-mod rows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,55 +14,41 @@ use std::sync::LazyLock;
 use anyhow::{Context as _, Result};
 use regex::Regex;
 
-use self::machines::{Machine, MACHINES, POISON};
-use self::rows::{HEAD, LIMITS, ROWS};
-use crate::documents::wrapped;
+use self::machines::{Machine, MACHINES};
+use crate::documents::{split, wrapped};
 use crate::paths::Paths;
 use crate::results::{pattern, Format, Reader, Test, Verdict};
-use crate::vm::{Build, Options, Peermem};
-use crate::{guest, kernel, klog, programs, setup, vm};
+use crate::vm::{Build, Named as _, Peermem};
+use crate::{guest, kernel, klog, programs, results, setup, vm};
 
 /// Path of the page in the repository.
 const PAGE: &str = "docs/hazards.md";
 
-/// Time limit in seconds, many times longer than a VM needs before it dies.
-const HANGS: u64 = 180;
-
-/// A schedule that ends with the loss of the machine, whatever a client does.
-struct Unpreventable {
-    schedule: &'static str,
-    title: &'static str,
-    /// Text of the schedule's section of the page.
-    text: &'static str,
-    /// Defect that either module must show.
-    defect: &'static str,
-}
-
-const UNPREVENTABLE: [Unpreventable; 2] = [
-    Unpreventable {
-        schedule: "driver_holds_lock",
-        title: "A lock that the HCA's driver holds",
-        text: "When mlx5 cannot load the new memory of a `rereg_mr`, it releases that memory with ib_core's lock held. In \
-               revocable mode, a free at that moment waits for this lock, and the release for the free: NVIDIA's module \
-               waits in its put, this one for the end of the callback. No client can prevent that.",
-        defect: "the free and the release wait for each other",
-    },
-    Unpreventable {
-        schedule: "core_locks_twice",
-        title: "A lock that ib_core takes twice",
-        text: "When mlx5 cannot create the HCA's region (`create_real_mr`), it stops ib_core's notifier, which it has not \
-               activated yet. In revocable mode, an ib_core of OFED before 25.04, Ubuntu 5.15 or linux-nvidia 6.8 then \
-               takes a lock that the same thread holds: the registration never ends, and a free of the memory waits for \
-               it with nvidia.ko's locks held. No client can prevent that: \
-               [which OFED the revocable mode needs](compatibility.md#ib_core).",
-        defect: "the registration waits for its own lock, and the free for the registration",
-    },
+/// Hazards by the letters of their rows. The names of a hazard's schedules begin with its letter.
+const LETTERS: [&str; 16] = [
+    "A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P",
 ];
 
-fn unpreventable(schedule: &str) -> Option<&'static Unpreventable> {
-    UNPREVENTABLE
-        .iter()
-        .find(|unpreventable| unpreventable.schedule == schedule)
+/// Schedules that end with the loss of the machine, whatever a client does, and the defect that
+/// either module must show.
+const UNPREVENTABLE: [(&str, &str); 2] = [
+    (
+        "driver_holds_lock",
+        "the free and the release wait for each other",
+    ),
+    (
+        "core_locks_twice",
+        "the registration waits for its own lock, and the free for the registration",
+    ),
+];
+
+/// Schedules with their own section of the page.
+const SECTIONS: [&str; 3] = ["two_allocations", UNPREVENTABLE[0].0, UNPREVENTABLE[1].0];
+
+/// Returns the defect that a schedule must show with our module.
+fn unpreventable(schedule: &str) -> Option<&'static str> {
+    let found = UNPREVENTABLE.iter().find(|(name, _)| *name == schedule);
+    found.map(|(_, defect)| *defect)
 }
 
 /// The result of a schedule in one VM.
@@ -191,22 +176,10 @@ fn run_machine(
     (kernel, build): (&str, Option<Build>),
     frozen: bool,
 ) -> Result<Ran> {
-    let mut options = Options {
-        peermem: machine.module,
-        kernel: kernel.to_owned(),
-        build,
-        frozen,
-        gpus: 1,
-        interpose: true,
-        timeout: Some(if machine.fatal { HANGS } else { 1200 }),
-        env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
-        append: vec![POISON.to_owned()],
-        ..Options::default()
-    };
-    if machine.fatal {
-        options.append.push("oops=panic".to_owned());
-    }
-    (machine.options)(&mut options);
+    let mut options = machine.options(kernel)?;
+    options.build = build;
+    options.frozen = frozen;
+    options.env = vec![guest::SYSTEM_PROGRAMS.to_owned()];
     let boot = setup::boot(paths, &options)?;
     let mut command = programs::gdr_command(paths, options.arch(), "hazards");
     command.extend(machine.schedules.iter().map(|name| (*name).to_owned()));
@@ -249,7 +222,7 @@ fn sort_out(
     let mut problems = Vec::new();
     // If the hung thread leaves the other processor to the program, the program reports the hang,
     // and the VM does not end.
-    let hung = machine.fatal && timed_out;
+    let hung = machine.is_fatal() && timed_out;
     let hangs = |outcome: &Outcome| outcome.broken.iter().any(|why| why.contains(HANGING));
     outcomes.retain(|(_, outcome)| !(hung && hangs(outcome)));
     let told = match log.split_once("] hazard: end") {
@@ -279,7 +252,7 @@ fn sort_out(
         match of {
             // The panic after an oops is the VM's death.
             Some(_) if headline == "panic" => {}
-            Some((name, _)) if machine.fatal && died && name == last => {}
+            Some((name, _)) if machine.is_fatal() && died && name == last => {}
             Some((_, outcome)) => outcome.reports.insert(0, headline),
             // The schedule that left something behind in NVIDIA's nvidia-peermem already reports
             // the defect.
@@ -287,7 +260,7 @@ fn sort_out(
             None => problems.push(format!("the kernel reports: {headline}")),
         }
     }
-    if timed_out && !(machine.fatal && died) {
+    if timed_out && !(machine.is_fatal() && died) {
         problems.push("timed out".to_owned());
     }
     let lost = said
@@ -381,76 +354,68 @@ fn once_each(words: &[String]) -> String {
     said.join("; ")
 }
 
-fn render(ran: &[Ran]) -> String {
-    let version = ran
-        .iter()
-        .find(|ran| ran.machine.module == Peermem::Nvidia)
-        .map_or("", |ran| ran.version.as_str());
-    let mut text = HEAD.replace("{version}", version);
-    text.push_str(&format!(
-        "\n| | hazard | schedule | NVIDIA's {version} | this module | prevented by |\n|---|---|---|---|---|---|\n"
-    ));
-    for row in ROWS {
-        text.push_str(&format!(
-            "| {} | {} | {} | {} | {} | {} |\n",
-            row.letter,
-            row.what,
-            row.schedule,
-            cell(ran, Peermem::Nvidia, row.letter),
-            cell(ran, Peermem::Ours, row.letter),
-            row.rule
-        ));
+/// Returns the page with these results. All other text stays.
+fn render(page: &str, ran: &[Ran]) -> Result<String> {
+    let is_nvidia = |ran: &&Ran| ran.machine.module == Peermem::Nvidia;
+    let version = ran.iter().find(is_nvidia).map_or("", |ran| &ran.version);
+    let head = page.split_once("| schedule | NVIDIA's ");
+    let (before, _) = head
+        .and_then(|(_, rest)| rest.split_once(' '))
+        .context("no version")?;
+    let mut page = page.replace(before, version);
+    for name in SECTIONS {
+        let cells = [Peermem::Nvidia, Peermem::Ours].map(|module| whole(ran, module, name));
+        let table = format!(
+            "| NVIDIA's {version} | this module |\n|---|---|\n| {} |\n",
+            cells.join(" | ")
+        );
+        page = replaced(&page, name, &table)?;
     }
-    text.push_str("\n## Details\n");
-    for row in ROWS {
-        if let Some(more) = row.more {
-            text.push('\n');
-            wrapped(&mut text, &format!("**{}.** {more}", row.letter), "");
+    page = replaced(&page, "schedules", &every_schedule(ran))?;
+    Ok(page.lines().map(|line| row(line, ran) + "\n").collect())
+}
+
+/// Replaces the part of a page between the marks of `name`.
+fn replaced(page: &str, name: &str, part: &str) -> Result<String> {
+    let [before, _, after] = split(page, name)?;
+    Ok([before, part, after].concat())
+}
+
+/// Returns a line of the page. If the line is the row of a hazard, it has these results.
+fn row(line: &str, ran: &[Ran]) -> String {
+    match line.split(" | ").collect::<Vec<_>>()[..] {
+        [first, what, schedule, _, _, rule]
+            if LETTERS.contains(&first.trim_start_matches("| ")) =>
+        {
+            let letter = first.trim_start_matches("| ");
+            let [theirs, ours] =
+                [Peermem::Nvidia, Peermem::Ours].map(|module| cell(ran, module, letter));
+            [first, what, schedule, &theirs, &ours, rule].join(" | ")
         }
+        _ => line.to_owned(),
     }
-    text.push_str(
-        "\n## Two allocations side by side\n\nThis module registers a range over both allocations. NVIDIA's module refuses it.\n\n",
-    );
-    text.push_str(&format!(
-        "| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
-        whole(ran, Peermem::Nvidia, "two_allocations"),
-        whole(ran, Peermem::Ours, "two_allocations")
-    ));
-    for unpreventable in &UNPREVENTABLE {
-        text.push_str(&format!("\n## {}\n\n", unpreventable.title));
-        wrapped(&mut text, unpreventable.text, "");
-        text.push_str(&format!(
-            "\n| NVIDIA's {version} | this module |\n|---|---|\n| {} | {} |\n",
-            whole(ran, Peermem::Nvidia, unpreventable.schedule),
-            whole(ran, Peermem::Ours, unpreventable.schedule)
-        ));
-    }
-    text.push_str(
-        "\n## Every schedule\n\nDefects are **bold**. `gdr hazards NAME` runs the schedules whose names begin with NAME. Some \
-         need a VM with\n`--interpose --append slub_debug=FP,kmalloc-*`.\n",
-    );
-    let mut schedules: BTreeMap<&str, Vec<(&Ran, &Outcome)>> = BTreeMap::new();
+}
+
+/// Returns the results of each schedule.
+fn every_schedule(ran: &[Ran]) -> String {
+    let mut schedules: BTreeMap<&str, String> = BTreeMap::new();
     for ran in ran {
+        let module = match ran.machine.module {
+            Peermem::Nvidia => "NVIDIA's",
+            _ => "ours",
+        };
         for (name, outcome) in &ran.outcomes {
-            schedules.entry(name).or_default().push((ran, outcome));
-        }
-    }
-    for (name, outcomes) in schedules {
-        text.push_str(&format!("\n`{name}`\n"));
-        for (ran, outcome) in outcomes {
-            if outcome.skipped {
-                continue;
+            let text = schedules.entry(name).or_default();
+            if !outcome.skipped {
+                let line = format!("- {module}, {}: {}", ran.machine.name, outcome.words());
+                wrapped(text, &line, "  ");
             }
-            let module = match ran.machine.module {
-                Peermem::Nvidia => "NVIDIA's",
-                _ => "ours",
-            };
-            let line = format!("- {module}, {}: {}", ran.machine.name, outcome.words());
-            wrapped(&mut text, &line, "  ");
         }
     }
-    text.push_str(&LIMITS.replace("{version}", version));
-    text
+    let texts = schedules
+        .iter()
+        .map(|(name, text)| format!("\n`{name}`\n{text}"));
+    texts.collect()
 }
 
 /// Returns the same as `cell`, plus the results that are correct for both modules.
@@ -466,36 +431,24 @@ fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     found.join("<br>")
 }
 
-/// Returns the differences between two pages: rows by their letters, otherwise lines.
+/// Returns the lines of a page that the committed one lacks.
 fn differing(committed: &str, made: &str) -> Vec<String> {
-    let of = |text: &str| -> Vec<String> { text.lines().map(str::to_owned).collect() };
-    let (old, new) = (of(committed), of(made));
-    let mut found = BTreeSet::new();
-    for line in new.iter().filter(|line| !old.contains(line)) {
-        let letter = line
-            .strip_prefix("| ")
-            .and_then(|rest| rest.split(' ').next())
-            .filter(|letter| ROWS.iter().any(|row| row.letter == *letter));
-        found.insert(match letter {
-            Some(letter) => format!("row {letter}: now {line}"),
-            None => format!("now: {line}"),
-        });
+    let old: BTreeSet<&str> = committed.lines().collect();
+    let new: BTreeSet<&str> = made.lines().collect();
+    let mut found: Vec<String> = new
+        .difference(&old)
+        .map(|line| format!("now: {line}"))
+        .collect();
+    if found.is_empty() && committed != made {
+        found.push("a line is gone, or the order has changed".to_owned());
     }
-    if found.is_empty() && old != new {
-        found.insert("a line is gone, or the order has changed".to_owned());
-    }
-    found.into_iter().collect()
+    found
 }
 
 /// Returns one test for each row, and the problems that belong to no row.
 fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
     let mut tests = Vec::new();
-    let letters = ROWS
-        .iter()
-        .map(|row| row.letter)
-        .chain(["two_allocations"])
-        .chain(UNPREVENTABLE.iter().map(|one| one.schedule));
-    for letter in letters {
+    for letter in LETTERS.into_iter().chain(SECTIONS) {
         let mut notes = Vec::new();
         let mut ours = 0;
         for ran in ran {
@@ -509,8 +462,7 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
                 if ran.machine.module == Peermem::Ours && !outcome.skipped {
                     ours += 1;
                     let defects = outcome.defects();
-                    let expected = unpreventable(name).map(|one| one.defect);
-                    if defects.as_deref() != expected {
+                    if defects.as_deref() != unpreventable(name) {
                         let found = defects.as_deref().unwrap_or("holds");
                         notes.push(format!("{name}, {}: {found}", ran.machine.name));
                     }
@@ -542,21 +494,21 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
     (tests, problems)
 }
 
-/// Runs all schedules and makes the page.
-fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, String)> {
+/// Runs all schedules. Also returns the committed page, and the page with the results.
+fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, [String; 2])> {
     let ran = MACHINES
         .iter()
         .map(|machine| run_machine(paths, machine, (kernel::DEFAULT, None), frozen))
         .collect::<Result<Vec<_>>>()?;
-    let page = render(&ran);
-    Ok((ran, page))
+    let page = fs::read_to_string(paths.repo.join(PAGE)).context(PAGE)?;
+    let made = render(&page, &ran).context(PAGE)?;
+    Ok((ran, [page, made]))
 }
 
 /// Runs the check for the suite: our module must pass, and the page must equal the committed one.
 pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<String>)> {
-    let (ran, page) = run_all(paths, frozen)?;
+    let (ran, [committed, page]) = run_all(paths, frozen)?;
     let (tests, mut problems) = verdicts(&ran);
-    let committed = fs::read_to_string(paths.repo.join(PAGE)).unwrap_or_default();
     for difference in differing(&committed, &page) {
         problems.push(format!("{PAGE} is not what this run makes: {difference}"));
     }
@@ -581,20 +533,9 @@ pub(crate) fn check_ours(
 /// Runs all schedules and writes the page into the work tree.
 pub(crate) fn write(paths: &Paths) -> Result<i32> {
     setup::all(paths, [kernel::DEFAULT])?;
-    let (ran, page) = run_all(paths, true)?;
+    let (ran, [_, page]) = run_all(paths, true)?;
     let (tests, problems) = verdicts(&ran);
-    let mut failed = problems.len();
-    for test in &tests {
-        if test.verdict == Verdict::Passed {
-            println!("{}: ok", test.name);
-            continue;
-        }
-        failed += 1;
-        println!("{}: FAILED", test.name);
-        for note in &test.notes {
-            println!("    {note}");
-        }
-    }
+    let failed = problems.len() + results::tell(&tests);
     for problem in &problems {
         println!("FAILED: {}", problem.trim_end());
     }
@@ -665,7 +606,7 @@ mod tests {
 
     #[test]
     fn a_lock_in_freed_memory_faults_or_hangs() {
-        let machine = MACHINES.iter().find(|machine| machine.fatal);
+        let machine = MACHINES.iter().find(|machine| machine.is_fatal());
         let machine = machine.expect("a machine that dies");
         let hung = "[    2.0] hazard: X.one\n";
         let faulted = format!(
@@ -743,14 +684,38 @@ mod tests {
         assert!(ran.outcomes[0].1.defects().is_none());
     }
 
+    /// Checks that the page has a place for each result, and keeps everything else.
     #[test]
-    fn differing_rows_are_named() {
-        let old = "# x\n| A | one |\n| B | two |\n";
-        assert!(differing(old, old).is_empty());
+    fn the_page_is_written_from_results() {
+        let repo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let page = fs::read_to_string(repo.join(PAGE)).unwrap();
+        let ran = |machine: &'static Machine| {
+            let log = "[    1.0] hazard: C.one\n[    2.0] hazard: end\n";
+            let said = said("1..1\n# saw a\nok 1 C.one\n");
+            let version = "1.2.3".to_owned();
+            Ran {
+                version,
+                ..sort_out(machine, &said, log, &[], false)
+            }
+        };
+        let made = render(&page, &[ran(&MACHINES[0]), ran(&MACHINES[10])]).unwrap();
+        let rows = |text: &str| made.lines().filter(|line| line.contains(text)).count();
+        assert_eq!(rows(" | not run | not run | "), LETTERS.len() - 1);
         assert_eq!(
-            differing(old, "# x\n| A | one |\n| B | three |\n"),
-            ["row B: now | B | three |"]
+            rows(" | _revocable:_ holds | _persistent:_ a | A pin is never put after"),
+            1
         );
-        assert_eq!(differing(old, "# x\n| A | one |\n").len(), 1);
+        assert_eq!(rows("NVIDIA's 1.2.3 | this module |"), 1 + SECTIONS.len());
+        assert!(
+            made.contains("\n`C.one`\n- NVIDIA's, revocable: a\n- ours, persistent: a\n<!-- end")
+        );
+        assert_eq!(
+            render(&made, &[ran(&MACHINES[0]), ran(&MACHINES[10])]).unwrap(),
+            made
+        );
+        let new = "now: | C | late |";
+        assert_eq!(differing("# x\n", "# x\n| C | late |\n"), [new]);
+        assert_eq!(differing("# x\n", "").len(), 1);
+        assert!(differing(&made, &made).is_empty());
     }
 }

@@ -157,8 +157,7 @@ mod tests {
 
     #[test]
     fn modules_come_after_what_they_need() {
-        let directory = std::env::temp_dir().join(format!("runner-modules-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
+        let directory = crate::paths::Folder::scratch("modules");
         let write = |name: &str, depends: &str| {
             let text = format!("x\0depends={depends}\0y=z\0");
             fs::write(directory.join(name), text).unwrap();
@@ -179,6 +178,5 @@ mod tests {
         };
         assert_eq!(names(&["a"]), ["c", "b_one", "a"]);
         assert!(index.closure(&["d"]).is_err());
-        fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::git::tracked;
 use crate::history::When;
 use crate::paths::Paths;
 use crate::progress::output;
@@ -103,7 +104,7 @@ impl Pass {
     /// Returns the unfinished pass for this state of the work tree, or a new pass.
     pub(crate) fn resume(paths: &Paths, restart: bool) -> Result<Self> {
         let mut key = Key::default();
-        for name in tracked(paths)? {
+        for name in tracked(&paths.repo)? {
             // The page shows when runs passed, and is written at the end of a pass.
             if name != LAST_PASSES_PAGE {
                 add_file(&mut key, paths, &name)?;
@@ -147,29 +148,6 @@ impl Pass {
 /// Page with the table of last passes.
 pub(crate) const LAST_PASSES_PAGE: &str = "docs/last-passes.md";
 
-/// Returns all files of the work tree that git does not ignore.
-fn tracked(paths: &Paths) -> Result<Vec<String>> {
-    let list = output(
-        Command::new("git")
-            .args([
-                "ls-files",
-                "-z",
-                "--cached",
-                "--others",
-                "--exclude-standard",
-            ])
-            .current_dir(&paths.repo),
-    )?;
-    let mut names: Vec<String> = list
-        .split('\0')
-        .filter(|name| !name.is_empty())
-        .map(str::to_owned)
-        .collect();
-    names.sort();
-    names.dedup();
-    Ok(names)
-}
-
 /// Adds a file to the key. A file that was deleted but is still tracked has no contents.
 fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     let path = paths.repo.join(name);
@@ -184,21 +162,9 @@ fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
 }
 
 /// Files and folders of the test runner that make a VM and judge its results.
-const JUDGES: &[&str] = &[
-    "arch.rs",
-    "cases.rs",
-    "command.rs",
-    "detectors.rs",
-    "guest.rs",
-    "index.rs",
-    "klog",
-    "klog.rs",
-    "results.rs",
-    "setup.rs",
-    "topology.rs",
-    "vm",
-    "vm.rs",
-];
+const JUDGES: &str =
+    "arch.rs cases.rs command.rs detectors.rs guest.rs index.rs klog klog.rs results.rs setup.rs \
+    topology.rs vm vm.rs";
 
 /// Returns `true` if a VM contains anything compiled from `src/`.
 pub(crate) fn has_ours(options: &Options, command: &str) -> bool {
@@ -223,7 +189,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
         (Place::Vm { command, .. }, Some(options), _) if !has_ours(options, command) => {
             key.text("command", command);
             key.text("options", &format!("{options:?}"));
-            for name in JUDGES {
+            for name in JUDGES.split(' ') {
                 let path = paths.repo.join("tests/runner/src").join(name);
                 key.path(&paths.repo, &path)?;
             }
@@ -248,7 +214,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
         }
         (Place::Cargo(arguments), _, Some(known)) => {
             key.text("arguments", arguments);
-            for name in tracked(paths)? {
+            for name in tracked(&paths.repo)? {
                 if !name.starts_with("src/") || known.contains(&name.as_str()) {
                     add_file(&mut key, paths, &name)?;
                 } else {
@@ -272,10 +238,7 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("runner-kept-{name}-{}", std::process::id()))
-    }
+    use crate::paths::Folder;
 
     #[test]
     fn machines_with_our_module_depend_on_src() {
@@ -305,15 +268,14 @@ mod tests {
 
     #[test]
     fn results_are_kept_by_what_they_depend_on() {
-        let home = at("shelf");
-        let shelf = Shelf(home.clone());
+        let home = Folder::scratch("shelf");
+        let shelf = Shelf(home.to_path_buf());
         let tests = [Test::skipped("a", "why".to_owned())];
         let when = When::default();
         shelf.put("a: b", "key", &tests, Some("c"), &when).unwrap();
         let found = ["key", "other"].map(|key| shelf.get("a: b", key));
         // The two runs' names give the same file name.
         let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
-        fs::remove_dir_all(&home).unwrap();
         let kept = found[0].as_ref().unwrap();
         assert_eq!(
             (kept.tests.as_slice(), kept.column.as_deref()),
@@ -324,8 +286,9 @@ mod tests {
 
     #[test]
     fn a_pass_goes_on_over_the_same_tree_alone() {
-        let home = at("pass");
-        let pass = |tree: &str, restart| Pass::of(home.clone(), tree.to_owned(), restart).unwrap();
+        let home = Folder::scratch("pass");
+        let pass =
+            |tree: &str, restart| Pass::of(home.to_path_buf(), tree.to_owned(), restart).unwrap();
         let ran = |pass: &Pass| pass.shelf.get("run", &pass.tree).is_some();
         let first = pass("a", false);
         first.note(Duration::from_secs(5)).unwrap();

@@ -12,10 +12,10 @@ use crate::kernel::Extent;
 use crate::lock::Lock;
 use crate::modules::Builder;
 use crate::paths::Paths;
-use crate::progress::{output, Stage};
+use crate::progress::Stage;
 use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
-use crate::{apt, kernel, programs, setup};
+use crate::{apt, git, kernel, programs, setup};
 
 /// Returns `true` for a file without a licence line: licence texts, generated files, patches, which
 /// have the licence of the file that they change, and JSON, which has no comments.
@@ -122,21 +122,14 @@ pub(crate) fn run(
     Ok(tests)
 }
 
-/// Returns the names of all files of the repository that git does not ignore.
+/// Returns the names of all files of the repository that git does not ignore, without links.
 fn tracked(linter: &Linter<'_>) -> Result<Vec<String>> {
-    let list = output(
-        Command::new("git")
-            .args(["ls-files", "--cached", "--others", "--exclude-standard"])
-            .current_dir(&linter.paths.repo),
-    )?;
-    Ok(list
-        .lines()
-        .filter(|name| {
-            fs::symlink_metadata(linter.paths.repo.join(name))
-                .is_ok_and(|metadata| metadata.is_file())
-        })
-        .map(str::to_owned)
-        .collect())
+    let repo = &linter.paths.repo;
+    let mut names = git::tracked(repo)?;
+    names.retain(|name| {
+        fs::symlink_metadata(repo.join(name)).is_ok_and(|metadata| metadata.is_file())
+    });
+    Ok(names)
 }
 
 fn licences(linter: &Linter<'_>) -> Result<()> {
@@ -409,7 +402,6 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let ignored = "NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO";
     run(&["--file", "--ignore", ignored], &cuda)?;
     run(&["--no-signoff"], &patches)?;
-    let _ = fs::remove_dir_all(&folder);
     if !problems.is_empty() {
         bail!("{}", problems.join("\n"));
     }

@@ -14,6 +14,7 @@ mod debian;
 mod detectors;
 mod documents;
 mod foreign;
+mod git;
 mod guest;
 mod hazards;
 mod history;

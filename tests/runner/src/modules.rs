@@ -18,7 +18,7 @@ use crate::paths::Paths;
 use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
-use crate::vm::{Build, Provider};
+use crate::vm::{Build, Named as _, Provider};
 use crate::{apt, patch, stamp};
 
 /// A module that the test runner builds: its inputs, and the variables of make.
@@ -35,6 +35,9 @@ struct Recipe<'a> {
     /// Patches to apply to a copy of the sources, which is then built.
     patches: &'a [PathBuf],
 }
+
+/// Headers that all kernels of the test VM get.
+const OVERLAY: &str = "tests/kernel/overlay/include";
 
 /// The root of the module's Rust code.
 const ROOT: &str = "src/nvidia_peermem.rs";
@@ -116,21 +119,32 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Builds the stand-in GPU's driver.
-    pub(crate) fn gpu(&self) -> Result<PathBuf> {
-        let source = self.paths.repo.join("tests/gpu");
-        self.make(&Recipe {
-            name: "gpu",
-            product: "nvidia.ko",
-            inputs: vec![
-                source.clone(),
-                self.repo("rust-bindings/include"),
-                self.repo("tests/kernel/overlay/include"),
-            ],
-            source,
+    /// Returns a recipe. `inputs` are paths in the repository, and the first one is the source.
+    fn recipe<'r>(&self, name: &'r str, product: &'r str, inputs: &[&str]) -> Recipe<'r> {
+        let inputs: Vec<PathBuf> = inputs.iter().map(|path| self.repo(path)).collect();
+        Recipe {
+            name,
+            product,
+            source: inputs.first().cloned().unwrap_or_default(),
+            inputs,
             variables: Vec::new(),
             patches: &[],
-        })
+        }
+    }
+
+    /// Makes a recipe that a suite does not make at its start.
+    fn make_late(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
+        Builder {
+            frozen: false,
+            ..*self
+        }
+        .make(recipe)
+    }
+
+    /// Builds the stand-in GPU's driver.
+    pub(crate) fn gpu(&self) -> Result<PathBuf> {
+        let inputs = ["tests/gpu", "rust-bindings/include", OVERLAY];
+        self.make(&self.recipe("gpu", "nvidia.ko", &inputs))
     }
 
     /// Builds the stand-in GPU's driver with NVIDIA's own nv-p2p.c as its upper half.
@@ -140,7 +154,7 @@ impl<'a> Builder<'a> {
 
     /// Builds the stand-in GPU's driver with the nv-p2p.c of 555 as its upper half.
     pub(crate) fn gpu_with_upper_555(&self) -> Result<PathBuf> {
-        // A suite does not build this driver at its start: see `patched`.
+        // A suite does not build this driver at its start.
         let builder = Builder {
             frozen: false,
             ..*self
@@ -150,92 +164,70 @@ impl<'a> Builder<'a> {
 
     fn gpu_with_upper_of(&self, name: &str, driver: &Driver) -> Result<PathBuf> {
         let (upper, files, version) = upper_source(self.paths, driver)?;
-        let source = self.repo("tests/gpu");
-        let mut inputs = vec![source.clone(), self.repo("tests/kernel/overlay/include")];
-        inputs.extend(files);
-        self.make(&Recipe {
-            name,
-            product: "nvidia.ko",
-            inputs,
-            source,
-            variables: vec![
-                format!("NVIDIA_SOURCE={}", upper.display()),
-                format!("NVIDIA_VERSION={version}"),
-            ],
-            patches: &[],
-        })
+        let mut recipe = self.recipe(name, "nvidia.ko", &["tests/gpu", OVERLAY]);
+        recipe.inputs.extend(files);
+        recipe.variables = vec![
+            format!("NVIDIA_SOURCE={}", upper.display()),
+            format!("NVIDIA_VERSION={version}"),
+        ];
+        self.make(&recipe)
     }
 
     /// Builds the module that makes calls of the kernel fail on request.
     pub(crate) fn interpose(&self) -> Result<PathBuf> {
-        let source = self.repo("tests/interpose");
-        self.make(&Recipe {
-            patches: &[],
-            name: "interpose",
-            product: "test_interpose.ko",
-            inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
-            source,
-            variables: self
-                .kernel
-                .is_stock
-                .then(|| self.kernel.source().join("include"))
-                .map(|headers| format!("RDMA_INCLUDE={}", headers.display()))
-                .into_iter()
-                .collect(),
-        })
+        let mut recipe = self.recipe(
+            "interpose",
+            "test_interpose.ko",
+            &["tests/interpose", OVERLAY],
+        );
+        if self.kernel.is_stock {
+            let headers = self.kernel.source().join("include");
+            recipe
+                .variables
+                .push(format!("RDMA_INCLUDE={}", headers.display()));
+        }
+        self.make(&recipe)
     }
 
     /// Builds the module that measures a peer-memory module.
     pub(crate) fn bench(&self) -> Result<PathBuf> {
-        let source = self.repo("tests/bench");
         let symbols = self.gpu_symbols()?;
         let name = self.beside_neighbour("bench");
-        self.make(&Recipe {
-            patches: &[],
-            name: &name,
-            product: "test_bench.ko",
-            inputs: vec![
-                source.clone(),
-                self.repo("tests/gpu/spent.h"),
-                self.repo("rust-bindings/include"),
-                symbols.clone(),
-            ],
-            source,
-            variables: vec![format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display())],
-        })
+        let inputs = ["tests/bench", "tests/gpu/spent.h", "rust-bindings/include"];
+        let mut recipe = self.recipe(&name, "test_bench.ko", &inputs);
+        recipe
+            .variables
+            .push(format!("KBUILD_EXTRA_SYMBOLS={}", symbols.display()));
+        recipe.inputs.push(symbols);
+        self.make(&recipe)
     }
 
     /// Builds neighbours that our module cannot work with, by their defect, and modules of OFED, by
     /// their version.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         [
-            ("older", "driver-older", "nvidia.ko"),
-            ("proprietary", "driver-proprietary", "nvidia.ko"),
-            ("nv_peer_mem", "driver-nv_peer_mem", "nv_peer_mem.ko"),
-            ("mlx_compat", "driver-mlx_compat", "mlx_compat.ko"),
-            ("ofed_24_10", "driver-ofed_24_10", "mlx5_core.ko"),
-            ("ofed_25_04", "driver-ofed_25_04", "mlx5_core.ko"),
+            ("older", "nvidia.ko"),
+            ("proprietary", "nvidia.ko"),
+            ("nv_peer_mem", "nv_peer_mem.ko"),
+            ("mlx_compat", "mlx_compat.ko"),
+            ("ofed_24_10", "mlx5_core.ko"),
+            ("ofed_25_04", "mlx5_core.ko"),
         ]
         .into_iter()
-        .map(|(kind, name, product)| Ok((kind, self.driver(kind, name, product)?)))
+        .map(|(kind, product)| Ok((kind, self.driver(kind, product)?)))
         .collect()
     }
 
     /// Builds another driver's peer-memory client.
     pub(crate) fn other_client(&self) -> Result<PathBuf> {
-        self.driver("other_client", "driver-other_client", "other_client.ko")
+        self.driver("other_client", "other_client.ko")
     }
 
-    fn driver(&self, kind: &str, name: &str, product: &str) -> Result<PathBuf> {
-        let source = self.repo("tests/drivers");
-        self.make(&Recipe {
-            name,
-            product,
-            inputs: vec![source.clone(), self.repo("tests/kernel/overlay/include")],
-            source,
-            variables: vec![format!("DRIVER={kind}")],
-            patches: &[],
-        })
+    fn driver(&self, kind: &str, product: &str) -> Result<PathBuf> {
+        let name = format!("driver-{kind}");
+        let mut recipe = self.recipe(&name, product, &["tests/drivers", OVERLAY]);
+        recipe.variables.push(format!("DRIVER={kind}"));
+        self.make(&recipe)
     }
 
     /// Builds the module of this repository.
@@ -364,12 +356,7 @@ impl<'a> Builder<'a> {
             ))?;
             self.link_object(&mut recipe, &object)?;
         }
-        // A suite runs with the products built at its start, which do not include this module.
-        let builder = Builder {
-            frozen: false,
-            ..*self
-        };
-        builder.make(&recipe)
+        self.make_late(&recipe)
     }
 
     /// Builds our module's KUnit tests.
@@ -392,38 +379,21 @@ impl<'a> Builder<'a> {
 
     /// Builds the object of the kernel's services in a user process, for `cost.rs`.
     pub(crate) fn services(&self) -> Result<PathBuf> {
-        let source = self.repo("tests/cost");
-        // A suite does not build this object at its start: see `patched`.
-        let builder = Builder {
-            frozen: false,
-            ..*self
-        };
-        builder.make(&Recipe {
-            name: "cost",
-            product: "services.o",
-            inputs: vec![
-                source.join("Kbuild"),
-                source.join("cost.h"),
-                source.join("services.c"),
-                self.repo("rust-bindings/include"),
-            ],
-            source,
-            variables: Vec::new(),
-            patches: &[],
+        let inputs = [
+            "tests/cost/Kbuild",
+            "tests/cost/cost.h",
+            "tests/cost/services.c",
+            "rust-bindings/include",
+        ];
+        self.make_late(&Recipe {
+            source: self.repo("tests/cost"),
+            ..self.recipe("cost", "services.o", &inputs)
         })
     }
 
     /// Builds the injected faults for the detectors of a debug kernel.
     pub(crate) fn injected(&self) -> Result<PathBuf> {
-        let source = self.repo("tests/injected");
-        self.make(&Recipe {
-            name: "injected",
-            product: "injected.ko",
-            inputs: vec![source.clone()],
-            source,
-            variables: Vec::new(),
-            patches: &[],
-        })
+        self.make(&self.recipe("injected", "injected.ko", &["tests/injected"]))
     }
 
     /// Builds all modules for this kernel. Only kernels with Rust have benchmarks and neighbours of
@@ -513,24 +483,22 @@ impl<'a> Builder<'a> {
 
     fn our_recipe(&self) -> Recipe<'_> {
         Recipe {
-            name: "ours",
-            product: "nvidia-peermem.ko",
-            inputs: vec![
-                self.repo("Kbuild"),
-                self.repo("portable"),
-                self.repo("src"),
-                self.repo("rust-bindings"),
-            ],
             source: self.paths.repo.clone(),
-            variables: vec![
-                // Files that this machine has installed for its own kernel do not fit this kernel.
-                // Without the driver's symbols, the build works as it does beside a driver that
-                // DKMS built.
-                "NV_P2P_INCLUDE=".to_owned(),
-                "PEER_MEM_INCLUDE=".to_owned(),
-                "PEERMEM_BUILD=in-tree".to_owned(),
-            ],
-            patches: &[],
+            // Files that this machine has installed for its own kernel do not fit this kernel.
+            // Without the driver's symbols, the build works as it does beside a driver that DKMS
+            // built.
+            variables: [
+                "NV_P2P_INCLUDE=",
+                "PEER_MEM_INCLUDE=",
+                "PEERMEM_BUILD=in-tree",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            ..self.recipe(
+                "ours",
+                "nvidia-peermem.ko",
+                &["Kbuild", "portable", "src", "rust-bindings"],
+            )
         }
     }
 

@@ -110,8 +110,7 @@ mod tests {
 
     #[test]
     fn what_fits_exactly_and_what_almost_does() {
-        let directory = std::env::temp_dir().join(format!("runner-patch-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
+        let directory = crate::paths::Folder::scratch("patch");
         let (file, patch) = (directory.join("x"), directory.join("x.patch"));
         fs::write(
             &patch,
@@ -129,7 +128,6 @@ mod tests {
             applied("a\nb\nc\nd\nother\n", 2),
             applied("a\nb\nother\nd\ne\n", 2),
         ];
-        fs::remove_dir_all(&directory).unwrap();
         let expected = [
             (true, "a\nb\nC\nd\ne\n"),
             (false, "a\nb\nc\nd\nother\n"),

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Paths: the repository, which is only read, and the cache, which holds all products.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,6 +31,46 @@ fn rotate(directory: &Path, kept: usize) -> Result<()> {
         let _ = fs::remove_file(log);
     }
     Ok(())
+}
+
+/// A folder that is removed on drop.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes an empty folder.
+    pub(crate) fn make(path: impl Into<PathBuf>) -> Result<Self> {
+        let path = path.into();
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+
+    /// Makes a folder for a test of this program.
+    #[cfg(test)]
+    pub(crate) fn scratch(name: &str) -> Self {
+        let name = format!("runner-{name}-{}", std::process::id());
+        Self::make(std::env::temp_dir().join(name)).unwrap()
+    }
+}
+
+impl Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<OsStr> for Folder {
+    fn as_ref(&self) -> &OsStr {
+        self.0.as_os_str()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 pub(crate) struct Paths {
@@ -105,7 +147,7 @@ impl Paths {
     }
 
     /// Returns a new directory for one run, and removes the directories of runs that were killed.
-    pub(crate) fn run_directory(&self) -> Result<PathBuf> {
+    pub(crate) fn run_directory(&self) -> Result<Folder> {
         let runs = self.cache.join("run");
         fs::create_dir_all(&runs)?;
         for entry in fs::read_dir(&runs)? {
@@ -117,9 +159,7 @@ impl Paths {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
-        let directory = runs.join(unique_name());
-        fs::create_dir_all(&directory)?;
-        Ok(directory)
+        Folder::make(runs.join(unique_name()))
     }
 
     /// Returns the path of a new kernel log, and removes the oldest ones.
@@ -189,7 +229,7 @@ mod tests {
 
     #[test]
     fn kbuild_gets_a_copy_of_what_lies_where_it_cannot_go() {
-        let base = std::env::temp_dir().join(format!("runner-paths-{}", std::process::id()));
+        let base = Folder::scratch("paths");
         let paths = Paths {
             repo: base.join("a b"),
             cache: base.join("cache"),
@@ -214,6 +254,5 @@ mod tests {
         };
         let folder = plain.repo.join("src");
         assert_eq!(plain.for_kbuild(&folder, &[]).unwrap(), folder);
-        fs::remove_dir_all(&base).unwrap();
     }
 }

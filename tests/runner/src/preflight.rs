@@ -60,12 +60,9 @@ pub(crate) fn record(paths: &Paths) {
     let before = history.clone();
     add_to_history(&mut history, &steps, &progress::taken());
     if history != before {
-        let text: String = history
-            .iter()
-            .map(|(name, seconds)| format!("{seconds:.0} {name}\n"))
-            .collect();
         // The file is only used for an estimate.
-        let _ = stamp::replace(&file, text.as_bytes());
+        let text = serde_json::to_vec(&history).unwrap_or_default();
+        let _ = stamp::replace(&file, &text);
     }
 }
 
@@ -77,13 +74,7 @@ fn history_file(paths: &Paths) -> PathBuf {
 type History = BTreeMap<String, f64>;
 
 fn read_history(file: &Path) -> History {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    text.lines()
-        .filter_map(|line| {
-            let (seconds, name) = line.split_once(' ')?;
-            Some((name.to_owned(), seconds.parse().ok()?))
-        })
-        .collect()
+    serde_json::from_slice(&fs::read(file).unwrap_or_default()).unwrap_or_default()
 }
 
 fn add_to_history(history: &mut History, steps: &[Step], taken: &[(String, Duration)]) {
@@ -117,17 +108,18 @@ pub(crate) fn tell() {
 /// Returns what this machine lacks for the plan, one sentence each with advice.
 fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     let mut said = Vec::new();
+    let mut say = |sentence: String| said.push(sentence);
     if facts.architecture != "x86_64" {
-        said.push(format!(
+        say(format!(
             "this machine is {}, and the test VM's kernels and its machine are x86-64: use a machine of that kind",
             facts.architecture
         ));
     }
     if !facts.debian {
-        said.push(
-            "this is no Debian, whose packages the test runner installs: use Debian 12 or newer, or a container of it"
-                .to_owned(),
-        );
+        let way_out = "use Debian 12 or newer, or a container of it";
+        say(format!(
+            "this is no Debian, whose packages the test runner installs: {way_out}"
+        ));
     }
     for room in facts
         .rooms
@@ -139,7 +131,7 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
         } else {
             "delete something there ('sudo apt-get clean', for a beginning)"
         };
-        said.push(format!(
+        say(format!(
             "no room: {} MiB are free in the file system of {}, and {} MiB are needed: {way_out}",
             grouped(&room.free_mib),
             room.place.display(),
@@ -148,7 +140,7 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     }
     let wanted = plan.machines * MACHINE_MIB;
     if let Some(available) = facts.available_mib.filter(|available| *available < wanted) {
-        said.push(format!(
+        say(format!(
             "too little memory: {} MiB are available, and {} MiB are needed: end other programs, or add swap",
             grouped(&available),
             grouped(&wanted)
@@ -158,26 +150,27 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     if !names.is_empty() {
         match facts.rights {
             Rights::Root | Rights::Sudo => {}
-            Rights::Mute => said.push(format!(
+            Rights::Mute => say(format!(
                 "packages are missing, and sudo asks for a password where nobody can type one: run 'sudo apt-get install {names}' first"
             )),
-            Rights::None => said.push(format!(
+            Rights::None => say(format!(
                 "packages are missing, and this user is not root and has no sudo: as root, run 'apt-get install {names}' first"
             )),
         }
     }
     if let Some(who) = &facts.busy {
-        said.push(format!(
+        say(format!(
             "apt is in use by {who}: wait until that has ended, then run the same again"
         ));
     }
     if facts.interrupted {
-        said.push(
-            "dpkg was interrupted at some time and installs nothing: run 'sudo dpkg --configure -a' first".to_owned(),
-        );
+        let way_out = "run 'sudo dpkg --configure -a' first";
+        say(format!(
+            "dpkg was interrupted at some time and installs nothing: {way_out}"
+        ));
     }
     if let Some(why) = &facts.unreachable {
-        said.push(format!(
+        say(format!(
             "apt's package sources cannot be reached ({why}): see what 'sudo apt-get update' says"
         ));
     }
@@ -204,10 +197,13 @@ fn estimate(step: &Step, processors: usize, history: &History) -> f64 {
 }
 
 fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &History) -> String {
-    let mut text = String::new();
     let mut total = 0.0;
-    let width = plan.steps.iter().map(|step| step.name.len()).max();
-    let width = width.unwrap_or_default();
+    let width = plan
+        .steps
+        .iter()
+        .map(|step| step.name.len())
+        .max()
+        .unwrap_or_default();
     let mut lines = String::new();
     // The programs are compiled in parallel with a kernel, and the kernel's time was measured that
     // way.
@@ -235,10 +231,9 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
         ));
     }
     let plural = if processors == 1 { "" } else { "s" };
-    text.push_str(&format!(
-        "  to be made first, in some {} on {processors} processor{plural}:\n{lines}",
-        roughly(total)
-    ));
+    let total = roughly(total);
+    let mut text =
+        format!("  to be made first, in some {total} on {processors} processor{plural}:\n{lines}");
     for room in rooms {
         text.push_str(&format!(
             "    {} MiB in the file system of {}, where {} MiB are free\n",
@@ -253,27 +248,22 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
 #[cfg(test)]
 mod tests {
     use super::facts::{available, complaint, first_address, holder, PATIENCE};
-    use super::plan::{sum, Packages};
+    use super::plan::{step, sum, Packages};
     use super::*;
 
-    fn step(name: &str) -> Step {
-        Step {
-            name: name.to_owned(),
-            why: "not built yet".to_owned(),
-            stages: vec![format!("{name}: ")],
+    fn plan_with(names: &[&str]) -> Plan {
+        let step = Step {
+            stages: vec!["kernel 7.x: ".to_owned()],
             seconds: 400.0,
             shared: 0.5,
             mib: 1000,
-            whole: true,
-            fetches: false,
-        }
-    }
-
-    fn plan_with(names: &[&str]) -> Plan {
+            ..step("kernel 7.x", "not built yet", &[])
+        };
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
         Plan {
-            steps: vec![step("kernel 7.x")],
+            steps: vec![step],
             packages: Packages {
-                names: names.iter().map(|name| (*name).to_owned()).collect(),
+                names,
                 ..Packages::default()
             },
             machines: 1,
@@ -281,12 +271,13 @@ mod tests {
     }
 
     fn good() -> Facts {
+        let place = PathBuf::from("/home/u/.cache");
         Facts {
             architecture: "x86_64".to_owned(),
             debian: true,
             rooms: vec![Room {
                 device: 1,
-                place: PathBuf::from("/home/u/.cache"),
+                place,
                 free_mib: 2000,
                 wanted_mib: 1064,
             }],
@@ -299,103 +290,51 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_good_machine_lacks_nothing() {
-        assert!(lacks(&good(), &plan_with(&["gcc"])).is_empty());
+    /// Checks that a machine that differs from a good one lacks one thing, whose sentence has these
+    /// words.
+    macro_rules! lacks {
+        ($(|$facts:ident| $change:expr => $what:literal, $way_out:literal;)*) => {$(
+            let mut $facts = good();
+            $change;
+            let said = lacks(&$facts, &plan_with(&["gcc", "make"]));
+            let has = |words| said[0].contains(words) && said[0].lines().count() == 1;
+            assert!(said.len() == 1 && has($what) && has($way_out), "{said:?}");
+        )*};
     }
 
     #[test]
     fn each_lack_is_one_sentence_with_a_way_out() {
-        let with = |change: fn(&mut Facts)| {
-            let mut facts = good();
-            change(&mut facts);
-            lacks(&facts, &plan_with(&["gcc", "make"]))
-        };
-        let cases: [(Vec<String>, &str, &str); 10] = [
-            (
-                with(|facts| facts.architecture = "aarch64".to_owned()),
-                "is aarch64",
-                "use a machine",
-            ),
-            (
-                with(|facts| facts.debian = false),
-                "no Debian",
-                "use Debian 12",
-            ),
-            (
-                with(|facts| facts.rooms[0].free_mib = 1000),
-                "no room: 1,000 MiB are free",
-                "XDG_CACHE_HOME",
-            ),
-            (
-                with(|facts| {
-                    facts.rooms[0].free_mib = 0;
-                    facts.rooms[0].place = PathBuf::from("/usr");
-                }),
-                "no room: 0 MiB",
-                "apt-get clean",
-            ),
-            (
-                with(|facts| facts.available_mib = Some(2559)),
-                "2,559 MiB are available",
-                "add swap",
-            ),
-            (
-                with(|facts| facts.rights = Rights::None),
-                "not root",
-                "'apt-get install gcc make'",
-            ),
-            (
-                with(|facts| facts.rights = Rights::Mute),
-                "password",
-                "'sudo apt-get install gcc make'",
-            ),
-            (
-                with(|facts| facts.busy = Some("apt (process 7)".to_owned())),
-                "in use by apt (process 7)",
-                "wait",
-            ),
-            (
-                with(|facts| facts.interrupted = true),
-                "interrupted",
-                "'sudo dpkg --configure -a'",
-            ),
-            (
-                with(|facts| facts.unreachable = Some("no route".to_owned())),
-                "(no route)",
-                "apt-get update",
-            ),
-        ];
-        for (said, what, way_out) in cases {
-            assert_eq!(said.len(), 1, "{said:?}");
-            assert!(
-                said[0].contains(what) && said[0].contains(way_out),
-                "{said:?}"
-            );
-            assert_eq!(said[0].lines().count(), 1);
+        lacks! {
+            |facts| facts.architecture = "aarch64".to_owned() => "is aarch64", "use a machine";
+            |facts| facts.debian = false => "no Debian", "use Debian 12";
+            |facts| facts.rooms[0].free_mib = 1000 => "no room: 1,000 MiB are free", "XDG_CACHE_HOME";
+            |facts| (facts.rooms[0].free_mib, facts.rooms[0].place) = (0, "/usr".into()) => "no room: 0 MiB", "apt-get clean";
+            |facts| facts.available_mib = Some(2559) => "2,559 MiB are available", "add swap";
+            |facts| facts.rights = Rights::None => "not root", "'apt-get install gcc make'";
+            |facts| facts.rights = Rights::Mute => "password", "'sudo apt-get install gcc make'";
+            |facts| facts.busy = Some("apt (process 7)".to_owned()) => "in use by apt (process 7)", "wait";
+            |facts| facts.interrupted = true => "interrupted", "'sudo dpkg --configure -a'";
+            |facts| facts.unreachable = Some("no route".to_owned()) => "(no route)", "apt-get update";
         }
         let mut facts = good();
+        assert!(lacks(&facts, &plan_with(&["gcc"])).is_empty());
+        (facts.rights, facts.available_mib) = (Rights::Sudo, None);
+        assert!(lacks(&facts, &plan_with(&["gcc"])).is_empty());
         facts.rights = Rights::None;
         assert!(
             lacks(&facts, &plan_with(&[])).is_empty(),
             "nothing to install"
         );
-        facts.rights = Rights::Sudo;
-        facts.available_mib = None;
-        assert!(lacks(&facts, &plan_with(&["gcc"])).is_empty());
     }
 
     #[test]
-    fn memory_that_is_to_be_had() {
+    fn what_the_machine_says_is_read() {
         let text =
             "MemTotal: 9 kB\nMemFree: 9 kB\nMemAvailable:  3145728 kB\nSwapFree: 1048576 kB\n";
         assert_eq!(available(text), Some(4096));
         assert_eq!(available("MemAvailable: 2048 kB\n"), Some(2));
         assert_eq!(available("MemFree: 2048 kB\n"), None);
-    }
 
-    #[test]
-    fn who_has_a_lock() {
         let locks = "1: POSIX  ADVISORY  WRITE 4711 fe:01:1234 0 EOF\n\
             1: -> POSIX  ADVISORY  WRITE 4712 fe:01:1234 0 EOF\n\
             2: FLOCK  ADVISORY  WRITE 815 00:2a:77 0 EOF\n";
@@ -404,16 +343,10 @@ mod tests {
         assert_eq!(holder(locks, &[(device, 77)]), None);
         assert_eq!(holder(locks, &[(rustix::fs::makedev(0, 9), 77)]), Some(815));
         assert_eq!(holder("", &[(device, 1234)]), None);
-    }
 
-    #[test]
-    fn what_apt_would_fetch_first() {
-        let listed =
-            "'file:/x/dists/a/InRelease' x 0 \n'http://m.example/dists/a/InRelease' y 0 \n";
-        assert_eq!(
-            first_address(listed),
-            Some("http://m.example/dists/a/InRelease")
-        );
+        let address = "http://m.example/dists/a/InRelease";
+        let listed = format!("'file:/x/dists/a/InRelease' x 0 \n'{address}' y 0 \n");
+        assert_eq!(first_address(&listed), Some(address));
         assert_eq!(first_address("'file:/x' y 0 "), Some("file:/x"));
         assert_eq!(first_address("\n"), None);
         assert_eq!(
@@ -421,10 +354,7 @@ mod tests {
             "Could not resolve 'm'"
         );
         assert_eq!(complaint(""), format!("no answer in {PATIENCE} s"));
-    }
 
-    #[test]
-    fn sizes_are_added() {
         let shown = "Package: a\nInstalled-Size: 1024\nSize: 10\n\nPackage: b\nInstalled-Size: 2048\nSize: 5\n";
         assert_eq!(sum(shown, "Installed-Size: "), 3072);
         assert_eq!(sum(shown, "Size: "), 15);
@@ -433,17 +363,15 @@ mod tests {
     #[test]
     fn estimates_scale_until_they_are_known() {
         let mut history = History::new();
-        let step = step("kernel 7.x");
+        let step = plan_with(&[]).steps.remove(0);
         assert_eq!(estimate(&step, 2, &history), 400.0);
         assert_eq!(estimate(&step, 4, &history), 300.0);
         let taken = [
-            (
-                "kernel 7.x: configuring".to_owned(),
-                Duration::from_secs(10),
-            ),
-            ("kernel 7.x: compiling".to_owned(), Duration::from_secs(240)),
-            ("kernel 7.y: compiling".to_owned(), Duration::from_secs(999)),
-        ];
+            ("7.x: configuring", 10),
+            ("7.x: compiling", 240),
+            ("7.y: compiling", 999),
+        ]
+        .map(|(stage, seconds)| (format!("kernel {stage}"), Duration::from_secs(seconds)));
         let part = Step {
             whole: false,
             ..step.clone()
@@ -457,16 +385,10 @@ mod tests {
     #[test]
     fn the_plan_is_told_with_reasons() {
         let text = announcement(&plan_with(&[]), &good().rooms, 2, &History::new());
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines[0],
-            "  to be made first, in some 7 min on 2 processors:"
-        );
-        assert_eq!(
-            lines[1],
-            "    kernel 7.x         7 min  1,000 MiB  not built yet"
-        );
-        assert!(lines[2].contains("1,064 MiB in the file system of /home/u/.cache"));
+        let head = "  to be made first, in some 7 min on 2 processors:\n    \
+                    kernel 7.x         7 min  1,000 MiB  not built yet\n    \
+                    1,064 MiB in the file system of /home/u/.cache";
+        assert!(text.starts_with(head), "{text}");
         assert_eq!([5.0, 41.0, 100.0].map(roughly), ["10 s", "50 s", "2 min"]);
     }
 }

@@ -22,7 +22,7 @@ const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
 /// The tests that the suite runs. In the VM, loading the other tests takes longer than running
 /// these tests.
-const PYVERBS_TESTS: &[&str] = &[
+const PYVERBS_TESTS: [&str; 9] = [
     "test_addr",
     "test_atomic",
     "test_fork",

@@ -266,6 +266,48 @@ pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
     found
 }
 
+/// Prints tests, and the notes of those that failed. Returns the number of failed tests.
+pub(crate) fn tell(tests: &[Test]) -> usize {
+    let mut failed = 0;
+    for test in tests {
+        if test.verdict == Verdict::Passed {
+            println!("  {}: ok", test.name);
+            continue;
+        }
+        failed += 1;
+        println!("  {}: FAILED", test.name);
+        for note in &test.notes {
+            println!("      {note}");
+        }
+    }
+    failed
+}
+
+/// Returns tests for the tests of this program. Each line is `name`, `name FAILED` or `name SKIP
+/// reason`, and may have notes: `name | one; two`.
+#[cfg(test)]
+pub(crate) fn tests(lines: &[&str]) -> Vec<Test> {
+    let test = |line: &&str| {
+        let (head, notes) = line.split_once(" | ").unwrap_or((line, ""));
+        let (name, verdict) = match head.split_once(" SKIP ") {
+            Some((name, reason)) => (name, Verdict::Skipped(reason.to_owned())),
+            None => match head.strip_suffix(" FAILED") {
+                Some(name) => (name, Verdict::Failed),
+                None => (head, Verdict::Passed),
+            },
+        };
+        let notes = notes
+            .split("; ")
+            .filter(|note| !note.is_empty())
+            .map(str::to_owned);
+        Test {
+            notes: notes.collect(),
+            ..Test::new(name, verdict)
+        }
+    };
+    lines.iter().map(test).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

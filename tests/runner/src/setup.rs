@@ -15,7 +15,7 @@ use crate::modules::Builder;
 use crate::paths::Paths;
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
-use crate::vm::{Build, Peermem, Provider};
+use crate::vm::{Build, Named as _, Peermem, Provider};
 use crate::{apt, foreign, kernel, modules, programs, vm};
 
 /// Finds the compilers, after installing their packages.

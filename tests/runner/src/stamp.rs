@@ -162,18 +162,17 @@ mod tests {
 
     #[test]
     fn files_that_do_not_change_are_left_alone() {
-        let directory = std::env::temp_dir().join(format!("runner-stamp-{}", std::process::id()));
+        let directory = crate::paths::Folder::scratch("stamp");
         let file = directory.join("a/b");
         let results = ["x", "x", "y"].map(|text| update(&file, text.as_bytes()).unwrap());
         let contents = fs::read_to_string(&file);
-        fs::remove_dir_all(&directory).unwrap();
         assert_eq!(results, [true, false, true]);
         assert_eq!(contents.unwrap(), "y");
     }
 
     #[test]
     fn files_that_changed_are_named() {
-        let repo = std::env::temp_dir().join(format!("runner-changed-{}", std::process::id()));
+        let repo = crate::paths::Folder::scratch("changed");
         let stamp = repo.join("x.stamp");
         for name in ["src/a", "src/b", "c"] {
             update(&repo.join(name), b"text").unwrap();
@@ -188,7 +187,6 @@ mod tests {
         fs::write(repo.join("src/b"), b"other").unwrap();
         fs::remove_file(repo.join("c")).unwrap();
         let named = changed(&stamp, &repo);
-        fs::remove_dir_all(&repo).unwrap();
         assert_eq!(named, ["src/b", "c"]);
     }
 

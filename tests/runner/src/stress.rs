@@ -8,11 +8,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
+use serde::{Deserialize, Serialize};
 
 use crate::cases::{add_last_words, status_problem};
 use crate::paths::Paths;
@@ -62,7 +63,7 @@ fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
 }
 
 /// Progress of a seed.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Account {
     /// The next epoch.
     next: u64,
@@ -73,36 +74,6 @@ struct Account {
 }
 
 impl Account {
-    fn read(text: &str) -> Result<Self> {
-        let mut account = Self::default();
-        for line in text.lines() {
-            let (name, value) = line
-                .split_once(' ')
-                .with_context(|| format!("in an account: {line:?}"))?;
-            let value = value.parse()?;
-            match name {
-                "next" => account.next = value,
-                "epochs" => account.epochs = value,
-                "milliseconds" => account.milliseconds = value,
-                _ => {
-                    account.counts.insert(name.to_owned(), value);
-                }
-            }
-        }
-        Ok(account)
-    }
-
-    fn text(&self) -> String {
-        let mut text = format!(
-            "next {}\nepochs {}\nmilliseconds {}\n",
-            self.next, self.epochs, self.milliseconds
-        );
-        for (name, count) in &self.counts {
-            text.push_str(&format!("{name} {count}\n"));
-        }
-        text
-    }
-
     /// Adds an epoch that passed.
     fn add(&mut self, test: &Test) {
         self.next += 1;
@@ -118,6 +89,10 @@ impl Account {
                 *self.counts.entry(name.to_owned()).or_default() += value;
             }
         }
+    }
+
+    fn save(&self, file: &Path) -> Result<()> {
+        stamp::replace(file, &serde_json::to_vec(self)?)
     }
 
     fn operations(&self) -> u64 {
@@ -152,6 +127,36 @@ struct Machine {
     problems: Vec<String>,
     account: Account,
     log: PathBuf,
+}
+
+impl Machine {
+    fn failed(&self) -> Option<&Test> {
+        let mut tests = self.tests.iter();
+        tests.find(|test| test.verdict != Verdict::Passed)
+    }
+
+    /// Prints why a VM failed that began with the epoch `first`, and how to repeat the epoch.
+    fn tell_failure(&self, selection: &Selection, epoch: u64, first: u64) {
+        let failed = self.failed();
+        if let Some(test) = failed {
+            println!("FAILED: {}", test.name);
+            for note in &test.notes {
+                println!("    {note}");
+            }
+        }
+        for problem in &self.problems {
+            println!("FAILED: {}", problem.trim_end());
+        }
+        println!("kernel log: {}", self.log.display());
+        let others = match failed {
+            None if epoch > first => format!(" (or one from {first} on)"),
+            _ => String::new(),
+        };
+        println!(
+            "stress: failed; again: make stress SEED={:#x} EPOCH={epoch}{others}",
+            selection.seed
+        );
+    }
 }
 
 fn run_machine(
@@ -218,7 +223,8 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         selection.seed, selection.operations
     ));
     let mut account = match (selection.epoch, fs::read_to_string(&file)) {
-        (None, Ok(text)) => Account::read(&text)?,
+        // Progress that cannot be read counts as missing.
+        (None, Ok(text)) => serde_json::from_str(&text).unwrap_or_default(),
         _ => Account::default(),
     };
     if let Some(first) = selection.from.or(selection.epoch) {
@@ -258,41 +264,18 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                     );
                     if keeps {
                         // If this write fails, the next write includes the same progress.
-                        let _ = stamp::replace(&live_file, account.text().as_bytes());
+                        let _ = account.save(&live_file);
                     }
                 }
             },
         )?;
-        account = machine.account;
-        let failed = machine
-            .tests
-            .iter()
-            .find(|test| test.verdict != Verdict::Passed);
-        if failed.is_some() || !machine.problems.is_empty() {
+        account = machine.account.clone();
+        if machine.failed().is_some() || !machine.problems.is_empty() {
             if keeps {
                 // Any of the VM's epochs may have caused the report.
-                stamp::replace(&file, before.text().as_bytes())?;
+                before.save(&file)?;
             }
-            if let Some(test) = failed {
-                println!("FAILED: {}", test.name);
-                for note in &test.notes {
-                    println!("    {note}");
-                }
-            }
-            for problem in &machine.problems {
-                println!("FAILED: {}", problem.trim_end());
-            }
-            println!("kernel log: {}", machine.log.display());
-            println!(
-                "stress: failed; again: make stress SEED={:#x} EPOCH={}{}",
-                selection.seed,
-                account.next,
-                if failed.is_none() && account.next > first {
-                    format!(" (or one from {first} on)")
-                } else {
-                    String::new()
-                }
-            );
+            machine.tell_failure(selection, account.next, first);
             return Ok(1);
         }
         if !keeps {
@@ -319,18 +302,16 @@ mod tests {
     #[test]
     fn accounts_are_kept_and_add_up() {
         let mut account = Account::default();
+        let notes = [
+            "seed 7",
+            "layout 64k",
+            "operations 20",
+            "op.write 5",
+            "seconds 1.5",
+        ];
         let test = Test {
-            name: "stress.epoch_0".to_owned(),
-            verdict: Verdict::Passed,
-            notes: [
-                "seed 7",
-                "layout 64k",
-                "operations 20",
-                "op.write 5",
-                "seconds 1.5",
-            ]
-            .map(str::to_owned)
-            .to_vec(),
+            notes: notes.map(str::to_owned).to_vec(),
+            ..Test::new("stress.epoch_0", Verdict::Passed)
         };
         account.add(&test);
         account.add(&test);
@@ -338,11 +319,6 @@ mod tests {
         assert_eq!((account.milliseconds, account.operations()), (3000, 40));
         assert_eq!(account.counts.get("op.write"), Some(&10));
         assert_eq!(account.counts.len(), 2);
-        assert_eq!(
-            Account::read(&account.text()).expect("its own text"),
-            account
-        );
-        assert!(Account::read("nonsense").is_err());
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The suite: every run of `make test`, in order. The runs are rows of `suite/table.rs`.
+//! The suite: every run of `make test`, in order. The runs are rows of `tests/runner/suite`.
 
 mod run;
 mod setting;
@@ -7,42 +7,44 @@ mod table;
 
 use std::sync::LazyLock;
 
-use self::run::vm;
 #[cfg(test)]
 pub(crate) use self::run::BASE;
 pub(crate) use self::run::{Place, Run, Same};
-use self::setting::Setting::{self, Gpu, NoGplOnly};
-use self::table::{NVIDIA, REVOCABLE, SMOKE, SMOKE_BAR, SUITE};
-use crate::kernel::{self, Again, Smoke};
+use self::table::Table;
+use crate::kernel::{self, Again};
 
-/// Returns a smoke run on a kernel.
-fn smoke_run(smoke: Smoke, flavour: &kernel::Flavour) -> Run {
-    const PROPRIETARY: Setting = Setting::All(&[SMOKE_BAR, NoGplOnly, Gpu("proprietary=1")]);
-    let (name, settings): (_, &[Setting]) = match smoke {
-        Smoke::Ours => ("ours", &[SMOKE_BAR]),
-        Smoke::Revocable => ("ours, revocable", &[SMOKE_BAR, REVOCABLE]),
-        Smoke::Proprietary => ("ours, beside a proprietary nvidia.ko", &[PROPRIETARY]),
-        Smoke::ProprietaryRevocable => (
-            "ours, beside a proprietary nvidia.ko, revocable",
-            &[PROPRIETARY, REVOCABLE],
-        ),
-        Smoke::Nvidia => ("NVIDIA's", &[SMOKE_BAR, NVIDIA]),
+#[expect(
+    clippy::expect_used,
+    reason = "the table is a constant of this program"
+)]
+static TABLE: LazyLock<Table> =
+    LazyLock::new(|| Table::parse(include_str!("../suite")).expect("tests/runner/suite"));
+
+/// Returns the smoke runs of a kernel.
+fn smoke(flavour: &'static kernel::Flavour) -> impl Iterator<Item = Run> {
+    let named = |name: &&str| {
+        let name = format!("smoke: {name}");
+        TABLE.smoke.iter().find(move |run| run.name == name)
     };
-    // Names of runs live as long as the program.
-    let name = format!("{}: smoke: {name}", flavour.name).leak();
-    Run {
+    flavour.smoke.iter().filter_map(named).map(|run| Run {
+        // Names of runs live as long as the program.
+        name: format!("{}: {}", flavour.name, run.name).leak(),
         only_in_full: flavour.only_in_full,
-        ..vm(name, SMOKE).with(settings).on(flavour.name)
-    }
+        kernel: Some(flavour.name),
+        ..*run
+    })
 }
 
 /// Returns every run of the suite on the kernels that the runs name, and the smoke runs of the
 /// kernels' table.
 pub(crate) fn every_run() -> &'static [Run] {
     static ALL: LazyLock<Vec<Run>> = LazyLock::new(|| {
-        let smoke = kernel::all()
-            .flat_map(|flavour| flavour.smoke.iter().map(|smoke| smoke_run(*smoke, flavour)));
-        SUITE.iter().copied().chain(smoke).collect()
+        TABLE
+            .runs
+            .iter()
+            .copied()
+            .chain(kernel::all().flat_map(smoke))
+            .collect()
     });
     &ALL
 }
@@ -52,28 +54,35 @@ pub(crate) fn every_run() -> &'static [Run] {
 pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
     // The name lives as long as the program, like all names of runs.
     let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
-    let listed = match kernel::flavour(kernel).map(|flavour| flavour.again) {
-        Some(Again::Nothing) => Some(&[][..]),
-        Some(Again::Listed(names)) => Some(names),
-        Some(Again::All) | None => None,
+    let again = kernel::flavour(kernel).map_or(Again::All, |flavour| flavour.again);
+    let is_meant = |run: &Run| match again {
+        Again::Nothing => false,
+        Again::All => true,
+        Again::Kind(kind) => run.also.contains(&kind),
     };
-    let is_listed = |name: &str| listed.is_none_or(|names| names.contains(&name));
-    SUITE
+    let is_repeated = |name| {
+        TABLE
+            .runs
+            .iter()
+            .any(|run| run.name == name && is_meant(run))
+    };
+    TABLE
+        .runs
         .iter()
-        .filter(|run| is_listed(run.name))
+        .filter(|run| is_meant(run))
         .filter(|run| match run.place {
             Place::Vm { .. } => {
                 let machine = run.machine(kernel::DEFAULT);
                 run.kernel.is_none() && machine.is_some_and(|vm| vm.kernel == kernel::DEFAULT)
             }
-            Place::Hazards(_) => listed.is_some(),
+            Place::Hazards(_) => again != Again::All,
             _ => false,
         })
         .map(|run| Run {
             name: named(run.name),
             same_as: run
                 .same_as
-                .filter(|same| is_listed(same.run))
+                .filter(|same| is_repeated(same.run))
                 .map(|same| Same {
                     run: named(same.run),
                     ..same
@@ -97,24 +106,36 @@ mod tests {
     fn each_other_kernel_of_make_test_has_a_smoke_run() {
         for flavour in kernel::others().filter_map(kernel::flavour) {
             let of_kernel = |run: &&Run| run.kernel == Some(flavour.name) && !run.only_in_full;
-            let smoke: Vec<&str> = every_run()
+            let found: Vec<&str> = every_run()
                 .iter()
                 .filter(of_kernel)
                 .map(|run| run.name)
                 .filter(|name| name.starts_with(&format!("{}: smoke: ", flavour.name)))
                 .collect();
-            assert_eq!(smoke.is_empty(), flavour.only_in_full, "{}", flavour.name);
+            assert_eq!(found.is_empty(), flavour.only_in_full, "{}", flavour.name);
+        }
+        for flavour in kernel::all() {
+            assert_eq!(
+                smoke(flavour).count(),
+                flavour.smoke.len(),
+                "{}",
+                flavour.name
+            );
         }
     }
 
+    /// Checks that each kernel repeats all runs of its kind, and that each kind has runs.
     #[test]
     fn runs_that_a_kernel_repeats_exist() {
         for name in kernel::others() {
-            let Some(Again::Listed(names)) = kernel::flavour(name).map(|flavour| flavour.again)
-            else {
-                continue;
-            };
-            assert_eq!(again(name).len(), names.len(), "{name}");
+            if let Some(Again::Kind(kind)) = kernel::flavour(name).map(|flavour| flavour.again) {
+                let count = TABLE
+                    .runs
+                    .iter()
+                    .filter(|run| run.also.contains(&kind))
+                    .count();
+                assert!(count > 0 && again(name).len() == count, "{name}");
+            }
         }
     }
 
@@ -152,7 +173,6 @@ mod tests {
     fn on_arm64_what_is_listed_is_run() {
         for kernel in [kernel::ARM64, kernel::ARM64_64K] {
             let again = again(kernel);
-            assert_eq!(again.len(), kernel::ON_ARM64.len());
             let names: Vec<&str> = again.iter().map(|run| run.name).collect();
             for run in &again {
                 assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));

@@ -29,7 +29,7 @@ use crate::toolchain::Toolchain;
 use crate::vm::{Channels, Options};
 use crate::{
     cases, contact, debian, documents, guest, history, kept, lint, mutants, packages, preflight,
-    programs, setup, vm,
+    programs, results, setup, vm,
 };
 
 #[derive(Debug, Args)]
@@ -450,19 +450,7 @@ fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selectio
 
 /// Runs only the checks of the code's form.
 pub(crate) fn lint(paths: &Paths) -> Result<i32> {
-    let tests = lint::run(paths, None, |_| true)?;
-    let mut failed = 0;
-    for test in &tests {
-        if test.verdict == Verdict::Passed {
-            println!("  {}: ok", test.name);
-        } else {
-            failed += 1;
-            println!("  {}: FAILED", test.name);
-            for note in &test.notes {
-                println!("      {note}");
-            }
-        }
-    }
+    let failed = results::tell(&lint::run(paths, None, |_| true)?);
     Ok(i32::from(failed > 0))
 }
 
@@ -645,53 +633,37 @@ fn in_machine(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::tests;
     use crate::suite::BASE;
-
-    fn test(name: &str, verdict: Verdict) -> Test {
-        Test {
-            name: name.to_owned(),
-            verdict,
-            notes: vec!["pins 1".to_owned(), "seconds 0.2".to_owned()],
-        }
-    }
 
     static RUN: Run = Run {
         name: "run",
         ..BASE
     };
 
-    fn report(tests: Vec<Test>) -> Report {
-        Report::plain(&RUN, Instant::now(), tests, Vec::new())
+    fn report(run: &'static Run, lines: &[&str]) -> Report {
+        Report::plain(run, Instant::now(), tests(lines), Vec::new())
     }
 
     #[test]
     fn runs_that_must_agree() {
-        let skipped = |why: &str| Verdict::Skipped(why.to_owned());
-        let one = [
-            test("a", Verdict::Passed),
-            test("b", Verdict::Failed),
-            test("d", skipped("not here")),
-            test("e", skipped("otherwise")),
-        ];
-        let other = ["a", "b", "c", "d", "e"].map(|name| test(name, Verdict::Passed));
+        let one = tests(&["a", "b FAILED", "d SKIP not here", "e SKIP otherwise"]);
+        let other = tests(&["a", "b", "c", "d", "e"]);
         let mut same = Same {
             run: "",
             but_for: &["not here"],
             in_part: false,
         };
         let found = differences(&one, &other, &same);
-        assert_eq!(
-            found.problems,
-            [
-                "b: failed there, passed here",
-                "c: absent there, passed here",
-                "e: skipped there, passed here"
-            ]
-        );
+        let problems = [
+            "b: failed there, passed here",
+            "c: absent there, passed here",
+            "e: skipped there, passed here",
+        ];
+        assert_eq!(found.problems, problems);
         assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
         same.in_part = true;
-        let [one, other] = [["a.1", "b.1"], ["b.2", "c.1"]]
-            .map(|names| names.map(|name| test(name, Verdict::Passed)));
+        let (one, other) = (tests(&["a.1", "b.1"]), tests(&["b.2", "c.1"]));
         let found = differences(&one, &other, &same);
         assert_eq!(
             found.problems,
@@ -713,19 +685,17 @@ mod tests {
             }),
             ..RUN
         };
-        let first = || report(vec![test("a", Verdict::Passed)]);
-        let second = |tests| Report {
-            run: &OTHER,
-            ..report(tests)
-        };
-        let failed = || vec![test("a", Verdict::Failed)];
-        for mut reports in [[first(), second(failed())], [second(failed()), first()]] {
+        let (first, second) = (|| report(&RUN, &["a"]), |lines| report(&OTHER, lines));
+        for mut reports in [
+            [first(), second(&["a FAILED"])],
+            [second(&["a FAILED"]), first()],
+        ] {
             agreement(&mut reports);
             let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
             assert_eq!(problems, ["a: passed there, failed here"]);
         }
         // A run without results has reported the reason.
-        let mut reports = [first(), second(Vec::new())];
+        let mut reports = [first(), second(&[])];
         agreement(&mut reports);
         assert!(reports.iter().all(|one| one.problems.is_empty()));
     }

@@ -47,17 +47,6 @@ pub(crate) struct Layout {
 }
 
 impl Topology {
-    /// Returns the name on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Flat => "flat",
-            Self::RootPorts => "root-ports",
-            Self::Switch => "switch",
-            Self::Switches => "switches",
-            Self::Sockets => "sockets",
-        }
-    }
-
     /// Returns the value of `-smp`. Processors of two sockets share no cache.
     pub(crate) fn processors(self, smp: u32) -> String {
         match self {
@@ -188,117 +177,87 @@ mod tests {
 
     use super::*;
 
-    /// Returns the bridges from a bus up to its host bridge, each by its kind.
-    fn way(layout: &Layout, place: &str) -> String {
-        let devices: BTreeMap<String, (String, String)> = layout
-            .arguments
-            .iter()
-            .filter_map(|argument| {
-                let kind = argument.split(',').next()?.to_owned();
-                let word = |name: &str| {
-                    argument
-                        .split(',')
-                        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-                        .map(str::to_owned)
-                };
-                Some((word("id")?, (kind, word("bus")?)))
-            })
-            .collect();
-        let mut bus = place.to_owned();
-        let mut way = Vec::new();
-        while let Some((kind, above)) = devices.get(&bus) {
-            way.push(match kind.as_str() {
-                "pcie-root-port" => format!("root {bus}"),
-                "xio3130-downstream" => "down".to_owned(),
-                "x3130-upstream" => "up".to_owned(),
-                _ => bus.clone(),
-            });
-            bus = above.clone();
-        }
-        assert_eq!(bus, HOST_BRIDGE);
-        way.join(" ")
+    /// Returns the value of a word `name=value` of an argument.
+    fn word<'a>(argument: &'a str, name: &str) -> Option<&'a str> {
+        let mut words = argument.split(',');
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
     }
 
-    /// Returns the paths of the NICs, and then of the GPUs.
-    fn ways(topology: Topology) -> Vec<String> {
+    /// Returns the bridges from each NIC and then each GPU up to the host bridge, each by its kind.
+    fn ways(topology: Topology) -> String {
         let layout = topology.layout(3, 2, 2048);
-        assert_eq!(layout.gpus.len(), 3);
-        layout
-            .nics
-            .iter()
-            .chain(&layout.gpus)
-            .map(|place| way(&layout, place))
-            .collect()
+        let device = |argument: &'_ String| {
+            let kind = argument.split(',').next()?.to_owned();
+            Some((
+                word(argument, "id")?.to_owned(),
+                (kind, word(argument, "bus")?.to_owned()),
+            ))
+        };
+        let devices: BTreeMap<String, (String, String)> =
+            layout.arguments.iter().filter_map(device).collect();
+        let way = |place: &String| {
+            let (mut bus, mut way) = (place, Vec::new());
+            while let Some((kind, above)) = devices.get(bus) {
+                way.push(match kind.as_str() {
+                    "pcie-root-port" => bus,
+                    "xio3130-downstream" => "down",
+                    "x3130-upstream" => "up",
+                    _ => bus,
+                });
+                bus = above;
+            }
+            assert_eq!(bus, HOST_BRIDGE);
+            way.join(" ")
+        };
+        let ways: Vec<String> = layout.nics.iter().chain(&layout.gpus).map(way).collect();
+        ways.join(", ")
     }
 
     #[test]
     fn each_device_has_its_place() {
-        assert_eq!(ways(Topology::Flat), [""; 5]);
-        assert_eq!(
-            ways(Topology::RootPorts),
-            [
-                "root port0",
-                "root port1",
-                "root port2",
-                "root port3",
-                "root port4"
-            ]
-        );
-        let near = "down up root port0";
-        assert_eq!(
-            ways(Topology::Switch),
-            [near, "down up down up root port0", near, near, near]
-        );
-        let far = "down up root port1";
-        assert_eq!(ways(Topology::Switches), [near, far, near, far, near]);
-        assert_eq!(
-            ways(Topology::Sockets),
-            [
-                "root port0 bridge0",
-                "root port1 bridge1",
-                "root port2 bridge0",
-                "root port3 bridge2",
-                "root port4 bridge0"
-            ]
-        );
+        for (topology, expected) in [
+            (Topology::Flat, ", , , , "),
+            (Topology::RootPorts, "port0, port1, port2, port3, port4"),
+            (Topology::Switch, "NEAR, down up NEAR, NEAR, NEAR, NEAR"),
+            (Topology::Switches, "NEAR, FAR, NEAR, FAR, NEAR"),
+            (
+                Topology::Sockets,
+                "port0 bridge0, port1 bridge1, port2 bridge0, port3 bridge2, port4 bridge0",
+            ),
+        ] {
+            let expected = expected
+                .replace("NEAR", "down up port0")
+                .replace("FAR", "down up port1");
+            assert_eq!(ways(topology), expected);
+        }
     }
 
     #[test]
     fn sockets_share_processors_and_memory() {
-        let nodes = |smp, mem| -> Vec<String> {
-            let layout = Topology::Sockets.layout(0, smp, mem);
-            layout
-                .arguments
+        let of = |prefix: &str, smp, mem| {
+            let arguments = Topology::Sockets.layout(0, smp, mem).arguments;
+            let found = arguments
                 .into_iter()
-                .filter(|word| word.starts_with("node,") || word.starts_with("memory-"))
-                .collect()
+                .filter(|word| word.starts_with(prefix));
+            found.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
-            nodes(3, 2049),
-            [
-                "memory-backend-ram,id=socket0,size=1025M",
-                "node,nodeid=0,memdev=socket0,cpus=0-1",
-                "memory-backend-ram,id=socket1,size=1024M",
-                "node,nodeid=1,memdev=socket1,cpus=2-2"
-            ]
+            of("memory-", 3, 2049),
+            "memory-backend-ram,id=socket0,size=1025M memory-backend-ram,id=socket1,size=1024M"
         );
-        assert_eq!(nodes(1, 512)[3], "node,nodeid=1,memdev=socket1");
+        assert_eq!(
+            of("node,", 3, 2049),
+            "node,nodeid=0,memdev=socket0,cpus=0-1 node,nodeid=1,memdev=socket1,cpus=2-2"
+        );
+        assert!(of("node,", 1, 512).ends_with("node,nodeid=1,memdev=socket1"));
         let processors = [2, 3].map(|smp| Topology::Sockets.processors(smp));
         assert_eq!(processors, ["2,sockets=2", "3,sockets=3"]);
         assert_eq!(Topology::Switch.processors(3), "3");
-        let layout = Topology::Sockets.layout(1, 2, 512);
-        let bridges: Vec<&String> = layout
-            .arguments
-            .iter()
-            .filter(|word| word.starts_with("pxb-pcie"))
-            .collect();
         assert_eq!(
-            bridges,
-            [
-                "pxb-pcie,id=bridge2,bus=pcie.0,bus_nr=192,numa_node=1",
-                "pxb-pcie,id=bridge1,bus=pcie.0,bus_nr=128,numa_node=0",
-                "pxb-pcie,id=bridge0,bus=pcie.0,bus_nr=64,numa_node=0"
-            ]
+            of("pxb-pcie", 2, 512),
+            "pxb-pcie,id=bridge2,bus=pcie.0,bus_nr=192,numa_node=1 \
+             pxb-pcie,id=bridge1,bus=pcie.0,bus_nr=128,numa_node=0 \
+             pxb-pcie,id=bridge0,bus=pcie.0,bus_nr=64,numa_node=0"
         );
     }
 }

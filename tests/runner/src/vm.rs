@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{anyhow, Context as _, Result};
 
 pub(crate) use self::boot::{Boot, Channels, Outcome};
-pub(crate) use self::options::{Build, Iommu, Options, Peermem, Provider, Rdma};
+pub(crate) use self::options::{Build, Iommu, Named, Options, Peermem, Provider, Rdma};
 use crate::paths::Paths;
 
 /// Boots one VM or a pair, runs the command, and waits. An error is a failure of this machine. Any

@@ -182,65 +182,32 @@ fn one_at_a_time_compiles_the_rig() {
 /// Checks that obstacles to the installation of a compiler are reported before anything is changed.
 #[test]
 fn bootstrap_says_what_this_machine_lacks() {
-    type Programs = &'static [(&'static str, &'static str)];
-    let cases: [(&str, Programs, &str); 7] = [
-        (
-            "machine",
-            &[("uname", "echo riscv64")],
-            "this machine is riscv64",
-        ),
-        ("debian", &[("apt-get", "")], "this is no Debian"),
-        (
-            "room",
-            &[("df", "echo Avail; echo 123")],
-            "no room: 123 MiB are free in the file system of /usr",
-        ),
-        (
-            "root",
-            &[("id", "echo 1000"), ("sudo", "exit 1")],
-            "as root, run 'apt-get install cargo rustc gcc",
-        ),
-        (
-            "dpkg",
-            &[("dpkg", "echo half installed")],
-            "run 'sudo dpkg --configure -a' first",
-        ),
-        (
-            "lock",
-            &[("grep", "")],
-            "apt is in use by another program, which has locked /var/lib/dpkg/lock-frontend",
-        ),
-        (
-            "sources",
-            &[("apt-get", "exit 100"), ("dpkg", "")],
-            "apt's package sources cannot be reached",
-        ),
-    ];
-    for (name, programs, sentence) in cases {
+    // A name, the programs that report a problem, and the sentence about it.
+    let cases = "\
+machine | uname=echo riscv64 | this machine is riscv64
+debian | apt-get= | this is no Debian
+room | df=echo Avail; echo 123 | no room: 123 MiB are free in the file system of /usr
+root | id=echo 1000, sudo=exit 1 | as root, run 'apt-get install cargo rustc gcc
+dpkg | dpkg=echo half installed | run 'sudo dpkg --configure -a' first
+lock | grep= | apt is in use by another program, which has locked /var/lib/dpkg/lock-frontend
+sources | apt-get=exit 100, dpkg= | apt's package sources cannot be reached";
+    // Programs that a case does not name report no problem.
+    let usual = "uname=echo x86_64, apt-get=exit 1, dpkg=, df=echo Avail; echo 99999, id=echo 0, sudo=, ls=, grep=exit 1";
+    for case in cases.lines() {
+        let columns: Vec<&str> = case.split(" | ").collect();
+        let [name, programs, sentence] = columns[..] else {
+            unreachable!("{case}");
+        };
         let clone = Clone::new("lacks", name);
         let bin = clone.base.join("bin");
-        // Programs that a case does not name report no problem.
-        for (program, what) in [
-            ("uname", "echo x86_64"),
-            ("apt-get", "exit 1"),
-            ("dpkg", ""),
-            ("df", "echo Avail; echo 99999"),
-            ("id", "echo 0"),
-            ("sudo", ""),
-            ("ls", ""),
-            ("grep", "exit 1"),
-        ] {
-            script(&bin.join(program), what);
-        }
-        for (program, what) in programs {
+        for program in usual.split(", ").chain(programs.split(", ")) {
+            let (program, what) = program.split_once('=').unwrap();
             script(&bin.join(program), what);
         }
         if name == "debian" {
             fs::remove_file(bin.join("apt-get")).unwrap();
         }
-        for tool in [
-            "bash", "dirname", "mkdir", "tail", "cut", "sort", "stat", "sh",
-        ] {
+        for tool in "bash dirname mkdir tail cut sort stat sh".split(' ') {
             let found = std::env::split_paths("/usr/bin:/bin")
                 .map(|folder| folder.join(tool))
                 .find(|file| file.exists())
@@ -257,11 +224,8 @@ fn bootstrap_says_what_this_machine_lacks() {
         let said = text(&result.stderr);
         assert_eq!(result.status.code(), Some(125), "{name}: {said}");
         assert!(said.contains(sentence), "{name}: {said}");
-        let sentences: Vec<&str> = said
-            .lines()
-            .filter(|line| line.starts_with("runner: "))
-            .collect();
-        assert_eq!(sentences.len(), 1, "{name}: {said}");
+        let sentences = said.lines().filter(|line| line.starts_with("runner: "));
+        assert_eq!(sentences.count(), 1, "{name}: {said}");
         assert!(!clone.cache().join("peermem-rs/target").exists());
         assert!(!clone.cache().join("peermem-rs/packages.begun").exists());
     }

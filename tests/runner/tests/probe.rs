@@ -84,143 +84,64 @@ void dma_unmap_resource(struct device *, dma_addr_t, size_t, enum dma_data_direc
 ";
 
 /// Functions of [`COMMON`] and of the forms that are not inline.
-const EXPORTED: &[&str] = &[
-    "down_read_trylock",
-    "up_read",
-    "msleep",
-    "usleep_range",
-    "put_dev_pagemap",
-    "dma_map_resource",
-    "dma_unmap_resource",
-    "ktime_get_coarse_ts64",
-    "PDE_DATA",
-    "ktime_get",
-    "kset_find_obj",
-    "anon_inode_getfile",
-    "trace_event_reg",
-    "pfn_valid",
-    "kernel_kobj",
-    "kernfs_find_and_get_ns",
-    "kernfs_put",
-    "kobject_create_and_add",
-    "sysfs_create_group",
-    "debugfs_create_dir",
-    "debugfs_create_file",
-    "debugfs_remove",
-    "iommu_get_domain_for_dev",
-    "get_dev_pagemap",
-    "dma_map_phys",
-    "dma_unmap_phys",
-    "dma_iova_try_alloc",
-    "dma_iova_free",
-    "dma_iova_link",
-    "dma_iova_sync",
-    "dma_iova_unlink",
-];
+const EXPORTED: &str = "down_read_trylock up_read msleep usleep_range put_dev_pagemap dma_map_resource dma_unmap_resource \
+    ktime_get_coarse_ts64 PDE_DATA ktime_get kset_find_obj anon_inode_getfile trace_event_reg pfn_valid kernel_kobj \
+    kernfs_find_and_get_ns kernfs_put kobject_create_and_add sysfs_create_group debugfs_create_dir \
+    debugfs_create_file debugfs_remove iommu_get_domain_for_dev get_dev_pagemap dma_map_phys dma_unmap_phys \
+    dma_iova_try_alloc dma_iova_free dma_iova_link dma_iova_sync dma_iova_unlink";
 
-/// A difference between kernels, and its two forms.
-struct Difference {
-    probe: &'static str,
-    newer: &'static str,
-    older: &'static str,
-}
-
-/// The forms in the kernels' headers, shortened. `p2pdma` comes before `pagemap_ranges`, which uses
-/// its type.
-const DIFFERENCES: &[Difference] = &[
-    Difference {
-        probe: "access_ok",
-        newer: "#define access_ok(addr, size) ((unsigned long)(addr) + (size) < 1UL << 47)",
-        older: "#define VERIFY_READ 0\n\
-                #define access_ok(type, addr, size) ((type) == 0 && (unsigned long)(addr) + (size) < 1UL << 47)",
-    },
-    Difference {
-        probe: "mmap_lock",
-        newer: "struct mm_struct { struct rw_semaphore mmap_lock; };\n\
-                static inline bool mmap_read_trylock(struct mm_struct *mm) { return down_read_trylock(&mm->mmap_lock); }\n\
-                static inline void mmap_read_unlock(struct mm_struct *mm) { up_read(&mm->mmap_lock); }",
-        older: "struct mm_struct { struct rw_semaphore mmap_sem; };",
-    },
-    Difference {
-        probe: "fsleep",
-        newer: "static inline void fsleep(unsigned long usecs) { usleep_range(usecs, 2 * usecs); }",
-        older: "",
-    },
-    Difference {
-        probe: "pde_data",
-        newer: "static inline void *pde_data(const struct inode *inode) { return inode->i_private; }",
-        older: "void *PDE_DATA(const struct inode *inode);",
-    },
-    Difference {
-        probe: "p2pdma",
-        newer: "enum memory_type { MEMORY_DEVICE_PRIVATE = 1, MEMORY_DEVICE_PCI_P2PDMA };\n\
-                enum { FOLL_PCI_P2PDMA = 1 << 10 };",
-        older: "enum memory_type { MEMORY_DEVICE_PRIVATE = 1, MEMORY_DEVICE_PCI_P2PDMA };",
-    },
-    Difference {
-        probe: "pagemap_ranges",
-        newer: "struct dev_pagemap {\n\
-                enum memory_type type; int nr_range; union { struct range range; struct range ranges[0]; };\n\
-                };",
-        older: "struct dev_pagemap { struct resource res; enum memory_type type; };",
-    },
-    Difference {
-        probe: "pagemap_of_pfn",
-        newer: "struct dev_pagemap *get_dev_pagemap(unsigned long pfn);",
-        older: "struct dev_pagemap *get_dev_pagemap(unsigned long pfn, struct dev_pagemap *pgmap);",
-    },
-    Difference {
-        probe: "dma_map_phys",
-        newer: "dma_addr_t dma_map_phys(struct device *, phys_addr_t, size_t, enum dma_data_direction, unsigned long);",
-        older: "",
-    },
-    Difference {
-        probe: "dma_unmap_phys",
-        newer: "void dma_unmap_phys(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);",
-        older: "",
-    },
-    Difference {
-        probe: "dma_range_map",
-        newer: "struct device { const void *dma_range_map; };",
-        older: "struct device { unsigned long dma_pfn_offset; };",
-    },
-    Difference {
-        probe: "iova_alloc",
-        newer: "bool dma_iova_try_alloc(struct device *, struct dma_iova_state *, phys_addr_t, size_t);\n\
-                void dma_iova_free(struct device *, struct dma_iova_state *);",
-        older: "",
-    },
-    Difference {
-        probe: "iova_link",
-        newer: "int dma_iova_link(struct device *, struct dma_iova_state *, phys_addr_t, size_t, size_t,\n\
-                enum dma_data_direction, unsigned long);",
-        older: "",
-    },
-    Difference {
-        probe: "iova_sync",
-        newer: "int dma_iova_sync(struct device *, struct dma_iova_state *, size_t, size_t);",
-        older: "",
-    },
-    Difference {
-        probe: "iova_unlink",
-        newer: "void dma_iova_unlink(struct device *, struct dma_iova_state *, size_t, size_t,\n\
-                enum dma_data_direction, unsigned long);",
-        older: "",
-    },
-];
+/// The differences between kernels: a probe, the lines of the headers if it succeeds (`+`), and the
+/// lines if it does not (`-`), as in the kernels' headers, shortened. `p2pdma` comes before
+/// `pagemap_ranges`, which uses its type.
+const DIFFERENCES: &str = "\
+access_ok
++ #define access_ok(addr, size) ((unsigned long)(addr) + (size) < 1UL << 47)
+- #define VERIFY_READ 0
+- #define access_ok(type, addr, size) ((type) == 0 && (unsigned long)(addr) + (size) < 1UL << 47)
+mmap_lock
++ struct mm_struct { struct rw_semaphore mmap_lock; };
++ static inline bool mmap_read_trylock(struct mm_struct *mm) { return down_read_trylock(&mm->mmap_lock); }
++ static inline void mmap_read_unlock(struct mm_struct *mm) { up_read(&mm->mmap_lock); }
+- struct mm_struct { struct rw_semaphore mmap_sem; };
+fsleep
++ static inline void fsleep(unsigned long usecs) { usleep_range(usecs, 2 * usecs); }
+pde_data
++ static inline void *pde_data(const struct inode *inode) { return inode->i_private; }
+- void *PDE_DATA(const struct inode *inode);
+p2pdma
++ enum memory_type { MEMORY_DEVICE_PRIVATE = 1, MEMORY_DEVICE_PCI_P2PDMA };
++ enum { FOLL_PCI_P2PDMA = 1 << 10 };
+- enum memory_type { MEMORY_DEVICE_PRIVATE = 1, MEMORY_DEVICE_PCI_P2PDMA };
+pagemap_ranges
++ struct dev_pagemap {
++ enum memory_type type; int nr_range; union { struct range range; struct range ranges[0]; };
++ };
+- struct dev_pagemap { struct resource res; enum memory_type type; };
+pagemap_of_pfn
++ struct dev_pagemap *get_dev_pagemap(unsigned long pfn);
+- struct dev_pagemap *get_dev_pagemap(unsigned long pfn, struct dev_pagemap *pgmap);
+dma_map_phys
++ dma_addr_t dma_map_phys(struct device *, phys_addr_t, size_t, enum dma_data_direction, unsigned long);
+dma_unmap_phys
++ void dma_unmap_phys(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);
+dma_range_map
++ struct device { const void *dma_range_map; };
+- struct device { unsigned long dma_pfn_offset; };
+iova_alloc
++ bool dma_iova_try_alloc(struct device *, struct dma_iova_state *, phys_addr_t, size_t);
++ void dma_iova_free(struct device *, struct dma_iova_state *);
+iova_link
++ int dma_iova_link(struct device *, struct dma_iova_state *, phys_addr_t, size_t, size_t,
++ enum dma_data_direction, unsigned long);
+iova_sync
++ int dma_iova_sync(struct device *, struct dma_iova_state *, size_t, size_t);
+iova_unlink
++ void dma_iova_unlink(struct device *, struct dma_iova_state *, size_t, size_t,
++ enum dma_data_direction, unsigned long);
+";
 
 /// Probes that depend only on exports. The headers of every kernel declare their functions.
-const EXPORTS_ALONE: &[&str] = &[
-    "anon_inode",
-    "debugfs",
-    "iommu_domain",
-    "kset_find_obj",
-    "ktime_get",
-    "memory_peers",
-    "pagemap",
-    "pfn_valid",
-    "tracepoints",
-];
+const EXPORTS_ALONE: &str = "anon_inode debugfs iommu_domain kset_find_obj ktime_get memory_peers pagemap pfn_valid tracepoints";
 
 /// A kernel: the probes that succeed on it, the text of its headers that no probe is about, and its
 /// exports.
@@ -235,18 +156,14 @@ struct Kernel {
 
 fn every_probe() -> BTreeSet<&'static str> {
     DIFFERENCES
-        .iter()
-        .map(|difference| difference.probe)
+        .lines()
+        .filter(|line| !line.starts_with(['+', '-']))
         .collect()
 }
 
 fn symvers(kind: impl Fn(&str) -> Option<&'static str>) -> String {
-    EXPORTED.iter().fold(String::new(), |mut lines, name| {
-        if let Some(kind) = kind(name) {
-            writeln!(lines, "0x00000000\t{name}\tvmlinux\t{kind}\t").unwrap();
-        }
-        lines
-    })
+    let line = |name| Some(format!("0x00000000\t{name}\tvmlinux\t{}\t\n", kind(name)?));
+    EXPORTED.split(' ').filter_map(line).collect()
 }
 
 impl Kernel {
@@ -263,11 +180,15 @@ impl Kernel {
     }
 
     fn headers(&self) -> String {
-        let text = DIFFERENCES.iter().fold(self.text.clone(), |mut text, it| {
-            let newer = self.newer.contains(it.probe);
-            text += if newer { it.newer } else { it.older };
-            text + "\n"
-        });
+        let (mut text, mut form) = (self.text.clone(), "");
+        for line in DIFFERENCES.lines() {
+            match line.split_at(2) {
+                (sign @ ("+ " | "- "), line) if sign == form => text += &format!("{line}\n"),
+                ("+ " | "- ", _) => {}
+                _ if self.newer.contains(line) => form = "+ ",
+                _ => form = "- ",
+            }
+        }
         self.replaced.map_or(text.clone(), |(from, to)| {
             assert!(text.contains(from), "{text}");
             text.replace(from, to)
@@ -326,7 +247,7 @@ impl Kernel {
             .split_whitespace()
             .collect();
         let mut other = every_probe();
-        other.extend(EXPORTS_ALONE);
+        other.extend(EXPORTS_ALONE.split(' '));
         other.retain(|name| !found.contains(*name));
         assert_eq!(said, other);
         found
@@ -377,18 +298,21 @@ fn left(place: &Place) -> Vec<String> {
 }
 
 fn with_exported(names: &BTreeSet<&str>) -> BTreeSet<String> {
-    let names = names.iter().chain(EXPORTS_ALONE);
-    names.map(|name| (*name).to_owned()).collect()
+    names
+        .iter()
+        .copied()
+        .chain(EXPORTS_ALONE.split(' '))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Checks that each probe distinguishes its two forms, whatever the other probes find.
 #[test]
 fn each_difference_by_itself() {
-    let every = every_probe();
-    for it in DIFFERENCES {
-        let mut but_one = every.clone();
-        but_one.remove(it.probe);
-        for newer in [but_one, BTreeSet::from([it.probe])] {
+    for probe in every_probe() {
+        let mut but_one = every_probe();
+        but_one.remove(probe);
+        for newer in [but_one, BTreeSet::from([probe])] {
             assert_eq!(Kernel::new(&newer).found(), with_exported(&newer));
         }
     }
@@ -491,20 +415,15 @@ fn exports_that_are_not_known() {
 /// nvidia.ko. The list of such functions is that of 7.3.
 #[test]
 fn functions_for_gpl_modules_only() {
-    let for_all = [
-        "down_read_trylock",
-        "up_read",
-        "msleep",
-        "usleep_range",
-        "dma_map_resource",
-        "dma_unmap_resource",
-        "ktime_get_coarse_ts64",
-        "PDE_DATA",
-    ];
+    let for_all =
+        "down_read_trylock up_read msleep usleep_range dma_map_resource dma_unmap_resource \
+                   ktime_get_coarse_ts64 PDE_DATA";
     let export = |name: &str| {
-        Some(match for_all.contains(&name) {
-            true => "EXPORT_SYMBOL",
-            false => "EXPORT_SYMBOL_GPL",
+        let is_for_all = for_all.split(' ').any(|other| other == name);
+        Some(if is_for_all {
+            "EXPORT_SYMBOL"
+        } else {
+            "EXPORT_SYMBOL_GPL"
         })
     };
     for newer in [every_probe(), BTreeSet::new()] {
@@ -516,7 +435,9 @@ fn functions_for_gpl_modules_only() {
         expected.retain(|name| {
             let is_gpl_only = name.contains("iova") || name.ends_with("map_phys");
             // The other form takes two arguments, and both forms are missing.
-            !is_gpl_only && name != "pagemap_of_pfn" && !EXPORTS_ALONE.contains(&name.as_str())
+            !is_gpl_only
+                && name != "pagemap_of_pfn"
+                && !EXPORTS_ALONE.split(' ').any(|other| other == name)
         });
         assert_eq!(kernel.found(), expected);
     }
@@ -553,27 +474,18 @@ fn a_linked_module_that_uses_them() {
     );
     assert!(output.status.success(), "{}", text(&output.stderr));
     // Tests a symbol of the kernel, a symbol of a module in a namespace, and a weak symbol.
-    for (kernel, module, names) in [
-        (
-            "0x0\tsecond\tvmlinux\tEXPORT_SYMBOL_GPL\t\n",
-            third,
-            "uses: second\n",
-        ),
-        (
-            "",
-            "0x0\tsecond\tib_core\tEXPORT_SYMBOL_GPL\tRDMA\n",
-            "uses: second\n",
-        ),
-        (
-            "",
-            "0x0\tthird\tnvidia\tEXPORT_SYMBOL_GPL\t\n",
-            "uses: third\n",
-        ),
+    let second = "0x0\tsecond\tvmlinux\tEXPORT_SYMBOL_GPL\t\n";
+    let in_module = "0x0\tsecond\tib_core\tEXPORT_SYMBOL_GPL\tRDMA\n";
+    let weak = "0x0\tthird\tnvidia\tEXPORT_SYMBOL_GPL\t\n";
+    for (kernel, module, name) in [
+        (second, third, "second"),
+        ("", in_module, "second"),
+        ("", weak, "third"),
     ] {
         let output = run(&format!("{first}{kernel}"), module);
         assert_eq!(output.status.code(), Some(1));
         let said = text(&output.stderr);
-        assert!(said.ends_with(names), "{said}");
+        assert!(said.ends_with(&format!("uses: {name}\n")), "{said}");
     }
     // Tests headers whose list has only modules.
     let output = run(third, "");
@@ -581,43 +493,40 @@ fn a_linked_module_that_uses_them() {
     assert!(text(&output.stderr).contains("does not say what the kernel exports"));
 }
 
-/// Checks that the build ends with a message and leaves no files if neither form fits.
-#[test]
-fn no_form_fits() {
-    let mut kernel = Kernel::new(&every_probe());
-    kernel.replaced = Some(("dma_range_map", "dma_ranges"));
+/// Checks that the build ends with these messages, and leaves no files.
+fn fails(kernel: &Kernel, messages: &[&str]) {
     let place = Place::new();
     let output = kernel.probe(&place);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
-    assert!(
-        said.contains("has no member named") && said.contains("dma_pfn_offset"),
-        "{said}"
-    );
-    assert!(
-        said.contains("this kernel's C interfaces are none that")
-            && said.contains(
-                "see above (not found: dma_range_map); docs/kernels.md has the kernels that it was made for."
-            ),
-        "{said}"
-    );
+    for message in messages {
+        assert!(said.contains(message), "{message}: {said}");
+    }
     assert!(left(&place).is_empty());
+}
+
+#[test]
+fn no_form_fits() {
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.replaced = Some(("dma_range_map", "dma_ranges"));
+    let messages = [
+        "has no member named",
+        "dma_pfn_offset",
+        "this kernel's C interfaces are none that",
+        "see above (not found: dma_range_map); docs/kernels.md has the kernels that it was made for.",
+    ];
+    fails(&kernel, &messages);
 }
 
 #[test]
 fn headers_that_do_not_compile() {
     let mut kernel = Kernel::new(&every_probe());
     kernel.text.push_str("#error \"Please run make prepare\"\n");
-    let place = Place::new();
-    let output = kernel.probe(&place);
-    assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stderr);
-    assert!(
-        said.contains("Please run make prepare")
-            && said.contains("this kernel's headers do not compile, see above; scripts/check may say what is missing."),
-        "{said}"
-    );
-    assert!(left(&place).is_empty());
+    let messages = [
+        "Please run make prepare",
+        "this kernel's headers do not compile, see above; scripts/check may say what is missing.",
+    ];
+    fails(&kernel, &messages);
 }
 
 /// Checks that each macro of `src/` has a probe, each probe has a macro, and each probe has a
@@ -625,17 +534,15 @@ fn headers_that_do_not_compile() {
 #[test]
 fn every_probe_is_used_and_has_both_forms() {
     let source = fs::read_to_string(repository().join("src/compat.h")).unwrap();
-    let probes: BTreeSet<String> = source
-        .lines()
-        .filter_map(|line| {
-            Some(
-                line.strip_prefix("/* PROBE ")?
-                    .split_once(':')?
-                    .0
-                    .to_owned(),
-            )
-        })
-        .collect();
+    let probe = |line: &str| {
+        Some(
+            line.strip_prefix("/* PROBE ")?
+                .split_once(':')?
+                .0
+                .to_owned(),
+        )
+    };
+    let probes: BTreeSet<String> = source.lines().filter_map(probe).collect();
     assert_eq!(probes, with_exported(&every_probe()));
     // Two of the probes decide about a whole file, and one is for the portable build alone.
     let files = [
@@ -645,20 +552,16 @@ fn every_probe_is_used_and_has_both_forms() {
         "src/trace.c",
         "portable/shim.c",
     ];
-    let sources: String = files
-        .iter()
-        .map(|name| fs::read_to_string(repository().join(name)).unwrap())
-        .collect();
-    let macros: BTreeSet<String> = sources
+    let sources = files.map(|name| fs::read_to_string(repository().join(name)).unwrap());
+    let sources = sources.concat();
+    let is_end = |byte: char| byte != '_' && !byte.is_ascii_alphanumeric();
+    let names = sources
         .split("PEERMEM_HAS_")
         .skip(1)
-        .map(|rest| {
-            let name = rest
-                .split(|byte: char| byte != '_' && !byte.is_ascii_alphanumeric())
-                .next();
-            name.unwrap().to_lowercase()
-        })
+        .filter_map(|rest| rest.split(is_end).next());
+    let macros: BTreeSet<String> = names
         .filter(|name| !name.is_empty())
+        .map(str::to_lowercase)
         .collect();
     assert_eq!(macros, probes);
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, Context as _, Result};
 
 use super::sources::{
     archive_of, codename, is_of, machine_archive, machine_sources, Source, NO_ARCHIVE,
@@ -48,14 +48,10 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
         set("APT::Architectures", architecture);
     }
     set("Acquire::Languages", "none");
-    set(
-        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled",
-        "false",
-    );
-    set(
-        "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled",
-        "false",
-    );
+    for target in ["DEP-11", "Contents-deb"] {
+        let name = format!("Acquire::IndexTargets::deb::{target}::DefaultEnabled");
+        set(&name, "false");
+    }
     set("Acquire::Retries", "3");
     command.env("LC_ALL", "C");
     command
@@ -162,6 +158,50 @@ pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<Str
 /// when needed.
 const SOURCES: &str = "-sources";
 
+fn log(paths: &Paths) -> PathBuf {
+    paths.cache.join("logs/suites.txt")
+}
+
+/// Runs apt-get for a suite, in a directory.
+fn apt_get(
+    paths: &Paths,
+    stage: &mut Stage,
+    suite: &str,
+    words: &[&str],
+    directory: &Path,
+) -> Result<()> {
+    let mut command = apt(paths, suite, "apt-get");
+    command.arg("-q").args(words).current_dir(directory);
+    stage.run(&mut command, &log(paths), "files", |line| {
+        line.starts_with("Get:")
+    })?;
+    Ok(())
+}
+
+/// Calls a function with the first suite for which it succeeds. `what` is the thing to fetch.
+fn in_first<T>(suites: &[&str], what: &str, mut fetch: impl FnMut(&str) -> Result<T>) -> Result<T> {
+    let mut problems = Vec::new();
+    for suite in suites {
+        match fetch(suite) {
+            Ok(fetched) => return Ok(fetched),
+            Err(error) => problems.push(format!("{suite}: {error:#}")),
+        }
+    }
+    bail!("{what} could not be fetched:\n{}", problems.join("\n"))
+}
+
+/// Returns the first file in a directory whose name the function accepts.
+fn find(directory: &Path, what: &str, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
+    fs::read_dir(directory)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(&is_it)
+        })
+        .with_context(|| format!("{what} was downloaded and is not there"))
+}
+
 /// Reads a suite's package lists, once per run.
 fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
     static READ: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -183,13 +223,8 @@ fn read_suite(paths: &Paths, stage: &mut Stage, suite: &str) -> Result<()> {
         }
     };
     fs::write(state.join("archive.sources"), entry)?;
-    let log = paths.cache.join("logs/suites.txt");
-    stage.run(
-        apt(paths, suite, "apt-get").args(["-q", "update", "-o", "APT::Update::Error-Mode=any"]),
-        &log,
-        "files",
-        |line| line.starts_with("Get:"),
-    )?;
+    let words = ["update", "-o", "APT::Update::Error-Mode=any"];
+    apt_get(paths, stage, suite, &words, &state)?;
     read.insert(suite.to_owned());
     Ok(())
 }
@@ -269,25 +304,18 @@ pub(crate) fn download(
     directory: &Path,
 ) -> Result<PathBuf> {
     fs::create_dir_all(directory)?;
-    let log = paths.cache.join("logs/suites.txt");
     let wanted = format!("{}={}", candidate.package, candidate.version);
-    stage.run(
-        apt(paths, &candidate.suite, "apt-get")
-            .args(["-q", "download", &wanted])
-            .current_dir(directory),
-        &log,
-        "files",
-        |line| line.starts_with("Get:"),
+    apt_get(
+        paths,
+        stage,
+        &candidate.suite,
+        &["download", &wanted],
+        directory,
     )?;
     let prefix = format!("{}_", candidate.package);
-    fs::read_dir(directory)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| {
-            path.file_name()
-                .and_then(|name| name.to_str())
-                .is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".deb"))
-        })
-        .ok_or_else(|| anyhow!("{wanted} was downloaded and is not there"))
+    find(directory, &wanted, |name| {
+        name.starts_with(&prefix) && name.ends_with(".deb")
+    })
 }
 
 /// Downloads the upstream source of a package without Debian's changes: the newest version in the
@@ -300,33 +328,13 @@ pub(crate) fn original(
     directory: &Path,
 ) -> Result<PathBuf> {
     fs::create_dir_all(directory)?;
-    let log = paths.cache.join("logs/suites.txt");
-    let mut problems = Vec::new();
-    for suite in suites {
+    let words = ["source", "--download-only", "--tar-only", package];
+    in_first(suites, &format!("the source of {package}"), |suite| {
         let suite = format!("{suite}{SOURCES}");
-        let fetched = read_suite(paths, stage, &suite).and_then(|()| {
-            stage.run(
-                apt(paths, &suite, "apt-get")
-                    .args(["-q", "source", "--download-only", "--tar-only", package])
-                    .current_dir(directory),
-                &log,
-                "files",
-                |line| line.starts_with("Get:"),
-            )
-        });
-        if let Err(error) = fetched {
-            problems.push(format!("{suite}: {error:#}"));
-            continue;
-        }
-        return fs::read_dir(directory)?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.to_string_lossy().contains(".orig.tar."))
-            .with_context(|| format!("{package} was downloaded and is not there"));
-    }
-    bail!(
-        "the source of {package} could not be fetched:\n{}",
-        problems.join("\n")
-    )
+        read_suite(paths, stage, &suite)?;
+        apt_get(paths, stage, &suite, &words, directory)
+    })?;
+    find(directory, package, |name| name.contains(".orig.tar."))
 }
 
 /// Unpacks packages from the first suite that has all of them. Installs nothing.
@@ -338,39 +346,25 @@ pub(crate) fn unpack(
     root: &Path,
 ) -> Result<()> {
     let directory = paths.run_directory()?;
-    let log = paths.cache.join("logs/suites.txt");
-    let result = (|| {
-        let mut problems = Vec::new();
-        for suite in suites {
-            let fetched = read_suite(paths, stage, suite).and_then(|()| {
-                stage.run(
-                    apt(paths, suite, "apt-get")
-                        .args(["-q", "download"])
-                        .args(packages)
-                        .current_dir(&directory),
-                    &log,
-                    "files",
-                    |line| line.starts_with("Get:"),
-                )
-            });
-            match fetched {
-                Ok(_) => {
-                    for entry in fs::read_dir(&directory)? {
-                        extract(stage, &entry?.path(), root, &log)?;
-                    }
-                    return Ok(());
-                }
-                Err(error) => problems.push(format!("{suite}: {error:#}")),
-            }
-        }
-        bail!(
-            "{} could not be fetched:\n{}",
-            packages.join(", "),
-            problems.join("\n")
-        )
-    })();
-    let _ = fs::remove_dir_all(&directory);
-    result
+    let words = [&["download"], packages].concat();
+    in_first(suites, &packages.join(", "), |suite| {
+        read_suite(paths, stage, suite)?;
+        apt_get(paths, stage, suite, &words, &directory)
+    })?;
+    extract_all(stage, &directory, root, &log(paths))
+}
+
+/// Unpacks the files of all packages in a directory.
+pub(super) fn extract_all(
+    stage: &mut Stage,
+    directory: &Path,
+    root: &Path,
+    log: &Path,
+) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        extract(stage, &entry?.path(), root, log)?;
+    }
+    Ok(())
 }
 
 /// Unpacks the files of a package.

@@ -7,127 +7,70 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{anyhow, Context as _, Result};
+use anyhow::{Context as _, Result};
 
-use super::archive::{extract, is_newer};
+use super::archive::{extract_all, is_newer};
 use crate::command::as_root;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// A package that must be installed: the first of several alternatives that is available.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Need {
-    packages: &'static [&'static str],
-    /// Oldest version that suffices.
-    at_least: &'static str,
-}
-
-const fn need(packages: &'static [&'static str]) -> Need {
-    Need {
-        packages,
-        at_least: "",
-    }
-}
-
-const fn need_rust(packages: &'static [&'static str]) -> Need {
-    Need {
-        packages,
-        at_least: "1.85",
-    }
-}
-
-/// Packages for compiling kernels and modules.
-const BUILD: &[Need] = &[
-    need(&["gcc"]),
-    need(&["make"]),
-    need(&["flex"]),
-    need(&["bison"]),
-    need(&["bc"]),
-    need(&["libelf-dev"]),
-    need(&["libssl-dev"]),
-    need(&["openssl"]),
-    need(&["dwarves"]),
-    need(&["kmod"]),
-    need(&["xz-utils"]),
-    need(&["patch"]),
-    need(&["perl"]),
-    need_rust(&["rustc", "rustc-web"]),
-    need_rust(&["cargo", "cargo-web"]),
-    need_rust(&["rust-src", "rust-web-src"]),
-    need_rust(&["rustfmt", "rustfmt-web"]),
-    need_rust(&["rust-clippy", "rust-web-clippy"]),
-    need(&[
-        "libclang-19-dev",
-        "libclang-21-dev",
-        "libclang-20-dev",
-        "libclang-18-dev",
-        "libclang-17-dev",
-    ]),
-    // The debug kernel and its modules need clang 19 and its tools.
-    need(&["clang-19"]),
-    need(&["lld-19"]),
-    need(&["llvm-19"]),
-    // The verbs crate compiles a small C++ library and reads headers with libclang.
-    need(&["g++"]),
-    need(&["cmake"]),
-    need(&["pkgconf", "pkg-config"]),
-];
+/// Packages for compiling kernels and modules, with alternatives and the oldest version that
+/// suffices. The debug kernel and its modules need clang 19 and its tools. The verbs crate compiles a
+/// small C++ library and reads headers with libclang.
+const BUILD: &str = "gcc make flex bison bc libelf-dev libssl-dev openssl dwarves kmod xz-utils patch perl \
+    rustc|rustc-web=1.85 cargo|cargo-web=1.85 rust-src|rust-web-src=1.85 rustfmt|rustfmt-web=1.85 \
+    rust-clippy|rust-web-clippy=1.85 libclang-19-dev|libclang-21-dev|libclang-20-dev|libclang-18-dev|libclang-17-dev \
+    clang-19 lld-19 llvm-19 g++ cmake pkgconf|pkg-config";
 
 /// Packages for running test VMs and the programs in them.
-const RUN: &[Need] = &[
-    need(&["qemu-system-x86"]),
-    need(&["busybox-static"]),
-    need(&["util-linux"]),
-    need(&["iproute2"]),
-    need(&["rdma-core"]),
-    need(&["ibverbs-providers"]),
-    need(&["ibverbs-utils"]),
-    need(&["rdmacm-utils"]),
-    need(&["perftest"]),
-    need(&["python3-pyverbs"]),
-];
+const RUN: &str =
+    "qemu-system-x86 busybox-static util-linux iproute2 rdma-core ibverbs-providers ibverbs-utils \
+    rdmacm-utils perftest python3-pyverbs";
 
 /// Packages for making Debian packages, and for installing on synthetic hosts.
-pub(crate) const INSTALL: &[Need] = &[
-    need(&["dkms"]),
-    need(&["zstd"]),
-    need(&["systemd"]),
-    need(&["binutils"]),
-    need(&["debhelper"]),
-    need(&["dh-dkms"]),
-    need(&["lintian"]),
-];
+pub(crate) const INSTALL: &str = "dkms zstd systemd binutils debhelper dh-dkms lintian";
 
 /// Packages for making the root of a host.
-pub(crate) const ROOT: &[Need] = &[need(&["mmdebstrap"])];
+pub(crate) const ROOT: &str = "mmdebstrap";
 
 /// Packages for packing peermemctl, and for testing its packages.
-pub(crate) const PACKAGES: &[Need] = &[
-    need(&["mmdebstrap"]),
-    need(&["python3-venv"]),
-    need(&["rpm"]),
-    need(&["umoci"]),
-];
+pub(crate) const PACKAGES: &str = "mmdebstrap python3-venv rpm umoci";
 
 /// Packages for linting.
-pub(crate) const LINT: &[Need] = &[need(&["shellcheck"])];
+pub(crate) const LINT: &str = "shellcheck";
 
 /// Packages for fetching wheels, if no other `pip` is available.
-pub(crate) const WHEELS: &[Need] = &[need(&["python3-pip"])];
+pub(crate) const WHEELS: &str = "python3-pip";
 
-/// Packages for booting VMs of a foreign architecture, and for making their root.
-pub(crate) const FOREIGN: &[Need] = &[
-    need(&["qemu-system-arm"]),
-    need(&["mmdebstrap"]),
-    // Modules for a stock kernel need this compiler.
-    need(&["gcc-aarch64-linux-gnu"]),
-];
+/// Packages for booting VMs of a foreign architecture, and for making their root. Modules for a stock
+/// kernel need the compiler.
+pub(crate) const FOREIGN: &str = "qemu-system-arm mmdebstrap gcc-aarch64-linux-gnu";
 
 /// Packages for the arm64 object of the portable build.
-pub(crate) const ARM64_OBJECT: &[Need] = &[need(&["binutils-aarch64-linux-gnu"])];
+pub(crate) const ARM64_OBJECT: &str = "binutils-aarch64-linux-gnu";
 
 /// Packages for counting instructions.
-pub(crate) const COST: &[Need] = &[need(&["valgrind"])];
+pub(crate) const COST: &str = "valgrind";
+
+/// A package that must be installed: the first of several alternatives that is available.
+#[derive(Debug, Clone)]
+struct Need<'a> {
+    packages: Vec<&'a str>,
+    /// Oldest version that suffices.
+    at_least: &'a str,
+}
+
+/// Parses a list of packages.
+fn needs(list: &str) -> Vec<Need<'_>> {
+    let need = |word| -> Option<Need<'_>> {
+        let mut parts = str::split(word, '=');
+        Some(Need {
+            packages: parts.next()?.split('|').collect(),
+            at_least: parts.next().unwrap_or_default(),
+        })
+    };
+    list.split_whitespace().filter_map(need).collect()
+}
 
 /// Returns the versions of the installed packages among `packages`.
 fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
@@ -161,69 +104,63 @@ fn candidate(package: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn will_do(version: &str, need: &Need) -> bool {
+fn will_do(version: &str, need: &Need<'_>) -> bool {
     let upstream = version.split_once(':').map_or(version, |(_, rest)| rest);
     need.at_least.is_empty() || upstream == need.at_least || is_newer(upstream, need.at_least)
 }
 
 /// Returns the needs that no installed package meets.
-fn missing(needs: &[Need]) -> Result<Vec<Need>> {
+fn missing(list: &str) -> Result<Vec<Need<'_>>> {
+    let mut needs = needs(list);
     let names: Vec<&str> = needs
         .iter()
-        .flat_map(|need| need.packages)
-        .copied()
+        .flat_map(|need| need.packages.clone())
         .collect();
     let installed = installed(&names)?;
-    let is_met = |need: &&Need| {
-        need.packages.iter().any(|package| {
-            installed
-                .get(*package)
-                .is_some_and(|version| will_do(version, need))
-        })
-    };
-    Ok(needs.iter().filter(|need| !is_met(need)).copied().collect())
+    needs.retain(|need| {
+        let versions = need
+            .packages
+            .iter()
+            .filter_map(|package| installed.get(*package));
+        !versions.into_iter().any(|version| will_do(version, need))
+    });
+    Ok(needs)
 }
 
 /// Installs the missing packages. Does not use the network if none is missing.
-pub(crate) fn install(paths: &Paths, needs: &[Need]) -> Result<()> {
-    let missing = missing(needs)?;
+pub(crate) fn install(paths: &Paths, list: &str) -> Result<()> {
+    let missing = missing(list)?;
     if missing.is_empty() {
         return Ok(());
     }
     let log = paths.cache.join("logs/packages.txt");
-    let choose = |need: &Need| {
-        need.packages
+    let choose = |need: &Need<'_>| {
+        let is_good = |version: String| will_do(&version, need);
+        let found = need
+            .packages
             .iter()
-            .find(|package| candidate(package).is_some_and(|version| will_do(&version, need)))
-            .copied()
+            .find(|package| candidate(package).is_some_and(is_good));
+        found.map(|package| (*package).to_owned())
     };
     if lists_are_old() || missing.iter().any(|need| choose(need).is_none()) {
         read_lists(paths)?;
     }
     let mut chosen = Vec::new();
     for need in &missing {
-        chosen.push(choose(need).ok_or_else(|| {
-            anyhow!(
-                "this machine's apt sources have none of: {}{}",
-                need.packages.join(", "),
-                if need.at_least.is_empty() {
-                    String::new()
-                } else {
-                    format!(" (at least version {})", need.at_least)
-                }
-            )
+        chosen.push(choose(need).with_context(|| {
+            let names = need.packages.join(", ");
+            let version = match need.at_least {
+                "" => String::new(),
+                at_least => format!(" (at least version {at_least})"),
+            };
+            format!("this machine's apt sources have none of: {names}{version}")
         })?);
     }
     let begun = begun(paths);
     if begun.exists() && is_interrupted() {
         let mut stage = Stage::begin("packages: completing what was interrupted");
         stage.run(
-            as_root("env").args([
-                "DEBIAN_FRONTEND=noninteractive",
-                "dpkg",
-                "--configure",
-                "-a",
-            ]),
+            as_root("env").args("DEBIAN_FRONTEND=noninteractive dpkg --configure -a".split(' ')),
             &log,
             "steps",
             |line| line.starts_with("Setting up"),
@@ -310,56 +247,45 @@ pub(crate) fn unpack_own(
     }
     let log = paths.cache.join("logs/packages.txt");
     let directory = paths.run_directory()?;
-    let result = (|| {
-        stage.run(
-            Command::new("apt-get")
-                .args(["-q", "download"])
-                .args(packages)
-                .args(["-o", "APT::Sandbox::User="])
-                .current_dir(&directory),
-            &log,
-            "files",
-            |line| line.starts_with("Get:"),
-        )?;
-        for entry in fs::read_dir(&directory)? {
-            extract(stage, &entry?.path(), root, &log)?;
-        }
-        Ok(())
-    })();
-    let _ = fs::remove_dir_all(&directory);
-    result
+    let mut command = Command::new("apt-get");
+    command
+        .args(["-q", "download"])
+        .args(packages)
+        .args(["-o", "APT::Sandbox::User="]);
+    stage.run(command.current_dir(&*directory), &log, "files", |line| {
+        line.starts_with("Get:")
+    })?;
+    extract_all(stage, &directory, root, &log)
 }
 
 /// Returns the contents of one file of a package of this machine's release.
 pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8>> {
     let mut stage = Stage::begin(format!("package {package}: fetching {file} of it"));
     let root = paths.run_directory()?;
-    let contents = unpack_own(paths, &mut stage, &[package], &root).and_then(|()| {
-        fs::read(root.join(file)).with_context(|| format!("{package} has no {file}"))
-    });
-    let _ = fs::remove_dir_all(&root);
-    let contents = contents?;
+    unpack_own(paths, &mut stage, &[package], &root)?;
+    let contents = fs::read(root.join(file)).with_context(|| format!("{package} has no {file}"))?;
     stage.done("");
     Ok(contents)
 }
 
-fn all_needs() -> Vec<Need> {
-    BUILD.iter().chain(RUN).chain(INSTALL).copied().collect()
+fn all_needs(more: &str) -> String {
+    [BUILD, RUN, INSTALL, more].join(" ")
 }
 
 pub(crate) fn install_all(paths: &Paths) -> Result<()> {
-    install(paths, &all_needs())
+    install(paths, &all_needs(""))
 }
 
 /// Returns the packages that [`install_all`] and `install(paths, more)` would install. Each need
 /// gives the first package that apt knows, or else its first package.
-pub(crate) fn missing_all(more: &[Need]) -> Result<Vec<String>> {
-    let missing = missing(&[&all_needs(), more].concat())?;
+pub(crate) fn missing_all(more: &str) -> Result<Vec<String>> {
+    let list = all_needs(more);
+    let missing = missing(&list)?;
     if missing.is_empty() {
         return Ok(Vec::new());
     }
     // Asks for all names at once, because each call reads all of apt's lists.
-    let names = missing.iter().flat_map(|need| need.packages);
+    let names = missing.iter().flat_map(|need| &need.packages);
     let policies = output(
         Command::new("apt-cache")
             .arg("policy")
@@ -369,13 +295,12 @@ pub(crate) fn missing_all(more: &[Need]) -> Result<Vec<String>> {
     .unwrap_or_default();
     let candidates = candidates(&policies);
     let chosen = missing.iter().filter_map(|need| {
-        let is_known = |package: &&&str| {
-            candidates
-                .get(**package)
-                .is_some_and(|version| will_do(version, need))
-        };
-        let known = need.packages.iter().find(is_known);
-        known.or(need.packages.first())
+        let is_good = |version: &&str| will_do(version, need);
+        let is_known = |package: &&&str| candidates.get(**package).is_some_and(is_good);
+        need.packages
+            .iter()
+            .find(is_known)
+            .or(need.packages.first())
     });
     Ok(chosen.map(|package| (*package).to_owned()).collect())
 }
@@ -412,10 +337,11 @@ mod tests {
 
     #[test]
     fn versions_with_epochs() {
-        let rust = need_rust(&[]);
-        assert!(will_do("1.96.0+dfsg1-1~deb12u2", &rust));
-        assert!(will_do("1:1.85.1-2", &rust));
-        assert!(!will_do("1.63.0+dfsg1-2", &rust));
-        assert!(will_do("anything", &need(&[])));
+        let rust = &needs("rustc|rustc-web=1.85")[0];
+        assert_eq!(rust.packages, ["rustc", "rustc-web"]);
+        assert!(will_do("1.96.0+dfsg1-1~deb12u2", rust));
+        assert!(will_do("1:1.85.1-2", rust));
+        assert!(!will_do("1.63.0+dfsg1-2", rust));
+        assert!(will_do("anything", &needs("gcc")[0]));
     }
 }

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
+use clap::ValueEnum as _;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 
@@ -89,179 +90,74 @@ struct Goal {
     reason: fn(&Figures) -> Option<String>,
 }
 
-const GOALS: &[Goal] = &[
-    Goal {
-        name: "pins, relative to NVIDIA's",
-        limits: [0.5; 2],
-        value: |figures, mode| figures.ratio(mode, "64KiB.pins"),
-        reason: unknown,
-    },
-    Goal {
-        name: "unpins, relative to NVIDIA's",
-        limits: [0.5; 2],
-        value: |figures, mode| figures.ratio(mode, "64KiB.unpins"),
-        reason: unknown,
-    },
-    Goal {
-        name: "instructions with services, 64 KiB",
-        limits: [2_700.0, 3_500.0],
-        value: |figures, mode| figures.vm(OURS, mode, "64KiB.instructions"),
-        reason: Figures::why_small,
-    },
-    Goal {
-        name: "instructions with services, 1 GiB contiguous, relative to NVIDIA's",
-        limits: [0.3; 2],
-        value: |figures, mode| figures.ratio(mode, "1GiB-contiguous.instructions"),
-        reason: unknown,
-    },
-    Goal {
-        name: "instructions with services for a fragmented page, relative to NVIDIA's",
-        limits: [1.3; 2],
-        value: |figures, mode| {
-            let theirs = figures.a_page(NVIDIAS, mode)?;
-            Some(figures.a_page(OURS, mode)? / theirs)
-        },
-        reason: Figures::why_a_page,
-    },
-    Goal {
-        name: "total cost, 64 KiB, relative to NVIDIA's",
-        limits: [0.55; 2],
-        value: |figures, mode| figures.total_ratio(mode, "64KiB", 65_536.0),
-        reason: unknown,
-    },
-    Goal {
-        name: "total cost, 64 GiB contiguous, relative to NVIDIA's",
-        limits: [0.35, 0.33],
-        value: |figures, mode| figures.total_ratio(mode, "64GiB-contiguous", 64.0 * GIB),
-        reason: unknown,
-    },
-    Goal {
-        name: "total cost, 1 GiB fragmented, relative to NVIDIA's",
-        limits: [0.35, 0.45],
-        value: |figures, mode| figures.total_ratio(mode, "1GiB-fragmented", GIB),
-        reason: Figures::why_total,
-    },
-    Goal {
-        name: "kernel memory, 1 GiB contiguous, relative to NVIDIA's",
-        limits: [0.01; 2],
-        value: |figures, mode| figures.ratio(mode, "1GiB-contiguous.bytes"),
-        reason: unknown,
-    },
-    Goal {
-        name: "revocation, the worst of 1 to 10,000 regions, relative to NVIDIA's",
-        limits: [1.0; 2],
-        value: |figures, mode| {
-            let ratio = |regions: &u32| figures.ratio(mode, &format!("free.{regions}"));
-            worst(REGIONS.iter().map(ratio).collect())
-        },
-        reason: unknown,
-    },
-    Goal {
-        name: "revocation of one region of 10,000, relative to one of 100",
-        limits: [1.1; 2],
-        value: |figures, mode| {
-            let of = |regions: u32| figures.vm(OURS, mode, &format!("free.{regions}"));
-            Some(of(10_000)? / of(100)? / 100.0)
-        },
-        reason: Figures::why_linear,
-    },
-    Goal {
-        name: "lost of what nvidia.ko's lock allows, 4 and 16 threads",
-        limits: [0.05; 2],
-        value: |figures, mode| {
-            let lost = |threads: &usize| figures.lost(OURS, mode, *threads);
-            worst(THREADS.iter().map(lost).collect())
-        },
-        reason: unknown,
-    },
-];
-
-/// Source of a number in the first table.
-enum Source {
-    /// A figure measured in the VM.
-    Vm(&'static str),
-    /// The sum of the counts of a shape, for our in-tree build.
-    Count(&'static str, Kind, Option<&'static str>),
+macro_rules! goals {
+    ($($name:literal, at most $limits:expr, $value:expr, $reason:expr;)*) => {
+        &[$(Goal { name: $name, limits: $limits, value: $value, reason: $reason }),*]
+    };
 }
 
-const SUMMARY: &[(&str, Source)] = &[
-    ("pins by nvidia.ko", Source::Vm("64KiB.pins")),
-    ("unpins by nvidia.ko", Source::Vm("64KiB.unpins")),
-    (
-        "scatter-list entries, 1 GiB contiguous",
-        Source::Vm("1GiB-contiguous.entries"),
-    ),
-    (
-        "scatter-list entries, 64 GiB contiguous",
-        Source::Vm("64GiB-contiguous.entries"),
-    ),
-    (
-        "module instructions, 64 KiB",
-        Source::Count("64KiB", Kind::Instructions, None),
-    ),
-    (
-        "module instructions, 1 GiB contiguous",
-        Source::Count("1GiB-contiguous", Kind::Instructions, None),
-    ),
-    (
-        "module instructions, 1 GiB fragmented",
-        Source::Count("1GiB-fragmented", Kind::Instructions, None),
-    ),
-    (
-        "instructions with services, 64 KiB",
-        Source::Vm("64KiB.instructions"),
-    ),
-    (
-        "instructions with services, 1 GiB contiguous",
-        Source::Vm("1GiB-contiguous.instructions"),
-    ),
-    (
-        "instructions with services, 1 GiB fragmented",
-        Source::Vm("1GiB-fragmented.instructions"),
-    ),
-    (
-        "calls of services and of nvidia.ko, 64 KiB",
-        Source::Count("64KiB", Kind::Calls, None),
-    ),
-    (
-        "allocations kept, 64 KiB",
-        Source::Count("64KiB", Kind::Holds, Some("allocations")),
-    ),
-    ("bytes of kernel memory, 64 KiB", Source::Vm("64KiB.bytes")),
-    (
-        "bytes of kernel memory, 1 GiB contiguous",
-        Source::Vm("1GiB-contiguous.bytes"),
-    ),
-];
+const GOALS: &[Goal] = goals! {
+    "pins, relative to NVIDIA's", at most [0.5; 2], |it, mode| it.ratio(mode, "64KiB.pins"), unknown;
+    "unpins, relative to NVIDIA's", at most [0.5; 2], |it, mode| it.ratio(mode, "64KiB.unpins"), unknown;
+    "instructions with services, 64 KiB", at most [2_700.0, 3_500.0],
+        |it, mode| it.vm(OURS, mode, "64KiB.instructions"), Figures::why_small;
+    "instructions with services, 1 GiB contiguous, relative to NVIDIA's", at most [0.3; 2],
+        |it, mode| it.ratio(mode, "1GiB-contiguous.instructions"), unknown;
+    "instructions with services for a fragmented page, relative to NVIDIA's", at most [1.3; 2],
+        |it, mode| Some(it.a_page(OURS, mode)? / it.a_page(NVIDIAS, mode)?), Figures::why_a_page;
+    "total cost, 64 KiB, relative to NVIDIA's", at most [0.55; 2],
+        |it, mode| it.total_ratio(mode, "64KiB", 65_536.0), unknown;
+    "total cost, 64 GiB contiguous, relative to NVIDIA's", at most [0.35, 0.33],
+        |it, mode| it.total_ratio(mode, "64GiB-contiguous", 64.0 * GIB), unknown;
+    "total cost, 1 GiB fragmented, relative to NVIDIA's", at most [0.35, 0.45],
+        |it, mode| it.total_ratio(mode, "1GiB-fragmented", GIB), Figures::why_total;
+    "kernel memory, 1 GiB contiguous, relative to NVIDIA's", at most [0.01; 2],
+        |it, mode| it.ratio(mode, "1GiB-contiguous.bytes"), unknown;
+    "revocation, the worst of 1 to 10,000 regions, relative to NVIDIA's", at most [1.0; 2],
+        |it, mode| worst(REGIONS.map(|regions| it.ratio(mode, &format!("free.{regions}")))), unknown;
+    "revocation of one region of 10,000, relative to one of 100", at most [1.1; 2],
+        |it, mode| it.growth(OURS, mode), Figures::why_linear;
+    "lost of what nvidia.ko's lock allows, 4 and 16 threads", at most [0.05; 2],
+        |it, mode| worst(THREADS.map(|threads| it.lost(OURS, mode, threads))), unknown;
+};
+
+/// Rows of the first table: figures measured in the VM, or sums of counts of our in-tree build, by
+/// shape, kind and name.
+const SUMMARY: &str = "\
+pins by nvidia.ko | 64KiB.pins
+unpins by nvidia.ko | 64KiB.unpins
+scatter-list entries, 1 GiB contiguous | 1GiB-contiguous.entries
+scatter-list entries, 64 GiB contiguous | 64GiB-contiguous.entries
+module instructions, 64 KiB | 64KiB instructions
+module instructions, 1 GiB contiguous | 1GiB-contiguous instructions
+module instructions, 1 GiB fragmented | 1GiB-fragmented instructions
+instructions with services, 64 KiB | 64KiB.instructions
+instructions with services, 1 GiB contiguous | 1GiB-contiguous.instructions
+instructions with services, 1 GiB fragmented | 1GiB-fragmented.instructions
+calls of services and of nvidia.ko, 64 KiB | 64KiB calls
+allocations kept, 64 KiB | 64KiB holds allocations
+bytes of kernel memory, 64 KiB | 64KiB.bytes
+bytes of kernel memory, 1 GiB contiguous | 1GiB-contiguous.bytes";
 
 /// Rows of the README's table, in persistent mode.
-const README_ROWS: &[(&str, &str)] = &[
-    (
-        "scatter-list entries for 1 GiB of contiguous memory",
-        "1GiB-contiguous.entries",
-    ),
-    (
-        "scatter-list entries for 64 GiB of contiguous memory",
-        "64GiB-contiguous.entries",
-    ),
-    (
-        "instructions with services to register and deregister 1 GiB",
-        "1GiB-contiguous.instructions",
-    ),
-    (
-        "instructions with services to register and deregister 64 KiB",
-        "64KiB.instructions",
-    ),
-];
+const README_ROWS: &str = "\
+scatter-list entries for 1 GiB of contiguous memory | 1GiB-contiguous.entries
+scatter-list entries for 64 GiB of contiguous memory | 64GiB-contiguous.entries
+instructions with services to register and deregister 1 GiB | 1GiB-contiguous.instructions
+instructions with services to register and deregister 64 KiB | 64KiB.instructions";
+
+/// Returns the rows of a text: two columns each.
+fn rows(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| line.split_once(" | "))
+}
 
 fn unknown(_: &Figures) -> Option<String> {
     Some("The figures do not say why.".to_owned())
 }
 
-fn worst(values: Vec<Option<f64>>) -> Option<f64> {
-    values
-        .into_iter()
-        .try_fold(f64::MIN, |worst, value| Some(worst.max(value?)))
+fn worst<const N: usize>(values: [Option<f64>; N]) -> Option<f64> {
+    let mut values = values.into_iter();
+    values.try_fold(f64::MIN, |worst, value| Some(worst.max(value?)))
 }
 
 impl Goal {
@@ -392,9 +288,14 @@ impl Figures {
     }
 
     fn why_linear(&self) -> Option<String> {
-        let of = |regions: u32| self.vm(NVIDIAS, REVOCABLE, &format!("free.{regions}"));
-        let theirs = of(10_000)? / of(100)? / 100.0;
+        let theirs = self.growth(NVIDIAS, REVOCABLE)?;
         Some(format!("With NVIDIA's module this ratio is {theirs:.3}."))
+    }
+
+    /// Returns the cost of a revocation of one region of 10,000, relative to one of 100.
+    fn growth(&self, module: &str, mode: &str) -> Option<f64> {
+        let of = |regions: u32| self.vm(module, mode, &format!("free.{regions}"));
+        Some(of(10_000)? / of(100)? / 100.0)
     }
 
     fn goals_part(&self) -> String {
@@ -432,26 +333,28 @@ impl Figures {
         }
     }
 
-    fn of(&self, source: &Source, module: &str, mode: &str) -> Option<f64> {
+    /// Returns a figure of [`SUMMARY`].
+    fn of(&self, figure: &str, module: &str, mode: &str) -> Option<f64> {
         let prefix = if module == NVIDIAS { NVIDIA } else { "" };
-        match *source {
-            Source::Vm(name) => self.vm(module, mode, name),
-            Source::Count(shape, kind, name) => {
-                Some(self.count(&format!("{prefix}{mode} {shape}"), kind, name))
-            }
-        }
+        let mut words = figure.split(' ');
+        let (shape, kind, name) = (words.next()?, words.next(), words.next());
+        let Some(kind) = kind else {
+            return self.vm(module, mode, shape);
+        };
+        let kind = Kind::from_str(kind, false).ok()?;
+        Some(self.count(&format!("{prefix}{mode} {shape}"), kind, name))
     }
 
     /// Returns the first table of the page: both modules in both modes.
     fn summary_part(&self) -> String {
-        let mut rows = Vec::new();
-        for (name, source) in SUMMARY {
-            let mut row = vec![(*name).to_owned()];
+        let row = |(name, figure): (&str, &str)| {
+            let mut row = vec![name.to_owned()];
             for mode in MODES {
-                row.extend([NVIDIAS, OURS].map(|module| cell(self.of(source, module, mode))));
+                row.extend([NVIDIAS, OURS].map(|module| cell(self.of(figure, module, mode))));
             }
-            rows.push(row);
-        }
+            row
+        };
+        let rows = rows(SUMMARY).map(row).collect();
         let head = [
             "registration and deregistration",
             "NVIDIA's, persistent",
@@ -590,7 +493,7 @@ impl Figures {
             calls(OURS),
             calls(NVIDIAS)
         );
-        for (what, name) in README_ROWS {
+        for (what, name) in rows(README_ROWS) {
             let [ours, theirs] = [OURS, NVIDIAS].map(|module| of(module, name));
             text.push_str(&format!("| {what} | {ours} | {theirs} |\n"));
         }

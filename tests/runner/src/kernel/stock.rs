@@ -127,15 +127,7 @@ impl Tree<'_> {
         .map(of_version);
         let packages = packages.each_ref().map(String::as_str);
         let packages_of_arch = packages_of_arch.each_ref().map(String::as_str);
-        for stale in [
-            "root",
-            "libraries",
-            "source",
-            "pristine",
-            "stock",
-            "modules",
-            "build",
-        ] {
+        for stale in "root libraries source pristine stock modules build".split(' ') {
             let _ = fs::remove_dir_all(self.at(stale));
         }
         let _ = fs::remove_file(self.at("build"));

@@ -11,23 +11,12 @@ pub(crate) enum Again {
     Nothing,
     /// All runs that have no kernel of their own.
     All,
-    /// The runs with these names, and the hazards if listed.
-    Listed(&'static [&'static str]),
-}
-
-/// A smoke run on a kernel: a few tests of each kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Smoke {
-    /// This module.
-    Ours,
-    /// This module without persistent pins.
-    Revocable,
-    /// NVIDIA's nvidia-peermem, using its client with callbacks.
-    Nvidia,
-    /// This module beside an nvidia.ko that the module loader takes for proprietary.
-    Proprietary,
-    /// The same as [`Self::Proprietary`], without persistent pins.
-    ProprietaryRevocable,
+    /// The runs that `tests/runner/suite` repeats on kernels of this kind: on `arm64`, where each VM
+    /// is emulated and slower, those that depend on page size, processor or IOMMU; on `stock`, those
+    /// that depend on the kernel's own ib_core, rxe, locks and DMA mapping; on `oldest`, every
+    /// callback of ib_core in both modes, and everything that the verbs cases show of the kernel's
+    /// rxe.
+    Kind(&'static str),
 }
 
 pub(crate) const DEFAULT: &str = "7.3";
@@ -83,50 +72,6 @@ const STOCK_MAKE_ARM64: &[&str] = &[
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
-/// Runs on arm64, where each VM is emulated and slower: those that depend on page size, processor
-/// or IOMMU.
-pub(crate) const ON_ARM64: &[&str] = &[
-    "KUnit",
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: ours, the portable build",
-    "verbs: ours, the portable build, revocable",
-    "verbs: ours, behind a translating IOMMU",
-    "verbs: ours, mapped by nvidia.ko, behind a translating IOMMU",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-    "a provider's answers: ours, on the stand-in's p2p.c",
-    "a provider's answers: ours, revocable, on the stand-in's p2p.c",
-    "memory of coherent GPUs: ours",
-    "DMA: ours, behind a translating IOMMU",
-    "DMA: ours, behind an IOMMU that forgets lazily",
-    "hazards",
-    "sweep: calls of the provider's",
-    "perftest: ours",
-    "pyverbs: patched rxe",
-    "stress: two thousand operations in each mode",
-];
-
-/// Runs on Debian's stock kernels: those that depend on the kernel's own ib_core, rxe, locks and
-/// DMA mapping.
-const ON_STOCK: &[&str] = &[
-    "verbs: ours",
-    "verbs: ours, revocable",
-    "verbs: ours, on 555's nv-p2p.c",
-    "verbs: ours, behind a translating IOMMU",
-    "verbs: ours, IOMMU passing through",
-    "verbs: NVIDIA's, persistent client",
-    "verbs: NVIDIA's, callback client",
-    "stress: two thousand operations in each mode",
-    "sweep: calls of the provider's",
-    "hazards",
-    "perftest: ours",
-];
-
-/// Runs on the oldest kernel: every callback of ib_core in both modes, and everything that the
-/// verbs cases show of the kernel's rxe.
-const ON_OLDEST: &[&str] = &["verbs: ours", "verbs: ours, revocable"];
-
 /// One kernel of the test VM.
 pub(crate) struct Flavour {
     /// Name for `--kernel`, and of the kernel's directory in the cache.
@@ -151,12 +96,12 @@ pub(crate) struct Flavour {
     /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
     /// `true` if the RDMA modules are also built from the pristine source.
-    pub(super) pristine_rdma: bool,
+    pub(crate) pristine_rdma: bool,
     /// `true` if the configuration has the detectors of `debug.config`. Every VM must then show
     /// that they work.
     pub(super) detectors: bool,
-    /// Smoke runs of the suite on this kernel.
-    pub(crate) smoke: &'static [Smoke],
+    /// Smoke runs on this kernel, by their names in `tests/runner/suite`.
+    pub(crate) smoke: &'static [&'static str],
     /// Runs of the suite that `make test-all` repeats on this kernel.
     pub(crate) again: Again,
     /// `true` if only `make test-all` uses the kernel, and `make test` does not.
@@ -195,7 +140,7 @@ const BUILT_ARM64: Flavour = Flavour {
     instead: Some("linux-source-7."),
     make: Arch::Arm64.make(),
     compiler: "clang-19",
-    again: Again::Listed(ON_ARM64),
+    again: Again::Kind("arm64"),
     only_in_full: true,
     ..BUILT
 };
@@ -203,8 +148,8 @@ const BUILT_ARM64: Flavour = Flavour {
 /// Defaults for stock kernels.
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
-    smoke: &[Smoke::Nvidia, Smoke::Revocable],
-    again: Again::Listed(ON_STOCK),
+    smoke: &["NVIDIA's", "ours, revocable"],
+    again: Again::Kind("stock"),
     seconds: 180.0,
     mib: 80,
     ..BUILT
@@ -225,7 +170,7 @@ const FLAVOURS: &[Flavour] = &[
         patches: &["7.2", "7.3"],
         config: &["rig.config", "7.2.config", HOST, SIGNED],
         pristine_rdma: true,
-        smoke: &[Smoke::Revocable],
+        smoke: &["ours, revocable"],
         seconds: 600.0,
         ..BUILT
     },
@@ -260,10 +205,10 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12"],
         smoke: &[
-            Smoke::Nvidia,
-            Smoke::Revocable,
-            Smoke::Proprietary,
-            Smoke::ProprietaryRevocable,
+            "NVIDIA's",
+            "ours, revocable",
+            "ours, beside a proprietary nvidia.ko",
+            "ours, beside a proprietary nvidia.ko, revocable",
         ],
         ..STOCK
     },
@@ -274,7 +219,7 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12"],
         make: STOCK_MAKE_ARM64,
-        smoke: &[Smoke::Nvidia, Smoke::Ours, Smoke::Revocable],
+        smoke: &["NVIDIA's", "ours", "ours, revocable"],
         again: Again::Nothing,
         only_in_full: true,
         ..STOCK
@@ -309,7 +254,7 @@ const FLAVOURS: &[Flavour] = &[
         patches: &["5.10"],
         // The repeated verbs cases include those of the smoke runs.
         smoke: &[],
-        again: Again::Listed(ON_OLDEST),
+        again: Again::Kind("oldest"),
         only_in_full: true,
         ..STOCK
     },

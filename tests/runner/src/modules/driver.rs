@@ -37,33 +37,14 @@ pub(super) const DRIVER_555: Driver = Driver {
     directory: "control-555",
 };
 
-const CONTROL_FILES: &[&str] = &["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
+const CONTROL_FILES: [&str; 3] = ["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
 
 /// The driver's nv-p2p.c and its includes.
-const UPPER_FILES: &[&str] = &[
-    "nvidia/nv-p2p.c",
-    "nvidia/nv-p2p.h",
-    "nvidia/nv-ibmnpu.h",
-    "nvidia/nv-rsync.h",
-    "nvidia/rmp2pdefines.h",
-    "common/inc/cpuopsys.h",
-    "common/inc/nv-caps.h",
-    "common/inc/nv-firmware-registry.h",
-    "common/inc/nv-firmware.h",
-    "common/inc/nv-ioctl-numa.h",
-    "common/inc/nv-ioctl-numbers.h",
-    "common/inc/nv-ioctl.h",
-    "common/inc/nv-kernel-interface-api.h",
-    "common/inc/nv.h",
-    "common/inc/nv_stdarg.h",
-    "common/inc/nvlimits.h",
-    "common/inc/nvmisc.h",
-    "common/inc/nvstatus.h",
-    "common/inc/nvstatuscodes.h",
-    "common/inc/nvtypes.h",
-    "common/inc/os-interface.h",
-    "common/inc/os/nv_memory_type.h",
-];
+const UPPER_FILES: &str = "nvidia/nv-p2p.c nvidia/nv-p2p.h nvidia/nv-ibmnpu.h nvidia/nv-rsync.h nvidia/rmp2pdefines.h \
+    common/inc/cpuopsys.h common/inc/nv-caps.h common/inc/nv-firmware-registry.h common/inc/nv-firmware.h \
+    common/inc/nv-ioctl-numa.h common/inc/nv-ioctl-numbers.h common/inc/nv-ioctl.h common/inc/nv-kernel-interface-api.h \
+    common/inc/nv.h common/inc/nv_stdarg.h common/inc/nvlimits.h common/inc/nvmisc.h common/inc/nvstatus.h \
+    common/inc/nvstatuscodes.h common/inc/nvtypes.h common/inc/os-interface.h common/inc/os/nv_memory_type.h";
 
 /// Returns the files of NVIDIA's nvidia-peermem in the cache, and the driver's version. Downloads
 /// missing files.
@@ -93,7 +74,7 @@ fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     let control = CONTROL_FILES
         .iter()
         .map(|name| (directory.join(name), Path::new("nvidia-peermem").join(name)));
-    let upper = UPPER_FILES.iter().map(|name| {
+    let upper = UPPER_FILES.split(' ').map(|name| {
         let below = ["nvidia/", "common/inc/"]
             .iter()
             .find_map(|folder| name.strip_prefix(folder));

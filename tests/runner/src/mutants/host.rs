@@ -223,15 +223,11 @@ mod tests {
 
     /// Runs a shell script as a test program.
     fn script(name: &str, text: &str) -> Seen {
-        let name = format!("runner-mutants-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir_all(&folder).unwrap();
+        let folder = crate::paths::Folder::scratch(&format!("mutants-{name}"));
         let program = folder.join("program");
         fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let seen = run(&[program], "x");
-        fs::remove_dir_all(&folder).unwrap();
-        seen.unwrap()
+        run(&[program], "x").unwrap()
     }
 
     #[test]

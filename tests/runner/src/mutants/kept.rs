@@ -17,7 +17,7 @@ use crate::paths::Paths;
 use crate::results::pattern;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
-use crate::vm::Build;
+use crate::vm::{Build, Named as _};
 use crate::{setup, stamp};
 
 /// Directory of the verbs program's cases.
@@ -43,7 +43,7 @@ impl<'a> Kept<'a> {
     pub(super) fn new(paths: &'a Paths, toolchain: &Toolchain, build: Build) -> Result<Self> {
         let mut common = Key::default();
         common.text("tools", &toolchain.versions("gcc")?);
-        common.text("build", build.name());
+        common.text("build", &build.name());
         for own in
             ["mutants.rs", "mutants", "patch.rs"].map(|name| format!("tests/runner/src/{name}"))
         {
@@ -214,10 +214,10 @@ mod tests {
 
     #[test]
     fn a_result_is_kept_by_its_key() {
-        let folder = std::env::temp_dir().join(format!("runner-kept-{}", std::process::id()));
+        let folder = crate::paths::Folder::scratch("mutants-kept");
         let paths = Paths {
             repo: PathBuf::new(),
-            cache: folder.clone(),
+            cache: folder.to_path_buf(),
         };
         let kept = Kept {
             paths: &paths,
@@ -227,7 +227,6 @@ mod tests {
         assert!(!kept.has("a", "1"));
         kept.add("a", "1");
         let found = [("a", "1"), ("a", "2"), ("b", "1")].map(|(name, key)| kept.has(name, key));
-        fs::remove_dir_all(&folder).unwrap();
         assert_eq!(found, [true, false, false]);
     }
 }

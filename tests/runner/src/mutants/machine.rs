@@ -396,7 +396,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::results::{Test, Verdict};
+    use crate::results::tests;
 
     fn mutant(name: &str, lines: &str) -> Mutant {
         let head = format!("# rule: 1\n# removes: a\n# without: b\n{lines}\n# sign: fails gone\n");
@@ -419,18 +419,14 @@ mod tests {
     /// without it, nothing.
     fn seen(steps: &[Step<'_>], how: &str) -> Vec<Seen> {
         let step = |(step, how): (&Step<'_>, char)| {
-            let (verdict, note) = match how {
-                'p' => (Verdict::Passed, ""),
-                'f' => (Verdict::Failed, "failure: gone"),
-                'o' => (Verdict::Failed, "failure: otherwise"),
+            let rest = match how {
+                'p' => "",
+                'f' => " FAILED | failure: gone",
+                'o' => " FAILED | failure: otherwise",
                 _ => return Seen::default(),
             };
             Seen {
-                tests: vec![Test {
-                    name: step.case.to_owned(),
-                    verdict,
-                    notes: vec![note.to_owned()],
-                }],
+                tests: tests(&[&format!("{}{rest}", step.case)]),
                 ended: true,
                 ..Seen::default()
             }

@@ -364,14 +364,7 @@ mod tests {
             parameters: vec!["a=1".to_owned()],
         };
         assert_eq!(mutant.checks[1].place, place);
-        assert_eq!(
-            mutant
-                .checks
-                .iter()
-                .map(|check| check.alone)
-                .collect::<Vec<_>>(),
-            [false, true]
-        );
+        assert!(!mutant.checks[0].alone && mutant.checks[1].alone);
     }
 
     #[test]

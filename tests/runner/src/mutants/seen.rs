@@ -131,34 +131,28 @@ impl Seen {
 mod tests {
     use super::super::rule::sign;
     use super::*;
+    use crate::results::tests;
 
     #[test]
     fn signs_are_looked_for() {
-        let test = |verdict| Test {
-            name: "rules.4.x".to_owned(),
-            verdict,
-            notes: vec!["failure: two pins".to_owned()],
-        };
-        let seen = |verdict, problems: &[&str]| Seen {
-            tests: vec![test(verdict)],
+        let seen = |line: &str, problems: &[&str]| Seen {
+            tests: tests(&[line]),
             problems: problems.iter().map(|text| (*text).to_owned()).collect(),
             ended: true,
             output: "KTAP version 1\n# failure: two pins\nnot ok 1 rules.4.x\n".to_owned(),
             ..Seen::default()
         };
+        let fails = "rules.4.x FAILED | failure: two pins";
         let shows = |seen: &Seen, text: &str| seen.shows("rules.4.x", &sign(text).unwrap()).is_ok();
-        let failed = seen(Verdict::Failed, &["the kernel reports:\n  BUG: x\n"]);
+        let failed = seen(fails, &["the kernel reports:\n  BUG: x\n"]);
         assert!(shows(&failed, "fails two pins"));
         assert!(!shows(&failed, "fails three pins"));
         // Every run prints this text.
         assert!(!shows(&failed, "fails version"));
         // The output of other cases does not count.
-        let mut two = seen(Verdict::Failed, &[]);
-        two.tests.push(Test {
-            name: "rules.5.y".to_owned(),
-            notes: vec!["failure: three pins".to_owned()],
-            ..test(Verdict::Failed)
-        });
+        let mut two = seen(fails, &[]);
+        two.tests
+            .extend(tests(&["rules.5.y FAILED | failure: three pins"]));
         assert!(!shows(&two, "fails three pins"));
         // A sign may span several lines.
         two.tests[0].notes = ["left: 1", "right: 2", "x"].map(str::to_owned).to_vec();
@@ -167,12 +161,10 @@ mod tests {
         assert!(shows(&failed, "report BUG"));
         assert!(!shows(&failed, "hangs"));
         assert!(failed.passed("rules.4.x").is_err());
-        let passed = seen(Verdict::Passed, &[]);
+        let passed = seen("rules.4.x | failure: two pins", &[]);
         assert!(!shows(&passed, "fails two pins"));
         assert!(passed.passed("rules.4.x").is_ok());
         assert!(passed.passed("rules.5").is_err());
-        assert!(seen(Verdict::Skipped(String::new()), &[])
-            .passed("rules.4.x")
-            .is_err());
+        assert!(seen("rules.4.x SKIP why", &[]).passed("rules.4.x").is_err());
     }
 }

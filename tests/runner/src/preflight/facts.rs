@@ -200,7 +200,6 @@ pub(super) fn probe(paths: &Paths) -> Option<String> {
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .output();
-    let _ = fs::remove_dir_all(&folder);
     match result {
         Ok(result) if result.status.success() => None,
         Ok(result) => Some(complaint(&String::from_utf8_lossy(&result.stderr))),

@@ -100,7 +100,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
 
     let archs = kernel::archs(wanted.kernels);
     let is_foreign = wanted.programs && archs.iter().any(|arch| arch.foreign().is_some());
-    let names = apt::missing_all(if is_foreign { apt::FOREIGN } else { &[] })?;
+    let names = apt::missing_all(if is_foreign { apt::FOREIGN } else { "" })?;
     if !names.is_empty() {
         plan.packages = measure(names);
         let names = &plan.packages.names;

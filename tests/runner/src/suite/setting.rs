@@ -1,100 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Settings of a run's VM.
+//! Settings of a run's VM that depend on its kernel or on its other options.
+
+use anyhow::{bail, Error, Result};
+use clap::ValueEnum as _;
 
 use crate::arch::Arch;
-use crate::{topology, vm};
+use crate::{kernel, vm};
 
-/// A setting of a VM. Later settings of a run override earlier ones.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Setting {
-    /// Several settings.
-    All(&'static [Setting]),
-    /// Kernel parameters.
-    Append(&'static str),
-    /// Size of each GPU's BAR, in MiB.
-    Bar(u64),
-    Bench,
-    Beside,
-    Build(vm::Build),
-    /// RAM that serves as the memory of coherent GPUs.
-    Coherent,
-    /// Real DMA behind this IOMMU, which refuses these numbers of reads and writes.
-    Dma(vm::Iommu, [usize; 2]),
-    /// A report that must occur this often: `REGEX=COUNT`.
-    Expect(&'static str),
-    Faults,
-    /// Parameters of the stand-in GPU's driver.
-    Gpu(&'static str),
-    Gpus(u32),
-    Host2IsLost,
-    /// Parameters of ib_core's peer memory.
-    Ib(&'static str),
-    Icount,
-    Iommu(vm::Iommu),
-    Kernel(&'static str),
-    /// The KUnit tests. These tests use fakes for everything that the VM leaves out.
-    Kunit,
-    /// Memory of the VM, in MiB.
-    Memory(u32),
-    MemoryPeers,
-    NoGplOnly,
-    Pair,
-    /// Parameters of the peer-memory module.
-    Param(&'static str),
-    Peermem(vm::Peermem),
-    Provider(vm::Provider),
-    Rdma(vm::Rdma),
-    /// Parameters of rdma_rxe.
-    Rxe(&'static str),
-    Signed,
-    Smp(u32),
-    /// Time limit, in seconds.
-    Timeout(u64),
-    Topology(topology::Topology),
-    WithControl,
-}
-
-impl Setting {
-    /// Applies the setting. The VM's kernel must be set before, because some settings depend on its
-    /// architecture.
-    pub(super) fn apply(self, vm: &mut vm::Options) {
-        match self {
-            Self::All(settings) => settings.iter().for_each(|setting| setting.apply(vm)),
-            Self::Append(words) => vm.append.push(words.to_owned()),
-            Self::Bar(mib) => vm.bar = mib,
-            Self::Bench => vm.bench = true,
-            Self::Beside => vm.beside = true,
-            Self::Build(build) => vm.build = Some(build),
-            Self::Coherent => coherent(vm),
-            Self::Dma(iommu, refused) => dma(vm, iommu, refused),
-            // If an expectation cannot be parsed, it is left out, and the undeclared report fails
-            // the run.
-            Self::Expect(report) => vm.expect.extend(report.parse()),
-            Self::Faults => vm.faults = true,
-            Self::Gpu(values) => vm.gpu_param.push(values.to_owned()),
-            Self::Gpus(number) => vm.gpus = number,
-            Self::Host2IsLost => vm.host_2_is_lost = true,
-            Self::Ib(values) => vm.ib_param.push(values.to_owned()),
-            Self::Icount => vm.icount = true,
-            Self::Iommu(iommu) => vm.iommu = iommu,
-            Self::Kernel(name) => name.clone_into(&mut vm.kernel),
-            Self::Kunit => kunit(vm),
-            Self::Memory(mib) => vm.mem = mib,
-            Self::MemoryPeers => vm.memory_peers = true,
-            Self::NoGplOnly => vm.no_gpl_only = true,
-            Self::Pair => vm.pair = true,
-            Self::Param(values) => vm.param.push(values.to_owned()),
-            Self::Peermem(peermem) => vm.peermem = peermem,
-            Self::Provider(provider) => vm.provider = provider,
-            Self::Rdma(rdma) => vm.rdma = rdma,
-            Self::Rxe(values) => vm.rxe_param.push(values.to_owned()),
-            Self::Signed => vm.signed = true,
-            Self::Smp(number) => vm.smp = number,
-            Self::Timeout(seconds) => vm.timeout = Some(seconds),
-            Self::Topology(topology) => vm.topology = topology,
-            Self::WithControl => vm.with_control = true,
-        }
+/// Applies a setting, which is a word that begins with `@` in the suite's table.
+pub(super) fn apply(word: &str, vm: &mut vm::Options) -> Result<()> {
+    let (name, values) = word.split_once('=').unwrap_or((word, ""));
+    match name {
+        "@coherent" => coherent(vm),
+        "@dma" => dma(vm, values)?,
+        "@host-2-is-lost" => vm.host_2_is_lost = true,
+        "@kunit" => kunit(vm),
+        _ => bail!("no such setting: {word}"),
     }
+    Ok(())
 }
 
 /// Reserves RAM for a driver that keeps it to itself. Also adds RAM with movable pages, for a
@@ -118,11 +41,9 @@ fn coherent(vm: &mut vm::Options) {
 /// Leaves out everything for which the KUnit tests have fakes.
 fn kunit(vm: &mut vm::Options) {
     vm.peermem = vm::Peermem::None;
-    // Kernels for other architectures have no stock modules.
-    vm.rdma = match vm.arch() {
-        Arch::X86_64 => vm::Rdma::Stock,
-        Arch::Arm64 => vm::Rdma::Patched,
-    };
+    if kernel::flavour(&vm.kernel).is_none_or(|flavour| flavour.pristine_rdma) {
+        vm.rdma = vm::Rdma::Stock;
+    }
     vm.gpus = 0;
     vm.kunit = true;
     vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
@@ -131,8 +52,14 @@ fn kunit(vm: &mut vm::Options) {
 }
 
 /// Sets up a VM for real DMA, with both modes available.
-fn dma(vm: &mut vm::Options, iommu: vm::Iommu, [reads, writes]: [usize; 2]) {
-    vm.iommu = iommu;
+/// `values` are the IOMMU, and the numbers of reads and writes that it refuses.
+fn dma(vm: &mut vm::Options, values: &str) -> Result<()> {
+    let values: Vec<&str> = values.split(',').collect();
+    let [iommu, reads, writes] = values[..] else {
+        bail!("not three values");
+    };
+    vm.iommu = vm::Iommu::from_str(iommu, false).map_err(Error::msg)?;
+    let (reads, writes): (usize, usize) = (reads.parse()?, writes.parse()?);
     vm.nvme = Some(64);
     // Allows registrations of more than 4 GiB.
     vm.bar = 8 * 1024;
@@ -154,6 +81,7 @@ fn dma(vm: &mut vm::Options, iommu: vm::Iommu, [reads, writes]: [usize; 2]) {
         ],
     };
     for (pattern, count) in reports {
-        vm.expect.extend(format!("{pattern}={count}").parse());
+        vm.expect.push(format!("{pattern}={count}").parse()?);
     }
+    Ok(())
 }

@@ -45,19 +45,22 @@ fn runs() -> Vec<(String, bool)> {
         .collect()
 }
 
+/// Returns the table, and a list of the runs that have not passed yet.
 fn table(rows: &Rows) -> String {
     let mut text = String::from("| run | by | last pass | commit |\n|---|---|---|---|\n");
+    let mut never = Vec::new();
     for (name, is_usual) in runs() {
-        let by = if is_usual {
-            "`make test`"
-        } else {
-            "`make test-all`"
-        };
-        let [date, commit] = match rows.get(&name) {
-            Some([date, commit]) => [date.as_str(), commit.as_str()],
-            None => ["never", ""],
-        };
-        text.push_str(&format!("| {name} | {by} | {date} | {commit} |\n"));
+        let by = if is_usual { "test" } else { "test-all" };
+        match rows.get(&name) {
+            Some([date, commit]) => {
+                text.push_str(&format!("| {name} | `make {by}` | {date} | {commit} |\n"));
+            }
+            None => never.push(name),
+        }
+    }
+    if !never.is_empty() {
+        text.push_str("\nNever yet:\n");
+        documents::wrapped(&mut text, &format!("{}.", never.join("; ")), "");
     }
     text
 }
@@ -109,7 +112,7 @@ mod tests {
             table(&before)
         );
         let after = rows(&text);
-        assert_eq!(after.len(), runs().len());
+        assert_eq!(after.len(), 1);
         assert_eq!(after["lint"], before["lint"]);
         assert_eq!(table(&after), table(&before));
     }

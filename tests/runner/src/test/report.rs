@@ -76,22 +76,16 @@ impl Report {
         }
     }
 
-    /// Returns the names of tests that failed unexpectedly, and of tests that passed although they
-    /// were expected to fail.
+    /// Returns the names of tests that failed, and the problems.
     pub(super) fn failures(&self) -> Vec<String> {
-        let mut failures = Vec::new();
-        for test in &self.tests {
-            let known = self.run.known.iter().find(|(name, _)| *name == test.name);
-            match (&test.verdict, known) {
-                (Verdict::Failed, None) => failures.push(test.name.clone()),
-                (Verdict::Passed, Some((name, reason))) => {
-                    failures.push(format!("{name} passed, though: {reason}"));
-                }
-                _ => {}
-            }
-        }
-        failures.extend(self.problems.iter().cloned());
-        failures
+        let failed = self
+            .tests
+            .iter()
+            .filter(|test| test.verdict == Verdict::Failed);
+        failed
+            .map(|test| test.name.clone())
+            .chain(self.problems.iter().cloned())
+            .collect()
     }
 
     pub(super) fn has_passed(&self) -> bool {
@@ -180,24 +174,9 @@ impl Report {
             if test.verdict != Verdict::Failed {
                 continue;
             }
-            let known = self.run.known.iter().find(|(name, _)| *name == test.name);
-            match known {
-                Some((name, reason)) => println!("      fails as known: {name}: {reason}"),
-                None => {
-                    println!("      FAILED: {}", test.name);
-                    for note in &test.notes {
-                        println!("          {note}");
-                    }
-                }
-            }
-        }
-        for (name, reason) in self.run.known {
-            let passed = self
-                .tests
-                .iter()
-                .any(|test| test.name == *name && test.verdict == Verdict::Passed);
-            if passed {
-                println!("      FAILED: {name} passed, though: {reason}");
+            println!("      FAILED: {}", test.name);
+            for note in &test.notes {
+                println!("          {note}");
             }
         }
         for problem in &self.problems {
@@ -249,49 +228,36 @@ pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::tests;
     use crate::suite::BASE;
-
-    fn skip(name: &str, reason: &str) -> Test {
-        Test::skipped(name, reason.to_owned())
-    }
 
     static RUN: Run = Run {
         name: "run",
-        known: &[("b", "reason"), ("c", "reason")],
         ..BASE
     };
 
     static MACHINE: Run = Run {
         name: "machine",
         place: Place::Vm {
-            settings: &[],
+            options: "",
             command: "{gdr} test a. {filter}",
         },
         ..BASE
     };
 
-    fn report(run: &'static Run, tests: Vec<Test>, problems: &[&str]) -> Report {
+    fn report(run: &'static Run, lines: &[&str], problems: &[&str]) -> Report {
         let problems = problems.iter().map(|&text| text.to_owned()).collect();
-        Report::plain(run, Instant::now(), tests, problems)
+        Report::plain(run, Instant::now(), tests(lines), problems)
     }
 
     #[test]
-    fn known_failures_must_fail() {
+    fn failures_are_failed_tests_and_problems() {
         let report = report(
             &RUN,
-            vec![
-                Test::new("a", Verdict::Passed),
-                Test::new("b", Verdict::Failed),
-                Test::new("c", Verdict::Passed),
-                Test::new("d", Verdict::Failed),
-                skip("e", "x"),
-            ],
+            &["a", "b FAILED", "c", "d FAILED", "e SKIP x"],
             &["the machine died"],
         );
-        assert_eq!(
-            report.failures(),
-            ["c passed, though: reason", "d", "the machine died"]
-        );
+        assert_eq!(report.failures(), ["b", "d", "the machine died"]);
         assert_eq!(report.passed(), 2);
     }
 
@@ -301,45 +267,31 @@ mod tests {
             groups: &[("a", 2), ("b", 1)],
             ..BASE
         };
-        let of = |names: &[&str]| {
-            let tests: Vec<Test> = names
-                .iter()
-                .map(|name| Test::new(name, Verdict::Passed))
-                .collect();
-            missing(&GROUPS, &tests)
-        };
+        let of = |names: &[&str]| missing(&GROUPS, &tests(names));
         assert!(of(&["a.x", "a.y", "b.x"]).is_empty());
+        let problems = ["0 tests of b, 1 expected", "1 tests of c, 0 expected"];
+        assert_eq!(of(&["a.x", "a.y", "c.x"]), problems);
+        assert!(missing(&MACHINE, &tests(&["a.x"])).is_empty());
         assert_eq!(
-            of(&["a.x", "a.y", "c.x"]),
-            ["0 tests of b, 1 expected", "1 tests of c, 0 expected"]
-        );
-        assert!(missing(&MACHINE, &[Test::new("a.x", Verdict::Passed)]).is_empty());
-        assert_eq!(
-            missing(&MACHINE, &[Test::new("b.x", Verdict::Passed)]),
+            missing(&MACHINE, &tests(&["b.x"])),
             ["no test has a. in its name"]
         );
     }
 
     #[test]
     fn a_second_try_that_passes_is_told_as_flaky() {
-        let first = || Report {
-            log: Some(PathBuf::from("first")),
-            ..report(&MACHINE, vec![Test::new("a.x", Verdict::Failed)], &[])
+        let with_log = |log, lines: &[&str]| Report {
+            log: Some(PathBuf::from(log)),
+            ..report(&MACHINE, lines, &[])
         };
-        let second = |verdict| Report {
-            log: Some(PathBuf::from("second")),
-            ..report(&MACHINE, vec![Test::new("a.x", verdict)], &[])
-        };
+        let first = || with_log("first", &["a.x FAILED"]);
         assert!(first().may_be_tried_again());
-        let report = first().after_second_try(second(Verdict::Passed));
+        let report = first().after_second_try(with_log("second", &["a.x"]));
         assert!(report.has_passed() && !report.may_be_tried_again());
         let flaky = report.flaky.unwrap();
         assert_eq!(flaky.failures, ["a.x"]);
-        assert_eq!(
-            flaky.logs,
-            [PathBuf::from("first"), PathBuf::from("second")]
-        );
-        let report = first().after_second_try(second(Verdict::Failed));
+        assert_eq!(flaky.logs, ["first", "second"].map(PathBuf::from));
+        let report = first().after_second_try(with_log("second", &["a.x FAILED"]));
         assert!(report.flaky.is_none());
         assert_eq!(report.failures().len(), 2);
         assert_eq!(report.log, Some(PathBuf::from("first")));
@@ -347,8 +299,8 @@ mod tests {
 
     #[test]
     fn programs_of_the_host_are_not_tried_again() {
-        assert!(!report(&RUN, vec![Test::new("d", Verdict::Failed)], &[]).may_be_tried_again());
+        assert!(!report(&RUN, &["d FAILED"], &[]).may_be_tried_again());
         // A run that could not begin is not repeated either.
-        assert!(!report(&MACHINE, Vec::new(), &["no kernel"]).may_be_tried_again());
+        assert!(!report(&MACHINE, &[], &["no kernel"]).may_be_tried_again());
     }
 }

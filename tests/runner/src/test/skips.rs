@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{ensure, Context as _, Result};
 
 use super::report::{Origin, Report};
 use crate::kernel;
@@ -20,17 +20,26 @@ const MAY_BE_SKIPPED: &[&str] = &["this machine lets nobody mount"];
 const HEAD: &str = "\
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 #
-# Number of skipped tests of each run of the suite, by reason. A run that is not listed skips none. A run that is repeated
-# on another kernel (`7.2: …`) has the skips of the run on the default kernel, unless this file lists it separately.
+# Number of skipped tests of each run of the suite, by reason. Runs with the same skips are listed together. A run that is
+# not listed skips none. A run that is repeated on another kernel (`7.2: …`) has the skips of the run on the default kernel,
+# unless this file lists it separately. The first lines give short names to reasons.
 # `make test TEST=--update-skips` writes the actual skips to this file. Check the differences.
+
 ";
+
+/// List of a run that skips nothing.
+const NONE: &str = "none";
 
 /// Number of skipped tests of one run, by reason.
 type Counts = BTreeMap<String, usize>;
 
 /// Skipped tests by run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Skips(BTreeMap<String, Counts>);
+pub(super) struct Skips {
+    /// Reasons by their short names.
+    names: BTreeMap<String, String>,
+    runs: BTreeMap<String, Counts>,
+}
 
 fn file(paths: &Paths) -> PathBuf {
     paths.repo.join("tests/runner/skips")
@@ -59,44 +68,78 @@ impl Skips {
         Self::parse(&text).with_context(|| file.display().to_string())
     }
 
-    /// Parses the file: each run's name, and below it an indented line for each reason:
-    /// `  2  the reason`.
+    /// Parses the file: lines `short name = reason`, then the names of runs, and below them an
+    /// indented list: `  2 the reason; 1 short name`.
     fn parse(text: &str) -> Result<Self> {
-        let mut runs: BTreeMap<String, Counts> = BTreeMap::new();
-        let mut run = None;
-        for line in text.lines() {
-            if line.trim().is_empty() || line.starts_with('#') {
-                continue;
+        let mut skips = Self::default();
+        let mut runs: Vec<&str> = Vec::new();
+        let mut is_list = false;
+        for line in text
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty())
+        {
+            if let Some((name, reason)) = line.split_once(" = ") {
+                skips.names.insert(name.to_owned(), reason.to_owned());
+            } else if let Some(list) = line.strip_prefix("  ") {
+                is_list = true;
+                for skip in list.split("; ").filter(|skip| *skip != NONE) {
+                    let (count, reason) = skip.split_once(' ').context(line.to_owned())?;
+                    let reason = skips
+                        .names
+                        .get(reason)
+                        .map_or(reason, String::as_str)
+                        .to_owned();
+                    let count: usize = count.parse().with_context(|| line.to_owned())?;
+                    for run in &runs {
+                        let counts = skips.runs.entry((*run).to_owned()).or_default();
+                        counts.insert(reason.clone(), count);
+                    }
+                }
+                ensure!(!runs.is_empty(), "of no run: {line}");
+            } else {
+                if std::mem::take(&mut is_list) {
+                    runs.clear();
+                }
+                runs.push(line);
+                skips.runs.entry(line.to_owned()).or_default();
             }
-            if !line.starts_with(' ') {
-                run = Some(runs.entry(line.to_owned()).or_default());
-                continue;
-            }
-            let (count, reason) = line
-                .trim()
-                .split_once("  ")
-                .with_context(|| format!("no count and reason: {line}"))?;
-            let count = count.parse().with_context(|| line.to_owned())?;
-            run.as_mut()
-                .with_context(|| format!("of no run: {line}"))?
-                .insert(reason.to_owned(), count);
         }
-        Ok(Self(runs))
+        Ok(skips)
     }
 
     fn render(&self) -> String {
         let mut text = HEAD.to_owned();
-        for (run, counts) in &self.0 {
-            text.push_str(&format!("\n{run}\n"));
-            for (reason, count) in counts {
-                text.push_str(&format!("  {count}  {reason}\n"));
+        for (name, reason) in &self.names {
+            text.push_str(&format!("{name} = {reason}\n"));
+        }
+        let mut groups: Vec<(&Counts, Vec<&str>)> = Vec::new();
+        for (run, counts) in &self.runs {
+            match groups.iter_mut().find(|(other, _)| *other == counts) {
+                Some((_, runs)) => runs.push(run),
+                None => groups.push((counts, vec![run])),
             }
+        }
+        for (counts, runs) in groups {
+            text.push_str(&format!("\n{}\n", runs.join("\n")));
+            let mut line = String::new();
+            for (reason, count) in counts {
+                let name = self.names.iter().find(|(_, known)| *known == reason);
+                let skip = format!("{count} {}", name.map_or(reason, |(name, _)| name));
+                if line.len() + skip.len() > 115 {
+                    text.push_str(&format!("  {line}\n"));
+                    line.clear();
+                }
+                line.push_str(if line.is_empty() { "" } else { "; " });
+                line.push_str(&skip);
+            }
+            let line = if counts.is_empty() { NONE } else { &line };
+            text.push_str(&format!("  {line}\n"));
         }
         text
     }
 
     fn of(&self, run: &str) -> Counts {
-        let counts = self.0.get(run).or_else(|| self.0.get(usual(run)?));
+        let counts = self.runs.get(run).or_else(|| self.runs.get(usual(run)?));
         counts.cloned().unwrap_or_default()
     }
 
@@ -134,9 +177,9 @@ impl Skips {
                 continue;
             }
             if seen.is_empty() && usual(report.run.name).is_none() {
-                self.0.remove(report.run.name);
+                self.runs.remove(report.run.name);
             } else {
-                self.0.insert(report.run.name.to_owned(), seen);
+                self.runs.insert(report.run.name.to_owned(), seen);
             }
         }
     }
@@ -154,73 +197,66 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::results::tests;
     use crate::suite::{again, every_run, Run, BASE};
 
-    fn skip(name: &str, reason: &str) -> Test {
-        Test::skipped(name, reason.to_owned())
-    }
-
     fn skips() -> Skips {
-        Skips::parse("# x\nrun\n  2  why\n\n7.2: run\n  1  why, there\n").unwrap()
+        Skips::parse("# x\nw = why\nrun\n  2 w\n\n7.2: run\n  1 why, there\n").unwrap()
     }
 
     #[test]
     fn every_skip_is_expected_by_reason_and_number() {
-        let of = |run, tests: &[(&str, &str)]| {
-            let tests: Vec<Test> = tests
-                .iter()
-                .map(|(name, reason)| skip(name, reason))
-                .collect();
-            skips().unexpected(run, &tests)
-        };
-        let both = &[("b", "why"), ("c", "why")];
-        assert!(of("run", both).is_empty());
+        let of = |run, lines: &[&str]| skips().unexpected(run, &tests(lines));
+        let both = ["b SKIP why", "c SKIP why"];
+        assert!(of("run", &both).is_empty());
         assert_eq!(of("run", &both[..1]), ["1 skipped, 2 expected: why (b)"]);
         assert_eq!(of("run", &[]), ["0 skipped, 2 expected: why"]);
         assert_eq!(
-            of("run", &[both[0], both[1], ("d", "other")]),
+            of("run", &[both[0], both[1], "d SKIP other"]),
             ["1 skipped, 0 expected: other (d)"]
         );
         assert_eq!(of("other", &both[..1]), ["1 skipped, 0 expected: why (b)"]);
-        assert!(of("other", &[("d", MAY_BE_SKIPPED[0])]).is_empty());
-        assert!(of("7.2: run", &[("b", "why, there")]).is_empty());
-        let usual = Skips::parse("run\n  1  why\n").unwrap();
-        assert!(usual.unexpected("7.2: run", &[skip("b", "why")]).is_empty());
+        assert!(of("other", &[&format!("d SKIP {}", MAY_BE_SKIPPED[0])]).is_empty());
+        assert!(of("7.2: run", &["b SKIP why, there"]).is_empty());
+        let usual = Skips::parse("run\n  1 why\n").unwrap();
+        assert!(usual.unexpected("7.2: run", &tests(&both[..1])).is_empty());
     }
 
     #[test]
     fn what_was_seen_is_written_and_read() {
-        static RUN: Run = Run {
-            name: "run",
-            ..BASE
-        };
-        static AGAIN: Run = Run {
-            name: "7.2: run",
-            ..BASE
-        };
-        static NEW: Run = Run {
-            name: "new",
-            ..BASE
-        };
-        static FAILED: Run = Run {
-            name: "failed",
-            ..BASE
-        };
-        let of = |run, tests: &[Test], problems: &[&str]| {
+        static RUNS: [Run; 4] = [
+            Run {
+                name: "run",
+                ..BASE
+            },
+            Run {
+                name: "7.2: run",
+                ..BASE
+            },
+            Run {
+                name: "new",
+                ..BASE
+            },
+            Run {
+                name: "failed",
+                ..BASE
+            },
+        ];
+        let of = |at: usize, lines: &[&str], problems: &[&str]| {
             let problems = problems.iter().map(|&problem| problem.to_owned()).collect();
-            Report::plain(run, Instant::now(), tests.to_vec(), problems)
+            Report::plain(&RUNS[at], Instant::now(), tests(lines), problems)
         };
         let mut found = skips();
         found.take(&[
-            of(&RUN, &[skip("a", "why")], &[]),
-            of(&AGAIN, &[], &[]),
-            of(&NEW, &[skip("a", "not this"), skip("b", "not this")], &[]),
-            of(&FAILED, &[skip("a", "x")], &["the machine died"]),
+            of(0, &["a SKIP why"], &[]),
+            of(1, &[], &[]),
+            of(2, &["a SKIP not this", "b SKIP not this"], &[]),
+            of(3, &["a SKIP x"], &["the machine died"]),
         ]);
-        let text = "run\n  1  why\n7.2: run\nnew\n  2  not this\n";
+        let text = "w = why\nrun\n  1 w\n7.2: run\n  none\nnew\n  2 not this\n";
         assert_eq!(found, Skips::parse(text).unwrap());
         assert_eq!(Skips::parse(&found.render()).unwrap(), found);
-        for wrong in ["  1  why\n", "run\n  why\n", "run\n  x  why\n"] {
+        for wrong in ["  1 why\n", "run\n  why\n", "run\n  x why\n"] {
             assert!(Skips::parse(wrong).is_err(), "{wrong}");
         }
     }
@@ -228,9 +264,11 @@ mod tests {
     #[test]
     fn the_table_is_of_runs_that_there_are() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("skips");
-        let skips = Skips::parse(&fs::read_to_string(file).unwrap()).unwrap();
+        let text = fs::read_to_string(file).unwrap();
+        let skips = Skips::parse(&text).unwrap();
+        assert_eq!(skips.render(), text);
         let others: Vec<Run> = kernel::others().flat_map(again).collect();
-        for name in skips.0.keys() {
+        for name in skips.runs.keys() {
             let is_run = |run: &Run| run.name == name;
             assert!(every_run().iter().chain(&others).any(is_run), "{name}");
         }

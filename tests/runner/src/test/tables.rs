@@ -102,23 +102,13 @@ fn table(reports: &[Report]) {
             .collect();
         lines.extend(rows(name, &tests));
     }
-    let widths: Vec<usize> = (0..=columns.len())
-        .map(|at| {
-            lines
-                .iter()
-                .map(|line| line[at].chars().count())
-                .max()
-                .unwrap_or(0)
-        })
-        .collect();
+    let mut table = comfy_table::Table::new();
+    table
+        .load_preset(comfy_table::presets::NOTHING)
+        .add_rows(lines);
     println!("\nThe same cases with each module, and the figures in which they differ");
-    for line in &lines {
-        let cells: Vec<String> = line
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        println!("  {}", cells.join("  ").trim_end());
+    for line in table.lines() {
+        println!(" {}", line.trim_end());
     }
 }
 
@@ -288,6 +278,7 @@ mod tests {
 
     use super::*;
     use crate::history::When;
+    use crate::results::tests;
     use crate::suite::{Run, BASE};
     use crate::test::report::FirstTry;
 
@@ -295,14 +286,6 @@ mod tests {
         name: "run",
         ..BASE
     };
-
-    fn test(name: &str, verdict: Verdict) -> Test {
-        Test {
-            name: name.to_owned(),
-            verdict,
-            notes: vec!["pins 1".to_owned(), "seconds 0.2".to_owned()],
-        }
-    }
 
     #[test]
     fn long_figures_are_cut() {
@@ -312,61 +295,43 @@ mod tests {
 
     #[test]
     fn figures_that_differ_have_a_row() {
-        let mut one = test("a", Verdict::Passed);
-        let mut other = test("a", Verdict::Passed);
-        one.notes = vec![
-            "pins 1".into(),
-            "bytes 8".into(),
-            "seconds 1".into(),
-            "pins 3".into(),
-        ];
-        other.notes = vec!["pins 2".into(), "bytes 8".into(), "seconds 2".into()];
-        let skipped = test("a", Verdict::Skipped("x".into()));
+        let tests = tests(&[
+            "a | pins 1; bytes 8; seconds 1; pins 3",
+            "a | pins 2; bytes 8; seconds 2",
+            "a SKIP x | pins 1",
+        ]);
+        let [one, other, skipped] = [0, 1, 2].map(|at: usize| Some(&tests[at]));
         assert_eq!(
-            rows("a", &[Some(&one), Some(&other), Some(&skipped), None]),
+            rows("a", &[one, other, skipped, None]),
             [["a", "ok", "ok", "-", ""], ["    pins", "1 3", "2", "", ""]]
         );
-        assert_eq!(rows("a", &[Some(&one), None]), [["a", "ok", ""]]);
+        assert_eq!(rows("a", &[one, None]), [["a", "ok", ""]]);
     }
 
     #[test]
     fn runs_that_were_not_done_are_counted_apart() {
-        let of = |verdicts: &[Verdict], origin| {
-            let tests = verdicts
-                .iter()
-                .enumerate()
-                .map(|(at, verdict)| test(&at.to_string(), verdict.clone()));
-            Report {
-                origin,
-                ..Report::plain(&RUN, Instant::now(), tests.collect(), Vec::new())
-            }
+        let of = |lines: &[&str], origin| Report {
+            origin,
+            ..Report::plain(&RUN, Instant::now(), tests(lines), Vec::new())
         };
-        let skip = || Verdict::Skipped("x".to_owned());
         let mut reports = vec![
-            of(&[Verdict::Passed, Verdict::Failed, skip()], Origin::Run),
-            of(&[Verdict::Passed], Origin::Run),
+            of(&["a", "b FAILED", "c SKIP x"], Origin::Run),
+            of(&["a"], Origin::Run),
         ];
-        assert_eq!(
-            Counts::of(&reports).lines(),
-            ["0 flaky", "2 passed, 1 failed, 1 skipped"]
-        );
+        let last = "2 passed, 1 failed, 1 skipped";
+        assert_eq!(Counts::of(&reports).lines(), ["0 flaky", last]);
         reports[1].flaky = Some(FirstTry {
             failures: vec!["0".to_owned()],
             logs: Vec::new(),
         });
-        let when = When::default;
         reports.push(of(
-            &[Verdict::Passed, Verdict::Passed, skip()],
-            Origin::Unchanged(when()),
+            &["a", "b", "c SKIP x"],
+            Origin::Unchanged(When::default()),
         ));
-        reports.push(of(&[Verdict::Passed], Origin::Resumed(when())));
-        reports.push(of(&[Verdict::Passed], Origin::Resumed(when())));
-        assert_eq!(
-            Counts::of(&reports).lines(),
-            [
-                "1 flaky, 1 run unchanged (2 tests), 2 runs passed earlier in this pass (2 tests)",
-                "2 passed, 1 failed, 1 skipped"
-            ]
-        );
+        reports.push(of(&["a"], Origin::Resumed(When::default())));
+        reports.push(of(&["a"], Origin::Resumed(When::default())));
+        let before =
+            "1 flaky, 1 run unchanged (2 tests), 2 runs passed earlier in this pass (2 tests)";
+        assert_eq!(Counts::of(&reports).lines(), [before, last]);
     }
 }

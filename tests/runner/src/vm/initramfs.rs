@@ -8,7 +8,7 @@ use anyhow::{anyhow, Context as _, Result};
 
 use super::boot::Boot;
 use super::cpio::Archive;
-use super::options::Options;
+use super::options::{Named as _, Options};
 use super::plan::Plan;
 use crate::command::{find_program, quoted};
 use crate::guest::{in_machine, HOST};
@@ -22,14 +22,7 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     let mut export = |name: &str, value: &str| {
         script.push_str(&format!("export {name}={}\n", quoted(value)));
     };
-    for name in [
-        "PATH",
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "RUST_BACKTRACE",
-        "PYTHONPATH",
-    ] {
+    for name in "PATH HOME LANG LC_ALL RUST_BACKTRACE PYTHONPATH".split(' ') {
         if let Ok(value) = std::env::var(name) {
             export(name, &value);
         }
@@ -37,9 +30,9 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     if tty {
         export("TERM", &std::env::var("TERM").unwrap_or("linux".into()));
     }
-    export("PEERMEM", options.peermem.name());
+    export("PEERMEM", &options.peermem.name());
     export("PEERMEM_VERSION", &boot.peermem_version);
-    export("TESTVM_PROVIDER", options.provider.name());
+    export("TESTVM_PROVIDER", &options.provider.name());
     export("TESTVM_KERNEL", &boot.release);
     if boot.detectors {
         export("TESTVM_SLOWER", &detectors::SLOWER.to_string());
@@ -69,8 +62,8 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     }
     export("TESTVM_GPUS", &options.gpus.to_string());
     export("TESTVM_BAR_MIB", &options.bar.to_string());
-    export("TESTVM_IOMMU", options.iommu.name());
-    export("TESTVM_TOPOLOGY", options.topology.name());
+    export("TESTVM_IOMMU", &options.iommu.name());
+    export("TESTVM_TOPOLOGY", &options.topology.name());
     if options.icount {
         export("TESTVM_ICOUNT", "1");
     }
@@ -140,20 +133,8 @@ pub(super) fn initramfs(
     tty: bool,
 ) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    for directory in [
-        "bin",
-        "dev",
-        "proc",
-        "sys",
-        "job",
-        "job/early.d",
-        "host",
-        "lower",
-        "above",
-        "layer",
-        "new",
-    ] {
-        archive.directory(directory);
+    for directory in "bin dev proc sys job job/early.d host lower above layer new".split(' ') {
+        archive.directory(directory)?;
     }
     let is_foreign = plan.arch.foreign().is_some();
     let busybox = if is_foreign {
@@ -162,7 +143,7 @@ pub(super) fn initramfs(
         find_program("busybox").context("busybox (package busybox-static)")?
     };
     archive.copy("bin/busybox", 0o755, &busybox)?;
-    archive.symlink("bin/sh", "busybox");
+    archive.symlink("bin/sh", "busybox")?;
     archive.copy("init", 0o755, &paths.repo.join("tests/vm/init"))?;
     for part in ["guest", "detectors"] {
         let file = paths.repo.join("tests/vm").join(part);
@@ -176,7 +157,7 @@ pub(super) fn initramfs(
         early.push_str(&name);
         early.push('\n');
     }
-    archive.file("job/early", 0o644, early.as_bytes());
+    archive.file("job/early", 0o644, early.as_bytes())?;
 
     let mut load = String::new();
     let mut unload: Vec<String> = Vec::new();
@@ -185,7 +166,7 @@ pub(super) fn initramfs(
         load.push_str(&format!("{} {values}\n", file.to_string_lossy()));
         unload.insert(0, name_of(path));
     }
-    archive.file("job/modules", 0o644, load.as_bytes());
+    archive.file("job/modules", 0o644, load.as_bytes())?;
     // The NICs' driver and its dependencies stay loaded.
     unload.retain(|name| !name.contains("virtio") && !name.ends_with("failover"));
 
@@ -219,7 +200,7 @@ pub(super) fn initramfs(
     for (name, value) in vars {
         text.push_str(&format!("{name}={}\n", quoted(value)));
     }
-    archive.file("job/vars", 0o644, text.as_bytes());
-    archive.file("job/run", 0o644, script.as_bytes());
-    Ok(archive.finish())
+    archive.file("job/vars", 0o644, text.as_bytes())?;
+    archive.file("job/run", 0o644, script.as_bytes())?;
+    archive.finish()
 }

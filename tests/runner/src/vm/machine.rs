@@ -25,15 +25,6 @@ use crate::{detectors, klog, terminal};
 /// machines.
 const LONGEST_RUN: Duration = Duration::from_secs(7200);
 
-/// Folder for a run's files, which is removed on drop.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Lock that is held while QEMU starts. Two QEMUs that start at once must not inherit each other's
 /// descriptors. An inherited socket would stay open after its own VM has ended.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -193,25 +184,25 @@ pub(super) fn run(
     let tty = options.tty || (command.is_empty() && interactive);
     let timeout = timeout(options, boot, command);
     let options = adjusted(options, boot)?;
-    let scratch = Scratch(paths.run_directory()?);
+    let scratch = paths.run_directory()?;
     let log = match &options.log {
         Some(file) => std::path::absolute(file)?,
         None => paths.new_log()?,
     };
     fs::write(&log, "")?;
 
-    let ramfs = lay_initramfs(paths, &options, boot, command, &scratch.0, tty)?;
+    let ramfs = lay_initramfs(paths, &options, boot, command, &scratch, tty)?;
     let kernel_arguments = qemu::kernel_arguments(&options, boot);
     let mut words = qemu::arguments(
         &options,
         boot,
         &kernel_arguments,
         &log,
-        &scratch.0,
+        &scratch,
         wire.as_ref(),
     );
-    add_files(&mut words, &options, boot, &ramfs, &scratch.0)?;
-    let errors = scratch.0.join("qemu.err");
+    add_files(&mut words, &options, boot, &ramfs, &scratch)?;
+    let errors = scratch.join("qemu.err");
     let (mut qemu, ports) = start(words, &options, boot, wire, &errors, tty)?;
 
     let raw = if tty { terminal::Raw::enter()? } else { None };

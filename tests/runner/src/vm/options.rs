@@ -11,6 +11,16 @@ use crate::arch::Arch;
 use crate::klog;
 use crate::topology::Topology;
 
+/// A value of an option, with its name on the command line.
+pub(crate) trait Named: ValueEnum {
+    fn name(&self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+impl<T: ValueEnum> Named for T {}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peermem {
     /// The module of this repository
@@ -21,16 +31,6 @@ pub(crate) enum Peermem {
     None,
 }
 
-impl Peermem {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::Nvidia => "nvidia",
-            Self::None => "none",
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Provider {
     /// All of it the stand-in's, which follows 595
@@ -39,16 +39,6 @@ pub(crate) enum Provider {
     Nvidia,
     /// The same of 555
     Nvidia555,
-}
-
-impl Provider {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::Nvidia => "nvidia",
-            Self::Nvidia555 => "nvidia555",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -71,17 +61,6 @@ pub(crate) enum Iommu {
     Strict,
 }
 
-impl Iommu {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Pt => "pt",
-            Self::On => "on",
-            Self::Strict => "strict",
-        }
-    }
-}
-
 /// How this repository's module is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Build {
@@ -89,15 +68,6 @@ pub(crate) enum Build {
     InTree,
     /// One object of the Rust code for all kernels, linked with the C files by the kernel's makefiles
     Portable,
-}
-
-impl Build {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::InTree => "in-tree",
-            Self::Portable => "portable",
-        }
-    }
 }
 
 /// Options of a VM.

@@ -228,44 +228,42 @@ mod tests {
         }
     }
 
-    /// Returns the devices of this kind in a VM, with the bus of each.
-    fn buses(words: &str, kind: &str) -> Vec<String> {
-        let options = Options::parse(format!("runner {words}").split_whitespace()).unwrap();
-        arguments(
-            &options,
-            &boot(),
-            "",
-            Path::new("log"),
-            Path::new("scratch"),
-            None,
-        )
-        .0
-        .iter()
-        .filter(|argument| argument.split(',').next() == Some(kind))
-        .map(|argument| {
-            let bus = argument
-                .split(',')
-                .find_map(|word| word.strip_prefix("bus="));
-            bus.unwrap_or_default().to_owned()
-        })
-        .collect()
+    fn options(words: &str) -> Options {
+        Options::parse(format!("runner {words}").split_whitespace()).unwrap()
+    }
+
+    /// Returns QEMU's arguments for a VM with these options.
+    fn arguments_for(options: &Options, wire: Option<&UnixDatagram>) -> Vec<String> {
+        let arch = options.arch();
+        let (log, scratch) = (Path::new("log"), Path::new("scratch"));
+        arguments(options, &Boot { arch, ..boot() }, "", log, scratch, wire).0
+    }
+
+    fn bus(argument: &str) -> Option<&str> {
+        argument
+            .split(',')
+            .find_map(|word| word.strip_prefix("bus="))
+    }
+
+    /// Returns the buses of the devices of this kind in a VM.
+    fn buses(words: &str, kind: &str) -> String {
+        let arguments = arguments_for(&options(words), None);
+        let of_kind = arguments
+            .iter()
+            .filter(|argument| argument.split(',').next() == Some(kind));
+        of_kind
+            .filter_map(|argument| bus(argument))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     #[test]
     fn the_kernel_says_which_processors() {
         let of = |words: &str| {
-            let words = format!("runner {words}");
-            let options = Options::parse(words.split_whitespace()).unwrap();
-            let boot = Boot {
-                arch: options.arch(),
-                ..boot()
-            };
-            let (log, scratch) = (Path::new("log"), Path::new("scratch"));
-            let arguments = arguments(&options, &boot, "", log, scratch, None)
-                .0
-                .join(" ");
-            let at = arguments.find("-machine ").unwrap();
-            let machine = arguments[at..].split(' ').nth(1).unwrap().to_owned();
+            let options = options(words);
+            let arguments = arguments_for(&options, None).join(" ");
+            let (_, rest) = arguments.split_once("-machine ").unwrap();
+            let machine = rest.split(' ').next().unwrap_or_default().to_owned();
             (options.kernel, machine, arguments)
         };
         let (kernel, machine, arguments) = of("--iommu on");
@@ -282,10 +280,8 @@ mod tests {
         ] {
             let (kernel, machine, arguments) = of(words);
             assert_eq!(kernel, name);
-            assert!(
-                machine.starts_with("virt,") && machine.ends_with(end),
-                "{machine}"
-            );
+            let is_right = machine.starts_with("virt,") && machine.ends_with(end);
+            assert!(is_right, "{machine}");
             assert!(!arguments.contains("intel-iommu") && !arguments.contains("q35"));
         }
         // `--arch` does not replace a kernel that `--kernel` names.
@@ -294,11 +290,10 @@ mod tests {
 
     #[test]
     fn each_of_a_pair_has_one_nic() {
-        let mut options = Options::parse(["runner", "--pair"]).unwrap();
-        options.host_number = Some(2);
+        let mut pair = options("--pair");
+        pair.host_number = Some(2);
         let (wire, _other) = UnixDatagram::pair().unwrap();
-        let (log, scratch) = (Path::new("log"), Path::new("scratch"));
-        let arguments = arguments(&options, &boot(), "", log, scratch, Some(&wire)).0;
+        let arguments = arguments_for(&pair, Some(&wire));
         let of = |kind: &str| -> Vec<&str> {
             let all = arguments.iter().map(String::as_str);
             all.filter(|text| text.starts_with(kind)).collect()
@@ -309,40 +304,46 @@ mod tests {
         assert!(
             matches!(of("virtio-net-pci,")[..], [nic] if nic.contains("mac=52:54:00:77:00:02"))
         );
-        let smp = |words: &[&str]| Options::parse(words.iter().copied()).unwrap().smp;
-        assert_eq!(smp(&["runner", "--pair"]), 1);
-        assert_eq!(smp(&["runner", "--pair", "--smp", "2"]), 2);
-        assert_eq!(smp(&["runner"]), 2);
+        let smp = ["--pair", "--pair --smp 2", ""].map(|words| options(words).smp);
+        assert_eq!(smp, [1, 2, 2]);
     }
 
     #[test]
     fn devices_go_where_the_topology_says() {
-        let gpus = |words| buses(words, "ivshmem-plain");
-        let nics = |words| buses(words, "virtio-net-pci");
-        assert_eq!(gpus("--gpus 3"), ["pcie.0"; 3]);
-        assert_eq!(nics(""), ["pcie.0"; 2]);
-        assert_eq!(nics("--topology root-ports"), ["port0", "port1"]);
-        assert_eq!(gpus("--topology root-ports"), ["port2", "port3"]);
-        assert_eq!(nics("--topology switch --iommu on"), ["port1", "port3"]);
-        assert_eq!(gpus("--topology switch --gpus 1"), ["port4"]);
-        assert_eq!(nics("--topology switches"), ["port2", "port3"]);
-        assert_eq!(gpus("--topology switches --bar 64"), ["port4", "port5"]);
-        assert_eq!(nics("--topology sockets --smp 4"), ["port0", "port1"]);
-        assert_eq!(gpus("--topology sockets"), ["port2", "port3"]);
-        assert_eq!(buses("--topology sockets", "pxb-pcie"), ["pcie.0"; 3]);
+        for (kind, words, expected) in [
+            ("ivshmem-plain", "--gpus 3", "pcie.0 pcie.0 pcie.0"),
+            ("ivshmem-plain", "--topology root-ports", "port2 port3"),
+            ("ivshmem-plain", "--topology switch --gpus 1", "port4"),
+            (
+                "ivshmem-plain",
+                "--topology switches --bar 64",
+                "port4 port5",
+            ),
+            ("ivshmem-plain", "--topology sockets", "port2 port3"),
+            ("virtio-net-pci", "", "pcie.0 pcie.0"),
+            ("virtio-net-pci", "--topology root-ports", "port0 port1"),
+            (
+                "virtio-net-pci",
+                "--topology switch --iommu on",
+                "port1 port3",
+            ),
+            ("virtio-net-pci", "--topology switches", "port2 port3"),
+            (
+                "virtio-net-pci",
+                "--topology sockets --smp 4",
+                "port0 port1",
+            ),
+            ("pxb-pcie", "--topology sockets", "pcie.0 pcie.0 pcie.0"),
+        ] {
+            assert_eq!(buses(words, kind), expected, "{kind} {words}");
+        }
         // A bus must come before the devices on it.
-        let options = Options::parse(["runner", "--topology", "switch"]).unwrap();
-        let arguments = arguments(&options, &boot(), "", Path::new("l"), Path::new("s"), None).0;
+        let arguments = arguments_for(&options("--topology switch"), None);
         for (at, argument) in arguments.iter().enumerate() {
-            let bus = argument
-                .split(',')
-                .find_map(|word| word.strip_prefix("bus="));
-            if let Some(bus) = bus.filter(|bus| *bus != "pcie.0") {
+            if let Some(bus) = bus(argument).filter(|bus| *bus != "pcie.0") {
                 let id = format!("id={bus}");
-                let is_there = arguments[..at]
-                    .iter()
-                    .any(|other| other.split(',').any(|word| word == id));
-                assert!(is_there, "{argument}");
+                let is_it = |other: &String| other.split(',').any(|word| word == id);
+                assert!(arguments[..at].iter().any(is_it), "{argument}");
             }
         }
     }

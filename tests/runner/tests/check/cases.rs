@@ -58,7 +58,7 @@ impl Table {
     fn parse(text: &str) -> Self {
         let mut table = Self::default();
         let mut group = String::new();
-        for paragraph in text.split("\n\n") {
+        for paragraph in text.replace("\n= ", "\n\n= ").split("\n\n") {
             let mut lines = paragraph.lines().filter(|line| !line.starts_with('#'));
             let Some(first) = lines.next() else { continue };
             let (kind, name) = first.split_once(' ').unwrap_or((first, ""));

@@ -33,44 +33,24 @@ fn hold(group: &str) {
     assert!(problems.is_empty(), "{}", problems.join("\n\n"));
 }
 
-#[test]
-fn all_that_is_missing_at_once() {
-    hold("all_at_once");
+macro_rules! hold {
+    ($($test:ident: $group:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            hold($group);
+        }
+    )*};
 }
 
-#[test]
-fn build_folders() {
-    hold("folders");
-}
-
-#[test]
-fn what_a_kernel_must_have() {
-    hold("kernels");
-}
-
-#[test]
-fn compilers_and_tools() {
-    hold("tools");
-}
-
-#[test]
-fn nvidias_driver() {
-    hold("drivers");
-}
-
-#[test]
-fn peer_memory_of_ib_core() {
-    hold("peer_memory");
-}
-
-#[test]
-fn the_oldest_ofed_for_the_revocable_mode() {
-    hold("revocation");
-}
-
-#[test]
-fn hosts_of_distributions() {
-    hold("hosts");
+hold! {
+    all_that_is_missing_at_once: "all_at_once";
+    build_folders: "folders";
+    what_a_kernel_must_have: "kernels";
+    compilers_and_tools: "tools";
+    nvidias_driver: "drivers";
+    peer_memory_of_ib_core: "peer_memory";
+    the_oldest_ofed_for_the_revocable_mode: "revocation";
+    hosts_of_distributions: "hosts";
 }
 
 #[test]
@@ -294,16 +274,19 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
             ["ofa_kernel-dkms", "ofa_kernel"].map(|home| format!("usr/src/{home}/{folder}"))
         });
         let places: Vec<String> = places.collect();
-        // Adds the places from last to first, because each place takes precedence over the places
-        // that are already there.
-        for place in places.iter().rev() {
-            let said = host.change(&format!("ofed_in {place}")).check(&["sh"]);
+        let is_found = |host: &Host, place: &str| {
+            let said = host.check(&["sh"]);
             let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
             assert!(said.text.contains(&row), "{place}:\n{}", said.text);
             assert_eq!(
-                found_by_the_kbuild(&host, source, machine),
+                found_by_the_kbuild(host, source, machine),
                 format!("/{place}/include /{place}/include/../Module.symvers")
             );
+        };
+        // Adds the places from last to first, because each place takes precedence over the places
+        // that are already there.
+        for place in places.iter().rev() {
+            is_found(host.change(&format!("ofed_in {place}")), place);
         }
         // If OFED's DKMS package left dangling links, the folder behind them counts all the same.
         for (index, place) in places.iter().enumerate() {
@@ -315,13 +298,7 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
             for before in &places[..index] {
                 host.change(&format!("link {before} /usr/src/removed"));
             }
-            let said = host.check(&["sh"]);
-            let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
-            assert!(said.text.contains(&row), "{place}:\n{}", said.text);
-            assert_eq!(
-                found_by_the_kbuild(&host, source, machine),
-                format!("/{place}/include /{place}/include/../Module.symvers")
-            );
+            is_found(&host, place);
         }
     }
 }
@@ -386,53 +363,27 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 /// Checks the arguments of `make`, and the reason for the selected build.
 #[test]
 fn the_build_that_is_chosen() {
-    let too_old = "Linux 6.12 has no Rust interfaces for the in-tree build";
-    for (operations, build, why) in [
-        ("", "in-tree", "this kernel has Rust"),
-        (
-            "; without-tool bindgen",
-            "portable PEERMEM_NO_GPL_ONLY=",
-            "this kernel has Rust, and the in-tree build lacks bindgen",
-        ),
-        (
-            "; nvidia 595.45.04|NVIDIA",
-            "portable PEERMEM_NO_GPL_ONLY=1",
-            "nvidia.ko is the proprietary flavour",
-        ),
-        (
-            "; argument PEERMEM_NO_GPL_ONLY=1",
-            "portable PEERMEM_NO_GPL_ONLY=1",
-            "PEERMEM_NO_GPL_ONLY=1",
-        ),
-        (
-            "; nvidia 595.45.04|NVIDIA; set CFI y",
-            "in-tree",
-            "this kernel has Rust",
-        ),
-        (
-            " 6.12.9-15-generic",
-            "portable PEERMEM_NO_GPL_ONLY=",
-            too_old,
-        ),
-        (
-            " 6.12.9-15-generic; nvidia 595.45.04|NVIDIA",
-            "portable PEERMEM_NO_GPL_ONLY=1",
-            too_old,
-        ),
-        (
-            " 6.12.9-15-generic; argument PEERMEM_NO_GPL_ONLY=1",
-            "portable PEERMEM_NO_GPL_ONLY=1",
-            too_old,
-        ),
-        (
-            " 6.12.9-15-generic; nvidia 595.45.04|NVIDIA; argument PEERMEM_NO_GPL_ONLY=",
-            "portable PEERMEM_NO_GPL_ONLY=",
-            too_old,
-        ),
-    ] {
-        let said =
-            host(&format!("complete{operations}; file object x; argument -b")).check(&["sh"]);
-        let line = format!("PEERMEM_BUILD={build} ({why})\n");
+    // Operations, the build, and the reason.
+    let table = "\
+| in-tree | this kernel has Rust
+; without-tool bindgen | portable PEERMEM_NO_GPL_ONLY= | this kernel has Rust, and the in-tree build lacks bindgen
+; nvidia 595.45.04@NVIDIA | portable PEERMEM_NO_GPL_ONLY=1 | nvidia.ko is the proprietary flavour
+; argument PEERMEM_NO_GPL_ONLY=1 | portable PEERMEM_NO_GPL_ONLY=1 | PEERMEM_NO_GPL_ONLY=1
+; nvidia 595.45.04@NVIDIA; set CFI y | in-tree | this kernel has Rust
+ 6.12.9-15-generic | portable PEERMEM_NO_GPL_ONLY= | TOO OLD
+ 6.12.9-15-generic; nvidia 595.45.04@NVIDIA | portable PEERMEM_NO_GPL_ONLY=1 | TOO OLD
+ 6.12.9-15-generic; argument PEERMEM_NO_GPL_ONLY=1 | portable PEERMEM_NO_GPL_ONLY=1 | TOO OLD
+ 6.12.9-15-generic; nvidia 595.45.04@NVIDIA; argument PEERMEM_NO_GPL_ONLY= | portable PEERMEM_NO_GPL_ONLY= | TOO OLD";
+    for row in table.lines() {
+        let columns: Vec<&str> = row.split('|').collect();
+        let operations = columns[0].trim_end().replace('@', "|");
+        let why = columns[2].replace(
+            "TOO OLD",
+            "Linux 6.12 has no Rust interfaces for the in-tree build",
+        );
+        let host = host(&format!("complete{operations}; file object x; argument -b"));
+        let said = host.check(&["sh"]);
+        let line = format!("PEERMEM_BUILD={} ({})\n", columns[1].trim(), why.trim());
         assert_eq!((said.status, said.text), (Some(0), line), "{operations}");
     }
 }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Answers of git about the repository, which may belong to another user.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::progress::output;
+
+/// Returns the output of a git command.
+pub(crate) fn git(repo: &Path, words: &[&str]) -> Result<String> {
+    let usual = ["-c", "safe.directory=*", "-c", "core.quotePath=off", "-C"];
+    output(Command::new("git").args(usual).arg(repo).args(words))
+}
+
+/// Returns the names of all files that git does not ignore, sorted. Files that were removed without
+/// a commit are among them.
+pub(crate) fn tracked(repo: &Path) -> Result<Vec<String>> {
+    let words = [
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ];
+    let list = git(repo, &words)?;
+    let names = list.split('\0').filter(|name| !name.is_empty());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
