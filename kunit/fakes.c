@@ -14,7 +14,6 @@
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/pci.h>
-#include <linux/scatterlist.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/task.h>
 #include <linux/sizes.h>
@@ -28,7 +27,6 @@
 static struct pci_dev *nic;
 static struct pci_dev *gpu;
 static struct pci_dev *more[70];
-static struct device *plain;
 /* The parent of an assigned BAR. */
 static struct resource window;
 static struct pci_bus bus = { .number = 0x81 };
@@ -37,11 +35,6 @@ static unsigned int steps;
 static void pci_free(struct device *dev)
 {
 	kfree(to_pci_dev(dev));
-}
-
-static void plain_free(struct device *dev)
-{
-	kfree(dev);
 }
 
 static struct pci_dev *pci_new(const char *name, unsigned int devfn)
@@ -112,12 +105,7 @@ int fake_machine_new(void)
 {
 	nic = nic_new();
 	gpu = gpu_new();
-	plain = kzalloc_obj(*plain);
-	if (plain) {
-		device_initialize(plain);
-		plain->release = plain_free;
-	}
-	if (!nic || !gpu || !plain || dev_set_name(plain, "fake-plain")) {
+	if (!nic || !gpu) {
 		fake_machine_free();
 		return -ENOMEM;
 	}
@@ -136,11 +124,8 @@ void fake_machine_free(void)
 		pci_remove(more[i]);
 		more[i] = NULL;
 	}
-	if (plain)
-		put_device(plain);
 	nic = NULL;
 	gpu = NULL;
-	plain = NULL;
 }
 
 int fake_nic_is_replaced(void)
@@ -215,16 +200,10 @@ struct iommu_domain *fake_domain(struct device *dev)
 	       guard == FAKE_BLOCKS ? &domain : NULL;
 }
 
-struct device *fake_plain_device(void)
-{
-	return plain;
-}
-
 unsigned int fake_device_refs(void)
 {
 	unsigned int refs = kref_read(&nic->dev.kobj.kref) - 1 +
-			    kref_read(&gpu->dev.kobj.kref) - 1 +
-			    kref_read(&plain->kobj.kref) - 1;
+			    kref_read(&gpu->dev.kobj.kref) - 1;
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(more) && more[i]; i++)
@@ -333,30 +312,6 @@ void fake_test_fails(const char *file, int line, const char *text)
 					    "    %s", text);
 }
 
-/* --- scatter lists ------------------------------------------------------------ */
-
-struct scatterlist *fake_sg_read(struct scatterlist *sg, struct sg_entry *entry)
-{
-	entry->dma_address = sg_dma_address(sg);
-	entry->dma_length = sg_dma_len(sg);
-	entry->length = sg->length;
-	return sg_next(sg);
-}
-
-struct scatterlist *fake_sg_write(struct scatterlist *sg,
-				  const struct sg_entry *entry)
-{
-	sg_dma_address(sg) = entry->dma_address;
-	sg_dma_len(sg) = entry->dma_length;
-	sg->length = entry->length;
-	return sg_next(sg);
-}
-
-bool fake_sg_has_page(struct scatterlist *sg)
-{
-	return sg_page(sg);
-}
-
 /* --- threads ------------------------------------------------------------------ */
 
 struct task_struct *fake_thread_start(int (*run)(void *data), void *data)
@@ -369,23 +324,6 @@ struct task_struct *fake_thread_start(int (*run)(void *data), void *data)
 	get_task_struct(task);
 	wake_up_process(task);
 	return task;
-}
-
-/*
- * Returns true if the thread sleeps for a lock or an event. The thread must be
- * asleep in three checks, one tick apart, without having run in between.
- */
-bool fake_thread_sleeps(struct task_struct *task)
-{
-	unsigned long switches = READ_ONCE(task->nvcsw);
-	int look;
-
-	for (look = 0; look < 3; look++) {
-		if (!(READ_ONCE(task->__state) & TASK_UNINTERRUPTIBLE))
-			return false;
-		schedule_timeout_uninterruptible(1);
-	}
-	return switches == READ_ONCE(task->nvcsw);
 }
 
 /*

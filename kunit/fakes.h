@@ -105,7 +105,6 @@ int fake_more_gpus(unsigned int count);
 int fake_nic_is_replaced(void);
 struct device *fake_nic(void);
 void fake_nic_max_segment(unsigned int bytes);
-struct device *fake_plain_device(void);
 /*
  * Returns the number of references to fake devices that belong neither to the
  * code that made them nor to the devices that the module remembers.
@@ -116,7 +115,6 @@ unsigned int fake_remembered(void);
 
 /* kernel.c defines these functions, which set the module's parameters. */
 void fake_parameters(int peerdirect_support, int persistent_api_support);
-void fake_provider_maps(bool maps);
 void fake_user_limit(unsigned int mib);
 /*
  * The parameters of this test module. The last one has no counterpart in the
@@ -139,13 +137,9 @@ void fake_directory(bool made);
  */
 int fake_sysfs_new(void);
 void fake_sysfs_free(void);
-void fake_sysfs_parameter(bool memory_peers);
-void fake_sysfs_without_mm(void);
 void fake_sysfs_occupy(const char *client);
 int fake_sysfs_refs(void);
 bool fake_sysfs_has(const char *client, const char *file);
-ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
-			size_t size);
 
 /*
  * Lets the calling thread's allocations use the reserves instead of waiting for
@@ -160,21 +154,8 @@ void fake_in_reclaim(void (*callback)(void *data), void *data);
 void fake_test_begins(void);
 void fake_test_fails(const char *file, int line, const char *text);
 
-/* An entry of a scatter list. Each function returns the next entry. */
-struct sg_entry {
-	u64 dma_address;
-	u32 dma_length;
-	u32 length;
-};
-
-struct scatterlist *fake_sg_read(struct scatterlist *sg, struct sg_entry *entry);
-struct scatterlist *fake_sg_write(struct scatterlist *sg,
-				  const struct sg_entry *entry);
-bool fake_sg_has_page(struct scatterlist *sg);
-
 /* Kernel threads. */
 struct task_struct *fake_thread_start(int (*run)(void *data), void *data);
-bool fake_thread_sleeps(struct task_struct *task);
 void fake_thread_join(struct task_struct *task);
 
 #endif /* PEERMEM_KUNIT_FAKES_H */

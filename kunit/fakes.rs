@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Fakes of nvidia.ko and ib_core, and of the few kernel functions that a test observes. A test can
-//! see the calls and their order, make a call fail, and run code in the middle of a call.
-//!
-//! The fake of nvidia.ko reproduces nvidia.ko's difficult cases: the API lock, a put that finds
-//! nothing and returns 0, garbage in the page table's pointer after a failure, a callback before
-//! the pin has returned, and a table that is freed when the callback returns. The module `ib_core`
-//! contains the fake of ib_core.
+//! A fake of nvidia.ko, and of the few kernel functions that a test observes. A test can see the
+//! calls and their order, make a call fail, and run code in the middle of a call. The module
+//! `ib_core` contains the fake of ib_core.
 //!
 //! Only one [`World`] exists at a time, because the C functions have no argument that could
 //! identify a world. KUnit runs its tests one after another, each inside [`test`].
@@ -41,10 +37,6 @@ use kernel::{
         Arc,
         Completion, //
     },
-    task::{
-        Pid,
-        Task, //
-    },
     time::{
         delay::fsleep,
         Delta, //
@@ -59,13 +51,11 @@ use crate::{
     },
     ib_core,
     life::Life,
-    pci::Bars,
-    ranges::MAX_STEP,
-    registry::{
-        Registration,
-        Registry, //
-    }, //
-    task,
+    pci::{
+        Bars,
+        PciDevice, //
+    },
+    registry::Registry, //
 };
 
 /// First address of the fake GPU's BAR: `FAKE_BAR_START` in `fakes.h`.
@@ -100,11 +90,10 @@ const GARBAGE: usize = 0xdead_4000;
 unsafe extern "C" {
     safe fn fake_machine_new() -> c_int;
     safe fn fake_machine_free();
-    safe fn fake_nic() -> *mut c_void;
+    pub(crate) safe fn fake_nic() -> *mut c_void;
     /// Sets the longest segment that the NIC takes.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
-    safe fn fake_plain_device() -> *mut c_void;
     /// Returns the number of references to the fake devices, without the fake machine's own
     /// references.
     pub(crate) safe fn fake_device_refs() -> c_uint;
@@ -123,7 +112,6 @@ unsafe extern "C" {
     /// Puts another NIC in the place of the first.
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
-    pub(crate) safe fn fake_provider_maps(maps: bool);
     pub(crate) safe fn fake_user_limit(mib: c_uint);
     safe fn fake_reserves() -> c_uint;
     safe fn fake_no_reserves(flags: c_uint);
@@ -135,27 +123,18 @@ unsafe extern "C" {
     );
     safe fn fake_sysfs_new() -> c_int;
     safe fn fake_sysfs_free();
-    /// Sets the module parameter `memory_peers`.
-    pub(crate) safe fn fake_sysfs_parameter(memory_peers: bool);
-    /// Removes `mm` from sysfs.
-    pub(crate) safe fn fake_sysfs_without_mm();
     fn fake_sysfs_occupy(client: *const c_char);
     safe fn fake_sysfs_refs() -> c_int;
     fn fake_sysfs_has(client: *const c_char, file: *const c_char) -> bool;
-    fn fake_sysfs_read(
-        client: *const c_char,
-        file: *const c_char,
-        to: *mut u8,
-        size: usize,
-    ) -> isize;
     safe fn fake_test_begins();
     fn fake_test_fails(file: *const c_char, line: c_int, text: *const c_char);
     fn fake_thread_start(
         run: unsafe extern "C" fn(*mut c_void) -> c_int,
         data: *mut c_void,
     ) -> *mut c_void;
-    fn fake_thread_sleeps(task: *mut c_void) -> bool;
     fn fake_thread_join(task: *mut c_void);
+    /// Returns the number of entries of a scatter list, up to its end mark.
+    pub(crate) fn sg_nents(sg: *mut bindings::scatterlist) -> c_int;
 }
 
 /// A call, as the log records it.
@@ -164,21 +143,13 @@ pub(crate) enum Event {
     // The module calls ib_core:
     Register(Name),
     Unregister(Name),
-    Invalidate(u64),
+    Invalidate,
     // ib_core calls the module:
-    Acquire,
-    GetPages,
-    DmaMap,
-    PageSize,
-    DmaUnmap,
-    PutPages,
     Release,
-    // ib_core makes the RDMA driver stop the NIC:
-    NicStops,
     // The module calls nvidia.ko:
     Pin,
     Put,
-    /// A put that finds no pin of the caller with this table.
+    /// A put that finds no pin with this table.
     PutNothing,
     PinPersistent,
     PutPersistent,
@@ -216,11 +187,8 @@ pub(crate) enum Name {
 pub(crate) enum Call {
     Register,
     Pin,
-    Put,
     PinPersistent,
-    PutPersistent,
     Map,
-    Unmap,
     BarMap,
     IovaAlloc,
     IovaLink,
@@ -232,49 +200,13 @@ pub(crate) enum Call {
     Group,
 }
 
-/// A place where a test can run code. The thread that reaches the place runs the code, and holds
-/// the stated locks.
+/// A place where a test can run code, on the thread that reaches the place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Point {
     /// ib_core knows the client, and the registration has not returned.
     Registering,
-    /// The memory is pinned, the callback is possible, and the call has not returned. No lock is
-    /// held.
-    Pinning,
-    /// Before a put takes the API lock.
-    Putting,
-    /// Before the callback is made. The API lock is held.
-    CallingBack,
-    /// The callback has returned and its table is gone. The API lock is held.
-    CalledBack,
-    /// A put has failed and has released the API lock.
-    PutFailed,
-    /// In nvidia.ko's `dma_map_pages()`. The API lock is held.
-    Mapping,
-    /// In `dma_map_phys()`, or `dma_iova_link()`.
-    BarMapping,
     /// In `sg_alloc_table()`, for one chunk of a scatter list or for all of it.
     Allocating,
-    /// In `dma_unmap_phys()`, or `dma_iova_unlink()`.
-    BarUnmapping,
-    // The points of ib_core follow. The test VM has the same points: `peer_holds` in its
-    // peer_mem.c.
-    /// `mapping_lock` is held.
-    BeforeGetPages,
-    /// `mapping_lock` is held.
-    BeforeDmaMap,
-    /// `mapping_lock` is held.
-    BeforeActivate,
-    /// ib_core has found the registration, and holds no lock.
-    InvalidateGotRef,
-    /// The NIC is being stopped. `mapping_lock` is held.
-    InvalidateLocked,
-    /// The invalidation is done and about to return. ib_core holds no lock.
-    InvalidateUnlocked,
-    BeforeDmaUnmap,
-    BeforePutPages,
-    BeforeRelease,
-    AfterRelease,
 }
 
 struct Failure {
@@ -324,8 +256,6 @@ pub(crate) struct MappingForm {
     pub(crate) version: u32,
     pub(crate) page_size: u32,
     pub(crate) surplus: i32,
-    /// Difference between nvidia.ko's DMA addresses and physical addresses.
-    pub(crate) offset: u64,
     pub(crate) no_addresses: bool,
     /// `true` if nvidia.ko's `dma_map_pages()` succeeds without returning a mapping.
     pub(crate) no_mapping: bool,
@@ -336,7 +266,6 @@ impl MappingForm {
         version: 0x0002_0003,
         page_size: SIZE_64,
         surplus: 0,
-        offset: DMA_OFFSET,
         no_addresses: false,
         no_mapping: false,
     };
@@ -356,10 +285,6 @@ unsafe impl Send for TableMemory {}
 
 struct Pinned {
     memory: KBox<TableMemory>,
-    va: u64,
-    persistent: bool,
-    /// The process that made the pin.
-    owner: Pid,
     callback: Option<FreeCallback>,
     /// The callback's opaque argument, as a number.
     data: usize,
@@ -384,7 +309,6 @@ unsafe impl Send for MappingMemory {}
 struct Mapped {
     memory: KBox<MappingMemory>,
     table: usize,
-    device: usize,
 }
 
 /// A range of the BAR mapped by `dma_map_phys()`.
@@ -406,25 +330,12 @@ pub(crate) enum Guard {
     RangeMap,
 }
 
-/// A range of the IOMMU's addresses, and the memory linked in it.
-struct Iova {
+/// A range of the IOMMU's addresses. The test VM's IOMMU checks where memory is linked in it.
+pub(crate) struct Iova {
     base: u64,
     len: u64,
-    links: KVec<Link>,
-}
-
-#[derive(Clone, Copy)]
-struct Link {
-    dma: u64,
-    phys: u64,
-    len: u64,
-    synced: bool,
-}
-
-impl Link {
-    fn end(&self) -> u64 {
-        self.dma + self.len
-    }
+    /// Number of linked bytes.
+    linked: u64,
 }
 
 type Hook = KBox<dyn FnMut() + Send>;
@@ -447,9 +358,8 @@ pub(crate) struct World {
     pub(crate) bar: KVec<BarRange>,
     guard: Guard,
     /// Start of the next range of the IOMMU's addresses, at any page of the IOMMU.
-    pub(crate) iova_base: u64,
-    iovas: KVec<Iova>,
-    threads: KVec<Thread>,
+    iova_base: u64,
+    pub(crate) iovas: KVec<Iova>,
     pub(crate) core: ib_core::Core,
 }
 
@@ -470,14 +380,8 @@ impl World {
             guard: Guard::Ops,
             iova_base: 0x1_2345_6000,
             iovas: KVec::new(),
-            threads: KVec::new(),
             core: ib_core::Core::new(),
         }
-    }
-
-    /// Cancels all prepared failures.
-    pub(crate) fn nothing_fails(&mut self) {
-        self.failures.clear();
     }
 
     fn pin_of(&self, table: usize) -> Option<usize> {
@@ -492,19 +396,11 @@ global_lock! {
 
 global_lock! {
     // SAFETY: `init` comes before every use.
-    unsafe(uninit) static API: Mutex<()> = ();
-}
-
-global_lock! {
-    // SAFETY: `init` comes before every use.
     unsafe(uninit) static LIFE: Mutex<Option<Life>> = None;
 }
 
 /// Number of failed checks.
 static FAILED: Atomic<u32> = Atomic::new(0);
-
-/// The task that holds nvidia.ko's API lock, or 0.
-static API_OWNER: Atomic<usize> = Atomic::new(0);
 
 /// Proof that the fakes can be used.
 pub(crate) struct Fakes(());
@@ -515,7 +411,6 @@ impl Fakes {
         // SAFETY: Called once, before every use.
         unsafe {
             WORLD.init();
-            API.init();
             LIFE.init();
         }
         Fakes(())
@@ -700,16 +595,6 @@ macro_rules! logged {
     }};
 }
 
-/// Runs a step, checks all calls of the step like [`logged!`], and returns the step's value.
-macro_rules! calls {
-    ($step:expr => $($want:tt)*) => {{
-        let result = $step;
-        $crate::fakes::logged![$($want)*];
-        result
-    }};
-}
-
-pub(crate) use calls;
 pub(crate) use check;
 pub(crate) use logged;
 pub(crate) use same;
@@ -741,7 +626,8 @@ pub(crate) fn nothing_left() {
     for counts in entries::registry(Registry::counts) {
         same!((counts.active, counts.active_bytes), (0, 0));
     }
-    check!(registry_from(0).is_none());
+    let cursor = KBox::pin_init(Cursor::new(), GFP_KERNEL);
+    check!(cursor.is_ok_and(|cursor| cursor.find(0).is_none()));
     same!(fake_sysfs_refs(), 0);
     with(|world| {
         let unreached = world.hooks.first().map(|(point, _)| *point);
@@ -757,12 +643,6 @@ pub(crate) fn nothing_left() {
         same!(unreached, None);
         same!(unfailed, None);
     });
-}
-
-/// Returns the first registration whose number is `number` or higher, for a new reader.
-pub(crate) fn registry_from(number: u64) -> Option<Registration> {
-    let cursor = KBox::pin_init(Cursor::new(), GFP_KERNEL).ok()?;
-    cursor.find(number)
 }
 
 fn or_null(text: Option<&CStr>) -> *const c_char {
@@ -781,29 +661,15 @@ pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
     unsafe { fake_sysfs_has(or_null(client), or_null(file)) }
 }
 
-/// Returns the contents of the file.
-pub(crate) fn read_shown(client: &CStr, file: &CStr) -> Result<KVec<u8>> {
-    let mut text = KVec::from_elem(0, 64, GFP_KERNEL)?;
-    let (client, file) = (client.as_char_ptr(), file.as_char_ptr());
-    // SAFETY: The names are C strings, and the buffer has room for the stated number of bytes.
-    let len = unsafe { fake_sysfs_read(client, file, text.as_mut_ptr(), text.len()) };
-    text.truncate(usize::try_from(len).map_err(|_| ENOENT)?);
-    Ok(text)
-}
-
-/// Returns a NIC on the PCI bus, which exists as long as the test.
-pub(crate) fn nic() -> ib_core::Device {
-    ib_core::Device::new(fake_nic().cast())
-}
-
-/// Returns a device that is on no bus.
-pub(crate) fn plain_device() -> ib_core::Device {
-    ib_core::Device::new(fake_plain_device().cast())
+/// Returns the NIC.
+pub(crate) fn nic() -> Result<PciDevice> {
+    // SAFETY: The device exists as long as the test.
+    unsafe { PciDevice::with_device(fake_nic().cast(), |device| device.cloned()) }.ok_or(ENODEV)
 }
 
 /// Makes the test fail if anything is mapped.
 pub(crate) fn nothing_mapped() {
-    let mapped = with(|world| world.mappings.len() + world.bar.len() + world.iovas.len());
+    let mapped = with(|world| world.bar.len() + world.iovas.len());
     same!(mapped, 0);
 }
 
@@ -812,16 +678,6 @@ pub(crate) fn guard(guard: Guard) {
     with(|world| world.guard = guard);
     // CAST: The numbers match `fakes.h`.
     fake_nic_guard(guard as c_int);
-}
-
-/// Returns the memory address behind an IOMMU address, and the number of linked bytes.
-pub(crate) fn translated(dma: u64) -> (Option<u64>, u64) {
-    with(|world| {
-        let links = || world.iovas.iter().flat_map(|iova| iova.links.iter());
-        let mut at = links().filter(|link| link.synced && (link.dma..link.end()).contains(&dma));
-        let phys = at.next().map(|link| link.phys + (dma - link.dma));
-        (phys, links().map(|link| link.len).sum())
-    })
 }
 
 /// Returns the number of references to the module.
@@ -848,8 +704,8 @@ struct Start {
     state: Arc<ThreadState>,
 }
 
-/// A kernel thread. nvidia.ko takes each of these threads for a process of its own. The drop waits
-/// until the thread has ended.
+/// A kernel thread, which the module takes for a process of its own. The drop waits until the
+/// thread has ended.
 pub(crate) struct Thread {
     task: NonNull<c_void>,
     state: Arc<ThreadState>,
@@ -883,21 +739,12 @@ impl Thread {
         Ok(Thread { task, state })
     }
 
-    pub(crate) fn finished(&self) -> bool {
-        self.state.finished.load(Acquire)
-    }
-
-    /// Waits until the thread sleeps for a lock or an event, or has ended. Returns `true` if the
-    /// thread sleeps.
-    pub(crate) fn waits(&self) -> bool {
-        while !self.finished() {
-            // SAFETY: This thread has a reference to the task.
-            if unsafe { fake_thread_sleeps(self.task.as_ptr()) } {
-                return !self.finished();
-            }
+    /// Returns `true` if the thread ends within ten seconds.
+    pub(crate) fn ends(&self) -> bool {
+        (0..10_000).any(|_| {
             fsleep(Delta::from_millis(1));
-        }
-        false
+            self.state.finished.load(Acquire)
+        })
     }
 
     /// Waits for the thread's end.
@@ -906,20 +753,6 @@ impl Thread {
 
 // SAFETY: A task may be waited for on any thread.
 unsafe impl Send for Thread {}
-
-/// Keeps a thread that was started where no code can wait for it.
-pub(crate) fn keep(thread: Thread) {
-    if with(|world| world.threads.push(thread, GFP_KERNEL)).is_err() {
-        fails(c"threads", 0, fmt!("no memory"));
-    }
-}
-
-/// Waits for all kept threads. At least one thread must have been kept.
-pub(crate) fn join_kept() {
-    let threads = with(|world| mem::take(&mut world.threads));
-    check!(!threads.is_empty());
-    drop(threads);
-}
 
 impl Drop for Thread {
     fn drop(&mut self) {
@@ -943,77 +776,7 @@ unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
     0
 }
 
-/// A latch that stops one thread until another thread opens the latch. An open latch stays open.
-#[derive(Clone)]
-pub(crate) struct Latch(Arc<Passage>);
-
-#[pin_data]
-struct Passage {
-    #[pin]
-    reached: Completion,
-    #[pin]
-    open: Completion,
-}
-
-impl Latch {
-    /// Makes the next thread that reaches `point` wait until the latch is opened.
-    pub(crate) fn at(point: Point) -> Result<Self> {
-        let passage = pin_init!(Passage {
-            reached <- Completion::new(),
-            open <- Completion::new(),
-        });
-        let latch = Latch(Arc::pin_init(passage, GFP_KERNEL)?);
-        let passed = latch.clone();
-        at(point, move || {
-            passed.0.reached.complete_all();
-            passed.0.open.wait_for_completion();
-        })?;
-        Ok(latch)
-    }
-
-    /// Waits until a thread has reached the latch.
-    pub(crate) fn reached(&self) {
-        self.0.reached.wait_for_completion();
-    }
-
-    pub(crate) fn open(&self) {
-        self.0.open.complete_all();
-    }
-}
-
 // --- nvidia.ko ----------------------------------------------------------------------------------
-
-pub(crate) fn this_task() -> usize {
-    Task::current_raw().addr()
-}
-
-fn this_process() -> Pid {
-    task::process()
-}
-
-/// Runs `f` with the API lock held, for a call by the module. Returns -EIO if the calling thread
-/// already holds the lock. The module must never call nvidia.ko on such a thread.
-fn api_locked(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
-    // A callback takes the API lock before the `mapping_lock` of a region that can be revoked. The
-    // module must therefore not take the API lock under the `mapping_lock` of such a region.
-    if with(|world| world.core.has_mapping_lock(this_task())) {
-        fails(c"nvidia.ko", 0, fmt!("{} under mapping_lock", what));
-    }
-    api_locked_unseen(what, f)
-}
-
-fn api_locked_unseen(what: &'static str, f: impl FnOnce() -> c_int) -> c_int {
-    if API_OWNER.load(Relaxed) == this_task() {
-        fails(c"nvidia.ko", 0, fmt!("{} inside a callback", what));
-        return EIO.to_errno();
-    }
-    let guard = API.lock();
-    API_OWNER.store(this_task(), Relaxed);
-    let result = f();
-    API_OWNER.store(0, Relaxed);
-    drop(guard);
-    result
-}
 
 /// Returns a page table in the form that the test requires.
 fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
@@ -1054,46 +817,31 @@ fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     Ok(memory)
 }
 
-fn aligned(va: u64, len: u64) -> bool {
-    len != 0 && (va | len) & (KIB_64 - 1) == 0
-}
-
 /// The common part of both functions that pin. Returns the code and the table.
 fn pin(
-    va: u64,
     len: u64,
     failure: Option<c_int>,
     callback: Option<FreeCallback>,
     data: usize,
-    persistent: bool,
 ) -> (c_int, usize) {
-    let mut table = GARBAGE;
-    let ret = api_locked("a pin", || {
-        if let Some(code) = failure {
-            return code;
-        }
-        if !aligned(va, len) || (callback.is_none() && !persistent) {
-            return EINVAL.to_errno();
-        }
-        let form = with(|world| world.table);
-        let Ok(memory) = new_table(&form, len) else {
-            return ENOMEM.to_errno();
-        };
+    if let Some(code) = failure {
+        return (code, GARBAGE);
+    }
+    let form = with(|world| world.table);
+    let pinned = new_table(&form, len).and_then(|memory| {
         let pin = Pinned {
             memory,
-            va,
-            persistent,
-            owner: this_process(),
             callback,
             data,
         };
-        table = if form.no_table { 0 } else { pin.table() };
-        match with(|world| world.pins.push(pin, GFP_KERNEL)) {
-            Ok(()) => 0,
-            Err(_) => ENOMEM.to_errno(),
-        }
+        let table = if form.no_table { 0 } else { pin.table() };
+        with(|world| world.pins.push(pin, GFP_KERNEL))?;
+        Ok(table)
     });
-    (ret, table)
+    match pinned {
+        Ok(table) => (0, table),
+        Err(error) => (error.to_errno(), GARBAGE),
+    }
 }
 
 /// # Safety
@@ -1102,26 +850,17 @@ fn pin(
 pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages(
     _p2p_token: u64,
     _va_space: u32,
-    va: u64,
+    _va: u64,
     len: u64,
     page_table: *mut *mut c::nvidia_p2p_page_table,
     free_callback: Option<FreeCallback>,
     data: *mut c_void,
 ) -> c_int {
     record(Event::Pin);
-    let (ret, table) = pin(
-        va,
-        len,
-        failing(Call::Pin),
-        free_callback,
-        data.addr(),
-        false,
-    );
+    check!(free_callback.is_some());
+    let (ret, table) = pin(len, failing(Call::Pin), free_callback, data.addr());
     // SAFETY: The caller promises that the pointer is valid for writes.
     unsafe { *page_table = ptr::with_exposed_provenance_mut(table) };
-    if ret == 0 {
-        reach(Point::Pinning);
-    }
     ret
 }
 
@@ -1129,14 +868,14 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages(
 ///
 /// The requirements are those of `nvidia_p2p_get_pages_persistent()`.
 pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
-    va: u64,
+    _va: u64,
     len: u64,
     page_table: *mut *mut c::nvidia_p2p_page_table,
     flags: u32,
 ) -> c_int {
     record(Event::PinPersistent);
     check!(flags == 0);
-    let (ret, table) = pin(va, len, failing(Call::PinPersistent), None, 0, true);
+    let (ret, table) = pin(len, failing(Call::PinPersistent), None, 0);
     // SAFETY: The caller promises that the pointer is valid for writes.
     unsafe { *page_table = ptr::with_exposed_provenance_mut(table) };
     ret
@@ -1174,35 +913,15 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages(
     _va: u64,
     page_table: *mut c::nvidia_p2p_page_table,
 ) -> c_int {
-    let table = page_table.addr();
-    if table == 0 {
-        return 0;
+    match remove_pin(page_table.addr()) {
+        Some(pin) => {
+            record(Event::Put);
+            check!(pin.callback.is_some());
+            free_pin(pin);
+        }
+        None => record(Event::PutNothing),
     }
-    reach(Point::Putting);
-    let ret = api_locked("a put", || {
-        let found = with(|world| {
-            let index = world.pin_of(table)?;
-            let pin = world.pins.get(index)?;
-            Some((pin.persistent, pin.owner))
-        });
-        if found.is_some_and(|(persistent, _)| persistent) {
-            fails(c"nvidia.ko", 0, fmt!("a persistent table to put_pages()"));
-        }
-        if found.is_none_or(|(_, owner)| owner != this_process()) {
-            record(Event::PutNothing);
-            return 0;
-        }
-        record(Event::Put);
-        if let Some(code) = failing(Call::Put) {
-            return code;
-        }
-        remove_pin(table).into_iter().for_each(free_pin);
-        0
-    });
-    if ret != 0 {
-        reach(Point::PutFailed);
-    }
-    ret
+    0
 }
 
 /// # Safety
@@ -1215,16 +934,11 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
 ) -> c_int {
     record(Event::PutPersistent);
     check!(flags == 0);
-    let table = page_table.addr();
-    api_locked("a put", || {
-        // The put drops its reference to the GPU in any case.
-        let code = failing(Call::PutPersistent).unwrap_or(0);
-        match remove_pin(table) {
-            Some(pin) if pin.persistent => free_pin(pin),
-            _ => fails(c"nvidia.ko", 0, fmt!("no table to put_pages_persistent()")),
-        }
-        code
-    })
+    match remove_pin(page_table.addr()) {
+        Some(pin) if pin.callback.is_none() => free_pin(pin),
+        _ => fails(c"nvidia.ko", 0, fmt!("no table to put_pages_persistent()")),
+    }
+    0
 }
 
 /// # Safety
@@ -1236,23 +950,16 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_map_pages(
     dma_mapping: *mut *mut c::nvidia_p2p_dma_mapping,
 ) -> c_int {
     record(Event::Map);
-    let table = page_table.addr();
-    let mut result = GARBAGE;
-    let ret = api_locked("a mapping", || {
-        reach(Point::Mapping);
-        if let Some(code) = failing(Call::Map) {
-            return code;
-        }
-        match new_mapping(table, peer) {
-            Ok(mapping) => {
-                result = mapping;
-                0
-            }
-            Err(error) => error.to_errno(),
-        }
-    });
+    let made = match failing(Call::Map) {
+        Some(code) => Err(code),
+        None => new_mapping(page_table.addr(), peer).map_err(Error::to_errno),
+    };
+    let (ret, mapping) = match made {
+        Ok(mapping) => (0, mapping),
+        Err(code) => (code, GARBAGE),
+    };
     // SAFETY: The caller promises that the pointer is valid for writes.
-    unsafe { *dma_mapping = ptr::with_exposed_provenance_mut(result) };
+    unsafe { *dma_mapping = ptr::with_exposed_provenance_mut(mapping) };
     ret
 }
 
@@ -1273,7 +980,7 @@ fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
             GFP_KERNEL,
         )?;
         for page in pages.iter() {
-            let address = page.physical_address + form.offset;
+            let address = page.physical_address + DMA_OFFSET;
             memory.addresses.push(address, GFP_KERNEL)?;
         }
         memory.raw.version = form.version;
@@ -1287,11 +994,7 @@ fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
         };
         memory.raw.pci_dev = peer;
         let address = ptr::from_mut(&mut memory.raw).expose_provenance();
-        let mapping = Mapped {
-            memory,
-            table,
-            device: peer.addr(),
-        };
+        let mapping = Mapped { memory, table };
         world.mappings.push(mapping, GFP_KERNEL)?;
         Ok(address)
     })
@@ -1306,86 +1009,53 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
     dma_mapping: *mut c::nvidia_p2p_dma_mapping,
 ) -> c_int {
     record(Event::Unmap);
-    let code = failing(Call::Unmap).unwrap_or(0);
     with(|world| {
-        let Some(mut mapping) = take_first(&mut world.mappings, |mapping| {
+        let found = take_first(&mut world.mappings, |mapping| {
             ptr::from_ref(&mapping.memory.raw).addr() == dma_mapping.addr()
-        }) else {
+        });
+        let Some(mapping) = found else {
             return fails(c"nvidia.ko", 0, fmt!("no such mapping"));
         };
         check!(mapping.table == page_table.addr());
-        check!(mapping.device == peer.addr());
-        mapping.memory.raw.entries = 0;
-        mapping.memory.raw.dma_addresses = ptr::null_mut();
+        check!(mapping.memory.raw.pci_dev == peer);
     });
-    code
+    0
 }
 
-/// Frees the GPU memory of the process.
+/// Frees the GPU memory: makes one callback for each pin that can be revoked, one after another.
 pub(crate) fn free_memory() {
-    free(|_| true, false);
+    // SAFETY: Process context, in which a callback may run.
+    free(|callback, data| unsafe { callback(data) });
 }
 
 /// Frees the memory like [`free_memory`], and makes each callback as if reclaim waited for it.
 /// lockdep then reports a lock that the callback takes, if an earlier allocation was made with that
 /// lock held.
 pub(crate) fn free_memory_in_reclaim() {
-    free(|_| true, true);
+    // SAFETY: Process context, in which a callback may run.
+    free(|callback, data| unsafe { fake_in_reclaim(callback, data) });
 }
 
-/// Frees the allocation at `va`.
-pub(crate) fn free_memory_at(va: u64) {
-    free(|pin| pin.va == va, false);
-}
-
-/// Makes one callback for each pin that can be revoked, one after another, with the API lock held.
-fn free(which: impl Fn(&Pinned) -> bool, in_reclaim: bool) {
-    api_locked_unseen("the freeing of memory", || {
-        loop {
-            let next = with(|world| {
-                let mut pins = world.pins.iter_mut();
-                let pin = pins.find(|pin| pin.callback.is_some() && which(pin))?;
-                Some((pin.table(), pin.callback.take()?, pin.data))
-            });
-            let Some((table, callback, data)) = next else {
-                return 0;
-            };
-            reach(Point::CallingBack);
-            record(Event::Callback);
-            let data = ptr::without_provenance_mut(data);
-            match in_reclaim {
-                // SAFETY: This calls the pin's own callback with its own data, once, in process
-                // context.
-                false => unsafe { callback(data) },
-                // SAFETY: This calls the pin's own callback with its own data, once, in process
-                // context.
-                true => unsafe { fake_in_reclaim(callback, data) },
-            }
-            record(Event::CallbackReturns);
-            remove_pin(table).into_iter().for_each(free_pin);
-            reach(Point::CalledBack);
-        }
-    });
-}
-
-/// Makes the callback for the pin with this number a second time, unlike nvidia.ko.
-pub(crate) fn call_back_again(callback: FreeCallback, data: usize) {
-    // SAFETY: This is process context. The module accepts any number.
-    unsafe { callback(ptr::without_provenance_mut(data)) };
+fn free(call: impl Fn(FreeCallback, *mut c_void)) {
+    loop {
+        let next = with(|world| {
+            let mut pins = world.pins.iter_mut();
+            pins.find_map(|pin| Some((pin.callback.take()?, pin.table(), pin.data)))
+        });
+        let Some((callback, table, data)) = next else {
+            return;
+        };
+        record(Event::Callback);
+        call(callback, ptr::without_provenance_mut(data));
+        record(Event::CallbackReturns);
+        remove_pin(table).into_iter().for_each(free_pin);
+    }
 }
 
 /// Removes the pins that the module could not put, and for which no callback comes.
 pub(crate) fn forget_pins() {
     let pins = with(|world| mem::take(&mut world.pins));
     pins.into_iter().for_each(free_pin);
-}
-
-/// Returns the callback and the data of the first pin.
-pub(crate) fn callback_of_first_pin() -> Option<(FreeCallback, usize)> {
-    with(|world| {
-        let pin = world.pins.first()?;
-        Some((pin.callback?, pin.data))
-    })
 }
 
 /// Checks that each fake has the type of the function that it replaces.
@@ -1505,7 +1175,6 @@ extern "C" fn fake_dma_map(
 ) -> u64 {
     record(Event::BarMap);
     check!(dir == DMA_BIDIRECTIONAL);
-    reach(Point::BarMapping);
     if failing(Call::BarMap).is_some() {
         // `DMA_MAPPING_ERROR`.
         return u64::MAX;
@@ -1552,11 +1221,8 @@ extern "C" fn fake_dma_unmap(
     if with(|world| take_first(&mut world.bar, |have| *have == range)).is_none() {
         fails(c"DMA", 0, fmt!("{:#x}+{:#x} is not mapped", dma, len));
     }
-    reach(Point::BarUnmapping);
 }
 
-/// Size of a page of the IOMMU, in bytes.
-const GRANULE: u64 = 4096;
 /// `DMA_ATTR_MMIO`.
 const MMIO: c_ulong = 1 << 10;
 
@@ -1565,7 +1231,7 @@ const MMIO: c_ulong = 1 << 10;
 extern "C" fn fake_iova_alloc(
     _device: *mut bindings::device,
     state: &mut bindings::dma_iova_state,
-    phys: u64,
+    _phys: u64,
     size: usize,
 ) -> bool {
     *state = bindings::dma_iova_state::default();
@@ -1576,75 +1242,54 @@ extern "C" fn fake_iova_alloc(
     if failing(Call::IovaAlloc).is_some() {
         return false;
     }
-    let within = phys & (GRANULE - 1);
     // CAST: Both types have 64 bits.
-    let len = (size as u64 + within).next_multiple_of(GRANULE);
+    let len = size as u64;
     with(|world| {
         let base = world.iova_base;
         // The next range starts directly behind this one.
         world.iova_base += len;
-        state.addr = base + within;
-        // CAST: Both types have 64 bits.
-        state.__size = size as u64;
-        let links = KVec::new();
-        let iova = Iova { base, len, links };
+        (state.addr, state.__size) = (base, len);
+        let linked = 0;
+        let iova = Iova { base, len, linked };
         world.iovas.push(iova, GFP_KERNEL).is_ok()
     })
 }
 
-/// Calls `f` with the module's range.
-fn of_iova<R: Default>(
-    state: &bindings::dma_iova_state,
-    f: impl FnOnce(&mut Iova) -> Result<R, &'static str>,
-) -> R {
+/// Changes the number of linked bytes. `change` returns the new number, or an error.
+fn relink(state: &bindings::dma_iova_state, change: impl FnOnce(u64) -> Result<u64, &'static str>) {
     let result = with(|world| {
         let mut iovas = world.iovas.iter_mut();
-        let found = iovas.find(|iova| iova.base == state.addr & !(GRANULE - 1));
-        found.map_or(Err("none is of that name"), f)
+        let iova = iovas.find(|iova| iova.base == state.addr);
+        let iova = iova.ok_or("there is no such range")?;
+        iova.linked = change(iova.linked)?;
+        match iova.linked > iova.len {
+            true => Err("more is linked than it has"),
+            false => Ok(()),
+        }
     });
-    result.unwrap_or_else(|wrong| {
+    if let Err(wrong) = result {
         fails(c"IOVA", 0, fmt!("{:#x}: {}", state.addr, wrong));
-        R::default()
-    })
+    }
 }
 
-/// Stand-in for `dma_iova_link()`. Links whole pages of the IOMMU, whatever the length.
+/// Stand-in for `dma_iova_link()`.
 #[no_mangle]
 extern "C" fn fake_iova_link(
     _device: *mut bindings::device,
     state: &mut bindings::dma_iova_state,
-    phys: u64,
-    offset: usize,
+    _phys: u64,
+    _offset: usize,
     len: usize,
     dir: c_int,
     attrs: c_ulong,
 ) -> c_int {
     record(Event::IovaLink);
-    check!(dir == DMA_BIDIRECTIONAL);
-    check!(attrs == MMIO);
-    reach(Point::BarMapping);
+    check!(dir == DMA_BIDIRECTIONAL && attrs == MMIO);
     if let Some(code) = failing(Call::IovaLink) {
         return code;
     }
-    let within = phys & (GRANULE - 1);
     // CAST: Both types have 64 bits.
-    let link = Link {
-        dma: state.addr + offset as u64 - within,
-        phys: phys - within,
-        len: (len as u64 + within).next_multiple_of(GRANULE),
-        synced: false,
-    };
-    of_iova(state, |iova| {
-        if link.dma < iova.base || link.end() > iova.base + iova.len {
-            return Err("linked beyond its end");
-        }
-        let mut others = iova.links.iter();
-        if others.any(|other| other.dma < link.end() && link.dma < other.end()) {
-            return Err("linked twice");
-        }
-        let pushed = iova.links.push(link, GFP_KERNEL);
-        pushed.map_err(|_| "no memory")
-    });
+    relink(state, |linked| Ok(linked + len as u64));
     0
 }
 
@@ -1652,89 +1297,40 @@ extern "C" fn fake_iova_link(
 #[no_mangle]
 extern "C" fn fake_iova_sync(
     _device: *mut bindings::device,
-    state: &mut bindings::dma_iova_state,
-    offset: usize,
-    len: usize,
+    _state: &mut bindings::dma_iova_state,
+    _offset: usize,
+    _len: usize,
 ) -> c_int {
     record(Event::IovaSync);
-    if let Some(code) = failing(Call::IovaSync) {
-        return code;
-    }
-    // CAST: Both types have 64 bits.
-    let from = state.addr + offset as u64;
-    let to = from + len as u64;
-    of_iova(state, |iova| {
-        for link in iova.links.iter_mut() {
-            link.synced |= link.dma >= from && link.end() <= to;
-        }
-        Ok(())
-    });
-    0
+    failing(Call::IovaSync).unwrap_or(0)
 }
 
-/// Stand-in for `dma_iova_unlink()`, which requires that the whole range is linked. A large page of
-/// the IOMMU is unlinked as a whole.
+/// Stand-in for `dma_iova_unlink()`.
 #[no_mangle]
 extern "C" fn fake_iova_unlink(
     _device: *mut bindings::device,
     state: &mut bindings::dma_iova_state,
-    offset: usize,
+    _offset: usize,
     len: usize,
     dir: c_int,
     attrs: c_ulong,
 ) {
     record(Event::IovaUnlink);
-    check!(dir == DMA_BIDIRECTIONAL);
-    check!(attrs == MMIO);
-    // CAST: Both types have 64 bits.
-    let from = state.addr + offset as u64;
-    let to = from + len as u64;
-    of_iova(state, |iova| {
-        let mut gone = 0;
-        let mut left = KVec::new();
-        for link in iova.links.iter() {
-            let (start, end) = (link.dma.clamp(from, to), link.end().clamp(from, to));
-            if start == end {
-                left.push(*link, GFP_KERNEL).map_err(|_| "no memory")?;
-                continue;
-            }
-            gone += end - start;
-            for (dma, end) in [(link.dma, start), (end, link.end())] {
-                if dma == end {
-                    continue;
-                }
-                let border = if dma == link.dma { end } else { dma };
-                if border % MAX_STEP != 0 {
-                    return Err("unlinked through a page");
-                }
-                let rest = Link {
-                    dma,
-                    phys: link.phys + (dma - link.dma),
-                    len: end - dma,
-                    ..*link
-                };
-                left.push(rest, GFP_KERNEL).map_err(|_| "no memory")?;
-            }
-        }
-        iova.links = left;
-        if gone != to - from {
-            return Err("unlinked where nothing is");
-        }
-        Ok(())
+    check!(dir == DMA_BIDIRECTIONAL && attrs == MMIO);
+    relink(state, |linked| {
+        // CAST: Both types have 64 bits.
+        let left = linked.checked_sub(len as u64);
+        left.ok_or("more is unlinked than was linked")
     });
-    reach(Point::BarUnmapping);
 }
 
 /// Stand-in for `dma_iova_free()`.
 #[no_mangle]
 extern "C" fn fake_iova_free(_device: *mut bindings::device, state: &mut bindings::dma_iova_state) {
     record(Event::IovaFree);
-    of_iova(state, |iova| {
-        if !iova.links.is_empty() {
-            return Err("freed with something linked");
-        }
-        Ok(())
+    relink(state, |linked| match linked {
+        0 => Ok(0),
+        _ => Err("freed with something linked"),
     });
-    let base = state.addr & !(GRANULE - 1);
-    with(|world| take_first(&mut world.iovas, |iova| iova.base == base));
+    with(|world| take_first(&mut world.iovas, |iova| iova.base == state.addr));
 }

@@ -65,8 +65,3 @@ void fake_user_limit(unsigned int mib)
 {
 	peermem_params.user_limit_mib = mib;
 }
-
-void fake_provider_maps(bool maps)
-{
-	peermem_params.provider_maps = maps;
-}

@@ -4,11 +4,9 @@
  * /sys/peermem_kunit, so that it does not disturb the users of /sys/kernel.
  */
 
-#include <linux/gfp.h>
 #include <linux/kernfs.h>
 #include <linux/kobject.h>
 #include <linux/kref.h>
-#include <linux/minmax.h>
 #include <linux/string.h>
 #include <linux/sysfs.h>
 
@@ -79,7 +77,6 @@ static void free_kobj(struct kobject **kobj)
 
 int fake_sysfs_new(void)
 {
-	memory_peers = true;
 	fake_kernel_kobj = kobject_create_and_add("peermem_kunit", NULL);
 	if (fake_kernel_kobj)
 		fake_mm = kobject_create_and_add("mm", fake_kernel_kobj);
@@ -97,16 +94,6 @@ void fake_sysfs_free(void)
 	free_kobj(&fake_kernel_kobj);
 }
 
-void fake_sysfs_parameter(bool value)
-{
-	memory_peers = value;
-}
-
-void fake_sysfs_without_mm(void)
-{
-	free_kobj(&fake_mm);
-}
-
 void fake_sysfs_occupy(const char *client)
 {
 	if (!others)
@@ -121,8 +108,6 @@ void fake_sysfs_occupy(const char *client)
  */
 int fake_sysfs_refs(void)
 {
-	if (!fake_mm)
-		return 0;
 	return kref_read(&fake_mm->kref) - 1 - !!others;
 }
 
@@ -142,8 +127,6 @@ static struct kernfs_node *step(struct kernfs_node *from, const char *name)
  */
 static struct kernfs_node *walk(const char *client, const char *file)
 {
-	if (!fake_mm)
-		return NULL;
 	kernfs_get(fake_mm->sd);
 	return step(step(step(fake_mm->sd, "memory_peers"), client), file);
 }
@@ -154,28 +137,4 @@ bool fake_sysfs_has(const char *client, const char *file)
 
 	kernfs_put(node);
 	return node;
-}
-
-/* Reads a file in the way that sysfs does. */
-ssize_t fake_sysfs_read(const char *client, const char *file, char *to,
-			size_t size)
-{
-	struct kernfs_node *dir = walk(client, NULL);
-	struct kernfs_node *node = walk(client, file);
-	ssize_t len = -ENOENT;
-	char *page = (char *)get_zeroed_page(GFP_KERNEL);
-
-	if (dir && node && page) {
-		struct kobject *kobj = dir->priv;
-
-		len = kobj->ktype->sysfs_ops->show(kobj, node->priv, page);
-		if (len >= 0) {
-			len = min_t(size_t, len, size);
-			memcpy(to, page, len);
-		}
-	}
-	free_page((unsigned long)page);
-	kernfs_put(node);
-	kernfs_put(dir);
-	return len;
 }

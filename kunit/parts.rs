@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the parts that call neither nvidia.ko nor ib_core: the arithmetic as kbuild compiles
-//! it, and the code that uses the kernel's own types.
+//! Tests of scatter lists, PCI devices and modules, which call neither nvidia.ko nor ib_core.
 
 use kernel::error::to_result;
 
@@ -11,7 +10,6 @@ use crate::{
         PciAddress,
         Reach, //
     },
-    dma::BarMapping,
     module::{
         LoadedModule,
         ModuleRef, //
@@ -25,24 +23,14 @@ use crate::{
         remember,
         BarFinder, //
     },
-    phys::{
-        PhysRanges,
-        Reader, //
-    },
+    phys::PhysRanges,
     ranges::{
         AddrRange,
-        PageSize,
-        SgEntry,
-        SgLayout,
-        Span, //
+        SgEntry, //
     },
     reason::Reason,
     setup::*,
-    sg::SgTable,
-    sync::{
-        Lock,
-        Monitor, //
-    }, //
+    sg::SgTable, //
 };
 
 /// Returns the range of one of nvidia.ko's pages.
@@ -59,11 +47,6 @@ fn gpu_of(page: &AddrRange) -> Gpus {
 fn refused(ranges: &[AddrRange]) -> Option<Reason> {
     let mut bars = BarFinder::default();
     ranges.iter().find_map(|range| bars.lookup(*range).err())
-}
-
-/// Reads the pages at these addresses.
-fn read(reader: &mut Reader<'_, '_>, addrs: &[u64]) -> Result<(), Reason> {
-    reader.batches(|reader, from| Ok(reader.pages(addrs, from, |addr| *addr, PageSize::KIB_64)))
 }
 
 fn not_found(addr: u64, len: u64) -> Option<Reason> {
@@ -84,32 +67,29 @@ fn table(count: u64) -> Result<SgTable, Reason> {
 suite!(
     mod peermem_parts;
 
-    fn a_span_covers_whole_pages(_: NoClient) {
-        let span = Span::covering(0x1_ffff, 2, PageSize::KIB_64, 1 << 40);
-        same!(span.map(|s| (s.start(), s.len())), Ok((0x1_0000, 0x2_0000)));
-        let wraps = Span::covering(u64::MAX, 1, PageSize::KIB_64, 1 << 40);
-        same!(wraps.err(), Some(Reason::Wraps));
-    }
-
-    fn contiguous_memory_is_one_entry_for_each_two_gib(_: NoClient) {
-        for (gib, want) in rows([(1u64, 1), (4, 2), (80, 40)]) {
-            let (mut layout, mut count) = (SgLayout::new(VA, PageSize::KIB_64, 1 << 31), 0);
-            let len = gib << 30;
-            layout.range(AddrRange { addr: 0, len }, |_| {
-                count += 1;
-                true
-            });
-            check!(layout.finish().is_some());
-            same!(count + 1, want);
+    /// A list of more than 128 entries, which fill a page, is chained. The list has exactly as many
+    /// allocated entries as used entries, because ib_core walks the allocated entries and counts
+    /// the used ones.
+    fn a_list_has_as_many_entries_as_were_added() {
+        check!(table(0).is_err());
+        for count in rows([
+            1, 2, 8, 9, 31, 32, 64, 127, 128, 129, 159, 160, 254, 255, 256, 1000, 5000,
+        ]) {
+            let table = table(count).map_err(|_| ENOMEM)?;
+            check!(table.ranges().map(|range| range.addr).eq(0..count));
+            let head = table.head().0;
+            // SAFETY: The table keeps its entries.
+            let chained = unsafe { sg_nents(head.sgl) };
+            // CAST: The numbers are small.
+            same!(
+                (head.nents, head.orig_nents, chained),
+                (count as u32, count as u32, count as c_int)
+            );
         }
     }
 
-    fn an_empty_table_is_refused(_: NoClient) {
-        check!(table(0).is_err());
-    }
-
     /// `sg_alloc_table()` leaves counts in the table if it fails half way.
-    fn a_table_that_could_not_be_allocated_is_not_looked_at(_: NoClient) {
+    fn a_table_that_could_not_be_allocated_is_not_looked_at() {
         // The first three allocations are for the chunks. The fourth allocation is for the last
         // chunk at its exact length.
         for nth in rows(1..=4) {
@@ -130,17 +110,7 @@ suite!(
         }
     }
 
-    fn only_a_pci_device_is_one(_: NoClient) {
-        check!(Device::NULL.as_pci().is_none());
-        check!(plain_device().as_pci().is_none());
-        fake_nic_max_segment(0x1234_0000);
-        let device = nic().as_pci();
-        same!(device.as_ref().map(|d| d.max_segment()), Some(0x1234_0000));
-        // The clone takes one more reference, and this test drops both references.
-        drop(device.clone());
-    }
-
-    fn only_a_memory_bar_that_has_addresses_is_a_bar(_: NoClient) {
+    fn only_a_memory_bar_that_has_addresses_is_a_bar() {
         same!(not_found(BAR, KIB_64), None);
         same!(not_found(BAR, BAR_LEN), None);
         same!(not_found(BAR + BAR_LEN - KIB_64, KIB_64), None);
@@ -159,10 +129,20 @@ suite!(
         }
         // The finder refuses an address with a `struct page` that is not peer-to-peer DMA memory.
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
+        for (addr, ends) in rows([
+            (BAR, false),
+            (BAR + BAR_LEN - 2 * KIB_64, false),
+            (BAR + BAR_LEN - KIB_64, true),
+            // Another BAR begins directly behind this page.
+            (THIRD - KIB_64, true),
+            (IO, true),
+        ]) {
+            same!(ends_bar(&page(addr)), ends);
+        }
     }
 
     /// nvidia-uvm creates such a BAR on hosts that are set up for GPUDirect Storage.
-    fn a_bar_may_be_peer_to_peer_dma_memory(_: NoClient) {
+    fn a_bar_may_be_peer_to_peer_dma_memory() {
         /// `enum memory_type`.
         const PRIVATE: i32 = 1;
         const P2PDMA: i32 = 5;
@@ -192,7 +172,7 @@ suite!(
     }
 
     /// The finder reuses the BAR that it has found only for addresses inside that BAR.
-    fn what_is_remembered_is_still_looked_at(_: NoClient) {
+    fn what_is_remembered_is_still_looked_at() {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([
             (&[good, far, page(BAR + KIB_64)][..], None),
@@ -211,7 +191,7 @@ suite!(
         }
     }
 
-    fn a_bounding_range_has_all_of_it_and_lies_in_one_bar(_: NoClient) {
+    fn a_bounding_range_has_all_of_it_and_lies_in_one_bar() {
         let bounds = |ranges: &[AddrRange]| {
             let mut bars = BarFinder::default();
             ranges.iter().try_for_each(|range| bars.lookup(*range))?;
@@ -236,7 +216,7 @@ suite!(
     }
 
     /// The reader joins memory on both sides of the boundary between two BARs into one range.
-    fn bars_side_by_side_are_two(_: NoClient) {
+    fn bars_side_by_side_are_two() {
         let (last, two) = (THIRD - KIB_64, 2 * KIB_64);
         same!(not_found(last, two), None);
         same!(
@@ -254,40 +234,16 @@ suite!(
         same!(memory.table.entries(), 1);
     }
 
-    /// Each finder reuses the results of earlier finders, and thus of earlier registrations.
-    fn the_owner_of_a_bar_is_looked_for_once(_: NoClient) {
-        let find = |addr| {
-            let before = fake_pci_steps();
-            (not_found(addr, KIB_64), fake_pci_steps() - before)
-        };
-        // The search passes the NIC and finds the GPU.
-        same!(find(BAR), (None, 2));
-        same!(fake_remembered(), 1);
-        for page in 0..4 {
-            same!(find(BAR + page * KIB_64), (None, 0));
-        }
-        // For an address outside of the GPU's BARs, the finder searches all devices.
-        same!(find(BAR + BAR_LEN), (Some(Reason::NotInBar), 3));
-        same!(find(BAR + 9 * KIB_64), (None, 0));
-        same!(fake_remembered(), 1);
-        // The search runs once for all pages that lie in no BAR, because each further search would
-        // go through all devices too.
-        let (before, nowhere) = (fake_pci_steps(), [BAR + BAR_LEN; 100]);
-        let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
-        same!(refused.err(), Some(Reason::NotInBar));
-        same!(fake_pci_steps() - before, 3);
-    }
-
-    fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered(_: NoClient) {
+    fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered() {
         same!(not_found(BAR, KIB_64), None);
         fake_gpu_leaves();
         same!(not_found(BAR, KIB_64), Some(Reason::NotInBar));
         same!(gpu_of(&page(BAR)), Gpus::default());
     }
 
-    fn a_gpu_that_comes_back_is_another_device_of_the_same_number(_: NoClient) {
+    fn a_gpu_that_comes_back_is_another_device_of_the_same_number() {
         to_result(fake_more_gpus(1))?;
-        let (gpu, nic) = (gpu_of(&page(BAR)), nic().as_pci().ok_or(ENODEV)?);
+        let (gpu, nic) = (gpu_of(&page(BAR)), nic()?);
         same!(gpu_of(&page(MORE)), Gpus::one(1));
         remember(gpu, &nic, Reach::Denied);
         same!(fake_remembered(), 3);
@@ -305,11 +261,13 @@ suite!(
         same!(gpu_of(&page(MORE)), Gpus::one(1));
     }
 
+    /// Each finder reuses the results of earlier finders, and thus of earlier registrations.
+    ///
     /// 64 GPUs have a number. The module searches for each additional GPU every time, and remembers
     /// nothing about such a GPU.
-    fn each_of_64_gpus_is_looked_for_once(_: NoClient) {
+    fn each_of_64_gpus_is_looked_for_once() {
         to_result(fake_more_gpus(Gpus::MOST + 2))?;
-        let nic = nic().as_pci().ok_or(ENODEV)?;
+        let nic = nic()?;
         let find = |number: u32| {
             let bar = MORE + u64::from(number) * SMALL_LEN;
             let before = fake_pci_steps();
@@ -327,6 +285,9 @@ suite!(
             same!(find(number), (Gpus::one(number), 0));
             same!(recall(Gpus::one(number), &nic), Some(Reach::AsOurs));
         }
+        // The fakes define this address: domain 3, bus 0x81, device 3, function 0.
+        same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8118)));
+        same!(gpu_address(Gpus::MOST), None);
         for number in rows([Gpus::MOST, Gpus::MOST + 1, Gpus::MOST]) {
             same!(find(number), (Gpus::default(), number + 3));
             remember(Gpus::default(), &nic, Reach::Denied);
@@ -334,10 +295,18 @@ suite!(
         }
         same!(fake_remembered(), 2 * Gpus::MOST);
         same!(find(0), (Gpus::one(0), 0));
+        // The search runs once for all pages that lie in no BAR, because each further search would
+        // go through all devices too. The finder does not search for memory with struct pages.
+        let (before, nowhere) = (fake_pci_steps(), [UNASSIGNED; 100]);
+        let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
+        same!(refused.err(), Some(Reason::NotInBar));
+        same!(fake_pci_steps() - before, Gpus::MOST + 5);
+        same!(gpu_of(&page(RAM)), Gpus::default());
+        same!(fake_pci_steps() - before, Gpus::MOST + 5);
     }
 
-    fn what_is_remembered_of_two_devices_goes_with_either(_: NoClient) {
-        let (first, gpu) = (nic().as_pci().ok_or(ENODEV)?, gpu_of(&page(BAR)));
+    fn what_is_remembered_of_two_devices_goes_with_either() {
+        let (first, gpu) = (nic()?, gpu_of(&page(BAR)));
         same!(recall(gpu, &first), None);
         for answer in rows([Reach::AsOurs, Reach::Otherwise, Reach::Denied]) {
             remember(gpu, &first, answer);
@@ -345,7 +314,7 @@ suite!(
             same!(fake_remembered(), 2);
         }
         to_result(fake_nic_is_replaced())?;
-        let second = nic().as_pci().ok_or(ENODEV)?;
+        let second = nic()?;
         same!(recall(gpu, &second), None);
         // The new answer takes the place of the removed NIC's answer.
         remember(gpu, &second, Reach::Otherwise);
@@ -357,69 +326,7 @@ suite!(
         same!(recall(gpu, &second), None);
     }
 
-    fn a_bar_ends_with_its_last_page(_: NoClient) {
-        for (addr, want) in rows([
-            (BAR, false),
-            (BAR + BAR_LEN - 2 * KIB_64, false),
-            (BAR + BAR_LEN - KIB_64, true),
-            // Another BAR begins directly behind this page.
-            (THIRD - KIB_64, true),
-            (IO, true),
-        ]) {
-            same!(ends_bar(&page(addr)), want);
-        }
-    }
-
-    fn a_gpu_has_the_number_and_the_address_of_its_device(_: NoClient) {
-        same!(gpu_of(&page(BAR)), Gpus::one(0));
-        // The fakes define this address: domain 3, bus 0x81, device 2, function 1.
-        same!(gpu_address(0), Some(PciAddress(3 << 16 | 0x8111)));
-        same!(gpu_address(1), None);
-        let mut finder = BarFinder::default();
-        same!(finder.gpus(), Gpus::default());
-        same!(finder.lookup(page(BAR)), Ok(()));
-        same!(finder.gpus(), Gpus::one(0));
-        // The finder does not search the PCI devices for memory with struct pages.
-        let before = fake_pci_steps();
-        same!(gpu_of(&page(RAM)), Gpus::default());
-        same!(fake_pci_steps(), before);
-    }
-
-    fn a_mapping_that_fails_half_way_leaves_nothing_mapped(_: NoClient) {
-        let device = nic().as_pci().ok_or(ENODEV)?;
-        let pages = [0, 2, 4].map(|number| BAR + number * KIB_64);
-        let map = || {
-            let (memory, gpus) = PhysRanges::read(VA, |reader| read(reader, &pages))?;
-            same!(gpus, Gpus::one(0));
-            BarMapping::map(&device, memory, VA, PageSize::KIB_64)
-        };
-        for guard_is in rows([Guard::Ops, Guard::Translates]) {
-            guard(guard_is);
-            for nth in 1..=3 {
-                if guard_is == Guard::Translates {
-                    fail(Call::IovaLink, nth, 1, ENOMEM.to_errno())?;
-                }
-                fail(Call::BarMap, nth, 1, ENOMEM.to_errno())?;
-                let mapped = u64::from(nth - 1) * KIB_64;
-                same!(map().err(), Some(Reason::MapResource { mapped }));
-                nothing_mapped();
-            }
-        }
-        guard(Guard::Ops);
-        same!(map().map(|(_, table)| table.entries()), Ok(3));
-    }
-
-    fn locks_guard_and_monitors_wait_no_longer_than_they_must(_: NoClient) {
-        let lock = KBox::pin_init(Lock::new(1), GFP_KERNEL)?;
-        lock.with(|n| *n += 1);
-        same!(lock.with(|n| *n), 2);
-        let monitor = KBox::pin_init(Monitor::new(false), GFP_KERNEL)?;
-        monitor.with(|done| *done = true);
-        monitor.wait_while(|done| !*done);
-        monitor.notify_all();
-    }
-
-    fn a_hold_keeps_the_module_until_it_is_dropped(_: NoClient) {
+    fn a_hold_keeps_the_module_until_it_is_dropped() {
         let hold = ModuleRef::try_new();
         check!(hold.is_some());
         same!(holds(), 1);
@@ -430,7 +337,7 @@ suite!(
     }
 
     /// The data of a loaded module disappears when that module is unloaded.
-    fn a_neighbour_that_goes_is_not_looked_at(_: NoClient) {
+    fn a_neighbour_that_goes_is_not_looked_at() {
         let look = || LoadedModule::find(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));
         same!(holds(), 0);

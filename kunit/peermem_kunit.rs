@@ -34,13 +34,11 @@ mod c {
 
 mod contract;
 mod fakes;
-#[path = "core.rs"]
 mod ib_core;
 mod life;
 mod mapping;
 mod parts;
 mod provider;
-mod revocation;
 mod setup;
 mod showing;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The form of a suite ([`suite!`]), the setup of its cases ([`SetUp`]), and their common helpers.
+//! The form of a suite ([`suite!`]), and the common helpers of the cases.
 
 use kernel::{
     bindings::scatterlist,
@@ -28,7 +28,11 @@ use crate::{
     peer_stats::{
         MrStats,
         PeerStats, //
-    }, //
+    },
+    phys::{
+        PhysRanges,
+        Reader, //
+    },
     ranges::PageSize,
     reason::Reason,
     sg::SgTableHead, //
@@ -51,17 +55,14 @@ pub(crate) use crate::{
     ib_core::*, //
 };
 
-/// Declares a KUnit suite. Each function is a case, and takes its setup, a [`SetUp`].
+/// Declares a KUnit suite. Each function is a case, and runs in a new world.
 ///
 /// The macro is called with parentheses and contains only items, because rustfmt formats only such
 /// macro calls.
 macro_rules! suite {
     (
         mod $suite:ident;
-        $(
-            $(#[$($attribute:tt)*])*
-            fn $case:ident($up:tt: $setup:ident $(,)?) { $($body:tt)* }
-        )*
+        $($(#[$($attribute:tt)*])* fn $case:ident() { $($body:tt)* })*
     ) => {
         #[kernel::prelude::kunit_tests($suite)]
         mod tests {
@@ -71,7 +72,7 @@ macro_rules! suite {
                 $(#[$($attribute)*])*
                 #[test]
                 fn $case() -> Result {
-                    <$setup as $crate::setup::SetUp>::case(|$up: &$setup| -> Result {
+                    test(|| {
                         $($body)*
                         Ok(())
                     })
@@ -83,52 +84,44 @@ macro_rules! suite {
 
 pub(crate) use suite;
 
-/// The setup of a case.
-pub(crate) trait SetUp: Sized {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result;
-}
-
-/// Runs a case in a new world, with these clients and an empty log.
-fn run<U>(clients: impl FnOnce() -> Result<U>, mut body: impl FnMut(&U) -> Result) -> Result {
-    test(|| {
-        let up = clients()?;
-        log();
-        body(&up)?;
-        same!(holds(), 0);
-        drop(up);
-        Ok(())
-    })
-}
-
 /// Start of the tests' GPU memory.
 pub(crate) const VA: u64 = 0x7f00_0000_0000;
-/// Number of pages of most ranges.
-pub(crate) const PAGES: u64 = 4;
 /// Number of entries that make a scatter list of three chunks.
 // CAST: Both types have 64 bits.
 pub(crate) const THREE_CHUNKS: u64 = (PAGE_SIZE / size_of::<scatterlist>()) as u64 * 5 / 2;
 
-/// Returns a range of `count` whole pages.
+/// Returns a range of `count` whole pages, for a NIC that can lose the region.
 pub(crate) fn pages(count: u64) -> Request {
-    // CAST: Both types have 64 bits.
-    Request::new(VA, (count * KIB_64) as usize)
+    Request {
+        addr: VA,
+        // CAST: Both types have 64 bits.
+        len: (count * KIB_64) as usize,
+        can_lose: true,
+        form: Form::Modern,
+    }
 }
 
-/// Returns the range that most cases register.
-pub(crate) fn range() -> Request {
-    pages(PAGES)
+/// Returns the request for a NIC that cannot lose the region.
+pub(crate) fn cannot_lose(request: Request) -> Request {
+    Request {
+        can_lose: false,
+        ..request
+    }
 }
 
-/// Sets the layout of the memory that is pinned from now on.
-pub(crate) fn lies(layout: Layout) {
-    with(|world| world.table.address = layout);
+/// Reads the pages at these addresses.
+pub(crate) fn read(reader: &mut Reader<'_, '_>, addrs: &[u64]) -> Result<(), Reason> {
+    reader.batches(|reader, from| Ok(reader.pages(addrs, from, |addr| *addr, PageSize::KIB_64)))
 }
 
-/// Registers a range, and drops the log of its calls.
-pub(crate) fn mapped(request: Request) -> Result<Umem> {
-    let umem = get(request)?;
-    log();
-    Ok(umem)
+/// Returns the ranges of `count` pages in this layout.
+pub(crate) fn memory(count: u64, layout: Layout) -> Result<PhysRanges, Reason> {
+    let mut addrs = KVVec::new();
+    for addr in (0..count).map(layout) {
+        let pushed = addrs.push(addr, GFP_KERNEL);
+        pushed.map_err(|_| Reason::NoMemory)?;
+    }
+    PhysRanges::read(VA, |reader| read(reader, &addrs)).map(|(memory, _)| memory)
 }
 
 /// A client that ib_core knows, in a module that is up.
@@ -154,153 +147,11 @@ pub(crate) fn revocable(invalidation: Invalidation) -> Result<Up<OfTest>> {
     })
 }
 
-/// A setup without a registered client.
-pub(crate) struct NoClient;
-/// The persistent client alone, whose pins are never revoked. The client knows that the NIC reaches
-/// the GPU.
-pub(crate) type PersistentClient = Up<clients::Persistent>;
-/// The persistent client with `provider_maps=1`.
-pub(crate) struct ProviderMaps {
-    _up: PersistentClient,
-}
-/// The revocable client alone, whose pins are revoked when the memory is freed. The client unmaps
-/// by itself.
-pub(crate) type RevocableClient = Up<OfTest>;
-/// Both clients, in the order in which the module registers them. The second client knows that the
-/// NIC reaches the GPU.
-pub(crate) type BothClients = (RevocableClient, PersistentClient);
-/// The revocable client alone, with an ib_core that unmaps: `peerdirect_support=1`.
-pub(crate) struct CoreUnmapsClient {
-    _up: Up<OfTest>,
-}
-
-impl SetUp for NoClient {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        run(|| Ok(NoClient), body)
-    }
-}
-
-impl SetUp for PersistentClient {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        let client = || {
-            let up = persistent(c"nv_mem")?;
-            get(EachNic::CANNOT_LOSE.range())?.release();
-            Ok(up)
-        };
-        run(client, body)
-    }
-}
-
-impl SetUp for ProviderMaps {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        let client = || {
-            fake_provider_maps(true);
-            persistent(c"nv_mem").map(|_up| ProviderMaps { _up })
-        };
-        run(client, body)
-    }
-}
-
-impl SetUp for RevocableClient {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        run(|| revocable(ClientUnmaps), body)
-    }
-}
-
-impl SetUp for BothClients {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        let clients = || {
-            let up = (revocable(ClientUnmaps)?, persistent(c"nv_mem_nc")?);
-            get(EachNic::CANNOT_LOSE.range())?.release();
-            Ok(up)
-        };
-        run(clients, body)
-    }
-}
-
-impl SetUp for CoreUnmapsClient {
-    fn case(body: impl FnMut(&Self) -> Result) -> Result {
-        let client = || revocable(CoreUnmaps).map(|_up| CoreUnmapsClient { _up });
-        run(client, body)
-    }
-}
-
-/// Both clients, and a NIC for which ib_core asks one of them. The case runs for each NIC, and once
-/// more with `provider_maps=1`.
-pub(crate) struct EachNic {
-    /// `true` if the revocable client is asked.
-    pub(crate) can_lose: bool,
-    provider_maps: bool,
-    // The calls that the client makes:
-    pub(crate) pin: Event,
-    pub(crate) map: Event,
-    pub(crate) unmap: Event,
-    pub(crate) put: Event,
-}
-
-impl EachNic {
-    pub(crate) const CAN_LOSE: EachNic = EachNic {
-        can_lose: true,
-        provider_maps: false,
-        pin: Pin,
-        map: BarMap,
-        unmap: BarUnmap,
-        put: Put,
-    };
-    pub(crate) const CANNOT_LOSE: EachNic = EachNic {
-        can_lose: false,
-        provider_maps: false,
-        pin: PinPersistent,
-        map: BarMap,
-        unmap: BarUnmap,
-        put: PutPersistent,
-    };
-    const PROVIDER_MAPS: EachNic = EachNic {
-        provider_maps: true,
-        map: Map,
-        unmap: Unmap,
-        ..EachNic::CANNOT_LOSE
-    };
-
-    pub(crate) fn pages(&self, count: u64) -> Request {
-        self.asks(pages(count))
-    }
-
-    pub(crate) fn range(&self) -> Request {
-        self.asks(range())
-    }
-
-    /// Returns the request for this NIC.
-    pub(crate) fn asks(&self, request: Request) -> Request {
-        Request {
-            can_lose: self.can_lose,
-            ..request
-        }
-    }
-}
-
-impl SetUp for EachNic {
-    fn case(mut body: impl FnMut(&Self) -> Result) -> Result {
-        BothClients::case(|_| {
-            for nic in rows([
-                EachNic::CAN_LOSE,
-                EachNic::CANNOT_LOSE,
-                EachNic::PROVIDER_MAPS,
-            ]) {
-                fake_provider_maps(nic.provider_maps);
-                log();
-                body(&nic)?;
-            }
-            Ok(())
-        })
-    }
-}
-
 /// [`clients::Revocable`] with a new cell for each test, because a client that revokes can be
 /// registered only once.
 pub(crate) struct OfTest;
 
-static CELLS: [RevokerCell; 256] = [const { RevokerCell::new() }; 256];
+static CELLS: [RevokerCell; 32] = [const { RevokerCell::new() }; 32];
 static CELL: Atomic<usize> = Atomic::new(0);
 
 impl OfTest {

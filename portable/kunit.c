@@ -41,11 +41,6 @@ void shim_complete_all(struct completion *completion)
 	complete_all(completion);
 }
 
-struct task_struct *shim_current(void)
-{
-	return current;
-}
-
 void shim_kunit_fail(struct kunit *test)
 {
 	KUNIT_FAIL(test, "the case returned an error");

@@ -53,7 +53,6 @@ struct kunit;
 void shim_completion_init(struct completion *completion);
 void shim_completion_wait(struct completion *completion);
 void shim_complete_all(struct completion *completion);
-struct task_struct *shim_current(void);
 void shim_kunit_fail(struct kunit *test);
 
 #endif /* PEERMEM_SHIM_H */

@@ -80,11 +80,6 @@ pub mod c {
         _opaque: [u8; 0],
     }
 
-    #[repr(C)]
-    pub struct task_struct {
-        _opaque: [u8; 0],
-    }
-
     /// `kunit.c` asserts the layout, which is that of Linux 7.3.
     #[repr(C)]
     pub struct kunit_case {
@@ -107,7 +102,6 @@ pub mod c {
         pub fn shim_complete_all(completion: *mut completion);
         pub fn shim_completion_init(completion: *mut completion);
         pub fn shim_completion_wait(completion: *mut completion);
-        pub fn shim_current() -> *mut task_struct;
         pub fn shim_kunit_fail(test: *mut kunit);
     }
 }
@@ -116,25 +110,6 @@ pub mod c {
 pub mod page {
     /// Size of a page, in bytes. `kunit.c` asserts the number.
     pub const PAGE_SIZE: usize = 4096;
-}
-
-/// Tasks.
-pub mod task {
-    use crate::bindings;
-
-    /// A process ID: `pid_t`.
-    pub type Pid = bindings::pid_t;
-
-    /// A task: `struct task_struct`.
-    pub struct Task(());
-
-    impl Task {
-        /// Returns a pointer to the calling task.
-        pub fn current_raw() -> *mut bindings::task_struct {
-            // SAFETY: The function has no requirements.
-            unsafe { bindings::shim_current() }
-        }
-    }
 }
 
 impl<T: ?Sized + core::marker::Unsize<U>, U: ?Sized> CoerceUnsized<KBox<U>> for KBox<T> {}
@@ -184,30 +159,6 @@ impl<T> KVVec<T> {
         // `first` was moved out.
         self.len -= 1;
         Ok(value)
-    }
-
-    /// Drops the values from index `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        while self.len > len {
-            let _ = self.remove(self.len - 1);
-        }
-    }
-
-    /// Drops all values.
-    pub fn clear(&mut self) {
-        self.truncate(0);
-    }
-
-    /// Returns a vector of `count` clones of `value`. May sleep.
-    pub fn from_elem(value: T, count: usize, flags: Flags) -> Result<Self, AllocError>
-    where
-        T: Clone,
-    {
-        let mut new = KVVec::with_capacity(count, flags)?;
-        for _ in 0..count {
-            new.push(value.clone(), flags)?;
-        }
-        Ok(new)
     }
 }
 

@@ -40,10 +40,7 @@ mod tests;
 pub use core::fmt;
 
 #[cfg(peermem_kunit)]
-pub use kunit::{
-    page,
-    task, //
-};
+pub use kunit::page;
 
 /// This module, as the argument of [`Module::init`].
 pub struct ThisModule(());

@@ -490,7 +490,7 @@ mod tests {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             touched(&repo, &names)
         };
-        assert!(of(&["README.md", "tests/gpu/p2p.c", "kunit/core.rs"]).is_empty());
+        assert!(of(&["README.md", "tests/gpu/p2p.c", "kunit/ib_core.rs"]).is_empty());
         assert_eq!(
             of(&["cli/verbs/src/lib.rs", "tests/runner/Cargo.toml"]),
             ["--package=peermem-verbs", "--package=runner"]

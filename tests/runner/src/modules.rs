@@ -53,6 +53,9 @@ fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::C
     command
 }
 
+/// The module of the KUnit tests.
+const KUNIT: &str = "nvidia-peermem-kunit.ko";
+
 /// Builds modules for one kernel.
 pub(crate) struct Builder<'a> {
     paths: &'a Paths,
@@ -359,12 +362,18 @@ impl<'a> Builder<'a> {
         self.make_late(&recipe)
     }
 
-    /// Builds our module's KUnit tests.
-    pub(crate) fn kunit(&self) -> Result<PathBuf> {
+    /// Builds our module's KUnit tests, with patches applied to the module.
+    pub(crate) fn kunit(&self, patches: &[PathBuf]) -> Result<PathBuf> {
         let mut recipe = self.our_recipe();
-        recipe.name = "kunit";
-        recipe.product = "nvidia-peermem-kunit.ko";
+        let name = patches.last().and_then(|patch| patch.file_stem());
+        let name = name.map_or("kunit".to_owned(), |name| {
+            format!("kunit-mutant-{}", name.to_string_lossy())
+        });
+        recipe.name = &name;
+        recipe.patches = patches;
+        recipe.product = KUNIT;
         recipe.inputs.push(self.repo("kunit"));
+        recipe.inputs.extend_from_slice(patches);
         recipe.variables.push("PEERMEM_KUNIT=1".to_owned());
         if self.build == Build::Portable {
             recipe.name = "kunit-portable";
@@ -374,7 +383,12 @@ impl<'a> Builder<'a> {
             recipe.inputs.push(object);
             recipe.variables.push(variable);
         }
-        self.make(&recipe)
+        // A suite does not build mutants at its start: see `patched`.
+        let builder = Builder {
+            frozen: self.frozen && patches.is_empty(),
+            ..*self
+        };
+        builder.make(&recipe)
     }
 
     /// Builds the object of the kernel's services in a user process, for `cost.rs`.
@@ -416,7 +430,7 @@ impl<'a> Builder<'a> {
             files.push(builder.without_gpl_only().ours()?);
         }
         if self.build == Build::InTree {
-            files.push(self.kunit()?);
+            files.push(self.kunit(&[])?);
         }
         if self.kernel.detectors {
             files.push(self.injected()?);
@@ -605,6 +619,7 @@ impl<'a> Builder<'a> {
         } else {
             let copy = patch::patched(self.paths, recipe.patches)?;
             let output = match self.build {
+                Build::InTree if recipe.product == KUNIT => "mutants-kunit.build",
                 Build::InTree => "mutants.build",
                 Build::Portable => "mutants-portable.build",
             };

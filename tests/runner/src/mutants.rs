@@ -159,7 +159,7 @@ pub(crate) fn tests(
         match check.place {
             _ if result.is_some() => {}
             Place::Host { .. } => on_hosts.push((number, *mutant, *check)),
-            Place::Vm { .. } => in_machines.push(Job {
+            Place::Kunit { .. } | Place::Vm { .. } => in_machines.push(Job {
                 number,
                 mutant,
                 check,

@@ -39,6 +39,7 @@ pub(crate) const FAKES: &str = "tests/fakes";
 const SOURCES: &[&str] = &[
     "Kbuild",
     "src",
+    "kunit",
     "rust-bindings",
     "portable",
     "docs/observe.md",

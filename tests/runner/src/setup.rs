@@ -191,7 +191,7 @@ fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) 
         }
     }
     if options.kunit {
-        index.add(builder.kunit()?);
+        index.add(builder.kunit(&options.patches)?);
     }
     Ok(())
 }

@@ -67,6 +67,9 @@ impl<'a> Kept<'a> {
         files.extend(mutant.changed()?.into_iter().map(|file| repo.join(file)));
         match &check.place {
             Place::Host { package, .. } => files.extend(of_package(repo, package, &check.test)?),
+            Place::Kunit { .. } => {
+                files.extend(["kunit", "tests/vm"].map(|part| repo.join(part)));
+            }
             Place::Vm { .. } => {
                 files.extend(MACHINE.iter().map(|part| repo.join(part)));
                 files.extend(of_verbs(repo, &check.test)?);

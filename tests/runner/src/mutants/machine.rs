@@ -44,8 +44,13 @@ impl<'a> Job<'a> {
                 options,
                 parameters,
             } => (options, parameters),
+            Place::Kunit { options } => (options, &[]),
             Place::Host { .. } => (&[], &[]),
         }
+    }
+
+    fn is_kunit(&self) -> bool {
+        matches!(self.check.place, Place::Kunit { .. })
     }
 
     fn shares(&self) -> bool {
@@ -167,6 +172,8 @@ pub(super) struct Machines<'a> {
     build: Build,
     /// Modules by kernel and patches.
     modules: BTreeMap<(String, &'a [PathBuf]), Result<PathBuf, String>>,
+    /// Results of the KUnit tests on modules without a mutant's patch, by VM options and patches.
+    kunit: BTreeMap<(&'a [String], &'a [PathBuf]), Seen>,
 }
 
 impl<'a> Machines<'a> {
@@ -175,6 +182,7 @@ impl<'a> Machines<'a> {
             paths,
             build,
             modules: BTreeMap::new(),
+            kunit: BTreeMap::new(),
         }
     }
 
@@ -186,6 +194,10 @@ impl<'a> Machines<'a> {
     ) {
         let mut shared: BTreeMap<&[String], Vec<Job<'a>>> = BTreeMap::new();
         let mut own = Vec::new();
+        let (kunit, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().partition(Job::is_kunit);
+        for job in kunit {
+            tell(job.number, self.kunit(&job));
+        }
         for job in jobs {
             // A job whose module cannot be compiled does not affect the others.
             let module = options(job.place().0).and_then(|options| {
@@ -248,6 +260,52 @@ impl<'a> Machines<'a> {
         };
         base.passed(&job.check.test)?;
         job.signs(without)
+    }
+
+    /// Runs the KUnit tests on the module as it is, unless they have already passed there, and on
+    /// the mutant.
+    fn kunit(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
+        let words = job.place().0;
+        let base = (words, job.mutant.base());
+        if !self.kunit.contains_key(&base) {
+            let seen = self.boot_kunit(base.0, base.1)?;
+            self.kunit.insert(base, seen);
+        }
+        self.kunit[&base].passed(&job.check.test)?;
+        job.signs(&self.boot_kunit(words, &job.mutant.patches)?)
+    }
+
+    /// Boots a VM and runs the KUnit tests of the module with these patches.
+    fn boot_kunit(&self, words: &[String], patches: &[PathBuf]) -> Result<Seen> {
+        let usual = "runner --kunit --peermem none --gpus 0 --append slab_debug=FZP \
+            --append oops=panic --append kunit.enable=1 --append kunit.autorun=1";
+        let words = usual
+            .split_whitespace()
+            .chain(words.iter().map(String::as_str));
+        let mut options = Options::parse(words)?;
+        options.frozen = true;
+        options.build = Some(self.build);
+        options.patches = patches.to_vec();
+        options.env.push(guest::SYSTEM_PROGRAMS.to_owned());
+        let boot = setup::boot(self.paths, &options)?;
+        let script = guest::in_machine(&self.paths.repo.join("tests/vm/kunit"));
+        let command = format!("{script}; echo '{ENDED}'");
+        let command = ["sh", "-c", &command].map(str::to_owned);
+        let (outcome, said) = vm::run_with(
+            self.paths,
+            &options,
+            &boot,
+            &command,
+            Said {
+                steps: vec![(Reader::new(Format::Ktap), Seen::default())],
+            },
+            Said::line,
+        )?;
+        let mut seen = said.finish(1).remove(0);
+        let reports = klog::judge(&klog::read(&outcome.log)?, &[]).undeclared;
+        seen.problems = reports.iter().map(ToString::to_string).collect();
+        seen.hung = outcome.timed_out;
+        Ok(seen)
     }
 
     /// Returns the module with these patches.
@@ -335,7 +393,9 @@ fn options(words: &[String]) -> Result<Options> {
 pub(super) fn kernel(check: &Check) -> Result<Option<String>> {
     match &check.place {
         Place::Host { .. } => Ok(None),
-        Place::Vm { options: words, .. } => Ok(Some(options(words)?.kernel)),
+        Place::Kunit { options: words } | Place::Vm { options: words, .. } => {
+            Ok(Some(options(words)?.kernel))
+        }
     }
 }
 

@@ -34,6 +34,8 @@ impl std::fmt::Display for Sign {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
+    /// KUnit tests in a VM with these options.
+    Kunit { options: Vec<String> },
     /// `cargo test` of a package in a copy of the workspace, with the given profile.
     Host { package: String, release: bool },
     /// `gdr test` in a VM with these options. The module gets these parameters in addition to the
@@ -62,6 +64,10 @@ impl Check {
     pub(super) fn label(&self, mutant: &str) -> String {
         match &self.place {
             Place::Host { package, .. } => format!("{mutant} ({package}: {})", self.test),
+            Place::Kunit { options } => {
+                let words = [&["kunit".to_owned()], &options[..]].concat().join(" ");
+                format!("{mutant} ({words}: {})", self.test)
+            }
             Place::Vm {
                 options,
                 parameters,
@@ -114,7 +120,7 @@ impl Mutant {
                 "without" => value.clone_into(&mut mutant.without),
                 // Adds points where a test can pause both builds, with and without the rule.
                 "on" => mutant.patches.push(file.with_file_name(value)),
-                "host" | "vm" => mutant.checks.push(check(key, value)?),
+                "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
                 "sign" => mutant
                     .checks
                     .last_mut()
@@ -195,6 +201,9 @@ fn check(key: &str, value: &str) -> Result<Check> {
         let release = first == "peermem-loom";
         let package = first;
         (Place::Host { package, release }, next()?)
+    } else if key == "kunit" {
+        let options = words.collect();
+        (Place::Kunit { options }, first)
     } else {
         // The module is loaded for each test, so its parameters do not require another VM.
         let (mut options, mut parameters) = (Vec::new(), Vec::new());
@@ -258,7 +267,7 @@ pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
 pub(crate) fn fit(paths: &Paths) -> Result<String> {
     let mutants = all(paths)?;
     let mut tests = String::new();
-    for directory in ["src", "tests/host", "tests/loom", "tests/verbs"] {
+    for directory in ["src", "kunit", "tests/host", "tests/loom", "tests/verbs"] {
         for file in stamp::files(&paths.repo.join(directory))? {
             if file.extension().is_some_and(|suffix| suffix == "rs") {
                 tests += &fs::read_to_string(&file)?;
@@ -275,6 +284,10 @@ pub(crate) fn fit(paths: &Paths) -> Result<String> {
                 Place::Host { .. } => {
                     let name = check.test.rsplit("::").next().unwrap_or_default();
                     format!("fn {name}")
+                }
+                Place::Kunit { .. } => {
+                    let name = check.test.rsplit('.').next().unwrap_or_default();
+                    format!("fn {name}()")
                 }
                 Place::Vm { .. } => format!("\"{}", check.test),
             };
@@ -352,19 +365,30 @@ mod tests {
             "# SPDX-License-Identifier: X\n# rule: 4\n# removes: a\n# without: b: c\n# on: holds.diff\n\
              # host: peermem-host tests::x\n# sign: fails left: .*right\n\
              # vm: rules.4.x --kernel debug --param a=1\n# sign: report BUG: .*\n# sign: hangs\n\
-             # alone: it stays\n",
+             # alone: it stays\n# kunit: mapping.x --kernel debug\n# sign: fails y\n",
         )
         .unwrap();
         assert_eq!((&*mutant.rule, &*mutant.without), ("4", "b: c"));
         assert_eq!(mutant.base(), [PathBuf::from("/x/holds.diff")]);
-        assert_eq!(mutant.checks.len(), 2);
+        assert_eq!(mutant.checks.len(), 3);
         assert_eq!(mutant.checks[1].signs.len(), 2);
         let place = Place::Vm {
             options: ["--kernel", "debug"].map(str::to_owned).to_vec(),
             parameters: vec!["a=1".to_owned()],
         };
         assert_eq!(mutant.checks[1].place, place);
-        assert!(!mutant.checks[0].alone && mutant.checks[1].alone);
+        assert_eq!(
+            mutant
+                .checks
+                .iter()
+                .map(|check| check.alone)
+                .collect::<Vec<_>>(),
+            [false, true, false]
+        );
+        let options = ["--kernel", "debug"].map(str::to_owned).to_vec();
+        assert_eq!(mutant.checks[2].place, Place::Kunit { options });
+        let label = mutant.checks[2].label("m");
+        assert_eq!(label, "m (kunit --kernel debug: mapping.x)");
     }
 
     #[test]
