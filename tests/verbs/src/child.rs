@@ -245,10 +245,7 @@ impl Process {
     fn hear(&mut self, expected: &str) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        ensure!(
-            line.strip_suffix('\n') == Some(expected),
-            "the child said {line:?} where {expected:?} was expected"
-        );
+        ensure!(line.strip_suffix('\n') == Some(expected), "{line:?}");
         Ok(())
     }
 

@@ -29,10 +29,7 @@ const OFFSET: usize = 65_536 + 123;
 pub(crate) fn run(setup: &Setup) -> Result<()> {
     let before = Counters::read()?;
     let mode = setup.mode();
-    ensure!(
-        mode == PinMode::Persistent,
-        "the demo begins with the module's default parameters, this is {mode}"
-    );
+    ensure!(mode == PinMode::Persistent);
     let control = control(setup).context("NVIDIA's module")?;
 
     introduce(&Lab::open(setup)?)?;
@@ -123,12 +120,7 @@ fn introduce(lab: &Lab) -> Result<()> {
 fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
     let ours = measure::measure(lab, measure::usual_length(lab)?)?;
     if let Some(control) = control {
-        ensure!(
-            control.bytes == ours.bytes,
-            "the control registered {} bytes, ours {}",
-            control.bytes,
-            ours.bytes
-        );
+        ensure!(control.bytes == ours.bytes);
     }
     println!(
         "\n1. ibv_reg_mr of {} MiB of contiguous GPU memory at {:#x}",
@@ -149,25 +141,11 @@ fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
     ] {
         println!("   {name:24}{:>18}{:>22}", value(&ours), other(value));
     }
-    ensure!(
-        ours.pins == 1 && ours.unpins == 1,
-        "{} pins and {} unpins",
-        ours.pins,
-        ours.unpins
-    );
+    ensure!((ours.pins, ours.unpins) == (1, 1));
     ensure!(ours.entries == 1, "{} entries", ours.entries);
     if let Some(control) = control {
-        ensure!(
-            control.pins == 2 && control.unpins == 2,
-            "the control: {} pins, {} unpins",
-            control.pins,
-            control.unpins
-        );
-        ensure!(
-            control.entries == control.bytes >> 16,
-            "the control: {} entries",
-            control.entries
-        );
+        ensure!((control.pins, control.unpins) == (2, 2));
+        ensure!(control.entries == control.bytes >> 16);
     }
     Ok(())
 }
@@ -263,10 +241,7 @@ fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {
     let host = Arena::on_host(lab, room, 3)?;
     let region = lab.far.register(memory.span(0, room)?, full_access())?;
     let status = write_status(lab, &host, &region)?;
-    ensure!(
-        status == Status::Success,
-        "WRITE before the free: {status:?}"
-    );
+    ensure!(status == Status::Success);
     memory.free()?;
     let status = write_status(lab, &host, &region)?;
     let live = Counters::read()?.live_pins()?;
@@ -289,10 +264,7 @@ fn freed_revocable(setup: &Setup) -> Result<()> {
     module::loaded_with(&["persistent_api_support=0".to_owned()], || {
         let lab = Lab::open(setup)?;
         let mode = lab.setup.mode();
-        ensure!(
-            mode == PinMode::Revocable,
-            "persistent_api_support=0 gives {mode} registrations"
-        );
+        ensure!(mode == PinMode::Revocable);
         let (status, live, after) = freed(&lab)?;
         println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
         ensure!(

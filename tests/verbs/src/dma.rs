@@ -57,10 +57,7 @@ impl Guard {
             Self::None
         };
         if let Ok(asked) = std::env::var("TESTVM_IOMMU") {
-            ensure!(
-                asked == found.option(),
-                "asked for --iommu {asked}, found {found:?}"
-            );
+            ensure!(asked == found.option());
         }
         Ok(found)
     }
@@ -205,8 +202,7 @@ impl Trace {
         // Without translation, a larger mapping gives the device no additional access.
         ensure!(
             mapped == end - first || !self.translates,
-            "{mapped:#x} bytes were mapped for a region of {:#x}",
-            end - first
+            "{mapped:#x} mapped"
         );
         Ok(Mapped {
             region,
@@ -280,10 +276,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
         };
         let of_tables = matches!(kind, "map" | "unmap");
         if !of_tables {
-            ensure!(
-                rest.starts_with(device),
-                "an event of another device: {line}"
-            );
+            ensure!(rest.starts_with(device), "another device's: {line}");
             // A driver of the device would map host memory, which this program does not expect.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
@@ -522,10 +515,7 @@ impl Faults {
             device: self.device.clone(),
             addr,
         };
-        ensure!(
-            found == [expected.clone()],
-            "{found:x?} came where {expected:x?} was expected"
-        );
+        ensure!(found == [expected.clone()], "{found:x?}, not {expected:x?}");
         Ok(())
     }
 

@@ -73,11 +73,7 @@ impl Status {
     }
 
     pub(crate) fn success(self) -> Result<()> {
-        ensure!(
-            self.is_success(),
-            "the controller ended the command with status {:#x}",
-            self.0
-        );
+        ensure!(self.is_success(), "status {:#x}", self.0);
         Ok(())
     }
 }
@@ -269,10 +265,7 @@ impl Nvme {
     fn wait_ready(&self, ready: bool) -> Result<()> {
         let done = sys::wait_until(TIMEOUT, || {
             let status = self.registers.load32(CSTS)?;
-            ensure!(
-                !ready || status & CSTS_FATAL == 0,
-                "the controller failed: status {status:#x}"
-            );
+            ensure!(!ready || status & CSTS_FATAL == 0, "failed: {status:#x}");
             Ok((status & CSTS_READY != 0) == ready)
         })?;
         ensure!(done, "the controller does not become ready={ready}");
@@ -403,11 +396,7 @@ impl Nvme {
             blocks => {
                 let bytes = blocks.concat();
                 let room = LIST_PAGES * PAGE as usize;
-                ensure!(
-                    bytes.len() <= room,
-                    "{} segments are too many",
-                    blocks.len()
-                );
+                ensure!(bytes.len() <= room, "{} segments", blocks.len());
                 let at = LISTS * PAGE as usize;
                 self.memory.write(at, &bytes)?;
                 let list = self.mapped.segments(at as u64, bytes.len() as u64)?;

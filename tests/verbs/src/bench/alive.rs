@@ -118,11 +118,6 @@ pub(crate) fn memory_of_one(lab: &Lab, span: Span) -> Result<Held> {
 /// Fails if the module still holds memory.
 pub(crate) fn at_zero(watch: &Watch) -> Result<()> {
     let left = watch.read()?;
-    ensure!(
-        left.held == 0 && left.objects == 0,
-        "{} bytes in {} allocations of the module's are left",
-        left.held,
-        left.objects
-    );
+    ensure!((left.held, left.objects) == (0, 0));
     Ok(())
 }

@@ -161,10 +161,7 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
     pages.memory.free()?;
     let elapsed = begin.elapsed();
     let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(
-        usize::try_from(callbacks)? == number,
-        "{callbacks} callbacks for {number} regions"
-    );
+    ensure!(usize::try_from(callbacks)? == number);
     let alive = counters::peer_regions(lab.near.name())?
         .iter()
         .filter(|region| region.state == "valid")
@@ -242,11 +239,7 @@ impl Board {
         self.order(work);
         let begun = self.read();
         let all_at_it = || Ok(self.read().iter().zip(&begun).all(|(now, then)| now > then));
-        ensure!(
-            sys::wait_until(PATIENCE, all_at_it)?,
-            "not all threads have done something in {} s",
-            PATIENCE.as_secs()
-        );
+        ensure!(sys::wait_until(PATIENCE, all_at_it)?, "a thread is idle");
         let sum = || self.read().into_iter().sum::<u64>();
         let (begin, before) = (Instant::now(), sum());
         thread::sleep(WINDOW);

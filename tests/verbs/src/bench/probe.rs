@@ -78,10 +78,7 @@ impl Reading {
             .next()
             .and_then(|line| line.strip_prefix("clients "))
             .context("no number of clients")?;
-        ensure!(
-            clients != "0",
-            "no client of a peer-memory module is measured"
-        );
+        ensure!(clients != "0", "no client is measured");
         let mut functions = BTreeMap::new();
         for line in lines {
             let (name, numbers) = line.split_once(' ').context("a line without numbers")?;

@@ -69,10 +69,7 @@ impl Buffers {
         let all = sys::wait_until(PATIENCE, || {
             Ok(regions(setup)?.len() == self.number || !consumer.is_running()?)
         })?;
-        ensure!(
-            all && consumer.is_running()?,
-            "it ended, or never registered all"
-        );
+        ensure!(all && consumer.is_running()?, "not all registered");
         Ok(())
     }
 
@@ -96,15 +93,9 @@ impl Buffers {
         note("entries", found[0].entries);
         let counters = Counters::read()?;
         let live = counters.live_pins()?;
-        ensure!(
-            live == number * self.parts.count,
-            "{live} pins are live under {number} regions"
-        );
+        ensure!(live == number * self.parts.count);
         let pinned = counters.since(before, "bar_bytes_pinned")?;
-        ensure!(
-            pinned >= number * len,
-            "{pinned} bytes are pinned under {number} regions of {len}"
-        );
+        ensure!(pinned >= number * len);
         if setup.peermem == Peermem::Ours {
             self.are_listed(setup, program, processes, len)
         } else {
@@ -177,10 +168,7 @@ impl Buffers {
             unmaps: maps.saturating_sub(callbacks),
             callbacks,
         };
-        ensure!(
-            activity == expected,
-            "{activity:?}, where {expected:?} was expected"
-        );
+        ensure!(activity == expected, "{activity:?}, not {expected:?}");
         Ok(())
     }
 }

@@ -112,10 +112,7 @@ impl Answer {
             "peermemctl.stats" => 3,
             _ => 2,
         };
-        ensure!(
-            found == (schema, Some(version)),
-            "it is {found:?}, not version {version} of {schema}"
-        );
+        ensure!(found == (schema, Some(version)));
         Ok(value)
     }
 }
@@ -193,12 +190,7 @@ fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
         }
     }
     let expected = i32::from(!found.is_empty());
-    ensure!(
-        answer.status == expected,
-        "its status is {}, with {} complaints",
-        answer.status,
-        found.len()
-    );
+    ensure!(answer.status == expected);
     Ok(found)
 }
 
@@ -247,13 +239,7 @@ fn topo(machine: &Machine) -> Result<()> {
     let devices = &machine.setup.devices;
     devices_of(machine, &answer, &gpus)?;
     let pairs = list(&answer, "pairs")?;
-    ensure!(
-        pairs.len() == gpus.len() * devices.len(),
-        "{} pairs of {} GPUs and {} NICs",
-        pairs.len(),
-        gpus.len(),
-        devices.len()
-    );
+    ensure!(pairs.len() == gpus.len() * devices.len());
     for (gpu, classes) in gpus.iter().zip(classes(machine)?) {
         for (device, class) in devices.iter().zip(classes) {
             let nic = Place::of_rxe(device)?;
@@ -273,17 +259,8 @@ fn topo(machine: &Machine) -> Result<()> {
                 "path",
                 format!("{} {device} {found} {}", gpu.address(), bridges.join(" ")),
             );
-            ensure!(
-                found == class,
-                "{} and {device}: {found}, not {class}",
-                gpu.address()
-            );
-            ensure!(
-                bridges == gpu.bridges_to(&nic),
-                "{} and {device}: there are {:?} between",
-                gpu.address(),
-                gpu.bridges_to(&nic)
-            );
+            ensure!(found == class, "{device}: {found}, not {class}");
+            ensure!(bridges == gpu.bridges_to(&nic), "{device}: {bridges:?}");
         }
     }
     Ok(())
@@ -435,10 +412,7 @@ fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
     drop(acs);
     let (before, during) = (notes(&before)?, notes(&during)?);
     note("notes", format!("{before} {during}"));
-    ensure!(
-        before == 0 && during > 0,
-        "{before} notes on ACS before, {during} while the port redirects"
-    );
+    ensure!(before == 0 && during > 0, "{before} and {during} notes");
     Ok(())
 }
 
@@ -471,11 +445,7 @@ pub(super) fn registrations(words: &[&str]) -> Result<Vec<Value>> {
     let answer = peermemctl(&[&["list"], words].concat())?;
     ensure!(answer.status == 0, "its status is {}", answer.status);
     let answer = answer.json("peermemctl.list")?;
-    ensure!(
-        answer["unreadable"].as_u64() == Some(0),
-        "{} lines could not be read",
-        answer["unreadable"]
-    );
+    ensure!(answer["unreadable"] == 0);
     Ok(list(&answer, "registrations")?.clone())
 }
 
@@ -521,15 +491,9 @@ fn listed(machine: &Machine) -> Result<()> {
     }
     ensure!(addresses.len() == HELD, "{addresses:?}");
     let pid = child.id().to_string();
-    ensure!(
-        registrations(&["--pid", &pid])?.len() == HELD,
-        "--pid {pid}"
-    );
+    ensure!(registrations(&["--pid", &pid])?.len() == HELD);
     ensure!(registrations(&["--pid", "1"])?.is_empty(), "--pid 1");
-    ensure!(
-        registrations(&["--gpu", &gpu])?.len() == HELD,
-        "--gpu {gpu}"
-    );
+    ensure!(registrations(&["--gpu", &gpu])?.len() == HELD);
     ensure!(registrations(&["--gpu", "1"])?.is_empty(), "--gpu 1");
     child.kill()?;
     nothing("after")
@@ -608,10 +572,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     };
     let all = (total("regions")?, total("bytes")?);
     let by_rdma = regions_by_rdma()?;
-    ensure!(
-        all == by_rdma,
-        "rdma has {by_rdma:?}, and peermemctl {all:?}"
-    );
+    ensure!(all == by_rdma);
 
     let none = (0, Some(0));
     let gpu = (HELD as u64, Some(HELD as u64 * EACH));
@@ -631,10 +592,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
         let pid = child.id().to_string();
         let answer = peermemctl(&["list", "--all", "--pid", &pid])?;
         let answer = answer.json("peermemctl.list-all")?;
-        ensure!(
-            answer["gpudirect"].as_str() == Some(&of_child.0),
-            "{answer}"
-        );
+        ensure!(answer["gpudirect"].as_str() == Some(&of_child.0));
     }
     // Only root can read the lists of registrations.
     let answer = all_regions(&["setpriv", "--reuid=65534", "--clear-groups"])?;
@@ -646,11 +604,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     drop((regions, hca));
     if let Some(child) = child {
         let found = usage(&all_regions(&[])?, child.id())?;
-        ensure!(
-            found == sure("yes", gpu, none),
-            "of process {}: {found:?}",
-            child.id()
-        );
+        ensure!(found == sure("yes", gpu, none), "{found:?}");
         child.kill()?;
     }
     Ok(())
@@ -689,14 +643,8 @@ fn freed(machine: &Machine) -> Result<()> {
     drop(freed);
     let (after, found_after) = (told()?, findings()?);
     drop(regions);
-    ensure!(
-        before == [Some(0); 2] && found_before == 0,
-        "{before:?}, {found_before} findings"
-    );
-    ensure!(
-        after == [Some(0), Some(EACH)] && found_after == 1,
-        "{after:?}, {found_after} findings"
-    );
+    ensure!((before, found_before) == (vec![Some(0); 2], 0));
+    ensure!((after, found_after) == (vec![Some(0), Some(EACH)], 1));
     Ok(())
 }
 
@@ -771,11 +719,7 @@ fn export(machine: &Machine) -> Result<()> {
     for line in said.lines() {
         note("promtool", line);
     }
-    ensure!(
-        checked.status.success() && said.trim().is_empty(),
-        "promtool has something against it: {}",
-        checked.status
-    );
+    ensure!(checked.status.success() && said.trim().is_empty());
     Ok(())
 }
 

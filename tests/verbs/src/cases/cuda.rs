@@ -380,11 +380,7 @@ impl Seen {
             .iter()
             .zip(least)
             .all(|(sent, least)| sent >= least);
-        ensure!(
-            arrived,
-            "sent: {:?}, at least {least:?} expected",
-            self.wire
-        );
+        ensure!(arrived, "sent {:?}, not {least:?}", self.wire);
         note("outcome", "moved");
         Ok(())
     }

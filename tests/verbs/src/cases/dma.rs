@@ -110,10 +110,7 @@ fn provider_maps(lab: &Lab) -> Result<()> {
             }
             let Activity { pins, maps, .. } = Counters::read()?.activity(&before)?;
             note("mapped_by_nvidia_ko", maps);
-            ensure!(
-                maps == pins && maps > 0,
-                "{pins} pins, and nvidia.ko mapped {maps} of them"
-            );
+            ensure!(maps == pins && maps > 0, "{pins} pins, {maps} mapped");
             Ok(())
         })
     })
@@ -220,10 +217,7 @@ impl<'a> Bench<'a> {
             Peermem::Nvidia => region.pages.len(),
             _ => region.stretches(ENTRY_BOUNDARY),
         };
-        ensure!(
-            entries == expected as u64,
-            "a scatter list of {entries} entries where {expected} were expected"
-        );
+        ensure!(entries == expected as u64);
         Ok(entries)
     }
 
@@ -284,10 +278,7 @@ impl<'a> Bench<'a> {
         let mut found = vec![0; SMALL];
         view.read(at, &mut found)?;
         let model = String::from_utf8_lossy(&found[24..64]).trim().to_owned();
-        ensure!(
-            model == self.controller.model(),
-            "the controller wrote {model:?} to {dma:#x}"
-        );
+        ensure!(model == self.controller.model());
         Ok(())
     }
 
@@ -302,10 +293,7 @@ impl<'a> Bench<'a> {
         let mut found = vec![0; SMALL];
         view.read(at, &mut found)?;
         self.note("status_of_refused_write", format_args!("{:#x}", status.0));
-        ensure!(
-            found == canary,
-            "the access was refused, and the bytes changed"
-        );
+        ensure!(found == canary, "refused, but the bytes changed");
         Ok(())
     }
 
@@ -336,10 +324,7 @@ impl<'a> Bench<'a> {
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
         // By chance, one byte in 256 is equal.
-        ensure!(
-            same < SMALL / 16,
-            "the access was refused, and {same} of its bytes came to the disk"
-        );
+        ensure!(same < SMALL / 16, "refused, but {same} bytes came");
         Ok(())
     }
 }
@@ -387,11 +372,7 @@ fn queues(bench: &mut Bench<'_>) -> Result<()> {
         "queues_at",
         format_args!("{:#x}", pages.first().context("no pages")?.phys),
     );
-    ensure!(
-        bench.controller.model() == "QEMU NVMe Ctrl",
-        "it says that it is {:?}",
-        bench.controller.model()
-    );
+    ensure!(bench.controller.model() == "QEMU NVMe Ctrl");
     Ok(())
 }
 
@@ -603,10 +584,7 @@ fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
     let stays = bench.register(&memory, 0, M2)?;
     let (old, at) = probe(&gone)?;
     let (new, _) = probe(&stays)?;
-    ensure!(
-        (old == new) != bench.guard.translates(),
-        "addresses {old:#x} and {new:#x}"
-    );
+    ensure!((old == new) != bench.guard.translates(), "{old:x} {new:x}");
     for dma in [old, new] {
         bench.writes(dma, &view, at)?;
     }
@@ -839,10 +817,7 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
             bench.faults.take(Access::Write, dma)?;
             drop(probed);
             let by_nvidia = bench.lab.setup.peermem == Peermem::Nvidia;
-            ensure!(
-                uses == 0 || by_nvidia,
-                "usable {uses} times after {end}, for {open:?}"
-            );
+            ensure!(uses == 0 || by_nvidia, "usable {uses} times after {end}");
             bench.note(
                 &format!("window_after_{end}_ms"),
                 format_args!("{:.1}", open.as_secs_f64() * 1e3),
@@ -880,9 +855,6 @@ fn until_refused(
         }
         last = begin.elapsed();
         uses += 1;
-        ensure!(
-            last < Duration::from_secs(60),
-            "the address can still be used after {uses} times"
-        );
+        ensure!(last < Duration::from_secs(60), "usable {uses} times");
     }
 }

@@ -128,10 +128,7 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     ensure!(callbacks == 1, "{callbacks} callbacks");
     let states = counters::peer_regions(lab.far.name())?;
     note("regions", format_args!("{states:?}"));
-    ensure!(
-        states.iter().any(|region| region.state == "valid"),
-        "the HCA did not fail: {states:?}"
-    );
+    ensure!(states.iter().any(|region| region.state == "valid"));
     ensure!(live()? == 0, "pinned after the callback");
     drop(region);
     ensure!(live()? == 0, "pins are left");
@@ -190,15 +187,9 @@ fn both_clients(lab: &Lab) -> Result<()> {
     let callbacks = after.activity(&counts)?.callbacks;
     ensure!(callbacks == 1, "{callbacks} callbacks");
     let status = written(lab, lost.part(0, SOME as u64)?)?;
-    ensure!(
-        status == Status::RemoteAccessError,
-        "write to what was lost: {status:?}"
-    );
+    ensure!(status == Status::RemoteAccessError);
     let status = written(lab, kept.part(0, SOME as u64)?)?;
-    ensure!(
-        status == Status::Success,
-        "write to what is kept: {status:?}"
-    );
+    ensure!(status == Status::Success);
     drop(kept);
     drop(lost);
     ensure!(live()? == 0, "pins are left");

@@ -47,16 +47,10 @@ fn version(lab: &Lab) -> Result<()> {
     let version = module::version()?;
     note("version", &version);
     let first = version.split('.').next().context("empty")?;
-    ensure!(
-        first.parse::<u32>().is_ok(),
-        "a version that does not begin with a number: {version}"
-    );
+    ensure!(first.parse::<u32>().is_ok(), "{version}");
     // The runner reads the expected version from the module's file.
     if let Ok(expected) = std::env::var("PEERMEM_VERSION") {
-        ensure!(
-            version == expected,
-            "{version} is loaded, the file says {expected}"
-        );
+        ensure!(version == expected);
     }
     Ok(())
 }
@@ -72,10 +66,7 @@ fn parameters(lab: &Lab) -> Result<()> {
         let path = format!("/sys/module/{}/parameters/{name}", module::NAME);
         let value = sys::read_line(&path)?;
         note(name, &value);
-        ensure!(
-            value.parse::<i32>().is_ok(),
-            "{name} is not an integer: {value:?}"
-        );
+        ensure!(value.parse::<i32>().is_ok(), "{name}: {value:?}");
         let mode = fs::metadata(&path)?.permissions().mode() & 0o777;
         ensure!(mode == 0o444, "{name} has mode {mode:o}");
     }
@@ -122,11 +113,7 @@ fn load_again(lab: &Lab) -> Result<()> {
         other => anyhow::bail!("registration without a module: {other:?}"),
     }
     replaced.end()?;
-    ensure!(
-        module::parameters() == before,
-        "other parameters than before: {:?}",
-        module::parameters()
-    );
+    ensure!(module::parameters() == before, "{before:?}");
     lab.near.register(memory.span(0, M2)?, full_access())?;
     Ok(())
 }
@@ -181,10 +168,7 @@ fn memory_peers(lab: &Lab) -> Result<()> {
     let clients = clients()?;
     note("clients", clients.join(" "));
     let expected = expected_clients(lab);
-    ensure!(
-        clients == expected,
-        "clients {clients:?} where {expected:?} were expected"
-    );
+    ensure!(clients == expected);
     for client in clients {
         let directory = Path::new(MEMORY_PEERS).join(client);
         let mut files = fs::read_dir(&directory)?
@@ -255,19 +239,13 @@ fn statistics(lab: &Lab) -> Result<()> {
         .entries;
     note("entries", entries);
     let bytes = len as u64;
-    ensure!(
-        gain == [1, 0, entries, 0, bytes, 0, 0],
-        "registration counted {gain:?}"
-    );
+    ensure!(gain == [1, 0, entries, 0, bytes, 0, 0], "{gain:?}");
     let (gain, ()) = counted(lab, || {
         drop(region);
         Ok(())
     })?;
     let left = if ours { entries } else { 0 };
-    ensure!(
-        gain == [0, 1, 0, left, 0, bytes, 0],
-        "its end counted {gain:?}"
-    );
+    ensure!(gain == [0, 1, 0, left, 0, bytes, 0], "{gain:?}");
 
     let outside = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
     let (gain, refused) = counted(lab, || {
@@ -320,10 +298,7 @@ fn turned_off(lab: &Lab) -> Result<()> {
     let replaced = Replaced::begin()?;
     ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
     module::load(&parameters)?;
-    ensure!(
-        Path::new(MEMORY_PEERS).exists() == consumers::core_shows(),
-        "made or hidden against the parameter"
-    );
+    ensure!(Path::new(MEMORY_PEERS).exists() == consumers::core_shows());
     let memory = lab.allocate_gpu(M2)?;
     lab.near.register(memory.span(0, M2)?, full_access())?;
     replaced.end()?;
@@ -352,10 +327,7 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
     ensure!(rest > 0, "the rest of what was printed is lost");
     replaced.end()?;
     gone("in the next")?;
-    ensure!(
-        sys::read_line(&version)? == module::version()?,
-        "the new life has no file of its own"
-    );
+    ensure!(sys::read_line(&version)? == module::version()?);
     drop(directory);
     Ok(())
 }
@@ -525,19 +497,10 @@ fn as_nvidias(lab: &Lab) -> Result<()> {
     replaced.end()?;
     let theirs = theirs?;
     note("held_modules", format_args!("{:?}", ours.holds));
-    ensure!(
-        ours.holds == theirs.holds,
-        "holds {:?}, NVIDIA's {:?}",
-        ours.holds,
-        theirs.holds
-    );
+    ensure!(ours.holds == theirs.holds, "{:?}", theirs.holds);
     let missing: Vec<_> = theirs.files.difference(&ours.files).collect();
     note("files_that_ours_lacks", format_args!("{missing:?}"));
     ensure!(missing.is_empty(), "not in /sys/module: {missing:?}");
-    ensure!(
-        ours.parameters.is_superset(&theirs.parameters),
-        "parameters {:?}",
-        ours.parameters
-    );
+    ensure!(ours.parameters.is_superset(&theirs.parameters));
     Ok(())
 }

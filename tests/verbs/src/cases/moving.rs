@@ -124,11 +124,7 @@ impl<'lab> Mover<'lab> {
                 let (sent, received) = self.connection.send(source_part, target_part)?;
                 sent.expect(Status::Success).context("SEND")?;
                 received.expect(Status::Success).context("RECEIVE")?;
-                ensure!(
-                    received.byte_len as usize == len,
-                    "{} bytes arrived of {len}",
-                    received.byte_len
-                );
+                ensure!(received.byte_len as usize == len);
             }
             _ => self
                 .connection

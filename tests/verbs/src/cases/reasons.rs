@@ -165,12 +165,7 @@ fn one_loaded(
 ) -> Result<()> {
     let log = KernelLog::from_now()?;
     let attempt = provoke(lab)?;
-    ensure!(
-        attempt.errno == expected.errno,
-        "errno {} where {} was expected",
-        attempt.errno,
-        expected.errno
-    );
+    ensure!(attempt.errno == expected.errno);
     let (file, other) = match expected.reason.starts_with("non_gpu_") {
         true => ("non_gpu", "refusals"),
         false => ("refusals", "non_gpu"),

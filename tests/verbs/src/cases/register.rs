@@ -122,16 +122,8 @@ fn one_pin(lab: &Lab) -> Result<()> {
         note("live_while_registered", live);
         note("entries", entries);
         let pins = expected_pins(lab.setup.peermem);
-        ensure!(
-            on.pins == pins,
-            "{} pins where {pins} were expected",
-            on.pins
-        );
-        ensure!(
-            on.unpins + off.unpins == pins,
-            "{} unpins where {pins} were expected",
-            on.unpins + off.unpins
-        );
+        ensure!(on.pins == pins);
+        ensure!(on.unpins + off.unpins == pins);
         ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
         ensure!(live == 1, "{live} pins are live under one region");
     }
@@ -142,10 +134,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
 pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
     let entries = peer_region(hca, region)?.entries;
     let expected = expected_entries(lab, region.addr(), region.len());
-    ensure!(
-        expected.contains(&entries),
-        "{entries} entries where {expected:?} were expected"
-    );
+    ensure!(expected.contains(&entries), "{entries}, not {expected:?}");
     Ok(entries)
 }
 
@@ -155,10 +144,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
     let memory = allocate_aligned(lab, len, align)?;
-    ensure!(
-        memory.is_contiguous()?,
-        "the stand-in's memory is in pieces"
-    );
+    ensure!(memory.is_contiguous()?, "in pieces");
     let size = usize::try_from(len)?;
     let started = std::time::Instant::now();
     let region = lab.far.register(memory.span(0, size)?, full_access())?;
@@ -180,10 +166,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
         )?;
         let mut found = vec![0; data.len()];
         memory.read(at, &mut found)?;
-        ensure!(
-            found == data,
-            "the bytes at {at:#x} of {len:#x} are not those that were written"
-        );
+        ensure!(found == data, "other bytes at {at:#x} of {len:#x}");
         connection.near.transfer(
             Op::Read,
             source.part(8192, data.len())?,
@@ -270,10 +253,7 @@ fn overlapping(lab: &Lab) -> Result<()> {
                 )?;
                 let mut found = [0; 5];
                 memory.read(offset + at as usize, &mut found)?;
-                ensure!(
-                    found == *source.expected(at as usize % 4096, 5)?,
-                    "region at {offset:#x}, offset {at:#x}"
-                );
+                ensure!(found == *source.expected(at as usize % 4096, 5)?);
             }
         }
         regions[gone] = None;
@@ -294,25 +274,15 @@ fn many(lab: &Lab) -> Result<()> {
         );
     }
     let keys: std::collections::BTreeSet<_> = regions.iter().map(Region::lkey).collect();
-    ensure!(
-        keys.len() == COUNT,
-        "{} keys for {COUNT} regions",
-        keys.len()
-    );
+    ensure!(keys.len() == COUNT);
     if let Some(before) = before {
         let now = Counters::read()?;
         let live = now.live_pins()?;
         let pins = now.activity(&before)?.pins;
         note("pins", pins);
         if !lab.setup.host_memory {
-            ensure!(
-                live == COUNT as u64,
-                "{live} pins are live under {COUNT} regions"
-            );
-            ensure!(
-                pins == COUNT as u64 * expected_pins(lab.setup.peermem),
-                "{pins} pins"
-            );
+            ensure!(live == COUNT as u64);
+            ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
         }
     }
     Ok(())
@@ -354,20 +324,14 @@ pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
         Ok(_) => anyhow::bail!("{:#x}+{:#x} registered", span.addr(), span.len()),
         Err(error) => {
             note("errno", error.errno());
-            ensure!(
-                errnos.contains(&error.errno()),
-                "{error} where errno {errnos:?} was expected"
-            );
+            ensure!(errnos.contains(&error.errno()), "{error}, not {errnos:?}");
         }
     }
     let after = Counters::read()?;
     let live = after.live_pins()?;
     ensure!(live == 0, "a refused registration left {live} pins");
     let activity = after.activity(&before)?;
-    ensure!(
-        activity.pins == activity.unpins,
-        "a refused registration: {activity:?}"
-    );
+    ensure!(activity.pins == activity.unpins, "{activity:?}");
     Ok(())
 }
 
@@ -389,10 +353,7 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
     for len in [4096, 65536, M2 + 4096] {
         let memory = lab.allocate_gpu(len)?;
         let rounded = memory.rounded_len();
-        ensure!(
-            rounded == (len as u64).next_multiple_of(GRANULE),
-            "{len} bytes were rounded to {rounded}"
-        );
+        ensure!(rounded == (len as u64).next_multiple_of(GRANULE));
         lab.near.register(memory.span(0, len)?, full_access())?;
         lab.near.register(memory.span(len - 1, 1)?, full_access())?;
     }
@@ -407,10 +368,7 @@ fn cpu_memory(lab: &Lab) -> Result<()> {
     if let Some(before) = before {
         let activity = Counters::read()?.activity(&before)?;
         note("provider_calls", activity.attempts);
-        ensure!(
-            activity.attempts == 0,
-            "the provider was asked: {activity:?}"
-        );
+        ensure!(activity.attempts == 0, "{activity:?}");
     }
     Ok(())
 }
@@ -451,10 +409,7 @@ fn rights(lab: &Lab) -> Result<()> {
             } else {
                 Status::RemoteAccessError
             };
-            ensure!(
-                status == expected,
-                "{op} with rights {access:?}: {status:?} where {expected:?} was expected"
-            );
+            ensure!(status == expected, "{op} with {access:?}: {status:?}");
         }
     }
     note("combinations", combinations.len());
@@ -469,29 +424,17 @@ fn rereg(lab: &Lab) -> Result<()> {
         let errno = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::raw_os_error);
-        ensure!(
-            errno == Some(libc::EOPNOTSUPP),
-            "of the CPU's memory: {error:#}"
-        );
+        ensure!(errno == Some(libc::EOPNOTSUPP), "{error:#}");
         return ktap::skip("this kernel's rxe changes no region (REREG_MR)");
     }
     drop(plain);
     let memory = lab.allocate(Where::Gpu(0), M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = lab.far.register(memory.span(0, M2)?, full_access())?;
-    ensure!(
-        attempt(lab, Op::Write, &local, &region)? == Status::Success,
-        "WRITE before"
-    );
+    ensure!(attempt(lab, Op::Write, &local, &region)? == Status::Success);
     region.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead)?;
     let status = attempt(lab, Op::Write, &local, &region)?;
-    ensure!(
-        status == Status::RemoteAccessError,
-        "WRITE after its right was taken: {status:?}"
-    );
-    ensure!(
-        attempt(lab, Op::Read, &local, &region)? == Status::Success,
-        "READ after"
-    );
+    ensure!(status == Status::RemoteAccessError);
+    ensure!(attempt(lab, Op::Read, &local, &region)? == Status::Success);
     Ok(())
 }

@@ -255,10 +255,7 @@ fn lost(lab: &Lab) -> Result<()> {
     let gone = Parameter::set("nvidia", "gpu_lost", "Y")?;
     stage.free(&memory)?;
     let callbacks = stage.counted("callbacks")?;
-    ensure!(
-        callbacks == 0,
-        "{callbacks} callbacks of a GPU that is lost"
-    );
+    ensure!(callbacks == 0);
     has(&only()?, &[("state", "orphaned"), ("gpus", bdf)])?;
     module::must_stay()?;
 
@@ -271,10 +268,7 @@ fn lost(lab: &Lab) -> Result<()> {
         let answer = answer?;
         ensure!(answer.contains(&said), "{command} says {answer}");
     }
-    ensure!(
-        gpus_of_the_machine()?.contains(bdf),
-        "the GPU is not found again"
-    );
+    ensure!(gpus_of_the_machine()?.contains(bdf));
 
     drop(gone);
     note("callbacks", stage.counted("callbacks")?);
@@ -311,10 +305,7 @@ fn readers(lab: &Lab) -> Result<()> {
                 );
                 // Each of the two threads has one registration at a time, but a slow read may see
                 // several of them.
-                ensure!(
-                    ids.iter().all(|id| *id <= STAY + 2 * LIVES),
-                    "more than there ever were: {ids:?}"
-                );
+                ensure!(ids.iter().all(|id| *id <= STAY + 2 * LIVES), "{ids:?}");
                 for line in &found {
                     let state = get(line, "state")?;
                     ensure!(matches!(state, "pinned" | "mapped"), "{line:?}");

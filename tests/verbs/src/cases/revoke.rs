@@ -70,10 +70,7 @@ fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op,
 
 fn all_refused(lab: &Lab, local: &Arena, region: &Region) -> Result<()> {
     for (op, status) in remote_statuses(lab, local, region)? {
-        ensure!(
-            status == Status::RemoteAccessError,
-            "{op} to a revoked region: {status:?}"
-        );
+        ensure!(status == Status::RemoteAccessError, "{op}: {status:?}");
     }
     Ok(())
 }
@@ -137,10 +134,7 @@ fn local_use(lab: &Lab) -> Result<()> {
             .run(op, region.part(0, 4096)?, remote.part(0, 4096)?)?
             .status;
         note(&format!("status_{op}"), format_args!("{status:?}"));
-        ensure!(
-            status == Status::LocalProtectionError,
-            "{op} of the owner of a revoked region: {status:?}"
-        );
+        ensure!(status == Status::LocalProtectionError, "{op}: {status:?}");
     }
     remote.check()
 }
@@ -161,14 +155,8 @@ fn receive(lab: &Lab) -> Result<()> {
     let received = connection.far.received()?.status;
     note("status_sender", format_args!("{sent:?}"));
     note("status_receiver", format_args!("{received:?}"));
-    ensure!(
-        sent == Status::RemoteOperationError,
-        "the sender got {sent:?}"
-    );
-    ensure!(
-        received == Status::LocalProtectionError,
-        "the receiver got {received:?}"
-    );
+    ensure!(sent == Status::RemoteOperationError);
+    ensure!(received == Status::LocalProtectionError);
     Ok(())
 }
 
@@ -321,10 +309,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         if completion.status != Status::Success {
             break completion.status;
         }
-        ensure!(
-            late.is_none_or(|late| completion.id < late),
-            "{op} that was posted after the free went through"
-        );
+        ensure!(late.is_none_or(|late| completion.id < late), "too late");
         done += 1;
         let freed = free.has_ended()?;
         let id = near.post(op, from, to)?;
@@ -332,10 +317,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
             late.get_or_insert(id);
         }
     };
-    ensure!(
-        first == Status::RemoteAccessError,
-        "{op} under way at the free: {first:?}"
-    );
+    ensure!(first == Status::RemoteAccessError, "{op}: {first:?}");
     for _ in 1..UNDER_WAY {
         near.sent()?
             .expect(Status::WorkRequestFlushedError)
@@ -345,10 +327,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     let (view, theirs) = free.finish()?.done("the free")??;
     let mut at_last = vec![0; M2];
     view.read(0, &mut at_last)?;
-    ensure!(
-        at_last == theirs,
-        "bytes changed after the free had returned"
-    );
+    ensure!(at_last == theirs, "changed after the free");
     if op == Op::Read {
         const PIECE: usize = 64;
         let got = local.bytes(0, M2)?;
@@ -357,11 +336,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
             .zip(theirs.chunks(PIECE))
             .filter(|(got, theirs)| got == theirs)
             .count();
-        ensure!(
-            leaked == 0,
-            "READ got {} bytes that were written after the free had returned",
-            leaked * PIECE
-        );
+        ensure!(leaked == 0, "READ got {leaked} later pieces");
     }
     all_refused(lab, &local, &region)?;
     Ok(done)

@@ -277,10 +277,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     let mut last: Option<(u64, i64)> = None;
     for &len in lengths {
         let memory = allocate_aligned(lab, len, ENTRY_BOUNDARY)?;
-        ensure!(
-            memory.is_contiguous()?,
-            "the stand-in's memory is in pieces"
-        );
+        ensure!(memory.is_contiguous()?, "in pieces");
         let span = memory.span(0, usize::try_from(len)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
@@ -300,10 +297,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         // A quarter allows for interrupts, but not for a cost that grows faster than the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
-            ensure!(
-                i128::from(own) <= most,
-                "{gib} GiB take {own} instructions where {most} are a quarter more than in proportion"
-            );
+            ensure!(i128::from(own) <= most, "{gib} GiB: {own}, not {most}");
         }
         // Half a page for each entry is enough to describe the entries, but not to describe pages
         // of 64 KiB.
@@ -364,10 +358,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
             )?;
             let mut found = vec![0; data.len()];
             memory.read(at, &mut found)?;
-            ensure!(
-                found == data,
-                "{layout}: other bytes at {at:#x} of {len:#x}"
-            );
+            ensure!(found == data, "{layout}: other bytes at {at:#x}");
         }
         drop(region);
         let found = large.read()?;

@@ -189,10 +189,7 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
                         Seen::Nothing => 0,
                     };
                     let found = bench.sweep(way, Shape::Run, fault, |ended| {
-                        ensure!(
-                            ended.registration == expected && ended.end == 0,
-                            "{ended:?} where errno {expected} was expected"
-                        );
+                        ensure!((ended.registration, ended.end) == (expected, 0));
                         match place.name {
                             "put_pages" => provoke_failing_put(),
                             _ => Ok(()),
@@ -230,10 +227,7 @@ fn module_lines(log: &KernelLog) -> Result<Vec<String>> {
 /// Checks that the module has written one line, with these words.
 fn one_line(log: &KernelLog, words: &str) -> Result<()> {
     let lines = module_lines(log)?;
-    ensure!(
-        lines.len() == 1 && lines[0].contains(words),
-        "the module logged {lines:?} where one line with {words:?} was expected"
-    );
+    ensure!(lines.len() == 1 && lines[0].contains(words), "{lines:?}");
     Ok(())
 }
 
@@ -275,10 +269,7 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             provoke_failing_put()?;
             fail_next("put_pages", errno)?;
             module::unload()?;
-            ensure!(
-                fail_none("put_pages")?,
-                "the module went without waiting for its callbacks"
-            );
+            ensure!(fail_none("put_pages")?, "went without waiting");
             match words {
                 Some(words) => one_line(&log, words)?,
                 None => ensure!(module_lines(&log)?.is_empty(), "a retry was logged"),
@@ -324,10 +315,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
         ("bar_bytes_pinned", GRANULE),
     ] {
         let value = now.get(name)?;
-        ensure!(
-            value == expected,
-            "{name} is {value} after a put that failed, not {expected}"
-        );
+        ensure!(value == expected, "{name} is {value}, not {expected}");
     }
     module::references_are(0).context("after a lost pin")?;
     bench.works()?;
@@ -360,18 +348,12 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
     )?;
     let live = Counters::read()?.get("pins_live")?;
     let held = counters::module_references(module::NAME)?;
-    ensure!(
-        live == 1 && held > 0,
-        "{live} pins, {held} holds on the module"
-    );
+    ensure!(live == 1 && held > 0, "{live} pins, {held} holds");
     bench.works()?;
     let before = Counters::read()?;
     memory.free()?;
     let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(
-        callbacks == 1,
-        "{callbacks} callbacks for a pin that stayed"
-    );
+    ensure!(callbacks == 1);
     Ok(())
 }
 
@@ -387,10 +369,7 @@ impl Outcomes {
     fn add(&mut self, ended: &Ended) -> Result<()> {
         const EXPECTED: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
         for errno in [ended.registration, ended.end] {
-            ensure!(
-                errno == 0 || EXPECTED.contains(&errno),
-                "{ended:?}: neither success nor want of memory"
-            );
+            ensure!(errno == 0 || EXPECTED.contains(&errno), "{ended:?}");
         }
         match (ended.registration, ended.end) {
             (0, 0) => self.passed += 1,
@@ -452,10 +431,7 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
         let name = format!("{way:?}_{shape:?}").to_lowercase();
         note(&format!("{name}_allocations"), found);
         outcomes.tell(&name);
-        ensure!(
-            found > 0 || way != Way::Registration,
-            "{name}: no allocation failed"
-        );
+        ensure!(found > 0 || way != Way::Registration, "{name}");
         all += found;
     }
     note("failed_allocations", all);
@@ -564,10 +540,7 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
             let name = format!("{name}_{shape:?}").to_lowercase();
             note(&format!("{name}_failures"), failures);
             ensure!((failures > 0) == is_needed, "{name}: {failures} failures");
-            ensure!(
-                errno == expected,
-                "{name}: errno {errno} where {expected} was expected"
-            );
+            ensure!(errno == expected, "{name}: {errno}, not {expected}");
             bench
                 .at_rest()
                 .and_then(|()| bench.works())
@@ -623,11 +596,7 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
                 refused += 1;
             }
             let should_be = (name == "start") == result.is_ok();
-            ensure!(
-                module::is_loaded() == should_be,
-                "{name}: {result:?}, and loaded: {}",
-                module::is_loaded()
-            );
+            ensure!(module::is_loaded() == should_be, "{name}: {result:?}");
             if !module::is_loaded() {
                 sys::load_module(&file, &parameters)?;
             }
@@ -644,10 +613,7 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
         note(&format!("{name}_objects"), nth - 1);
         note(&format!("{name}_refused"), refused);
         // A start without allocations was not swept.
-        ensure!(
-            name == "end" || nth > 1,
-            "no allocation was found in the module's start"
-        );
+        ensure!(name == "end" || nth > 1, "no allocation in the start");
     }
     note("registrations_that_worked", bench.rounds);
     Ok(())

@@ -162,10 +162,7 @@ impl<'a> Bench<'a> {
             .context("the next registration")?;
         let mut found = vec![0; LEN];
         self.target.read(at, &mut found)?;
-        ensure!(
-            found == self.source.expected(at, LEN)?,
-            "the next registration: other bytes arrived than were sent"
-        );
+        ensure!(found == self.source.expected(at, LEN)?, "other bytes came");
         Ok(())
     }
 

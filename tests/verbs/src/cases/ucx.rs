@@ -298,11 +298,7 @@ impl Consumers {
             counters.live_pins()?,
             counters.since(&start.counters, "bar_bytes_pinned")?,
         );
-        ensure!(
-            found == (pins, pinned),
-            "{found:?} pins and bytes are pinned, where {:?} were expected",
-            (pins, pinned)
-        );
+        ensure!(found == (pins, pinned));
         if self.setup.peermem != Peermem::Ours {
             return Ok(());
         }
@@ -319,10 +315,7 @@ impl Consumers {
         };
         let expected = is_registered.then(|| [count.into(), state.into(), freed]);
         note("listed", format_args!("{listed:?}"));
-        ensure!(
-            listed == Vec::from_iter(expected.clone()),
-            "{listed:?}, where {expected:?} was expected"
-        );
+        ensure!(listed == Vec::from_iter(expected.clone()), "{listed:?}");
         Ok(())
     }
 }

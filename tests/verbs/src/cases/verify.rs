@@ -119,12 +119,7 @@ impl Answer {
             self.errors
         );
         let status = i32::from(!failed.is_empty());
-        ensure!(
-            self.status == Some(status),
-            "status {:?}: {}",
-            self.status,
-            self.errors
-        );
+        ensure!(self.status == Some(status), "{}", self.errors);
         ensure!(self.json["schema"] == "peermemctl.verify", "{}", self.json);
         ensure!(self.json["version"] == 1, "{}", self.json);
         Ok(())
@@ -322,11 +317,7 @@ fn what_is_not_there(_: &Lab) -> Result<()> {
     ] {
         let answer = Answer::of(&arguments)?;
         note("said", answer.errors.trim_end());
-        ensure!(
-            answer.status == Some(2),
-            "{arguments:?}: {:?}",
-            answer.status
-        );
+        ensure!(answer.status == Some(2));
         ensure!(answer.errors.contains(words), "{}", answer.errors);
         ensure!(answer.json == Value::Null, "{}", answer.json);
     }

@@ -156,10 +156,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     set(over);
     if let Some(pid) = prober {
         let ended = sys::reap(Some(pid), true)?;
-        ensure!(
-            ended == Reaped::Child(pid, Ended::Exited(0)),
-            "the prober: {ended:?}"
-        );
+        ensure!(ended == Reaped::Child(pid, Ended::Exited(0)), "{ended:?}");
     }
     pause(choice, 20);
     driver("bind", bdf)?;

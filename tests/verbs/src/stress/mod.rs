@@ -297,13 +297,7 @@ impl Crew<'_> {
             let found = board.operations().nth(wanted as usize);
             found.map_or(0, |(_, count)| count)
         };
-        ensure!(
-            self.killed <= count(Operation::KillSelf) + self.shots,
-            "{} sessions were killed, {} of them wanted it and {} were shot",
-            self.killed,
-            count(Operation::KillSelf),
-            self.shots
-        );
+        ensure!(self.killed <= count(Operation::KillSelf) + self.shots);
         Ok(())
     }
 
@@ -438,22 +432,12 @@ fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
         PinMode::Revocable => ("get_pages_ok", "get_pages_persistent_ok"),
     };
     let (pins, others) = (now.since(before, of_this)?, now.since(before, of_other)?);
-    ensure!(
-        others == 0,
-        "{others} pins of the other mode beside {pins} in an epoch that is {}",
-        plan.mode
-    );
+    ensure!(others == 0, "{others} pins of the other mode");
     let activity = now.activity(before)?;
     note("pins", activity.pins);
     note("unpins", activity.unpins);
     note("callbacks", activity.callbacks);
-    ensure!(
-        activity.pins == activity.unpins + activity.callbacks,
-        "{} pins, {} unpins, {} callbacks",
-        activity.pins,
-        activity.unpins,
-        activity.callbacks
-    );
+    ensure!(activity.pins == activity.unpins + activity.callbacks);
     ensure!(
         (activity.callbacks == 0) == (plan.mode == PinMode::Persistent),
         "{} callbacks in an epoch that is {}",
@@ -472,11 +456,7 @@ fn balance() -> Result<()> {
         let path = client?.path();
         let read = |name: &str| sys::read_line(&path.join(name).to_string_lossy());
         let (came, gone) = (read("num_alloc_mrs")?, read("num_dealloc_mrs")?);
-        ensure!(
-            came == gone,
-            "{}: {came} regions came and {gone} went",
-            path.display()
-        );
+        ensure!(came == gone, "{}: {came}, {gone}", path.display());
     }
     Ok(())
 }

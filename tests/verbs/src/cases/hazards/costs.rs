@@ -202,10 +202,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     // For each page, nv-p2p.c allocates a 64-bit address and two 32-bit numbers before it asks the
     // resource manager.
     let records = calls * (LEN / PAGE) * (8 + 4 + 4);
-    ensure!(
-        bytes == records,
-        "{bytes} bytes of records where {records} were expected"
-    );
+    ensure!(bytes == records);
     let said = format!(
         "{}; {} of nvidia.ko, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
