@@ -15,7 +15,7 @@ use crate::lab::{Lab, PinMode, Setup};
 use crate::measure::Measurement;
 use crate::module::Replaced;
 use crate::pattern::{difference, Pattern};
-use crate::rdma::{full_access, Op, Region, Status};
+use crate::rdma::{Op, Region, Status};
 use crate::sys::Running;
 use crate::{ktap, measure, module, rdma, sys};
 
@@ -175,7 +175,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(room)?;
     let background = Pattern::new(seed, 1).bytes(0, room);
     memory.write(0, &background)?;
-    let region = lab.far.register(memory.span(0, room)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, room)?)?;
     let mut host = Arena::on_host(lab, room, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let remote = region.part(OFFSET as u64, BYTES as u64)?;
@@ -193,9 +193,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
         hex(&behind_the_bar(&memory, OFFSET, 12)?)
     );
     println!("   {:>width$}  {}", "what is written", hex(&data[..12]));
-    connection
-        .near
-        .transfer(Op::Write, host.part(0, BYTES)?, remote)?;
+    connection.transfer(Op::Write, host.part(0, BYTES)?, remote)?;
     let now = behind_the_bar(&memory, 0, room)?;
     println!(
         "   in the BAR at {bar_address:#x}, after   {}",
@@ -212,9 +210,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
 
     println!("\n3. RDMA READ of the same {BYTES} bytes back into other host memory");
     let back = room - BYTES;
-    connection
-        .near
-        .transfer(Op::Read, host.part(back, BYTES)?, remote)?;
+    connection.transfer(Op::Read, host.part(back, BYTES)?, remote)?;
     let found = host.bytes(back, BYTES)?;
     let wrong = count_differing(&data, &found);
     println!(
@@ -229,17 +225,14 @@ fn write_and_read(lab: &Lab) -> Result<()> {
 /// Returns the status of a WRITE to the region.
 fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    Ok(connection
-        .near
-        .run(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)?
-        .status)
+    connection.status(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)
 }
 
 fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {
     let room = GRANULE as usize;
     let mut memory = lab.allocate_gpu(room)?;
     let host = Arena::on_host(lab, room, 3)?;
-    let region = lab.far.register(memory.span(0, room)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, room)?)?;
     let status = write_status(lab, &host, &region)?;
     ensure!(status == Status::Success);
     memory.free()?;

@@ -23,7 +23,7 @@ use std::{fs, io};
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::gpu::{Allocation, Place, PAGE};
-use crate::rdma::{full_access, Hca, Region};
+use crate::rdma::{Hca, Region};
 use crate::sys;
 
 /// Translation between a device and memory.
@@ -155,7 +155,7 @@ impl Trace {
         len: usize,
     ) -> Result<Mapped> {
         let span = memory.span(offset, len)?;
-        let (region, events) = self.during(|| Ok(hca.register(span, full_access())?))?;
+        let (region, events) = self.during(|| Ok(hca.reg_mr(span)?))?;
         let mut maps: Vec<Map> = Vec::new();
         for event in events {
             match event {

@@ -9,7 +9,7 @@ use std::{fmt, fs};
 use anyhow::{bail, Context, Result};
 
 use crate::gpu::{Allocation, Gpu, GRANULE};
-use crate::rdma::{full_access, Hca};
+use crate::rdma::Hca;
 use crate::sys::{Mapping, Placement, Span};
 use crate::{counters, ktap};
 
@@ -178,7 +178,7 @@ impl Lab {
         for gpu in self.gpus() {
             let memory = gpu.allocate(GRANULE as usize, Placement::Any)?;
             for hca in [&self.near, &self.far] {
-                hca.register(memory.span(0, memory.mapping().len())?, full_access())?;
+                hca.reg_mr(memory.span(0, memory.mapping().len())?)?;
             }
         }
         Ok(())

@@ -27,7 +27,6 @@ use crate::counters::Counters;
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::lab::{Lab, PinMode, Setup};
-use crate::rdma::full_access;
 use crate::{counters, sys};
 
 const GIB: u64 = 1 << 30;
@@ -118,7 +117,7 @@ fn registrations(lab: &Lab) -> Result<()> {
     // The module's first registration allocates a record of its GPU.
     let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let page = first.span(0, usize::try_from(PAGE)?)?;
-    drop(lab.near.register(page, full_access())?);
+    drop(lab.near.reg_mr(page)?);
     for shape in SHAPES {
         let _layout = Parameter::set("nvidia", "layout", shape.layout)?;
         let size = shape.bytes.next_power_of_two().max(GRANULE);
@@ -126,7 +125,7 @@ fn registrations(lab: &Lab) -> Result<()> {
         let span = memory.span(0, usize::try_from(shape.bytes)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
-        let region = lab.near.register(span, full_access())?;
+        let region = lab.near.reg_mr(span)?;
         let held = watch.read()?;
         let entries = peer_region(&lab.near, &region)?.entries;
         drop(region);
@@ -136,7 +135,7 @@ fn registrations(lab: &Lab) -> Result<()> {
         let mut least = (i64::MAX, u64::MAX);
         for _ in 0..shape.samples {
             probe::reset()?;
-            drop(lab.near.register(span, full_access())?);
+            drop(lab.near.reg_mr(span)?);
             let reading = Reading::take()?;
             least = least.min((reading.own()?, reading.mapping()));
         }
@@ -297,7 +296,7 @@ fn toil(lab: &Lab, board: &Board, done: &AtomicU64) -> Result<()> {
         .with_context(|| path.clone())?;
     while !board.is_ordered(Work::End) {
         if board.is_ordered(Work::Register) {
-            drop(lab.near.register(span, full_access())?);
+            drop(lab.near.reg_mr(span)?);
         } else {
             provider.write_all(address.as_bytes()).context("pin")?;
         }

@@ -21,7 +21,7 @@ use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
 use crate::pattern::{Choice, Pattern};
-use crate::rdma::{full_access, Hca, Op, Region, Status};
+use crate::rdma::{Hca, Op, Region, Status};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{counters, ktap, module, rdma, sys};
 
@@ -121,7 +121,7 @@ impl Row {
 
 /// Registers `span`. Returns `None` if NVIDIA's nvidia-peermem refuses `span`, as expected.
 fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
-    match (hca.register(span, full_access()), lab.setup.peermem) {
+    match (hca.reg_mr(span), lab.setup.peermem) {
         (Err(refused), Peermem::Nvidia) => {
             note("application", refused.errno());
             ensure!(refused.errno() == libc::EFAULT, "{refused}");
@@ -157,16 +157,12 @@ fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) 
         let size = STEP.min(len - at);
         let remote = region.part(at as u64, size as u64)?;
         let here = offset + at..offset + at + size;
-        connection
-            .near
-            .transfer(Op::Read, local.part(0, size)?, remote)?;
+        connection.transfer(Op::Read, local.part(0, size)?, remote)?;
         local.expect(0, &expected[here.clone()])?;
         local.check().with_context(|| format!("READ at {at:#x}"))?;
         let new = Pattern::new(lab.setup.seed, 13).bytes(at as u64, size);
         local.put(0, &new)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(0, size)?, remote)?;
+        connection.transfer(Op::Write, local.part(0, size)?, remote)?;
         expected[here].copy_from_slice(&new);
         at += size;
     }
@@ -224,9 +220,7 @@ fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
     let behind = lab.allocate_gpu(M2)?;
-    let register = |memory: &Allocation| -> Result<_> {
-        Ok(lab.near.register(memory.span(0, M2)?, full_access())?)
-    };
+    let register = |memory: &Allocation| -> Result<_> { Ok(lab.near.reg_mr(memory.span(0, M2)?)?) };
     let (region, _stays) = (register(&hole)?, register(&behind)?);
     drop(region);
     // The second allocation gets a separate place with no neighbour.
@@ -279,7 +273,7 @@ fn random(lab: &Lab) -> Result<()> {
 
 /// Expects `EFAULT` and no pin left, and exactly `calls` calls to pin by our module.
 fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
-    let (result, activity) = counted(|| Ok(lab.far.register(span, full_access())))?;
+    let (result, activity) = counted(|| Ok(lab.far.reg_mr(span)))?;
     match result {
         Ok(_) => bail!("registered"),
         Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
@@ -447,7 +441,7 @@ fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Resul
         for op in [Op::Write, Op::Read] {
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let remote = region.part((part * M2) as u64, 64)?;
-            let status = connection.near.run(op, local.part(0, 64)?, remote)?.status;
+            let status = connection.status(op, local.part(0, 64)?, remote)?;
             ensure!(
                 status == Status::RemoteAccessError,
                 "{op} to part {part}: {status:?}"
@@ -480,9 +474,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         // pinned.
         let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
-            .allocate_there(M2, place, |next| {
-                Ok(lab.near.register(next.span(0, M2)?, full_access())?)
-            })?
+            .allocate_there(M2, place, |next| Ok(lab.near.reg_mr(next.span(0, M2)?)?))?
             .context("freed, and the place was not handed out again: something keeps it")?;
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
@@ -525,9 +517,7 @@ fn part_stays(lab: &Lab) -> Result<()> {
         let next = lab.gpu(part % 2)?.allocate(M2, Placement::Any)?;
         ensure!(!places.contains(&next.bar_address()), "given away in use");
         let remote = region.part((part * M2) as u64, M2 as u64)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(0, M2)?, remote)?;
+        connection.transfer(Op::Write, local.part(0, M2)?, remote)?;
         let mut found = vec![0; M2];
         view.read(0, &mut found)?;
         ensure!(found == local.expected(0, M2)?, "part {part}");

@@ -20,7 +20,7 @@ use crate::gpu::Gpu;
 use crate::ktap::{cases, note};
 use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::pci::{Acs, Place};
-use crate::rdma::{full_access, Hca};
+use crate::rdma::Hca;
 use crate::sys::Mapping;
 use crate::{ktap, module, pci};
 
@@ -559,7 +559,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let regions = memory
         .iter()
-        .map(|memory| Ok(hca.register(memory.span(0, memory.len())?, full_access())?))
+        .map(|memory| Ok(hca.reg_mr(memory.span(0, memory.len())?)?))
         .collect::<Result<Vec<_>>>()?;
     let child = match peermem {
         Peermem::None => None,
@@ -617,8 +617,8 @@ fn freed(machine: &Machine) -> Result<()> {
     let each = usize::try_from(EACH)?;
     let (kept, freed) = (lab.allocate_gpu(each)?, lab.allocate_gpu(each)?);
     let regions = [
-        lab.near.register(kept.span(0, each)?, full_access())?,
-        lab.near.register(freed.span(0, each)?, full_access())?,
+        lab.near.reg_mr(kept.span(0, each)?)?,
+        lab.near.reg_mr(freed.span(0, each)?)?,
     ];
     let told = || -> Result<Vec<Option<u64>>> {
         let found = registrations(&[])?;

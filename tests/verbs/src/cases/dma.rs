@@ -352,7 +352,7 @@ fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<(
     ensure!(matches!(host, Memory::Host(_)), "not host memory");
     let mut host = Arena::whole(&lab.far, host, bench.pattern(80))?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.near.transfer(
+    connection.transfer(
         rdma::Op::Write,
         region.region.part(0, expected.len() as u64)?,
         host.part(0, expected.len())?,

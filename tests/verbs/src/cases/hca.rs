@@ -50,10 +50,7 @@ fn live() -> Result<u64> {
 fn written(lab: &Lab, to: Part) -> Result<Status> {
     let local = Arena::on_host(lab, SOME, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    let done = connection
-        .near
-        .run(Op::Write, local.part(0, SOME)?, to)?
-        .status;
+    let done = connection.status(Op::Write, local.part(0, SOME)?, to)?;
     note("write", format_args!("{done:?}"));
     Ok(done)
 }
@@ -119,7 +116,7 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
 /// learn of the failure. The module must behave as without the failure.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     let before = Counters::read()?;
     let failing = failing_revokes(1)?;
     memory.free()?;
@@ -142,7 +139,7 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
     let failing = Parameter::set("rdma_rxe", failure, "1")?;
-    let refused = lab.far.register(memory.span(0, M2)?, full_access()).err();
+    let refused = lab.far.reg_mr(memory.span(0, M2)?).err();
     drop(failing);
     let errno = refused
         .context("registered, though the HCA failed")?
@@ -150,7 +147,7 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     note("error", rdma::errno_name(errno));
     ensure!(errno == libc::EIO, "{}", rdma::errno_name(errno));
     ensure!(live()? == 0, "pins are left");
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     let status = written(lab, region.part(0, SOME as u64)?)?;
     ensure!(status == Status::Success, "write: {status:?}");
     Ok(())
@@ -162,9 +159,7 @@ fn both_clients(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;
     let mut memory = lab.allocate_gpu(2 * M2)?;
-    let region = |offset| -> Result<Region> {
-        Ok(lab.far.register(memory.span(offset, M2)?, full_access())?)
-    };
+    let region = |offset| -> Result<Region> { Ok(lab.far.reg_mr(memory.span(offset, M2)?)?) };
     let lost = region(0)?;
     let kept = {
         let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;

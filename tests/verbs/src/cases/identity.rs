@@ -19,7 +19,6 @@ use crate::gpu::GRANULE;
 use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
-use crate::rdma::full_access;
 use crate::sys::{Running, Span};
 use crate::{counters, ktap, module, sys};
 
@@ -80,7 +79,7 @@ fn unload_refused(lab: &Lab) -> Result<()> {
     module::references_are(0).context("without a registration")?;
     let memory = lab.allocate_gpu(M2)?;
     let regions = (0..3)
-        .map(|_| Ok(lab.near.register(memory.span(0, M2)?, full_access())?))
+        .map(|_| Ok(lab.near.reg_mr(memory.span(0, M2)?)?))
         .collect::<Result<Vec<_>>>()?;
     let held = counters::module_references(module::NAME)?;
     expect("references_of_3_regions", held, 3)?;
@@ -108,13 +107,13 @@ fn load_again(lab: &Lab) -> Result<()> {
     let before = module::parameters();
     let replaced = Replaced::begin()?;
     ensure!(!module::is_loaded(), "it is still there");
-    match lab.near.register(memory.span(0, M2)?, full_access()) {
+    match lab.near.reg_mr(memory.span(0, M2)?) {
         Err(refused) if refused.errno() == libc::EFAULT => {}
         other => anyhow::bail!("registration without a module: {other:?}"),
     }
     replaced.end()?;
     ensure!(module::parameters() == before, "{before:?}");
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     Ok(())
 }
 
@@ -230,9 +229,7 @@ fn statistics(lab: &Lab) -> Result<()> {
     let ours = !consumers::core_shows();
     let len = 2 * M2 - 100;
     let memory = lab.allocate_gpu(2 * M2)?;
-    let (gain, region) = counted(lab, || {
-        Ok(lab.near.register(memory.span(50, len)?, full_access())?)
-    })?;
+    let (gain, region) = counted(lab, || Ok(lab.near.reg_mr(memory.span(50, len)?)?))?;
     let entries = counters::peer_regions(&lab.setup.devices[0])?
         .last()
         .context("rxe has no peer region")?
@@ -248,9 +245,7 @@ fn statistics(lab: &Lab) -> Result<()> {
     ensure!(gain == [0, 1, 0, left, 0, bytes, 0], "{gain:?}");
 
     let outside = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
-    let (gain, refused) = counted(lab, || {
-        Ok(lab.near.register(outside, full_access()).is_err())
-    })?;
+    let (gain, refused) = counted(lab, || Ok(lab.near.reg_mr(outside).is_err()))?;
     ensure!(refused && gain == [0; 7], "a refusal counted {gain:?}");
     Ok(())
 }
@@ -262,7 +257,7 @@ fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let ours = !consumers::core_shows();
     let mut memory = lab.allocate_gpu(M2)?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     let entries = counters::peer_regions(&lab.setup.devices[0])?
         .last()
         .context("rxe has no peer region")?
@@ -300,7 +295,7 @@ fn turned_off(lab: &Lab) -> Result<()> {
     module::load(&parameters)?;
     ensure!(Path::new(MEMORY_PEERS).exists() == consumers::core_shows());
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     replaced.end()?;
     ensure!(Path::new(MEMORY_PEERS).exists(), "it is not back");
     Ok(())

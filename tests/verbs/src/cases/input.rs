@@ -17,7 +17,7 @@ use crate::knobs::Parameter;
 use crate::ktap::{note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
 use crate::module::Replaced;
-use crate::rdma::{errno_name, full_access, Hca, Refused};
+use crate::rdma::{errno_name, Hca, Refused};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, sys};
 
@@ -130,7 +130,7 @@ impl Row {
 
     /// Registers `span` in this process, and deregisters it.
     fn register(&mut self, lab: &Lab, span: Span) -> Result<()> {
-        self.attempt(|| Ok(errno_of(lab.near.register(span, full_access()))))
+        self.attempt(|| Ok(errno_of(lab.near.reg_mr(span))))
     }
 }
 
@@ -240,9 +240,7 @@ fn row_of_this_module(
     }
     // Checks that everything works as before.
     let memory = lab.allocate_gpu(M2)?;
-    lab.near
-        .register(memory.span(0, M2)?, full_access())
-        .context("afterwards")?;
+    lab.near.reg_mr(memory.span(0, M2)?).context("afterwards")?;
     module::references_are(0).context("afterwards")
 }
 
@@ -363,12 +361,10 @@ fn another_process(lab: &Lab, row: &mut Row) -> Result<()> {
 fn before_the_fork(lab: &Lab, row: &mut Row) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let addr = memory.mapping().addr();
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     row.attempt(|| {
         in_child(lab.near.name(), |hca| {
-            Ok(errno_of(
-                hca.register(Span::anywhere(addr, GRANULE)?, full_access()),
-            ))
+            Ok(errno_of(hca.reg_mr(Span::anywhere(addr, GRANULE)?)))
         })
     })?;
     drop(region);
@@ -377,7 +373,7 @@ fn before_the_fork(lab: &Lab, row: &mut Row) -> Result<()> {
 
 fn freed(lab: &Lab, row: &mut Row) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     memory.free()?;
     row.register(lab, memory.span(0, M2)?)
 }
@@ -385,7 +381,7 @@ fn freed(lab: &Lab, row: &mut Row) -> Result<()> {
 fn freed_and_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let span = memory.span(0, M2)?;
-    lab.near.register(span, full_access())?;
+    lab.near.reg_mr(span)?;
     drop(memory);
     row.register(lab, Span::anywhere(span.addr(), span.len())?)
 }
@@ -421,7 +417,7 @@ fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
     ] {
         row.register(lab, Span::anywhere(addr, len)?)?;
     }
-    lab.near.register(memory.span(M2 - 1, 1)?, full_access())?;
+    lab.near.reg_mr(memory.span(M2 - 1, 1)?)?;
     Ok(())
 }
 
@@ -434,7 +430,7 @@ fn two_allocations(lab: &Lab, row: &mut Row) -> Result<()> {
     row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)?;
     row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)?;
     for memory in [&first, &second] {
-        lab.near.register(memory.span(0, M2)?, full_access())?;
+        lab.near.reg_mr(memory.span(0, M2)?)?;
     }
     Ok(())
 }
@@ -488,17 +484,12 @@ fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     let memory = gpu.allocate(3 * M2, Placement::Any)?;
     let mut held = Vec::new();
     for index in 0..2 {
-        held.push(
-            lab.near
-                .register(memory.span(index * M2, M2)?, full_access())?,
-        );
+        held.push(lab.near.reg_mr(memory.span(index * M2, M2)?)?);
     }
     let last = memory.span(2 * M2, M2)?;
     row.register(lab, last)?;
     drop(held.pop());
-    lab.near
-        .register(last, full_access())
-        .context("with room made")?;
+    lab.near.reg_mr(last).context("with room made")?;
     Ok(())
 }
 
@@ -514,11 +505,10 @@ fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
                 let span = memory.span(0, M2)?;
                 sys::limit_locked_memory(Some(bytes))?;
                 sys::become_user(NOBODY)?;
-                let errno = errno_of(hca.register(span, full_access()));
+                let errno = errno_of(hca.reg_mr(span));
                 if lifted {
                     sys::lock_any_memory()?;
-                    hca.register(span, full_access())
-                        .context("with the limit lifted")?;
+                    hca.reg_mr(span).context("with the limit lifted")?;
                 }
                 Ok(errno)
             })

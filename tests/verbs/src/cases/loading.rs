@@ -17,7 +17,6 @@ use crate::cases::consumers;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Setup};
-use crate::rdma::full_access;
 use crate::sys::{Finished, KernelLog, Running};
 use crate::{ktap, module, sys};
 
@@ -452,6 +451,6 @@ fn signed(setup: &Setup) -> Result<()> {
     let lab = Lab::open(setup)?;
     let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     lab.near
-        .register(memory.span(0, usize::try_from(GRANULE)?)?, full_access())?;
+        .reg_mr(memory.span(0, usize::try_from(GRANULE)?)?)?;
     Ok(())
 }

@@ -118,7 +118,6 @@ impl<'lab> Mover<'lab> {
         match self.op {
             Op::Read => self
                 .connection
-                .near
                 .transfer(self.op, target_part, source_part)?,
             Op::Send => {
                 let (sent, received) = self.connection.send(source_part, target_part)?;
@@ -128,7 +127,6 @@ impl<'lab> Mover<'lab> {
             }
             _ => self
                 .connection
-                .near
                 .transfer(self.op, source_part, target_part)?,
         }
         target.expect(to, &data)?;
@@ -301,9 +299,7 @@ fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
                     old,
                 ),
             };
-            connection
-                .near
-                .transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;
+            connection.transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;
             target.expect(at, &new.to_le_bytes())?;
             result.expect(at, &old_bytes)?;
             target

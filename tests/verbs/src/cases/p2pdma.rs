@@ -17,7 +17,7 @@ use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::module_files::{get, has};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Op, Region};
+use crate::rdma::{Op, Region};
 use crate::sys::Mapping;
 use crate::{counters, ktap, module_files, rdma};
 
@@ -45,7 +45,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     lab.first_registrations()?;
     let memory = lab.allocate_gpu(M2)?;
     let before = Counters::read()?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     let activity = Counters::read()?.activity(&before)?;
     note("pins", activity.pins);
     note("mappings_of_the_provider", activity.maps);
@@ -79,11 +79,9 @@ fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u
     memory.write(0, &bytes)?;
     let target = Mapping::anonymous(M2)?;
     let mut connection = rdma::connect(&stage.hca, &lab.near)?;
-    let far = lab.near.register(target.span(0, M2)?, full_access())?;
+    let far = lab.near.reg_mr(target.span(0, M2)?)?;
     let part = |region: &Region| region.part(0, M2 as u64);
-    connection
-        .near
-        .transfer(Op::Write, part(region)?, part(&far)?)?;
+    connection.transfer(Op::Write, part(region)?, part(&far)?)?;
     dma::same(&target, &bytes)
 }
 

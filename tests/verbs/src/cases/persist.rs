@@ -10,7 +10,7 @@ use crate::gpu::GRANULE;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Op};
+use crate::rdma::Op;
 use crate::sys::Placement;
 use crate::{rdma, sys};
 
@@ -28,7 +28,7 @@ fn outlive(lab: &Lab) -> Result<()> {
     let local = Arena::on_host(lab, M2, 1)?;
     for by_ioctl in [true, false] {
         let mut memory = lab.allocate_gpu(M2)?;
-        let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+        let region = lab.far.reg_mr(memory.span(0, M2)?)?;
         let view = memory.bar_view()?;
         let before = Counters::read()?;
         if by_ioctl {
@@ -45,9 +45,7 @@ fn outlive(lab: &Lab) -> Result<()> {
         ensure!(after.get("device_refs")? == 1);
 
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
+        connection.transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
         let mut found = vec![0; M2];
         view.read(0, &mut found)?;
         ensure!(found == local.expected(0, M2)?, "other bytes arrived");
@@ -67,7 +65,7 @@ fn reused(lab: &Lab) -> Result<()> {
     let addr = sys::free_address(GRANULE, GRANULE)?;
 
     let first = gpu.allocate(M2, Placement::At(addr))?;
-    let first_region = lab.far.register(first.span(0, M2)?, full_access())?;
+    let first_region = lab.far.reg_mr(first.span(0, M2)?)?;
     let (first_place, first_view) = (first.bar_address(), first.bar_view()?);
     drop(first);
     let second = gpu.allocate(M2, Placement::At(addr))?;
@@ -78,7 +76,7 @@ fn reused(lab: &Lab) -> Result<()> {
     second.write(0, &kept)?;
 
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.near.transfer(
+    connection.transfer(
         Op::Write,
         local.part(0, 65537)?,
         first_region.part(4097, 65537)?,
@@ -91,8 +89,8 @@ fn reused(lab: &Lab) -> Result<()> {
     ensure!(old == local.expected(0, 65537)?, "the old region's bytes");
 
     // Both regions over the same addresses live at the same time.
-    let second_region = lab.far.register(second.span(0, M2)?, full_access())?;
-    connection.near.transfer(
+    let second_region = lab.far.reg_mr(second.span(0, M2)?)?;
+    connection.transfer(
         Op::Write,
         local.part(1, 4096)?,
         second_region.part(0, 4096)?,

@@ -26,7 +26,7 @@ use crate::module::Replaced;
 use crate::module_files::{
     counted, folder, get, has, in_proc, lines, no_refusals, number, only, parse, Line, DEBUGFS,
 };
-use crate::rdma::{full_access, Hca};
+use crate::rdma::Hca;
 use crate::sys::{KernelLog, Mapping, Placement, Running, Span};
 use crate::{ktap, module, module_files, sys};
 
@@ -106,7 +106,7 @@ pub(super) struct Attempt {
 }
 
 pub(super) fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
-    let errno = match hca.register(span, full_access()) {
+    let errno = match hca.reg_mr(span) {
         Ok(_) => 0,
         Err(refused) => refused.errno(),
     };
@@ -284,8 +284,7 @@ fn too_many_chunks(lab: &Lab) -> Result<()> {
         let _parts = (0..3)
             .map(|part| gpu.allocate(M2, Placement::At(addr + part * GRANULE)))
             .collect::<Result<Vec<_>>>()?;
-        lab.near
-            .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
+        lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
         let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
         let line = only("refusals")?;
@@ -379,9 +378,9 @@ fn map_failed(lab: &Lab) -> Result<()> {
 fn success(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     let host = Mapping::anonymous(M2)?;
-    lab.near.register(host.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(host.span(0, M2)?)?;
     counted(&BTreeMap::new())?;
     no_refusals()
 }
@@ -427,7 +426,7 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
             let log = KernelLog::from_now()?;
             let result = (|| {
                 for _ in 0..TIMES {
-                    lab.near.register(theirs, full_access())?;
+                    lab.near.reg_mr(theirs)?;
                 }
                 // A module that is asked second does not see the other client's ranges.
                 let mut expected = BTreeMap::new();
@@ -637,7 +636,7 @@ fn unload(lab: &Lab) -> Result<()> {
     ensure!(!unloaded()?, "unloaded with a file open");
     // Checks that the module still works.
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     let mut rest = String::new();
     file.read_to_string(&mut rest)?;
     let text = [std::str::from_utf8(&head)?, &rest].concat();
@@ -694,7 +693,7 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     // Some files are unread, some are partly read, and one reader has a position among the
     // registrations.
     let memory = lab.allocate_gpu(M2)?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     let open = |name: &str| File::open(format!("{folder}/{name}"));
     let mut files = names
         .iter()

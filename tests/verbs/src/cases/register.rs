@@ -109,7 +109,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     for _ in 0..3 {
         let before = Counters::read()?;
-        let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+        let region = lab.near.reg_mr(memory.span(0, M2)?)?;
         let registered = Counters::read()?;
         let entries = check_entries(lab, &lab.near, &region)?;
         drop(region);
@@ -147,7 +147,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     ensure!(memory.is_contiguous()?, "in pieces");
     let size = usize::try_from(len)?;
     let started = std::time::Instant::now();
-    let region = lab.far.register(memory.span(0, size)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, size)?)?;
     note("milliseconds", started.elapsed().as_millis());
     note("entries", check_entries(lab, &lab.far, &region)?);
 
@@ -159,7 +159,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     for (index, at) in places.iter().copied().enumerate() {
         let data = Pattern::new(lab.setup.seed, 10 + index as u64).bytes(0, 4097);
         source.put(0, &data)?;
-        connection.near.transfer(
+        connection.transfer(
             Op::Write,
             source.part(0, data.len())?,
             region.part(at as u64, data.len() as u64)?,
@@ -167,7 +167,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
         let mut found = vec![0; data.len()];
         memory.read(at, &mut found)?;
         ensure!(found == data, "other bytes at {at:#x} of {len:#x}");
-        connection.near.transfer(
+        connection.transfer(
             Op::Read,
             source.part(8192, data.len())?,
             region.part(at as u64, data.len() as u64)?,
@@ -193,9 +193,7 @@ fn entry_boundary(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     for (at, size) in [(2 * M2 - 1, 2), (2 * M2 - 4096, 8192), (M2 + 1, 2 * M2 + 1)] {
         let data = source.expected(at, size)?.to_vec();
-        connection
-            .near
-            .transfer(Op::Write, source.part(at, size)?, target.part(at, size)?)?;
+        connection.transfer(Op::Write, source.part(at, size)?, target.part(at, size)?)?;
         target.expect(at, &data)?;
     }
     target.check()
@@ -212,9 +210,7 @@ fn unaligned(lab: &Lab) -> Result<()> {
         (4097, M2),
         (M2 - 1, M2 + 1),
     ] {
-        let region = lab
-            .near
-            .register(memory.span(offset, len)?, full_access())?;
+        let region = lab.near.reg_mr(memory.span(offset, len)?)?;
         let entries =
             check_entries(lab, &lab.near, &region).with_context(|| format!("{offset}+{len}"))?;
         note(&format!("entries_{offset}_{len}"), entries);
@@ -236,17 +232,14 @@ fn overlapping(lab: &Lab) -> Result<()> {
     ];
     let mut regions = Vec::new();
     for (offset, len) in ranges {
-        regions.push(Some((
-            offset,
-            lab.far.register(memory.span(offset, len)?, full_access())?,
-        )));
+        regions.push(Some((offset, lab.far.reg_mr(memory.span(offset, len)?)?)));
     }
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     // Deregisters from the middle outwards.
     for gone in [2, 0, 4, 1, 3] {
         for (offset, region) in regions.iter().flatten() {
             for at in [0, region.len() - 5] {
-                connection.near.transfer(
+                connection.transfer(
                     Op::Write,
                     source.part(at as usize % 4096, 5)?,
                     region.part(at, 5)?,
@@ -268,10 +261,7 @@ fn many(lab: &Lab) -> Result<()> {
     let before = Counters::read_if_there()?;
     let mut regions = Vec::new();
     for index in 0..COUNT {
-        regions.push(
-            lab.near
-                .register(memory.span(index * 4099, 65537)?, full_access())?,
-        );
+        regions.push(lab.near.reg_mr(memory.span(index * 4099, 65537)?)?);
     }
     let keys: std::collections::BTreeSet<_> = regions.iter().map(Region::lkey).collect();
     ensure!(keys.len() == COUNT);
@@ -300,9 +290,7 @@ fn several_gpus(lab: &Lab) -> Result<()> {
             let mut target = Arena::far(lab, Where::Gpu(to), M2, 100 + to as u64)?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let (at, len) = (4097, 65537);
-            connection
-                .near
-                .transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
+            connection.transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
             let data = source.expected(at, len)?.to_vec();
             target.expect(at, &data)?;
             target
@@ -320,7 +308,7 @@ fn several_gpus(lab: &Lab) -> Result<()> {
 /// Checks that the registration fails with one of `errnos` and leaves no pin.
 pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
     let before = Counters::read()?;
-    match lab.near.register(span, full_access()) {
+    match lab.near.reg_mr(span) {
         Ok(_) => anyhow::bail!("{:#x}+{:#x} registered", span.addr(), span.len()),
         Err(error) => {
             note("errno", error.errno());
@@ -354,8 +342,8 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
         let memory = lab.allocate_gpu(len)?;
         let rounded = memory.rounded_len();
         ensure!(rounded == (len as u64).next_multiple_of(GRANULE));
-        lab.near.register(memory.span(0, len)?, full_access())?;
-        lab.near.register(memory.span(len - 1, 1)?, full_access())?;
+        lab.near.reg_mr(memory.span(0, len)?)?;
+        lab.near.reg_mr(memory.span(len - 1, 1)?)?;
     }
     Ok(())
 }
@@ -376,10 +364,7 @@ fn cpu_memory(lab: &Lab) -> Result<()> {
 /// Returns the status of one access to the region, on a separate connection.
 fn attempt(lab: &Lab, op: Op, source: &Arena, region: &Region) -> Result<Status> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    Ok(connection
-        .near
-        .run(op, source.part(0, 8)?, region.part(0, 8)?)?
-        .status)
+    connection.status(op, source.part(0, 8)?, region.part(0, 8)?)
 }
 
 fn rights(lab: &Lab) -> Result<()> {
@@ -419,7 +404,7 @@ fn rights(lab: &Lab) -> Result<()> {
 fn rereg(lab: &Lab) -> Result<()> {
     // Host memory shows whether rxe can change a region, independently of peer memory.
     let plain = lab.allocate(Where::Host, M2)?;
-    let plain = lab.far.register(plain.span(0, M2)?, full_access())?;
+    let plain = lab.far.reg_mr(plain.span(0, M2)?)?;
     if let Err(error) = plain.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead) {
         let errno = error
             .downcast_ref::<io::Error>()
@@ -430,7 +415,7 @@ fn rereg(lab: &Lab) -> Result<()> {
     drop(plain);
     let memory = lab.allocate(Where::Gpu(0), M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     ensure!(attempt(lab, Op::Write, &local, &region)? == Status::Success);
     region.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead)?;
     let status = attempt(lab, Op::Write, &local, &region)?;

@@ -20,7 +20,7 @@ use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode};
 use crate::module_files::{get, has, lines, lived, number, parse, Line};
-use crate::rdma::{full_access, Hca, Region};
+use crate::rdma::{Hca, Region};
 use crate::sys::{Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
@@ -88,7 +88,7 @@ fn one(lab: &Lab) -> Result<()> {
     let mut since = 0.0;
     for (round, len) in [(1, M2), (2, 2 * M2), (3, M2)] {
         let span = memory.span(0, len)?;
-        let region = lab.near.register(span, full_access())?;
+        let region = lab.near.reg_mr(span)?;
         let line = only()?;
         let (addr, bytes) = (format!("{:#x}", region.addr()), len.to_string());
         let entries = peer_region(&lab.near, &region)?.entries.to_string();
@@ -118,7 +118,7 @@ fn one(lab: &Lab) -> Result<()> {
         note("line", format_args!("{line:?}"));
     }
     // The region does not have whole pages, but the list shows the pinned range.
-    let region = lab.near.register(memory.span(100, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(100, M2)?)?;
     let start = format!("{:#x}", memory.span(0, M2)?.addr());
     has(
         &only()?,
@@ -127,7 +127,7 @@ fn one(lab: &Lab) -> Result<()> {
     drop(region);
     // Refused registrations are never listed.
     let far = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
-    ensure!(lab.near.register(far, full_access()).is_err());
+    ensure!(lab.near.reg_mr(far).is_err());
     none()?;
     let all = [("registered", 4), ("mapped", 4), ("released", 4)];
     lived(&expected(lab.setup.mode(), &all))
@@ -141,9 +141,7 @@ fn over_two_gpus(lab: &Lab) -> Result<()> {
         lab.gpu(0)?.allocate(M2, Placement::At(addr))?,
         lab.gpu(1)?.allocate(M2, Placement::At(addr + GRANULE))?,
     ];
-    let region = lab
-        .near
-        .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
+    let region = lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
     let line = only()?;
     has(&line, &[("chunks", "2"), ("state", "mapped")])?;
     let shown: Vec<&str> = get(&line, "gpus")?.split(',').collect();
@@ -283,7 +281,7 @@ fn readers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let span = memory.span(0, M2)?;
-    let register = |hca: &Hca| -> Result<Region> { Ok(hca.register(span, full_access())?) };
+    let register = |hca: &Hca| -> Result<Region> { Ok(hca.reg_mr(span)?) };
     // More text than a reader's buffer holds.
     let stay = (0..STAY)
         .map(|_| register(&lab.near))
@@ -381,7 +379,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     let mut regions = Vec::new();
     for count in 1..=MOST {
         let span = memory.span(0, count * M2)?;
-        regions.push(lab.near.register(span, full_access())?);
+        regions.push(lab.near.reg_mr(span)?);
         agree(count as u64, 0)?;
     }
     let mut released = 0;

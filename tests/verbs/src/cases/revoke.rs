@@ -15,7 +15,7 @@ use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Memory, PinMode};
 use crate::pattern::Pattern;
 use crate::rdma;
-use crate::rdma::{full_access, Op, Region, Status};
+use crate::rdma::{Op, Region, Status};
 
 const M2: usize = GRANULE as usize;
 
@@ -40,7 +40,7 @@ enum FreeBy {
 }
 
 fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
-    Ok(lab.far.register(memory.span(0, M2)?, full_access())?)
+    Ok(lab.far.reg_mr(memory.span(0, M2)?)?)
 }
 
 /// Returns the statuses of remote accesses to `region`, each on a separate connection.
@@ -59,10 +59,7 @@ fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op,
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         Ok((
             op,
-            connection
-                .near
-                .run(op, local.part(0, 8)?, region.part(0, 8)?)?
-                .status,
+            connection.status(op, local.part(0, 8)?, region.part(0, 8)?)?,
         ))
     })
     .collect()
@@ -81,9 +78,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection
-        .near
-        .transfer(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?;
+    connection.transfer(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?;
 
     let before = Counters::read()?;
     match by {
@@ -129,10 +124,7 @@ fn local_use(lab: &Lab) -> Result<()> {
         if op == Op::Send {
             connection.far.post_receive(remote.part(0, 4096)?)?;
         }
-        let status = connection
-            .near
-            .run(op, region.part(0, 4096)?, remote.part(0, 4096)?)?
-            .status;
+        let status = connection.status(op, region.part(0, 4096)?, remote.part(0, 4096)?)?;
         note(&format!("status_{op}"), format_args!("{status:?}"));
         ensure!(status == Status::LocalProtectionError, "{op}: {status:?}");
     }
@@ -166,11 +158,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let regions = (0..COUNT)
-        .map(|index| {
-            Ok(lab
-                .far
-                .register(memory.span(index * 65536, 131_072)?, full_access())?)
-        })
+        .map(|index| Ok(lab.far.reg_mr(memory.span(index * 65536, 131_072)?)?))
         .collect::<Result<Vec<_>>>()?;
     let before = Counters::read()?;
     memory.free()?;
@@ -195,9 +183,7 @@ fn others(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     memory.free()?;
     for at in [0, 4097, M2 - 65537] {
-        connection
-            .near
-            .transfer(Op::Write, local.part(at, 65537)?, stays.part(at, 65537)?)?;
+        connection.transfer(Op::Write, local.part(at, 65537)?, stays.part(at, 65537)?)?;
         stays.expect(at, local.expected(at, 65537)?)?;
     }
     all_refused(lab, &local, &gone)?;
@@ -217,7 +203,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
     let (next, _theirs) = lab
         .gpu(0)?
         .allocate_there(M2, old_place, |next| {
-            Ok(lab.near.register(next.span(0, M2)?, full_access())?)
+            Ok(lab.near.reg_mr(next.span(0, M2)?)?)
         })?
         .context("freed, and the place was not handed out again: something keeps it")?;
     let view = next.bar_view()?;
@@ -241,9 +227,7 @@ fn again(lab: &Lab) -> Result<()> {
         let memory = lab.gpu(0)?.allocate(M2, crate::sys::Placement::At(addr))?;
         let region = region_over(lab, &memory)?;
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(round, 4096)?, region.part(0, 4096)?)?;
+        connection.transfer(Op::Write, local.part(round, 4096)?, region.part(0, 4096)?)?;
         let mut found = vec![0; 4096];
         memory.read(0, &mut found)?;
         ensure!(found == local.expected(round, 4096)?, "round {round}");

@@ -19,7 +19,6 @@ use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode};
-use crate::rdma::full_access;
 use crate::sys::{Forked, Placement, Running, SharedWords};
 use crate::{counters, ktap, module, module_files, sys};
 
@@ -149,7 +148,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     let old = lab.allocate_gpu(M2)?;
     stage.orphan(&old)?;
     let memory = lab.allocate_gpu(M2)?;
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     stage.free(&old)?;
     expect("callbacks", stage.counted("callbacks")?, 1)?;
     let state = peer_region(&lab.far, &region)?.state;

@@ -25,7 +25,7 @@ use crate::knobs::Parameter;
 use crate::ktap::{cases, note, same, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Devices, Op};
+use crate::rdma::{Devices, Op};
 use crate::sys::{Ended, Reaped, SharedWords};
 use crate::{counters, ktap, rdma, sys};
 
@@ -211,7 +211,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
         let mut life = || -> Result<()> {
             let hca = devices.open(lab.near.name(), 1)?;
             let memory = lab.allocate_gpu(page)?;
-            let region = hca.register(memory.span(0, page)?, full_access())?;
+            let region = hca.reg_mr(memory.span(0, page)?)?;
             say(READY);
             word.read_exact(&mut [0])?;
             // The kernel cleans up after a process that ends.
@@ -281,7 +281,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         let span = memory.span(0, usize::try_from(len)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
-        let region = lab.near.register(span, full_access())?;
+        let region = lab.near.reg_mr(span)?;
         let held = watch.read()?;
         registered(&Counters::read()?.activity(&before)?, 1)?;
         let entries = check_entries(lab, &lab.near, &region)?;
@@ -338,7 +338,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
         let size = usize::try_from(len)?;
         probe::take_tables(true)?;
         let large = PageOrder::begin()?;
-        let region = lab.far.register(memory.span(0, size)?, full_access())?;
+        let region = lab.far.reg_mr(memory.span(0, size)?)?;
         let mapped = Mapped::take()?;
         probe::take_tables(false)?;
         // The place of the memory after the pin.
@@ -351,7 +351,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
             let at = usize::try_from(end - 4097)?;
             let data = Pattern::new(lab.setup.seed, index).bytes(0, 4097);
             source.put(0, &data)?;
-            connection.near.transfer(
+            connection.transfer(
                 Op::Write,
                 source.part(0, data.len())?,
                 region.part(u64::try_from(at)?, 4097)?,

@@ -21,7 +21,6 @@ use crate::gpu::{Gpu, GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, provoke_failing_put, rebind, Parameter};
 use crate::ktap::{note, Case};
 use crate::lab::{Lab, PinMode};
-use crate::rdma::full_access;
 use crate::sys::{KernelLog, Running};
 use crate::{counters, ktap, module, sys};
 
@@ -526,7 +525,7 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
                 below: below.clone(),
             })?;
             let all = faults.all()?;
-            let result = bench.lab.near.register(span, full_access());
+            let result = bench.lab.near.reg_mr(span);
             let failures = all.end()?;
             let errno = match result {
                 Ok(region) => {

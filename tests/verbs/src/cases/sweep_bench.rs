@@ -150,10 +150,9 @@ impl<'a> Bench<'a> {
         let region = self
             .lab
             .far
-            .register(self.target.span(0, M2)?, full_access())
+            .reg_mr(self.target.span(0, M2)?)
             .context("the next registration")?;
         self.connection
-            .near
             .transfer(
                 Op::Write,
                 self.source.part(at, LEN)?,

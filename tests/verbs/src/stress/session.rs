@@ -30,7 +30,7 @@ use super::board::{Board, Figure, Glance, Operation};
 use super::plan::Plan;
 use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::pattern::{difference, Choice, Pattern};
-use crate::rdma::{full_access, Connection, Hca, Region};
+use crate::rdma::{Connection, Hca, Region};
 use crate::sys::{Mapping, Placement, Span};
 use crate::{rdma, sys};
 use traffic::Location;
@@ -226,7 +226,7 @@ impl<'a> Session<'a> {
             let expected = Pattern::new(seed, id).bytes(0, HOST);
             memory.write(0, &expected)?;
             Ok(Host {
-                region: hca.register(memory.span(0, HOST)?, full_access())?,
+                region: hca.reg_mr(memory.span(0, HOST)?)?,
                 memory,
                 expected,
             })
@@ -438,7 +438,7 @@ impl<'a> Session<'a> {
                     for span in self.spans()? {
                         for hca in &self.hcas {
                             scope.spawn(move || loop {
-                                drop(hca.register(span, full_access()));
+                                drop(hca.reg_mr(span));
                             });
                         }
                     }
@@ -587,7 +587,7 @@ impl<'a> Session<'a> {
         let side = self.side();
         let before = self.glance();
         let span = self.blocks[at].memory.span(offset, len)?;
-        match self.hca(side).register(span, full_access()) {
+        match self.hca(side).reg_mr(span) {
             Ok(region) => {
                 self.blocks[at].regions.push(Held {
                     region,
@@ -646,7 +646,7 @@ impl<'a> Session<'a> {
             return Ok(());
         };
         let side = self.side();
-        match self.hca(side).register(span, full_access()) {
+        match self.hca(side).reg_mr(span) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
             Err(refused) => wrong!("a range that is nobody's: {refused}, not EFAULT"),
             // Another allocation lies right behind, so both allocations are registered as one
@@ -668,7 +668,7 @@ impl<'a> Session<'a> {
             for round in 0..rounds {
                 let before = world.board.glance();
                 let span = spans[(index + round as usize) % spans.len()];
-                match hcas[index % 2].register(span, full_access()) {
+                match hcas[index % 2].reg_mr(span) {
                     Ok(region) => {
                         world.board.done_by(slot, Operation::Register);
                         drop(region);
@@ -724,7 +724,7 @@ impl<'a> Session<'a> {
         let side = self.side();
         let before = self.glance();
         let hca = Hca::open(&self.world.devices[side as usize])?;
-        let region = match hca.register(span, full_access()) {
+        let region = match hca.reg_mr(span) {
             Ok(region) => region,
             Err(refused) => {
                 self.excuse(&refused, &before)?;

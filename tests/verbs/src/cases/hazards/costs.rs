@@ -13,7 +13,7 @@ use crate::counters::Counters;
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::ktap::cases;
-use crate::rdma::{errno_name, full_access, Op};
+use crate::rdma::{errno_name, Op};
 use crate::sys::{Placement, Span};
 use crate::{ktap, module, module_files, rdma, sys};
 
@@ -67,9 +67,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
             other.read(0, &mut before)?;
             let source = Arena::on_host(&bench.lab, M2, 7)?;
             let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
-            connection
-                .near
-                .transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
+            connection.transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
             other.read(0, &mut after)?;
             bench.check(
                 before == after && kept,
@@ -92,7 +90,7 @@ fn entries(bench: &Bench) -> Result<()> {
     let addr = sys::free_address(LEN as u64, LEN as u64)?;
     let memory = bench.lab.gpu(0)?.allocate(LEN, Placement::At(addr))?;
     ensure!(memory.is_contiguous()?, "not contiguous");
-    let region = bench.hca.register(memory.span(0, LEN)?, full_access())?;
+    let region = bench.hca.reg_mr(memory.span(0, LEN)?)?;
     let entries = peer_region(&bench.hca, &region)?.entries;
     let said = format!(
         "{} MiB: {entries} {}",
@@ -128,9 +126,7 @@ fn mapped_out_of_order(bench: &Bench) -> Result<()> {
     let entries = peer_region(&bench.hca, &region)?.entries;
     let source = Arena::on_host(&bench.lab, M2, 5)?;
     let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
-    connection
-        .near
-        .transfer(Op::Write, source.part(0, M2)?, region.part(0, M2 as u64)?)?;
+    connection.transfer(Op::Write, source.part(0, M2)?, region.part(0, M2 as u64)?)?;
     let page = usize::try_from(PAGE)?;
     let mut found = vec![0; M2];
     memory.read(0, &mut found)?;
@@ -156,9 +152,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
         (u64::MAX - 4095, 8192),
         (u64::MAX - 65535, 65535),
     ] {
-        let refused = bench
-            .hca
-            .register(Span::anywhere(addr, len)?, full_access());
+        let refused = bench.hca.reg_mr(Span::anywhere(addr, len)?);
         ensure!(refused.is_err(), "{addr:#x}+{len:#x} was registered");
     }
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
@@ -168,7 +162,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
         "an empty or wrapping range reaches nvidia.ko",
     );
     // ib_core counts one page if an empty range does not begin at a page boundary.
-    let registered = bench.hca.register(memory.span(512, 0)?, full_access());
+    let registered = bench.hca.reg_mr(memory.span(512, 0)?);
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
         Err(refused) => bench.saw(&format!(
@@ -194,7 +188,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let refused = bench
         .hca
-        .register(Span::anywhere(memory.mapping().addr(), LEN)?, full_access())
+        .reg_mr(Span::anywhere(memory.mapping().addr(), LEN)?)
         .err()
         .context("8 TiB were registered")?;
     let bytes = bench.counted("record_bytes")?;
@@ -219,7 +213,7 @@ fn reason(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let refused = bench
         .hca
-        .register(memory.span(0, M2)?, full_access())
+        .reg_mr(memory.span(0, M2)?)
         .err()
         .context("registered in a full BAR")?;
     drop(reserve);
@@ -268,7 +262,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         } else {
             BTreeMap::new()
         };
-        let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
+        let outcome = match bench.hca.reg_mr(memory.span(0, M2)?) {
             Ok(_) => Some("registered"),
             // The test VM's NIC checks its input, unlike a real NIC.
             Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the NIC"),

@@ -22,7 +22,7 @@ use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where};
 use crate::module::Replaced;
 use crate::pattern::Pattern;
 use crate::peer::Peer;
-use crate::rdma::{full_access, Endpoint, Op, Part, Status};
+use crate::rdma::{Endpoint, Op, Part, Status};
 use crate::{counters, ktap, module, rdma, sys};
 
 const M2: usize = GRANULE as usize;
@@ -227,7 +227,7 @@ impl Host {
 
         let replaced = Replaced::begin()?;
         let memory = lab.allocate_gpu(M2)?;
-        let errno = match lab.near.register(memory.span(0, M2)?, full_access()) {
+        let errno = match lab.near.reg_mr(memory.span(0, M2)?) {
             Ok(_) => bail!("GPU memory is registered without a module"),
             Err(refused) => refused.errno(),
         };
@@ -288,7 +288,7 @@ impl Host {
 
     fn freeing(&mut self, lab: &Lab) -> Result<()> {
         let mut memory = lab.allocate_gpu(M2)?;
-        let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+        let region = lab.near.reg_mr(memory.span(0, M2)?)?;
         let mut stays = self.arena(lab, 2)?;
         let view = memory.bar_view()?;
         let parts = [region.part(0, M2 as u64)?, stays.part(0, M2)?];
