@@ -359,6 +359,12 @@ impl World {
         self.log.take()
     }
 
+    /// Checks the steps since the last call, which `want` lists with commas.
+    #[track_caller]
+    pub(crate) fn took(&self, want: &str) {
+        assert_eq!(self.take_log(), want.split(", ").collect::<Vec<_>>());
+    }
+
     /// Makes the step `what` fail from now on.
     pub(crate) fn fail(&self, what: &'static str) {
         self.failing.borrow_mut().push(what);

@@ -16,14 +16,10 @@
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/string.h>
-#include <linux/test_hold.h>
 #include <linux/uaccess.h>
 
 #include "nvidia.h"
 
-TEST_HOLD(free_before_lock);
-TEST_HOLD(free_before_callbacks);
-TEST_HOLD(free_before_unmap);
 
 /* Context that runs the callbacks when a mapping is freed. */
 static const char * const context_names[] = { "caller", "kthread" };
@@ -154,8 +150,6 @@ static void alloc_free(struct alloc *alloc)
 	struct vidmem *mem;
 	bool lost;
 
-	test_hold_here(&free_before_lock);
-
 	/* No client can get here from its callback. */
 	if (WARN_ON(api_lock()))
 		return;
@@ -164,13 +158,9 @@ static void alloc_free(struct alloc *alloc)
 		return;
 	}
 
-	event("free_begin", 0, "va=%#llx length=%#llx owner=%d", alloc->va,
-	      alloc->length, alloc->tgid);
-	test_hold_here(&free_before_callbacks);
 	lost = READ_ONCE(gpu_lost);
 	if (!lost)
 		p2p_revoke(alloc);
-	test_hold_here(&free_before_unmap);
 
 	mutex_lock(&mem_lock);
 	list_del(&alloc->node);
@@ -187,7 +177,6 @@ static void alloc_free(struct alloc *alloc)
 			    alloc->length, 1);
 
 	uncount(ALLOCS_LIVE);
-	event("free_end", 0, "va=%#llx", alloc->va);
 	if (lost) {
 		/* The memory has no owner now, so no put finds its pins. */
 		alloc->tgid = 0;
@@ -444,8 +433,6 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 	list_add_tail(&alloc->node, &allocs);
 unlock:
 	mutex_unlock(&mem_lock);
-	event("alloc", ret, "va=%#llx length=%#llx gpu=%u", alloc->va,
-	      alloc->length, gpu->minor);
 	if (ret) {
 		alloc_put(alloc);
 		return ret;
@@ -658,7 +645,6 @@ static void client_end(struct client *client)
 			kfree(guest);
 		}
 		mutex_unlock(&mem_lock);
-		event("unlist", 0, "tgid=%d", client->tgid);
 		api_unlock();
 	}
 	kfree(client);
@@ -685,13 +671,6 @@ const struct file_operations memory_fops = {
 	.compat_ioctl		= compat_ptr_ioctl,
 	.llseek			= noop_llseek,
 };
-
-void memory_hold_points(struct dentry *dir)
-{
-	test_hold_debugfs(dir, &free_before_lock);
-	test_hold_debugfs(dir, &free_before_callbacks);
-	test_hold_debugfs(dir, &free_before_unmap);
-}
 
 int memory_init(void)
 {

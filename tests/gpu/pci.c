@@ -59,10 +59,8 @@ void gpu_open(struct gpu *gpu)
 void gpu_close(struct gpu *gpu)
 {
 	guard(mutex)(&mem_lock);
-	if (gpu->opens && !--gpu->opens) {
+	if (gpu->opens && !--gpu->opens)
 		gpu->stopped = true;
-		event("stop", 0, "gpu=%u", gpu->minor);
-	}
 }
 
 /**
@@ -382,11 +380,9 @@ static void remove(struct pci_dev *pdev)
 		mutex_unlock(&mem_lock);
 		api_unlock();
 	}
-	event("remove_begin", 0, "gpu=%u", gpu->minor);
 	memory_free_all(gpu);
 	wait_event_idle(gpu->idle, !READ_ONCE(gpu->refs));
 	p2p_free_lost(gpu);
-	event("remove_end", 0, "gpu=%u", gpu->minor);
 
 	mutex_lock(&gpus_lock);
 	list_del(&gpu->node);

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 
-use crate::sys;
+use crate::{ktap, sys};
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
@@ -124,12 +124,7 @@ impl Counters {
 
 /// Checks the number of live pins.
 pub(crate) fn pins_are(expected: u64) -> Result<()> {
-    let live = Counters::read()?.live_pins()?;
-    ensure!(
-        live == expected,
-        "{live} pins are live where {expected} were expected"
-    );
-    Ok(())
+    ktap::same("live pins", Counters::read()?.live_pins()?, expected)
 }
 
 /// Successful calls of nvidia.ko, summed over both modes.

@@ -12,19 +12,17 @@
 //! through the IOMMU's tables to a physical address, and moves the bytes there.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{fs, io};
 
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::gpu::{Allocation, Place, PAGE};
 use crate::rdma::{Hca, Region};
 use crate::sys;
+use crate::sys::KernelLog;
 
 /// Translation between a device and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -404,7 +402,7 @@ static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 /// A reader of the refused accesses that the kernel's log reports after the reader's creation.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    log: File,
+    log: KernelLog,
     device: String,
     reader: Reader,
     seen: usize,
@@ -414,14 +412,8 @@ pub(crate) struct Faults {
 
 impl Faults {
     pub(crate) fn of(device: &str) -> Result<Self> {
-        let mut log = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/kmsg")
-            .context("/dev/kmsg")?;
-        log.seek(SeekFrom::End(0))?;
         Ok(Self {
-            log,
+            log: KernelLog::from_now()?,
             device: device.to_owned(),
             reader: Reader::default(),
             seen: 0,
@@ -432,28 +424,16 @@ impl Faults {
     /// Returns the faults since the last call.
     fn new_ones(&mut self) -> Result<Vec<Fault>> {
         let mut found = Vec::new();
-        let mut record = [0u8; 8192];
-        loop {
-            match self.log.read(&mut record) {
-                Ok(0) => break,
-                Ok(got) => {
-                    let text = String::from_utf8_lossy(&record[..got]);
-                    let message = text.split_once(';').map_or("", |(_, message)| message);
-                    // The lines after the first name the device of the message.
-                    let message = message.lines().next().unwrap_or_default();
-                    match self.reader.next(message)? {
-                        None => {}
-                        Some(Found::Access(fault)) => found.push(fault),
-                        Some(Found::Rest) => {
-                            self.rest += 1;
-                            if let Some(latest) = reported().back_mut() {
-                                *latest = sys::jiffies()?;
-                            }
-                        }
+        for message in self.log.lines()? {
+            match self.reader.next(&message)? {
+                None => {}
+                Some(Found::Access(fault)) => found.push(fault),
+                Some(Found::Rest) => {
+                    self.rest += 1;
+                    if let Some(latest) = reported().back_mut() {
+                        *latest = sys::jiffies()?;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error).context("/dev/kmsg"),
             }
         }
         self.seen += found.len();
@@ -564,11 +544,8 @@ impl Reader {
             let goes_on = |(last, end): &(Fault, u64)| *last == fault && *end <= addr;
             let is_rest = self.last.as_ref().is_some_and(goes_on);
             self.last = Some((fault.clone(), addr));
-            return Ok(Some(if is_rest {
-                Found::Rest
-            } else {
-                Found::Access(fault)
-            }));
+            let found = Found::Access(fault);
+            return Ok(Some(if is_rest { Found::Rest } else { found }));
         }
         Ok(None)
     }

@@ -160,15 +160,12 @@ pub(crate) struct Nvme {
 
 /// Returns the PCI address of the controller, if there is one.
 pub(crate) fn find() -> Result<Option<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/sys/bus/pci/devices")? {
-        let entry = entry?;
-        if sys::read_line(&entry.path().join("class").to_string_lossy())? == "0x010802" {
-            found.push(entry.file_name().to_string_lossy().into_owned());
+    for bdf in sys::names("/sys/bus/pci/devices")? {
+        if sys::read_line(&format!("/sys/bus/pci/devices/{bdf}/class"))? == "0x010802" {
+            return Ok(Some(bdf));
         }
     }
-    found.sort();
-    Ok(found.into_iter().next())
+    Ok(None)
 }
 
 /// Unbinds the kernel's driver. The driver's DMA mask stays. Without this mask, the device could

@@ -48,41 +48,14 @@ enum Part {
     Threads,
 }
 
-struct Shape {
-    name: &'static str,
-    /// Layout of the GPU's memory, by its name in the stand-in.
-    layout: &'static str,
-    bytes: u64,
-    /// Number of samples. The minimum is the result, because interrupts are not part of the
-    /// module's cost.
-    samples: usize,
-}
-
-const SHAPES: [Shape; 4] = [
-    Shape {
-        name: "64KiB",
-        layout: "contiguous",
-        bytes: PAGE,
-        samples: 16,
-    },
-    Shape {
-        name: "1GiB-contiguous",
-        layout: "contiguous",
-        bytes: GIB,
-        samples: 3,
-    },
-    Shape {
-        name: "1GiB-fragmented",
-        layout: "64k",
-        bytes: GIB,
-        samples: 2,
-    },
-    Shape {
-        name: "64GiB-contiguous",
-        layout: "contiguous",
-        bytes: 64 * GIB,
-        samples: 1,
-    },
+/// Each row has a name, the layout of the GPU's memory by its name in the stand-in, the bytes, and
+/// the number of samples. The minimum is the result, because interrupts are not part of the
+/// module's cost.
+const SHAPES: [(&str, &str, u64, usize); 4] = [
+    ("64KiB", "contiguous", PAGE, 16),
+    ("1GiB-contiguous", "contiguous", GIB, 3),
+    ("1GiB-fragmented", "64k", GIB, 2),
+    ("64GiB-contiguous", "contiguous", 64 * GIB, 1),
 ];
 
 /// Numbers of regions on the allocation that is freed.
@@ -118,11 +91,11 @@ fn registrations(lab: &Lab) -> Result<()> {
     let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let page = first.span(0, usize::try_from(PAGE)?)?;
     drop(lab.near.reg_mr(page)?);
-    for shape in SHAPES {
-        let _layout = Parameter::set("nvidia", "layout", shape.layout)?;
-        let size = shape.bytes.next_power_of_two().max(GRANULE);
-        let memory = allocate_aligned(lab, shape.bytes, size)?;
-        let span = memory.span(0, usize::try_from(shape.bytes)?)?;
+    for (name, layout, bytes, samples) in SHAPES {
+        let _layout = Parameter::set("nvidia", "layout", layout)?;
+        let size = bytes.next_power_of_two().max(GRANULE);
+        let memory = allocate_aligned(lab, bytes, size)?;
+        let span = memory.span(0, usize::try_from(bytes)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
         let region = lab.near.reg_mr(span)?;
@@ -133,13 +106,13 @@ fn registrations(lab: &Lab) -> Result<()> {
         drop(watch);
         let activity = Counters::read()?.activity(&before)?;
         let mut least = (i64::MAX, u64::MAX);
-        for _ in 0..shape.samples {
+        for _ in 0..samples {
             probe::reset()?;
             drop(lab.near.reg_mr(span)?);
             let reading = Reading::take()?;
             least = least.min((reading.own()?, reading.mapping()));
         }
-        let say = |what: &str, value: u64| figure(&format!("{}.{what}", shape.name), value);
+        let say = |what: &str, value: u64| figure(&format!("{name}.{what}"), value);
         say("instructions", u64::try_from(least.0)?);
         say("mapping", least.1);
         say("bytes", held.held);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{ensure, Result};
+use serde_json::json;
 
 use super::ctl;
 use super::cuda::{not_listed, PATIENCE};
@@ -109,16 +110,10 @@ impl Buffers {
         let listed = ctl::registrations(&[])?;
         let mode = setup.mode().to_string();
         let len = len.next_multiple_of(PAGE);
-        for one in &listed {
-            ensure!(
-                one["state"] == "mapped"
-                    && one["mode"] == mode.as_str()
-                    && one["comm"] == program
-                    && one["len"] == len
-                    && one["chunks"] == self.parts.count,
-                "{one:#?}"
-            );
-        }
+        let (state, chunks) = ("mapped", self.parts.count);
+        let expected =
+            json!({ "state": state, "mode": mode, "comm": program, "len": len, "chunks": chunks });
+        listed.iter().try_for_each(|one| ctl::has(one, &expected))?;
         let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
         let expected: BTreeSet<_> = processes.iter().map(|id| Some(u64::from(*id))).collect();
         ensure!(
@@ -155,11 +150,7 @@ impl Buffers {
             // Our module maps the memory itself.
             Peermem::Ours => [number * count, number * refused, 0],
         };
-        let callbacks = if registers && is_revoked {
-            number * count
-        } else {
-            0
-        };
+        let callbacks = u64::from(registers && is_revoked) * number * count;
         let expected = Activity {
             pins,
             unpins: pins - callbacks,

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::{env, fmt};
 
 use anyhow::{ensure, Context, Result};
-use serde_json::Value;
+use serde_json::{json, Value};
 
 use crate::child::Process;
 use crate::gpu::Gpu;
@@ -120,6 +120,17 @@ impl Answer {
 /// Runs `peermemctl`, which the runner has put into the search path.
 pub(super) fn peermemctl(words: &[&str]) -> Result<Answer> {
     Answer::of(Command::new("peermemctl").arg("--json").args(words))
+}
+
+/// Checks that `value` has the fields of `expected`.
+pub(super) fn has(value: &Value, expected: &Value) -> Result<()> {
+    for (name, expected) in expected.as_object().into_iter().flatten() {
+        ensure!(
+            value[name] == *expected,
+            "{name}, not {expected}: {value:#?}"
+        );
+    }
+    Ok(())
 }
 
 /// Returns a field that must be text.
@@ -280,15 +291,11 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
             "gpu",
             format!("{index} {} {}", gpu.address(), one["numa_node"]),
         );
-        ensure!(
-            one["index"].as_u64() == Some(index as u64)
-                && one["address"].as_str() == Some(gpu.address())
-                && one["stand_in"].as_bool() == Some(true)
-                && one["bar1_bytes"].as_u64() == Some(bar << 20)
-                && one["numa_node"].as_u64() == socket,
-            "GPU {index} at {}: {one:#?}",
-            gpu.address()
-        );
+        let (address, bar) = (gpu.address(), bar << 20);
+        has(
+            one,
+            &json!({ "index": index, "address": address, "stand_in": true, "bar1_bytes": bar, "numa_node": socket }),
+        )?;
     }
     let told = list(answer, "hcas")?;
     for (device, socket) in machine.setup.devices.iter().zip(sockets_of_nics) {
@@ -298,14 +305,11 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
             .find(|one| one["name"].as_str() == Some(device))
             .with_context(|| format!("no {device}"))?;
         note(device, format!("{} {}", nic.address(), one["numa_node"]));
-        ensure!(
-            one["address"].as_str() == Some(nic.address())
-                && one["software"].as_bool() == Some(true)
-                && one["ports"][0]["state"].as_str() == Some("ACTIVE")
-                && one["numa_node"].as_u64() == socket,
-            "{device} at {}: {one:#?}",
-            nic.address()
-        );
+        ensure!(one["ports"][0]["state"] == "ACTIVE", "{one:#?}");
+        has(
+            one,
+            &json!({ "address": nic.address(), "software": true, "numa_node": socket }),
+        )?;
     }
     ensure!(told.len() == machine.setup.devices.len(), "{told:#?}");
     Ok(())
@@ -475,18 +479,11 @@ fn listed(machine: &Machine) -> Result<()> {
     note("held", found.len());
     ensure!(found.len() == HELD, "{found:#?}");
     let mut addresses = BTreeSet::new();
+    let (pid, mode) = (child.id(), machine.setup.mode().to_string());
+    let expected = json!({ "pid": pid, "comm": "gdr", "len": EACH, "state": "mapped", "mode": mode, "uid": 0 });
     for one in &found {
-        ensure!(
-            one["pid"].as_u64() == Some(u64::from(child.id()))
-                && one["comm"].as_str() == Some("gdr")
-                && one["len"].as_u64() == Some(EACH)
-                && one["state"].as_str() == Some("mapped")
-                && one["mode"].as_str() == Some(machine.setup.mode().to_string().as_str())
-                && one["uid"].as_u64() == Some(0)
-                && one["gpus"][0]["address"].as_str() == Some(gpu.as_str()),
-            "process {} holds {one:#?}",
-            child.id()
-        );
+        has(one, &expected)?;
+        ensure!(one["gpus"][0]["address"] == gpu, "{one:#?}");
         addresses.insert(text(one, "addr")?.to_owned());
     }
     ensure!(addresses.len() == HELD, "{addresses:?}");
@@ -680,11 +677,8 @@ fn stats(machine: &Machine) -> Result<()> {
     }
     let held = HELD as u64;
     let [registered, released, ..] = before;
-    ensure!(
-        during == [registered + held, released, held, held * EACH]
-            && after == [registered + held, released + held, 0, 0],
-        "{EVENTS:?} were {before:?}, then {during:?}, and {after:?} in the end"
-    );
+    ensure!(during == [registered + held, released, held, held * EACH]);
+    ensure!(after == [registered + held, released + held, 0, 0]);
     Ok(())
 }
 
@@ -726,14 +720,9 @@ fn export(machine: &Machine) -> Result<()> {
 /// Checks that a command which cannot read its data ends with status 2 and a message.
 fn no_module(_: &Machine) -> Result<()> {
     for command in ["list", "stats"] {
-        let answer = peermemctl(&[command])?;
-        note(command, answer.status);
-        ensure!(
-            answer.status == 2 && answer.error.starts_with("peermemctl: "),
-            "{command} ends with {}: {:?}",
-            answer.status,
-            answer.error
-        );
+        let Answer { status, error, .. } = peermemctl(&[command])?;
+        note(command, status);
+        ensure!(status == 2 && error.starts_with("peermemctl: "), "{error}");
     }
     Ok(())
 }

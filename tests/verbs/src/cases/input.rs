@@ -134,7 +134,8 @@ impl Row {
     }
 }
 
-fn errno_of<R>(result: Result<R, Refused>) -> i32 {
+/// Returns the application's errno, or [`REGISTERS`].
+pub(super) fn errno_of<R>(result: Result<R, Refused>) -> i32 {
     match result {
         Ok(_) => REGISTERS,
         Err(refused) => refused.errno(),
@@ -217,8 +218,7 @@ fn row_of_this_module(
     ensure!(row.seen.iter().all(|seen| seen == first), "{:?}", row.seen);
     ensure!(first.pinned == first.unpinned);
     if lab.setup.peermem == Peermem::Ours {
-        let mut lines = row.log.lines()?;
-        lines.retain(|line| module::wrote(line));
+        let lines = row.log.of_module()?;
         for line in &lines {
             note("log", shape(line));
         }
@@ -300,11 +300,9 @@ fn cacheable(lab: &Lab, row: &mut Row) -> Result<()> {
         with_flags("1")(lab, row)?;
     }
     if lab.setup.peermem == Peermem::Ours {
-        let lines = log.lines()?;
-        let said = lines
-            .iter()
-            .filter(|line| module::wrote(line) && line.contains("what it registers is not revoked"))
-            .count();
+        let lines = log.of_module()?;
+        let words = "what it registers is not revoked";
+        let said = lines.iter().filter(|line| line.contains(words)).count();
         let expected = usize::from(lab.setup.mode() == PinMode::Revocable);
         ensure!(said == expected, "{said} lines, not {expected}: {lines:?}");
     }

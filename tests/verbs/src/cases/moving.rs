@@ -99,7 +99,7 @@ impl<'lab> Mover<'lab> {
             len,
             Pattern::new(self.lab.setup.seed, key),
         )
-        .with_context(|| format!("register {place} memory on {}", hca.name()))
+        .with_context(|| format!("register {place:?} memory on {}", hca.name()))
     }
 
     fn run(
@@ -240,7 +240,7 @@ fn outside(lab: &Lab) -> Result<()> {
                     .run(op, source.part(0, size)?, beyond)?
                     .expect(Status::RemoteAccessError)
                     .with_context(|| {
-                        format!("{op} of {size} bytes at {at} of a region of {len} in {place}")
+                        format!("{op} of {size} bytes at {at} of a region of {len} in {place:?}")
                     })?;
                 target.check()?;
                 source.check()?;

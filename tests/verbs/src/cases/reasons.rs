@@ -9,14 +9,13 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, thread};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use crate::cases::input::in_child;
+use crate::cases::identity::lives_beside_readers;
+use crate::cases::input::{errno_of, in_child};
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
@@ -27,7 +26,7 @@ use crate::module_files::{
     counted, folder, get, has, in_proc, lines, no_refusals, number, only, parse, Line, DEBUGFS,
 };
 use crate::rdma::Hca;
-use crate::sys::{KernelLog, Mapping, Placement, Running, Span};
+use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
 const M2: usize = GRANULE as usize;
@@ -106,12 +105,8 @@ pub(super) struct Attempt {
 }
 
 pub(super) fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
-    let errno = match hca.reg_mr(span) {
-        Ok(_) => 0,
-        Err(refused) => refused.errno(),
-    };
     Ok(Attempt {
-        errno,
+        errno: errno_of(hca.reg_mr(span)),
         span,
         by_child: false,
     })
@@ -130,9 +125,7 @@ impl Expected {
     fn acquire(reason: &'static str, code: i32) -> Self {
         Self {
             step: "acquire",
-            reason,
-            code,
-            errno: libc::EFAULT,
+            ..Self::dma_map(reason, code, libc::EFAULT)
         }
     }
 
@@ -196,15 +189,10 @@ fn one_loaded(
     let text = get(&line, "text")?;
     note("text", text);
     counted(&expected_counts(lab, expected.reason, 1))?;
-    let logged: Vec<_> = log
-        .lines()?
-        .into_iter()
-        .filter(|line| line.contains("refused"))
-        .collect();
-    ensure!(
-        logged.len() == 1 && logged[0].ends_with(&format!(" in {}: {text}", expected.step)),
-        "{logged:?}"
-    );
+    let mut logged = log.lines()?;
+    logged.retain(|line| line.contains("refused"));
+    let end = format!(" in {}: {text}", expected.step);
+    ensure!(logged.len() == 1 && logged[0].ends_with(&end), "{logged:?}");
     Ok(())
 }
 
@@ -392,17 +380,9 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
     const OTHER: &str = "other_client";
     const TIMES: u64 = 3;
     begin(lab)?;
-    let run = |program, words: &[String]| {
-        Running::start(Command::new(program).args(words))?.finish(Duration::from_secs(120))
-    };
-    if !run("modinfo", &[OTHER.to_owned()])?.success() {
+    if !sys::run("modinfo", [OTHER])?.success() {
         return ktap::skip("no other client in this machine");
     }
-    let load = |words: &[String]| {
-        let finished = run("modprobe", words)?;
-        ensure!(finished.success(), "modprobe: {}", finished.tail(3));
-        Ok(())
-    };
     for is_first in [false, true] {
         for (space, reason) in [
             (reserved(2)?, "not_gpu_memory"),
@@ -417,11 +397,11 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
             ];
             let replaced = Replaced::begin()?;
             if is_first {
-                load(&words)?;
+                sys::succeed("modprobe", &words)?;
             }
             replaced.end()?;
             if !is_first {
-                load(&words)?;
+                sys::succeed("modprobe", &words)?;
             }
             let log = KernelLog::from_now()?;
             let result = (|| {
@@ -435,18 +415,18 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
                 }
                 counted(&expected)?;
                 no_refusals()?;
-                let said = log.lines()?;
-                let said: Vec<_> = said.iter().filter(|line| module::wrote(line)).collect();
+                let said = log.of_module()?;
                 ensure!(said.is_empty(), "{said:?}");
 
                 refuse(&lab.near, &space, 1)?;
                 expected.append(&mut expected_counts(lab, reason, 1));
                 counted(&expected)?;
                 ensure!(lines("refusals")?.len() + lines("non_gpu")?.len() == 1);
-                let said = log.lines()?;
-                let said = said.iter().filter(|line| module::wrote(line)).count();
-                ensure!(said == 1, "{said} lines in the log of a refusal");
-                Ok(())
+                ktap::same(
+                    "lines in the log of a refusal",
+                    log.of_module()?.len() as u64,
+                    1,
+                )
             })();
             sys::unload_module(OTHER)?;
             result.with_context(|| format!("{reason}, the other client first: {is_first}"))?;
@@ -523,11 +503,9 @@ fn non_gpu(lab: &Lab) -> Result<()> {
     let mut expected = expected_counts(lab, "non_gpu_unmapped", ADDRESSES);
     expected.extend(expected_counts(lab, "not_gpu_memory", 1));
     counted(&expected)?;
-    let logged = log.lines()?;
-    let logged = logged
-        .iter()
-        .filter(|line| line.contains("refused"))
-        .count();
+    let mut logged = log.lines()?;
+    logged.retain(|line| line.contains("refused"));
+    let logged = logged.len();
     ensure!(logged == 1, "{logged} lines in the log");
     Ok(())
 }
@@ -593,23 +571,18 @@ fn files(lab: &Lab) -> Result<()> {
         ("non_gpu", 0o400),
         ("registrations", 0o400),
     ];
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder())? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let mode = entry.metadata()?.permissions().mode() & 0o7777;
-        let expected = modes.iter().find(|(known, _)| *known == name);
-        let expected = expected.map(|(_, mode)| in_proc().map_or(*mode, |_| 0o400));
-        ensure!(expected == Some(mode), "{name}: {mode:o}");
-        names.insert(name);
+    let expected: BTreeSet<_> = modes.iter().map(|(name, _)| (*name).to_owned()).collect();
+    ensure!(sys::names(folder())? == expected);
+    for (name, mode) in modes {
+        let path = format!("{}/{name}", folder());
+        let found = fs::metadata(path)?.permissions().mode() & 0o7777;
+        let expected = in_proc().map_or(mode, |_| 0o400);
+        ensure!(found == expected, "{name}: {found:o}");
     }
-    ensure!(names.len() == modes.len(), "{names:?}");
     // Each count has a line from the beginning.
     let all = lines("counters")?;
-    let refused = all
-        .iter()
-        .filter(|line| line.contains_key("reason"))
-        .count();
+    let refused = all.iter().filter(|line| line.contains_key("reason"));
+    let refused = refused.count();
     ensure!(refused % 2 == 0 && refused > 40, "{refused} lines");
     note("counters", all.len());
     Ok(())
@@ -633,7 +606,10 @@ fn unload(lab: &Lab) -> Result<()> {
     let mut file = File::open(format!("{DEBUGFS}/refusals"))?;
     let mut head = [0; 100];
     file.read_exact(&mut head)?;
-    ensure!(!unloaded()?, "unloaded with a file open");
+    ensure!(
+        !module::unloaded(module::NAME)?,
+        "unloaded with a file open"
+    );
     // Checks that the module still works.
     let memory = lab.allocate_gpu(M2)?;
     lab.near.reg_mr(memory.span(0, M2)?)?;
@@ -656,7 +632,7 @@ fn unload(lab: &Lab) -> Result<()> {
                 Ok(())
             });
             let mut busy = 0;
-            while !unloaded()? {
+            while !module::unloaded(module::NAME)? {
                 busy += 1;
             }
             reader.join().ok().context("the reader panicked")??;
@@ -671,23 +647,15 @@ fn unload(lab: &Lab) -> Result<()> {
 /// Checks that an open file in `/proc` does not keep the module loaded, and that reads fail once
 /// the module is unloaded. Root of another user namespace must not be able to open the files.
 fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
-    const LIVES: usize = 4;
-
-    let names = fs::read_dir(folder)?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<BTreeSet<_>>>()?;
+    let names = sys::names(folder)?;
     note("files", format_args!("{names:?}"));
     for name in &names {
         let path = format!("{folder}/{name}");
         let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
         ensure!(mode == 0o400, "{name} has mode {mode:o}");
-        let finished = Running::start(Command::new("unshare").args(["-Ur", "cat", &path]))?
-            .finish(Duration::from_secs(60))?;
-        ensure!(
-            !finished.success() && finished.output.contains("Operation not permitted"),
-            "{name} in a user namespace: {}",
-            finished.tail(3)
-        );
+        sys::run("unshare", ["-Ur", "cat", &path])?
+            .failed_with("Operation not permitted")
+            .with_context(|| format!("{name} in a user namespace"))?;
     }
 
     // Some files are unread, some are partly read, and one reader has a position among the
@@ -721,37 +689,10 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     gone("in the next")?;
     drop(files);
 
-    let stop = AtomicBool::new(false);
-    let reads = AtomicUsize::new(0);
-    let end = thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    for name in &names {
-                        if fs::read(format!("{folder}/{name}")).is_ok() {
-                            reads.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                }
-            });
-        }
-        let end = (0..LIVES).try_for_each(|_| Replaced::begin()?.end());
-        stop.store(true, Ordering::Relaxed);
-        end
-    });
-    note("lives", LIVES);
-    end?;
-    ensure!(reads.into_inner() > 0, "nothing was read");
-    Ok(())
-}
-
-/// Tries to unload the module. Returns `false` if the module is in use.
-fn unloaded() -> Result<bool> {
-    match sys::unload_module(module::NAME) {
-        Ok(()) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    lives_beside_readers(|| {
+        let whole = |name: &&String| fs::read(format!("{folder}/{name}")).is_ok();
+        names.iter().filter(whole).count()
+    })
 }
 
 fn tracepoint(lab: &Lab) -> Result<()> {

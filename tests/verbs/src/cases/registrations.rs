@@ -59,13 +59,8 @@ fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
 
 /// Returns the PCI addresses of the devices that are bound to the GPU driver.
 pub(super) fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
-    let mut found = BTreeSet::new();
-    for entry in fs::read_dir("/sys/bus/pci/drivers/nvidia")? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if Path::new("/sys/bus/pci/devices").join(&name).exists() {
-            found.insert(name);
-        }
-    }
+    let mut found = sys::names("/sys/bus/pci/drivers/nvidia")?;
+    found.retain(|name| Path::new("/sys/bus/pci/devices").join(name).exists());
     ensure!(!found.is_empty(), "no device has the GPU driver");
     Ok(found)
 }

@@ -8,9 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
@@ -21,7 +18,7 @@ use crate::gpu::{Gpu, GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, provoke_failing_put, rebind, Parameter};
 use crate::ktap::{note, Case};
 use crate::lab::{Lab, PinMode};
-use crate::sys::{KernelLog, Running};
+use crate::sys::KernelLog;
 use crate::{counters, ktap, module, sys};
 
 const M2: usize = GRANULE as usize;
@@ -216,16 +213,9 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Returns the log lines that the module wrote.
-fn module_lines(log: &KernelLog) -> Result<Vec<String>> {
-    let mut lines = log.lines()?;
-    lines.retain(|line| module::wrote(line));
-    Ok(lines)
-}
-
 /// Checks that the module has written one line, with these words.
 fn one_line(log: &KernelLog, words: &str) -> Result<()> {
-    let lines = module_lines(log)?;
+    let lines = log.of_module()?;
     ensure!(lines.len() == 1 && lines[0].contains(words), "{lines:?}");
     Ok(())
 }
@@ -271,7 +261,7 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             ensure!(fail_none("put_pages")?, "went without waiting");
             match words {
                 Some(words) => one_line(&log, words)?,
-                None => ensure!(module_lines(&log)?.is_empty(), "a retry was logged"),
+                None => ensure!(log.of_module()?.is_empty(), "a retry was logged"),
             }
             module::load(&setting.parameters())?;
             bench.works()?;
@@ -550,18 +540,10 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Returns the path of the module's file that modprobe would load.
-fn module_file() -> Result<PathBuf> {
-    let found = Running::start(Command::new("modinfo").args(["-n", module::NAME]))?
-        .finish(Duration::from_secs(60))?;
-    ensure!(found.success(), "modinfo: {}", found.tail(3));
-    Ok(PathBuf::from(found.output.trim()))
-}
-
 /// Makes each object allocation during the module's start or end fail in turn.
 fn loading(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
-    let file = fs::File::open(module_file()?)?;
+    let file = fs::File::open(module::file()?)?;
     let parameters = setting.parameters().join(" ");
     let mut bench = Bench::new(lab)?;
 

@@ -167,19 +167,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
 }
 
 fn system(program: &str, arguments: &str) -> Result<()> {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new(program);
-    command
-        .args(arguments.split_whitespace())
-        .env("PATH", format!("/usr/sbin:/usr/bin:/sbin:/bin:{path}"));
-    let finished = Running::start(&mut command)?.finish(PATIENCE)?;
-    ensure!(
-        finished.success(),
-        "{program} {arguments}: {:?}: {}",
-        finished.status,
-        finished.tail(5)
-    );
-    Ok(())
+    sys::succeed(program, arguments.split_whitespace()).map(drop)
 }
 
 /// Waits until a device can be opened and is active.

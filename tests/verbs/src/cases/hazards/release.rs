@@ -7,8 +7,8 @@ use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, lose_next_put, provoke_failing_put, rebind, Parameter};
 use crate::ktap::cases;
 use crate::rdma::errno_name;
+use crate::sys;
 use crate::sys::{KernelLog, Placement, Span};
-use crate::{module, sys};
 
 use super::{interpose, interposed, times, Bench, Case, M2};
 
@@ -139,8 +139,7 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
         "a lost pin is put once",
         &format!("{} of the GPU given back for others", times(misuse, "use")),
     );
-    let mut lines = log.lines()?;
-    lines.retain(|line| module::wrote(line));
+    let lines = log.of_module()?;
     bench.check(
         lines.len() == 1,
         "the loss is in the kernel log",

@@ -13,6 +13,7 @@ use anyhow::{bail, ensure, Context, Result};
 
 use super::ctl;
 use super::cuda::Places;
+use super::input::errno_of;
 use super::register::peer_region;
 use crate::arena::Arena;
 use crate::counters::{peer_regions, Counters};
@@ -214,10 +215,7 @@ impl Host {
         // Without a reference, the module would be unloaded and wait for the region.
         let references = counters::module_references(module::NAME)?;
         ensure!(references > 0, "no reference to the module under a region");
-        match sys::unload_module(module::NAME) {
-            Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
-            other => bail!("the module goes under a region: {other:?}"),
-        }
+        module::must_stay().context("under a region")?;
         self.peer.wait()?;
         // Host 1 writes.
         self.peer.wait()?;
@@ -227,10 +225,7 @@ impl Host {
 
         let replaced = Replaced::begin()?;
         let memory = lab.allocate_gpu(M2)?;
-        let errno = match lab.near.reg_mr(memory.span(0, M2)?) {
-            Ok(_) => bail!("GPU memory is registered without a module"),
-            Err(refused) => refused.errno(),
-        };
+        let errno = errno_of(lab.near.reg_mr(memory.span(0, M2)?));
         note("errno", rdma::errno_name(errno));
         ensure!(errno == libc::EFAULT, "errno {errno} without a module");
         let mut local = Arena::on_host(lab, M2, 3)?;
