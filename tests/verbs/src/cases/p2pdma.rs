@@ -58,7 +58,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     module_files::counted(&BTreeMap::new())?;
     let line = only()?;
     let mode = lab.setup.mode();
-    has(&line, &[("mode", &mode.to_string()), ("state", "mapped")])?;
+    has(&line, &format!("mode={mode} state=mapped"))?;
     let (gpu, gpus) = (get(&line, "gpus")?, gpus_of_the_machine()?);
     ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
 

@@ -16,6 +16,7 @@ use anyhow::{bail, ensure, Context, Result};
 
 use crate::cases::identity::lives_beside_readers;
 use crate::cases::input::{errno_of, in_child};
+use crate::cases::registrations::event_fields;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
@@ -165,26 +166,18 @@ fn one_loaded(
     };
     let line = only(file)?;
     ensure!(lines(other)?.is_empty(), "{:?}", lines(other)?);
-    has(
-        &line,
-        &[
-            ("seq", "0"),
-            ("times", "1"),
-            ("mode", &lab.setup.mode().to_string()),
-            ("step", expected.step),
-            ("reason", expected.reason),
-            ("code", &expected.code.to_string()),
-            ("addr", &format!("{:#x}", attempt.span.addr())),
-            ("len", &attempt.span.len().to_string()),
-        ],
-    )?;
+    let (mode, addr, len) = (lab.setup.mode(), attempt.span.addr(), attempt.span.len());
+    let Expected {
+        step, reason, code, ..
+    } = expected;
+    let fields = format!("mode={mode} step={step} reason={reason} code={code} addr={addr:#x}");
+    has(&line, &format!("seq=0 times=1 {fields} len={len}"))?;
     ensure!(get(&line, "first")? == get(&line, "last")?, "{line:?}");
-    let own = std::process::id().to_string();
+    let (own, thread) = (std::process::id(), sys::thread_id());
     if attempt.by_child {
-        ensure!(get(&line, "tgid")? != own, "{line:?}");
+        ensure!(get(&line, "tgid")? != own.to_string(), "{line:?}");
     } else {
-        let thread = sys::thread_id().to_string();
-        has(&line, &[("tgid", &own), ("pid", &thread), ("comm", "gdr")])?;
+        has(&line, &format!("tgid={own} pid={thread} comm=gdr"))?;
     }
     let text = get(&line, "text")?;
     note("text", text);
@@ -225,18 +218,10 @@ fn denied_before(lab: &Lab) -> Result<()> {
     let [persistent, revocable] = &refusals[..] else {
         bail!("{refusals:?}");
     };
-    for (line, mode) in [(persistent, "persistent"), (revocable, "revocable")] {
-        has(
-            line,
-            &[
-                ("mode", mode),
-                ("step", "dma_map"),
-                ("reason", "unreachable"),
-                ("code", "-524"),
-                ("text", get(persistent, "text")?),
-            ],
-        )?;
-    }
+    let text = get(persistent, "text")?;
+    let fields = format!("step=dma_map reason=unreachable code=-524 text=\"{text}\"");
+    has(persistent, &format!("mode=persistent {fields}"))?;
+    has(revocable, &format!("mode=revocable {fields}"))?;
     drop(deny);
     Replaced::begin()?.end()?;
     try_with(&lab.near, 0)
@@ -276,7 +261,7 @@ fn too_many_chunks(lab: &Lab) -> Result<()> {
         let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
         let line = only("refusals")?;
-        has(&line, &[("reason", "too_many_chunks"), ("code", "0")])?;
+        has(&line, "reason=too_many_chunks code=0")?;
         ensure!(get(&line, "text")?.contains("max_chunks=2"), "{line:?}");
         counted(&expected_counts(lab, "too_many_chunks", 1))
     })
@@ -462,7 +447,7 @@ fn same(lab: &Lab) -> Result<()> {
     let found = lines("refusals")?;
     ensure!(found.len() == 2, "{found:?}");
     for line in &found {
-        has(line, &[("times", &TIMES.to_string())])?;
+        has(line, &format!("times={TIMES}"))?;
         let at = |key| Ok::<f64, anyhow::Error>(get(line, key)?.parse()?);
         ensure!(at("first")? < at("last")?, "{line:?}");
     }
@@ -563,7 +548,7 @@ fn readers(lab: &Lab) -> Result<()> {
 fn files(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let version = module::version()?;
-    has(&only("version")?, &[("format", "3"), ("module", &version)])?;
+    has(&only("version")?, &format!("format=3 module={version}"))?;
     let modes = [
         ("version", 0o444),
         ("counters", 0o444),
@@ -703,23 +688,12 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         return ktap::skip("this kernel has no tracepoints");
     }
     // Checks the documented fields.
-    let format = fs::read_to_string(format!("{EVENT}/format"))?;
-    let fields: Vec<&str> = format
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("field:")?.split_once(';'))
-        .map(|(field, _)| field)
-        .filter(|field| !field.contains(" common_"))
-        .collect();
-    let expected = [
-        "u64 addr",
-        "u64 len",
-        "int code",
-        "pid_t tgid",
-        "__data_loc char[] mode",
-        "__data_loc char[] step",
-        "__data_loc char[] reason",
-    ];
-    ensure!(fields == expected, "{fields:?}");
+    let fields = event_fields("refused")?.join(", ");
+    let words = "__data_loc char[]";
+    let expected = format!(
+        "u64 addr, u64 len, int code, pid_t tgid, {words} mode, {words} step, {words} reason"
+    );
+    ensure!(fields == expected, "{fields}");
 
     let space = reserved(1)?;
     // The tracepoint writes nothing if disabled, each refusal if enabled, and the matching refusals
@@ -743,21 +717,11 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         let lines = traced()?;
         ensure!(lines.len() == TIMES, "{lines:?}");
         let span = space.span(0, M2)?;
-        let mode = lab.setup.mode().to_string();
-        for line in &lines {
-            has(
-                line,
-                &[
-                    ("mode", &mode),
-                    ("step", "acquire"),
-                    ("reason", "not_gpu_memory"),
-                    ("code", "-22"),
-                    ("addr", &format!("{:#x}", span.addr())),
-                    ("len", &span.len().to_string()),
-                    ("tgid", &std::process::id().to_string()),
-                ],
-            )?;
-        }
+        let (mode, own) = (lab.setup.mode(), std::process::id());
+        let place = format!("addr={:#x} len={}", span.addr(), span.len());
+        let fields = format!("mode={mode} step=acquire reason=not_gpu_memory code=-22 {place}");
+        let fields = format!("{fields} tgid={own}");
+        lines.iter().try_for_each(|line| has(line, &fields))?;
         fs::write(format!("{TRACE}/trace"), "")?;
         fs::write(format!("{event}/filter"), "reason == \"non_gpu_unmapped\"")?;
         refuse(&lab.near, &space, 0)?;
@@ -765,7 +729,7 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         attempt(&lab.near, Span::anywhere(addr, GRANULE)?)?;
         let lines = traced()?;
         ensure!(lines.len() == 1, "{lines:?}");
-        has(&lines[0], &[("reason", "non_gpu_unmapped")])?;
+        has(&lines[0], "reason=non_gpu_unmapped")?;
         fs::write(format!("{event}/enable"), "0")?;
         Ok(())
     }();

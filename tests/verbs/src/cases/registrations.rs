@@ -4,7 +4,7 @@
 //!
 //! Each case reloads the module, so that numbers begin at one and counts at zero.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,11 +50,27 @@ fn none() -> Result<()> {
     Ok(())
 }
 
-fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
-    events
-        .iter()
-        .map(|(event, count)| (format!("{event}/{mode}"), *count))
-        .collect()
+/// Counts of registrations, in the order of [`EVENTS_OF_A_LIFE`].
+type Lives = [u64; EVENTS_OF_A_LIFE.len()];
+
+const EVENTS_OF_A_LIFE: [&str; 6] = [
+    "registered",
+    "mapped",
+    "revoked",
+    "released",
+    "active",
+    "active_bytes",
+];
+
+/// Checks that the module has counted exactly these lives of registrations.
+fn lived_in(mode: PinMode, counts: Lives) -> Result<()> {
+    let counts = EVENTS_OF_A_LIFE.into_iter().zip(counts);
+    let counts = counts.filter(|(_, count)| *count > 0);
+    lived(
+        &counts
+            .map(|(event, count)| (format!("{event}/{mode}"), count))
+            .collect(),
+    )
 }
 
 /// Returns the PCI addresses of the devices that are bound to the GPU driver.
@@ -77,31 +93,20 @@ fn one(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let memory = lab.allocate_gpu(2 * M2)?;
     let gpus = gpus_of_the_machine()?;
-    let mode = lab.setup.mode().to_string();
-    let own = std::process::id().to_string();
     none()?;
     let mut since = 0.0;
     for (round, len) in [(1, M2), (2, 2 * M2), (3, M2)] {
         let span = memory.span(0, len)?;
         let region = lab.near.reg_mr(span)?;
         let line = only()?;
-        let (addr, bytes) = (format!("{:#x}", region.addr()), len.to_string());
-        let entries = peer_region(&lab.near, &region)?.entries.to_string();
+        let (mode, addr) = (lab.setup.mode(), region.addr());
+        let entries = peer_region(&lab.near, &region)?.entries;
+        let (own, thread) = (std::process::id(), sys::thread_id());
+        let range = format!("addr={addr:#x} len={len} page=65536 chunks=1 entries={entries}");
+        let task = format!("tgid={own} pid={thread} comm=gdr");
         has(
             &line,
-            &[
-                ("id", &round.to_string()),
-                ("state", "mapped"),
-                ("mode", &mode),
-                ("addr", &addr),
-                ("len", &bytes),
-                ("page", "65536"),
-                ("chunks", "1"),
-                ("entries", &entries),
-                ("tgid", &own),
-                ("pid", &sys::thread_id().to_string()),
-                ("comm", "gdr"),
-            ],
+            &format!("id={round} state=mapped mode={mode} {range} {task}"),
         )?;
         ensure!(gpus.contains(get(&line, "gpus")?), "{line:?}, {gpus:?}");
         is_nic(get(&line, "hca")?)?;
@@ -114,18 +119,14 @@ fn one(lab: &Lab) -> Result<()> {
     }
     // The region does not have whole pages, but the list shows the pinned range.
     let region = lab.near.reg_mr(memory.span(100, M2)?)?;
-    let start = format!("{:#x}", memory.span(0, M2)?.addr());
-    has(
-        &only()?,
-        &[("addr", &start), ("len", &(M2 + 0x1_0000).to_string())],
-    )?;
+    let (start, len) = (memory.mapping().addr(), M2 + 0x1_0000);
+    has(&only()?, &format!("addr={start:#x} len={len}"))?;
     drop(region);
     // Refused registrations are never listed.
     let far = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
     ensure!(lab.near.reg_mr(far).is_err());
     none()?;
-    let all = [("registered", 4), ("mapped", 4), ("released", 4)];
-    lived(&expected(lab.setup.mode(), &all))
+    lived_in(lab.setup.mode(), [4, 4, 0, 4, 0, 0])
 }
 
 /// Registers two adjacent allocations, on two GPUs if there are two.
@@ -138,7 +139,7 @@ fn over_two_gpus(lab: &Lab) -> Result<()> {
     ];
     let region = lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
     let line = only()?;
-    has(&line, &[("chunks", "2"), ("state", "mapped")])?;
+    has(&line, "chunks=2 state=mapped")?;
     let shown: Vec<&str> = get(&line, "gpus")?.split(',').collect();
     note("gpus", get(&line, "gpus")?);
     let want = lab.gpus().len().min(2);
@@ -164,28 +165,17 @@ fn revoked(lab: &Lab) -> Result<()> {
     stage.free(&memory)?;
     let after = lines(FILE)?;
     ensure!(after.len() == 2, "{after:?}");
-    has(&after[0], &[("id", "1"), ("state", "revoked")])?;
+    has(&after[0], "id=1 state=revoked")?;
     // Everything else is unchanged.
     for (key, value) in &before[0] {
         if key != "state" {
-            has(&after[0], &[(key, value)])?;
+            has(&after[0], &format!("{key}={value}"))?;
         }
     }
     ensure!(after[1] == before[1], "{after:?}, {before:?}");
-    let counts = expected(
-        PinMode::Revocable,
-        &[
-            ("registered", 2),
-            ("mapped", 2),
-            ("revoked", 1),
-            ("active", 2),
-            ("active_bytes", 2 * GRANULE),
-        ],
-    );
-    lived(&counts)?;
-    note("counts", format_args!("{counts:?}"));
+    lived_in(PinMode::Revocable, [2, 2, 1, 0, 2, 2 * GRANULE])?;
     drop(region);
-    has(&only()?, &[("id", "2"), ("state", "mapped")])?;
+    has(&only()?, "id=2 state=mapped")?;
     drop(stays);
     none()
 }
@@ -197,35 +187,16 @@ fn kept(lab: &Lab) -> Result<()> {
     let stage = Stage::open(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     stage.orphan(&memory)?;
-    let line = only()?;
-    let own = std::process::id().to_string();
+    let own = std::process::id();
     has(
-        &line,
-        &[
-            ("id", "1"),
-            ("state", "orphaned"),
-            ("entries", "0"),
-            ("hca", "-"),
-            ("tgid", &own),
-        ],
+        &only()?,
+        &format!("id=1 state=orphaned entries=0 hca=- tgid={own}"),
     )?;
-    let of = |alive: u64| {
-        let all = [
-            ("registered", 1),
-            ("mapped", 1),
-            ("released", 1),
-            ("active", alive),
-            ("active_bytes", alive * GRANULE),
-        ];
-        let mut all = expected(PinMode::Revocable, &all);
-        all.retain(|_, count| *count > 0);
-        all
-    };
-    lived(&of(1))?;
+    lived_in(PinMode::Revocable, [1, 1, 0, 1, 1, GRANULE])?;
     stage.free(&memory)?;
     note("callbacks", stage.counted("callbacks")?);
     none()?;
-    lived(&of(0))
+    lived_in(PinMode::Revocable, [1, 1, 0, 1, 0, 0])
 }
 
 /// Returns the output of `peermemctl` in one line.
@@ -249,7 +220,7 @@ fn lost(lab: &Lab) -> Result<()> {
     stage.free(&memory)?;
     let callbacks = stage.counted("callbacks")?;
     ensure!(callbacks == 0);
-    has(&only()?, &[("state", "orphaned"), ("gpus", bdf)])?;
+    has(&only()?, &format!("state=orphaned gpus={bdf}"))?;
     module::must_stay()?;
 
     fs::write(format!("{PCI}/devices/{bdf}/remove"), "1")?;
@@ -329,16 +300,8 @@ fn readers(lab: &Lab) -> Result<()> {
     note("looks", looks);
     note("met_beside", met);
     let all = STAY + 2 * LIVES;
-    lived(&expected(
-        lab.setup.mode(),
-        &[
-            ("registered", all),
-            ("mapped", all),
-            ("released", 2 * LIVES),
-            ("active", STAY),
-            ("active_bytes", STAY * GRANULE),
-        ],
-    ))?;
+    let counts = [all, all, 0, 2 * LIVES, STAY, STAY * GRANULE];
+    lived_in(lab.setup.mode(), counts)?;
     drop(stay);
     none()
 }
@@ -355,18 +318,8 @@ fn counters_agree(lab: &Lab) -> Result<()> {
             .iter()
             .map(|line| number(line, "len"))
             .sum::<Result<u64>>()?;
-        let mut want = expected(
-            mode,
-            &[
-                ("registered", registered),
-                ("mapped", registered),
-                ("released", released),
-                ("active", found.len() as u64),
-                ("active_bytes", bytes),
-            ],
-        );
-        want.retain(|_, count| *count > 0);
-        lived(&want)?;
+        let active = found.len() as u64;
+        lived_in(mode, [registered, registered, 0, released, active, bytes])?;
         ensure!(found.len() as u64 == registered - released, "{found:?}");
         Ok(())
     };
@@ -388,7 +341,8 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn fields(event: &str) -> Result<Vec<String>> {
+/// Returns the types and names of a tracepoint's own fields.
+pub(super) fn event_fields(event: &str) -> Result<Vec<String>> {
     let format = fs::read_to_string(format!("{EVENTS}/{event}/format"))?;
     Ok(format
         .lines()
@@ -405,26 +359,17 @@ fn tracepoints(lab: &Lab) -> Result<()> {
         return ktap::skip("this kernel has no tracepoints");
     }
     // The documented fields.
-    let documented: [(&str, &[&str]); 4] = [
-        (
-            "registered",
-            &[
-                "u64 id",
-                "u64 addr",
-                "u64 len",
-                "u64 page",
-                "u64 chunks",
-                "pid_t tgid",
-                "__data_loc char[] mode",
-            ],
-        ),
-        ("mapped", &["u64 id", "u32 entries", "char hca[20]"]),
-        ("revoked", &["u64 id"]),
-        ("released", &["u64 id", "__data_loc char[] state"]),
+    let range = "u64 addr, u64 len, u64 page, u64 chunks";
+    let registered = format!("u64 id, {range}, pid_t tgid, __data_loc char[] mode");
+    let documented: [(&str, &str); 4] = [
+        ("registered", &registered),
+        ("mapped", "u64 id, u32 entries, char hca[20]"),
+        ("revoked", "u64 id"),
+        ("released", "u64 id, __data_loc char[] state"),
     ];
     for (event, expected) in documented {
-        let found = fields(event)?;
-        ensure!(found == expected, "{event}: {found:?}");
+        let found = event_fields(event)?.join(", ");
+        ensure!(found == expected, "{event}: {found}");
     }
     fs::create_dir_all(TRACE)?;
     let result = traced(lab, TRACE, &documented.map(|(event, _)| event));
@@ -471,13 +416,13 @@ fn traced(lab: &Lab, trace: &str, all: &[&str]) -> Result<()> {
     };
     ensure!(names == want, "{names:?}");
     for (name, keys) in &seen {
-        has(keys, &[("id", get(&line, "id")?)])?;
+        has(keys, &format!("id={}", get(&line, "id")?))?;
         // Fields that the event and the list share have the same value.
         for (key, value) in keys.iter().filter(|(key, _)| *key != "state") {
-            has(&line, &[(key, value)]).with_context(|| name.clone())?;
+            has(&line, &format!("{key}={value}")).with_context(|| name.clone())?;
         }
     }
-    has(&seen[want.len() - 1].1, &[("state", last)])?;
+    has(&seen[want.len() - 1].1, &format!("state={last}"))?;
     // Disables the tracepoints again.
     for event in all {
         fs::write(format!("{trace}/events/nvidia_peermem/{event}/enable"), "0")?;

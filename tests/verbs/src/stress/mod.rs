@@ -473,20 +473,6 @@ fn report_stall() {
     let Ok(processes) = fs::read_dir("/proc") else {
         return;
     };
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        for fd in fs::read_dir(entry.path().join("fd"))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            if let Ok(to) = fs::read_link(fd.path()) {
-                let to = to.display().to_string();
-                if to.contains("uverbs") || to.contains("socket") {
-                    let _ = writeln!(log, "stress: open: {} {to}", fd.path().display());
-                }
-            }
-        }
-    }
     for entry in processes.flatten() {
         let Ok(tasks) = fs::read_dir(entry.path().join("task")) else {
             continue;

@@ -228,32 +228,15 @@ fn reason(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// An invalid answer of nvidia.ko: the knob that causes it, and our module's reason for the
-/// refusal.
-struct Strange {
-    knob: &'static str,
-    value: &'static str,
-    reason: &'static str,
-}
-
-const fn strange(knob: &'static str, value: &'static str, reason: &'static str) -> Strange {
-    Strange {
-        knob,
-        value,
-        reason,
-    }
-}
+/// An invalid answer of nvidia.ko: the knob that causes it, its value, and our module's reason for
+/// the refusal.
+type Strange = (&'static str, &'static str, &'static str);
 
 /// Sets each knob of the stand-in in turn. The module must refuse a registration. Our module must
 /// return `errno`, for the given reason only.
 fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
-    for answer in answers {
-        let Strange {
-            knob,
-            value,
-            reason,
-        } = answer;
+    for (knob, value, reason) in answers {
         let parameter = Parameter::set("nvidia", knob, value)?;
         let memory = bench.allocate()?;
         let passed_on = bench.logged("rxe_peer_")?.len();
@@ -298,11 +281,11 @@ fn strange_tables(bench: &Bench) -> Result<()> {
         bench,
         libc::EFAULT,
         &[
-            strange("table_version", "0x00030000", "table_version"),
-            strange("table_page_size", "0", "table_page_size"),
-            strange("table_page_size", "2", "page_count"),
-            strange("table_entries_delta", "1", "page_count"),
-            strange("table_entries_delta", "-1", "page_count"),
+            ("table_version", "0x00030000", "table_version"),
+            ("table_page_size", "0", "table_page_size"),
+            ("table_page_size", "2", "page_count"),
+            ("table_entries_delta", "1", "page_count"),
+            ("table_entries_delta", "-1", "page_count"),
         ],
     )
 }
@@ -315,9 +298,9 @@ fn strange_mappings(bench: &Bench) -> Result<()> {
         bench,
         libc::EINVAL,
         &[
-            strange("dma_mapping_version", "0x00030000", "mapping_version"),
-            strange("dma_entries_delta", "1", "page_count"),
-            strange("dma_entries_delta", "-1", "page_count"),
+            ("dma_mapping_version", "0x00030000", "mapping_version"),
+            ("dma_entries_delta", "1", "page_count"),
+            ("dma_entries_delta", "-1", "page_count"),
         ],
     )
 }
