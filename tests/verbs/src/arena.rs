@@ -101,8 +101,7 @@ impl Arena {
 
     /// Reads a part of the region.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
-        let mut found = vec![0; len];
-        self.memory.read(self.offset + at, &mut found)?;
+        let found = self.memory.bytes(self.offset + at, len)?;
         Ok(found)
     }
 

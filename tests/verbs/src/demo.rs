@@ -160,8 +160,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Reads the memory through the BAR in sysfs, independently of the transfer.
 fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    memory.bar_view()?.read(offset, &mut bytes)?;
+    let bytes = memory.bar_view()?.bytes(offset, len)?;
     Ok(bytes)
 }
 

@@ -250,6 +250,11 @@ impl Memory {
         self.mapping().span(offset, len)
     }
 
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
+        let bytes = self.bytes(offset, len)?;
+        Ok(bytes)
+    }
+
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         match self {
             Self::Host(mapping) => mapping.read(offset, out),

@@ -278,8 +278,7 @@ impl Nvme {
     fn identify_self(&mut self) -> Result<()> {
         let at = IDENTITY * PAGE as usize;
         self.identify(self.page(IDENTITY)?)?.success()?;
-        let mut identity = vec![0; PAGE as usize];
-        self.memory.read(at, &mut identity)?;
+        let identity = self.memory.bytes(at, PAGE as usize)?;
         self.model = String::from_utf8_lossy(&identity[24..64]).trim().to_owned();
         // The limit is a power of two, in pages. 0 means no limit, but this program needs a limit.
         let shift = match identity[77] {

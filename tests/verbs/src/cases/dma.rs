@@ -275,8 +275,7 @@ impl<'a> Bench<'a> {
         let canary = vec![0xa5; SMALL];
         view.write(at, &canary)?;
         self.controller.identify(dma)?.success()?;
-        let mut found = vec![0; SMALL];
-        view.read(at, &mut found)?;
+        let found = view.bytes(at, SMALL)?;
         let model = String::from_utf8_lossy(&found[24..64]).trim().to_owned();
         ensure!(model == self.controller.model());
         Ok(())
@@ -290,8 +289,7 @@ impl<'a> Bench<'a> {
         self.faults.pace()?;
         let status = self.controller.identify(dma)?;
         self.faults.take(Access::Write, dma)?;
-        let mut found = vec![0; SMALL];
-        view.read(at, &mut found)?;
+        let found = view.bytes(at, SMALL)?;
         self.note("status_of_refused_write", format_args!("{:#x}", status.0));
         ensure!(found == canary, "refused, but the bytes changed");
         Ok(())
@@ -319,8 +317,7 @@ impl<'a> Bench<'a> {
             .transfer(Op::Write, block, &[segment], Pointers::Prp)?;
         self.faults.take(Access::Read, dma)?;
         self.transfer(Op::Read, block, elsewhere.0, 0, segment.len, Pointers::Prp)?;
-        let mut found = vec![0; SMALL];
-        elsewhere.1.read(0, &mut found)?;
+        let found = elsewhere.1.bytes(0, SMALL)?;
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
         // By chance, one byte in 256 is equal.
@@ -331,8 +328,7 @@ impl<'a> Bench<'a> {
 
 /// Compares `expected.len()` bytes from the start of `memory`.
 pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
-    let mut found = vec![0; expected.len()];
-    memory.read(0, &mut found)?;
+    let found = memory.bytes(0, expected.len())?;
     match difference(expected, &found) {
         None => Ok(()),
         Some(wrong) => anyhow::bail!(

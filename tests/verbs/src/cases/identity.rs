@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
+use crate::cases::input::errno_of;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Peermem, PinMode};
@@ -96,10 +97,8 @@ fn load_again(lab: &Lab) -> Result<()> {
     let before = module::parameters();
     let replaced = Replaced::begin()?;
     ensure!(!module::is_loaded(), "it is still there");
-    match lab.near.reg_mr(memory.span(0, M2)?) {
-        Err(refused) if refused.errno() == libc::EFAULT => {}
-        other => anyhow::bail!("registration without a module: {other:?}"),
-    }
+    let errno = errno_of(lab.near.reg_mr(memory.span(0, M2)?));
+    ensure!(errno == libc::EFAULT, "errno {errno} without a module");
     replaced.end()?;
     ensure!(module::parameters() == before, "{before:?}");
     lab.near.reg_mr(memory.span(0, M2)?)?;

@@ -31,9 +31,7 @@ fn limited(lab: &Lab, body: impl FnOnce() -> Result<()>) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no limit");
     }
-    let mut parameters = module::parameters();
-    parameters.push(format!("user_limit_mib={LIMIT_MIB}"));
-    module::loaded_with(&parameters, body)
+    module::loaded_with_also(&format!("user_limit_mib={LIMIT_MIB}"), body)
 }
 
 fn register(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<Region> {

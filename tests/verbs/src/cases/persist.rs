@@ -46,9 +46,7 @@ fn outlive(lab: &Lab) -> Result<()> {
 
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         connection.transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
-        let mut found = vec![0; M2];
-        view.read(0, &mut found)?;
-        ensure!(found == local.expected(0, M2)?, "other bytes arrived");
+        ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "bytes");
         drop(region);
         let live = Counters::read()?.get("pins_persistent_live")?;
         ensure!(live == 0, "{live} pins are live after deregistration");
@@ -76,29 +74,19 @@ fn reused(lab: &Lab) -> Result<()> {
     second.write(0, &kept)?;
 
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.transfer(
-        Op::Write,
-        local.part(0, 65537)?,
-        first_region.part(4097, 65537)?,
-    )?;
-    let mut found = vec![0; M2];
-    second.read(0, &mut found)?;
-    ensure!(found == kept, "the old region wrote to the new allocation");
-    let mut old = vec![0; 65537];
-    first_view.read(4097, &mut old)?;
-    ensure!(old == local.expected(0, 65537)?, "the old region's bytes");
+    let (from, to) = (local.part(0, 65537)?, first_region.part(4097, 65537)?);
+    connection.transfer(Op::Write, from, to)?;
+    ensure!(second.bytes(0, M2)? == kept, "the new allocation's bytes");
+    let old = local.expected(0, 65537)?;
+    ensure!(first_view.bytes(4097, 65537)? == old, "the old region's");
 
     // Both regions over the same addresses live at the same time.
     let second_region = lab.far.reg_mr(second.span(0, M2)?)?;
-    connection.transfer(
-        Op::Write,
-        local.part(1, 4096)?,
-        second_region.part(0, 4096)?,
-    )?;
-    second.read(0, &mut found)?;
+    let (from, to) = (local.part(1, 4096)?, second_region.part(0, 4096)?);
+    connection.transfer(Op::Write, from, to)?;
+    let found = second.bytes(0, M2)?;
     ensure!(found[..4096] == *local.expected(1, 4096)?, "the new bytes");
     ensure!(found[4096..] == kept[4096..], "the bytes behind");
-    first_view.read(4097, &mut old)?;
-    ensure!(old == local.expected(0, 65537)?, "the old pages' bytes");
+    ensure!(first_view.bytes(4097, 65537)? == old, "the old pages'");
     Ok(())
 }

@@ -134,10 +134,8 @@ fn given_to_others(lab: &Lab) -> Result<()> {
         Ok((memory, bytes))
     };
     let holds = |memory: &Allocation, bytes: &[u8]| -> Result<()> {
-        let mut found = vec![0; M2];
-        memory.read(0, &mut found)?;
-        ensure!(found == bytes, "other bytes by the CPU's mapping");
-        memory.bar_view()?.read(0, &mut found)?;
+        ensure!(memory.bytes(0, M2)? == bytes, "by the CPU's mapping");
+        let found = memory.bar_view()?.bytes(0, M2)?;
         ensure!(found == bytes, "other bytes behind the BAR");
         Ok(())
     };

@@ -249,9 +249,7 @@ fn hole(lab: &Lab) -> Result<Attempt> {
 /// Registers three allocations, with a limit of two in a registration.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    let mut parameters = module::parameters();
-    parameters.push("max_chunks=2".to_owned());
-    module::loaded_with(&parameters, || {
+    module::loaded_with_also("max_chunks=2", || {
         let addr = sys::free_address(3 * GRANULE, GRANULE)?;
         let gpu = lab.gpu(0)?;
         let _parts = (0..3)

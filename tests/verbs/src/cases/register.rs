@@ -164,9 +164,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
             source.part(0, data.len())?,
             region.part(at as u64, data.len() as u64)?,
         )?;
-        let mut found = vec![0; data.len()];
-        memory.read(at, &mut found)?;
-        ensure!(found == data, "other bytes at {at:#x} of {len:#x}");
+        ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
         connection.transfer(
             Op::Read,
             source.part(8192, data.len())?,

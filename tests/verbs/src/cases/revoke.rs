@@ -210,8 +210,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
     let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
     next.write(0, &pattern)?;
     all_refused(lab, &local, &region)?;
-    let mut found = vec![0; M2];
-    view.read(0, &mut found)?;
+    let found = view.bytes(0, M2)?;
     ensure!(found == pattern, "the new owner's bytes changed");
     note("differing_bytes", 0);
     Ok(())
@@ -228,9 +227,8 @@ fn again(lab: &Lab) -> Result<()> {
         let region = region_over(lab, &memory)?;
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         connection.transfer(Op::Write, local.part(round, 4096)?, region.part(0, 4096)?)?;
-        let mut found = vec![0; 4096];
-        memory.read(0, &mut found)?;
-        ensure!(found == local.expected(round, 4096)?, "round {round}");
+        let sent = local.expected(round, 4096)?;
+        ensure!(memory.bytes(0, 4096)? == sent, "round {round}");
         old.push(region);
         drop(memory);
     }
@@ -309,9 +307,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     }
 
     let (view, theirs) = free.finish()?.done("the free")??;
-    let mut at_last = vec![0; M2];
-    view.read(0, &mut at_last)?;
-    ensure!(at_last == theirs, "changed after the free");
+    ensure!(view.bytes(0, M2)? == theirs, "changed after the free");
     if op == Op::Read {
         const PIECE: usize = 64;
         let got = local.bytes(0, M2)?;

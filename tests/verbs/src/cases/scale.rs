@@ -356,9 +356,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
                 source.part(0, data.len())?,
                 region.part(u64::try_from(at)?, 4097)?,
             )?;
-            let mut found = vec![0; data.len()];
-            memory.read(at, &mut found)?;
-            ensure!(found == data, "{layout}: other bytes at {at:#x}");
+            ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
         }
         drop(region);
         let found = large.read()?;

@@ -14,7 +14,7 @@ use anyhow::{ensure, Context, Result};
 use super::sweep_bench::{Bench, Ended, Fault, Shape, Way, CHUNKS, ENDLESS};
 use crate::counters::Counters;
 use crate::faults::{Counted, Faults, Symbols};
-use crate::gpu::{Gpu, GRANULE, PAGE};
+use crate::gpu::{Allocation, Gpu, GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, provoke_failing_put, rebind, Parameter};
 use crate::ktap::{note, Case};
 use crate::lab::{Lab, PinMode};
@@ -151,9 +151,8 @@ fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
 fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     // Without this parameter, nvidia.ko maps only one page, for the first registration.
     module::unload()?;
-    let mut parameters = setting.parameters().to_vec();
-    parameters.push(module::PROVIDER_MAPS.to_owned());
-    module::load(&parameters)?;
+    let [mode, peerdirect] = setting.parameters();
+    module::load(&[mode, peerdirect, module::PROVIDER_MAPS.to_owned()])?;
     let mut bench = Bench::new(lab)?;
     let mut hits = 0;
     let mut sweeps = 0;
@@ -174,11 +173,11 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
                     if serving != setting.mode && way != Way::Registration {
                         continue;
                     }
-                    let fault = Fault::Call {
-                        place: place.name,
-                        errno,
-                    };
-                    let expected = match place.seen {
+                    let Place {
+                        name: place, seen, ..
+                    } = *place;
+                    let fault = Fault::Call { place, errno };
+                    let expected = match seen {
                         Seen::Refused => libc::EFAULT,
                         Seen::Same if errno == ENOTSUPP => libc::EOPNOTSUPP,
                         Seen::Same => errno,
@@ -186,20 +185,16 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
                     };
                     let found = bench.sweep(way, Shape::Run, fault, |ended| {
                         ensure!((ended.registration, ended.end) == (expected, 0));
-                        match place.name {
+                        match place {
                             "put_pages" => provoke_failing_put(),
                             _ => Ok(()),
                         }
                     })?;
-                    let made = calls_made(serving, way, place.name);
-                    ensure!(
-                        found == made,
-                        "{way:?}: {found} calls of {} where {made} were expected",
-                        place.name
-                    );
+                    let made = calls_made(serving, way, place);
+                    ensure!(found == made, "{way:?} {place}: {found}, not {made}");
                     hits += found;
                     sweeps += 1;
-                    *by_place.entry(place.name).or_default() += found;
+                    *by_place.entry(place).or_default() += found;
                 }
             }
         }
@@ -271,22 +266,26 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
+/// Makes the put of a registration at `place` fail. The application must not notice.
+fn failing_put(
+    bench: &Bench<'_>,
+    memory: &Allocation,
+    place: &'static str,
+    errno: i32,
+) -> Result<()> {
+    provoke_failing_put()?;
+    let fault = Fault::Call { place, errno };
+    let ended = bench.registration(memory.span(0, M2)?, fault, 1)?;
+    let felt = ended.registration != 0 || ended.end != 0;
+    ensure!(ended.hit && !felt, "{ended:?}");
+    Ok(())
+}
+
 /// Checks a lost pin: the GPU has dropped the pin, and nobody can use its pages until the GPU is
 /// unbound.
 fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let memory = bench.allocate(Shape::Run)?;
-    let ended = {
-        let fault = Fault::Call {
-            place: "put_pages_persistent",
-            errno,
-        };
-        provoke_failing_put()?;
-        bench.registration(memory.span(0, M2)?, fault, 1)?
-    };
-    ensure!(
-        ended.hit && ended.registration == 0 && ended.end == 0,
-        "{ended:?}"
-    );
+    failing_put(bench, &memory, "put_pages_persistent", errno)?;
     drop(memory);
     one_line(
         log,
@@ -319,18 +318,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
 /// Checks that the pin and the reference to the module stay until the callback.
 fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let mut memory = bench.allocate(Shape::Run)?;
-    let ended = {
-        let fault = Fault::Call {
-            place: "put_pages",
-            errno,
-        };
-        provoke_failing_put()?;
-        bench.registration(memory.span(0, M2)?, fault, 1)?
-    };
-    ensure!(
-        ended.hit && ended.registration == 0 && ended.end == 0,
-        "{ended:?}"
-    );
+    failing_put(bench, &memory, "put_pages", errno)?;
     one_line(
         log,
         &format!("it stays until the memory is freed (nvidia.ko: error -{errno})"),

@@ -159,8 +159,7 @@ impl<'a> Bench<'a> {
                 region.part(at as u64, LEN as u64)?,
             )
             .context("the next registration")?;
-        let mut found = vec![0; LEN];
-        self.target.read(at, &mut found)?;
+        let found = self.target.bytes(at, LEN)?;
         ensure!(found == self.source.expected(at, LEN)?, "other bytes came");
         Ok(())
     }

@@ -121,8 +121,7 @@ struct Block {
 impl Block {
     fn check(&self, from: usize, to: usize) -> Result<()> {
         let to = to.min(self.expected.len());
-        let mut found = vec![0; to - from];
-        self.memory.read(from, &mut found)?;
+        let found = self.memory.bytes(from, to - from)?;
         if let Some(place) = difference(&self.expected[from..to], &found) {
             let at = from + place.first;
             wrong!(
@@ -395,8 +394,7 @@ impl<'a> Session<'a> {
                 self.note(Figure::Bytes, block.expected.len() as u64);
             }
             for host in &self.hosts {
-                let mut found = vec![0; HOST];
-                host.memory.read(0, &mut found)?;
+                let found = host.memory.bytes(0, HOST)?;
                 if difference(&host.expected, &found).is_some() {
                     wrong!("host memory differs at the end");
                 }

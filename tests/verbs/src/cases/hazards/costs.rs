@@ -128,8 +128,7 @@ fn mapped_out_of_order(bench: &Bench) -> Result<()> {
     let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
     connection.transfer(Op::Write, source.part(0, M2)?, region.part(0, M2 as u64)?)?;
     let page = usize::try_from(PAGE)?;
-    let mut found = vec![0; M2];
-    memory.read(0, &mut found)?;
+    let found = memory.bytes(0, M2)?;
     let wanted = source.expected(0, M2)?;
     let in_place = found
         .chunks(page)

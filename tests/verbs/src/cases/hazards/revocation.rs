@@ -117,8 +117,7 @@ fn reaches_next_owner_or_none(
     let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
     next.write(0, &own)?;
     let written = write_through(bench, region)?;
-    let mut found = vec![0; 4096];
-    next.read(0, &mut found)?;
+    let found = next.bytes(0, 4096)?;
     Ok(Some(written && found != own))
 }
 

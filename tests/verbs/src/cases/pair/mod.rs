@@ -301,8 +301,7 @@ impl Host {
         self.holds(&["mapped", "revoked"], 1)?;
         // Host 1's requests are refused.
         self.peer.wait()?;
-        let mut found = vec![0; M2];
-        view.read(0, &mut found)?;
+        let found = view.bytes(0, M2)?;
         ensure!(found == next, "bytes changed after the free had returned");
         drop((connected, region));
         let _connected = self.connect(lab, &parts)?;
