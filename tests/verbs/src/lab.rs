@@ -251,7 +251,8 @@ impl Memory {
     }
 
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
-        let bytes = self.bytes(offset, len)?;
+        let mut bytes = vec![0; len];
+        self.read(offset, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::net::UdpSocket;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context as _, Result};
@@ -17,7 +16,7 @@ use super::{bystanders, Faults};
 use crate::gpu::Gpu;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
-use crate::sys::{Ended, Reaped, Running, SharedWords};
+use crate::sys::{Ended, Reaped, SharedWords};
 use crate::{module, sys};
 
 /// Maximum number of attempts to unload the module.

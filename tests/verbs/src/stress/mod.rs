@@ -427,11 +427,11 @@ fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
     balance()?;
     module::unload()?;
     let now = Counters::read()?;
-    let (of_this, of_other) = match plan.mode {
-        PinMode::Persistent => ("get_pages_persistent_ok", "get_pages_ok"),
-        PinMode::Revocable => ("get_pages_ok", "get_pages_persistent_ok"),
+    let of_other = match plan.mode {
+        PinMode::Persistent => "get_pages_ok",
+        PinMode::Revocable => "get_pages_persistent_ok",
     };
-    let (pins, others) = (now.since(before, of_this)?, now.since(before, of_other)?);
+    let others = now.since(before, of_other)?;
     ensure!(others == 0, "{others} pins of the other mode");
     let activity = now.activity(before)?;
     note("pins", activity.pins);
