@@ -340,6 +340,17 @@ impl World {
         Self::of_a_test(start, world().registry.clone())
     }
 
+    /// Creates a world like [`World::at`] with `count` adjacent allocations of `len` bytes.
+    pub(crate) fn of_parts(start: u64, count: u64, len: u64) -> Arc<World> {
+        let world = Self::at(start);
+        let part = |number| Allocation::new(start + number * len, len);
+        world
+            .provider
+            .layout
+            .replace((0..count).map(part).collect());
+        world
+    }
+
     /// Makes this world the world of the calling thread.
     pub(crate) fn add(self: &Arc<Self>) {
         WORLD.set(Some(self.clone()));

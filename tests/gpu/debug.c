@@ -124,12 +124,7 @@ static struct fail fails[NR_FAIL_SITES] = {
 
 static DEFINE_SPINLOCK(fails_lock);
 
-/**
- * fail_here - check if this call must fail
- * @site: place of the call
- *
- * Return: 0, or the negative errno of the failure.
- */
+/* Returns 0, or the negative errno with which this call must fail. */
 int fail_here(enum fail_site site)
 {
 	struct fail *f = &fails[site];

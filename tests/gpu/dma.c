@@ -271,10 +271,7 @@ int upper_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 	return 0;
 }
 
-/**
- * dma_unmap_all - unmap a table that is being freed
- * @pin: the table
- */
+/* Unmaps a table that is being freed. */
 void dma_unmap_all(struct pin *pin)
 {
 	struct mapping *map, *next;

@@ -211,15 +211,10 @@ static void alloc_free_in(struct alloc *alloc, bool kthread)
 	flush_work(&alloc->work);
 }
 
-/**
- * memory_find - find the allocation of a process at an address
- * @tgid: the process
- * @va: the address
- *
- * The caller holds mem_lock. The allocation stays registered while the
- * caller holds mem_lock or the API lock.
- *
- * Return: the allocation or NULL.
+/*
+ * Returns the allocation of a process at an address, or NULL. The caller holds
+ * mem_lock. The allocation stays registered while the caller holds mem_lock or
+ * the API lock.
  */
 struct alloc *memory_find(pid_t tgid, u64 va)
 {
@@ -234,14 +229,9 @@ struct alloc *memory_find(pid_t tgid, u64 va)
 	return NULL;
 }
 
-/**
- * memory_lists - check if a process may pin and unpin an allocation
- * @alloc: the allocation
- * @tgid: the process
- *
- * The caller holds mem_lock.
- *
- * Return: true for the owner, and for processes that it has admitted.
+/*
+ * Returns true for the owner of an allocation, and for the processes that it has
+ * admitted. The caller holds mem_lock.
  */
 bool memory_lists(const struct alloc *alloc, pid_t tgid)
 {
@@ -258,15 +248,7 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 	return false;
 }
 
-/**
- * memory_find_listed - find the allocation at an address that a process may pin
- * @tgid: the process
- * @va: the address
- *
- * Does the same as memory_find(), but also for admitted processes.
- *
- * Return: the allocation or NULL.
- */
+/* Does the same as memory_find(), but also for admitted processes. */
 struct alloc *memory_find_listed(pid_t tgid, u64 va)
 {
 	struct alloc *alloc = memory_find(tgid, va);
@@ -294,10 +276,7 @@ static struct alloc *first_of(struct gpu *gpu)
 	return NULL;
 }
 
-/**
- * memory_free_all - free all memory of a GPU that is removed
- * @gpu: GPU with gpu->removing set, so that no memory is added
- */
+/* Frees all memory of a GPU with gpu->removing set. */
 void memory_free_all(struct gpu *gpu)
 {
 	struct alloc *alloc;

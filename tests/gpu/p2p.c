@@ -552,12 +552,10 @@ int upper_put_pages_persistent(u64 va, struct nvidia_p2p_page_table *table,
 	return fail;
 }
 
-/**
- * p2p_revoke - revoke the pins of memory that is being freed
- * @alloc: the memory. The caller holds the API lock.
- *
- * The function runs in the calling thread, one pin at a time: callback, DMA
- * mappings, table, BAR. No reference keeps the callback's module loaded.
+/*
+ * Revokes the pins of memory that is being freed, in the calling thread, which
+ * holds the API lock. One pin at a time: callback, DMA mappings, table, BAR. No
+ * reference keeps the callback's module loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -596,10 +594,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/**
- * p2p_free_lost - free pins whose put has failed
- * @gpu: GPU that is removed
- */
+/* Frees the pins of a GPU that is removed whose put has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct pin *pin, *next;

@@ -24,12 +24,7 @@ static LIST_HEAD(gpus);
 static DEFINE_MUTEX(gpus_lock);
 static DEFINE_IDA(minors);
 
-/**
- * gpu_get_by_uuid - find a GPU
- * @uuid: its 16 bytes
- *
- * Return: the GPU, referenced, or NULL.
- */
+/* Returns the GPU, referenced, or NULL. */
 struct gpu *gpu_get_by_uuid(const u8 *uuid)
 {
 	struct gpu *gpu;
@@ -41,10 +36,7 @@ struct gpu *gpu_get_by_uuid(const u8 *uuid)
 	return NULL;
 }
 
-/**
- * gpu_open - count a use of a GPU
- * @gpu: the GPU. The first use starts it.
- */
+/* Counts a use of a GPU. The first use starts it. */
 void gpu_open(struct gpu *gpu)
 {
 	guard(mutex)(&mem_lock);
@@ -52,9 +44,9 @@ void gpu_open(struct gpu *gpu)
 	gpu->stopped = false;
 }
 
-/**
- * gpu_close - release one use of a GPU, no matter which client had taken it
- * @gpu: the GPU. The last use stops it.
+/*
+ * Releases one use of a GPU, no matter which client had taken it. The last use
+ * stops the GPU.
  */
 void gpu_close(struct gpu *gpu)
 {
@@ -63,10 +55,7 @@ void gpu_close(struct gpu *gpu)
 		gpu->stopped = true;
 }
 
-/**
- * gpu_use - count a persistent pin
- * @gpu: the GPU, which cannot be unbound meanwhile
- */
+/* Counts a persistent pin. The GPU cannot be unbound meanwhile. */
 void gpu_use(struct gpu *gpu)
 {
 	gpu_open(gpu);
@@ -75,9 +64,9 @@ void gpu_use(struct gpu *gpu)
 	count(DEVICE_REFS);
 }
 
-/**
- * gpu_unuse - release the use of a persistent pin
- * @gpu: the GPU. Like in the real driver, the owner of the use is not checked.
+/*
+ * Releases the use of a persistent pin. Like in the real driver, the owner of the
+ * use is not checked.
  */
 void gpu_unuse(struct gpu *gpu)
 {

@@ -566,14 +566,12 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 	return status;
 }
 
-/**
- * p2p_revoke - revoke the pins of memory that is being freed
- * @alloc: the memory. The caller holds the API lock.
- *
- * The function runs in the calling thread, one pin at a time, from the root of
- * the tree of page tables. The upper half calls the client, and frees the table
- * and its DMA mappings. Then the pages leave BAR1. No reference keeps the
- * callback's module loaded.
+/*
+ * Revokes the pins of memory that is being freed, in the calling thread, which
+ * holds the API lock. One pin at a time, from the root of the tree of page
+ * tables: the upper half calls the client, and frees the table and its DMA
+ * mappings. Then the pages leave BAR1. No reference keeps the callback's module
+ * loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -595,10 +593,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/**
- * p2p_free_lost - free pins whose put has failed
- * @gpu: GPU that is removed
- */
+/* Frees the pins of a GPU that is removed whose put has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct mapping_info *info, *next;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::device::{Gpus, Reach};
 use crate::fakes::env::{Held, PciDevice, Ticket, IOMMU_OFFSET};
-use crate::fakes::provider::{Allocation, DMA_BASE};
+use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent_mapping::DENIED;
@@ -83,12 +83,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
         (&[(second, Reach::Denied)], 2, false),
         (&[(first, Reach::AsOurs), (second, Reach::Denied)], 3, true),
     ] {
-        let world = World::at(start);
-        let allocation = |n: u64| Allocation::new(start + n * 2 * MIB, 2 * MIB);
-        world
-            .provider
-            .layout
-            .replace((0..3).map(allocation).collect());
+        let world = World::of_parts(start, 3, 2 * MIB);
         world.answers.replace(Some(answers.to_vec()));
         let mr = Held::<RevocableMr>::pin(start, count * 2 * MIB).expect("pinned");
         mr.set_ticket(Ticket::default()).expect("admitted");

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::{ktap, sys};
+use crate::{ktap, module_files, sys};
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
@@ -161,22 +161,14 @@ pub(crate) fn peer_regions(device: &str) -> Result<Vec<PeerRegion>> {
 }
 
 fn parse_peer_region(line: &str) -> Result<PeerRegion> {
-    let fields: BTreeMap<_, _> = line
-        .split_whitespace()
-        .filter_map(|field| field.split_once('='))
-        .collect();
-    let field = |name| {
-        fields
-            .get(name)
-            .copied()
-            .with_context(|| format!("no {name} in {line:?}"))
-    };
+    let line = module_files::parse(line)?;
+    let field = |name| number(module_files::get(&line, name)?);
     Ok(PeerRegion {
-        lkey: number(field("lkey")?)?,
-        addr: number(field("addr")?)?,
-        len: number(field("len")?)?,
-        entries: number(field("nents")?)?,
-        state: field("state")?.to_owned(),
+        lkey: field("lkey")?,
+        addr: field("addr")?,
+        len: field("len")?,
+        entries: field("nents")?,
+        state: module_files::get(&line, "state")?.to_owned(),
     })
 }
 

@@ -30,7 +30,10 @@ const REGISTERS: i32 = 0;
 /// persistent and in revocable mode, and the function that provokes it.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
-        &[$(Case { name: $name, run: |lab| $run(lab, $text, $expected, $provoke) }),+]
+        &[$(Case {
+            name: $name,
+            run: |lab| $run(lab, Input { text: $text, expected: $expected, provoke: &$provoke }),
+        }),+]
     };
 }
 
@@ -95,6 +98,15 @@ pub(super) const CASES: &[Case] = rows![
     in_user_namespace "input.user_namespace": "the same in a user namespace",
         [REGISTERS; 2], container(&["--user", "--map-root-user", "--mount"]);
 ];
+
+/// A row of the document.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    text: &'a str,
+    /// The application's result with our module, in persistent and in revocable mode.
+    expected: [i32; 2],
+    provoke: &'a dyn Fn(&Lab, &mut Row) -> Result<()>,
+}
 
 /// Result of one attempt.
 #[derive(Debug, PartialEq, Eq)]
@@ -164,65 +176,52 @@ fn shape(line: &str) -> String {
 }
 
 /// Runs the attempts of a row, prints the result, and checks that nothing leaks.
-fn row(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
-    module_for(lab, text)?;
+fn row(lab: &Lab, input: Input<'_>) -> Result<()> {
+    module_for(lab, input)?;
     lab.first_registrations()?;
-    row_of_this_module(lab, expected, provoke)
+    row_of_this_module(lab, input)
 }
 
 /// Runs a row in which the module asks nvidia.ko for the first time whether the HCA reaches the
 /// GPU.
-fn row_of_a_stranger(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
-    module_for(lab, text)?;
-    row_of_this_module(lab, expected, provoke)
+fn row_of_a_stranger(lab: &Lab, input: Input<'_>) -> Result<()> {
+    module_for(lab, input)?;
+    row_of_this_module(lab, input)
 }
 
 /// Notes the input and reloads the module.
-fn module_for(lab: &Lab, text: &str) -> Result<()> {
-    note("input", text);
+fn module_for(lab: &Lab, input: Input<'_>) -> Result<()> {
+    note("input", input.text);
     lab.needs_module()?;
     Replaced::begin()?.end()
 }
 
-fn row_of_this_module(
-    lab: &Lab,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
+fn row_of_this_module(lab: &Lab, input: Input<'_>) -> Result<()> {
     let mut row = Row {
         log: KernelLog::from_now()?,
         begun: Instant::now(),
         seen: Vec::new(),
     };
-    provoke(lab, &mut row)?;
+    (input.provoke)(lab, &mut row)?;
 
     let first = row.seen.first().context("nothing was attempted")?;
     note("application", word(first.errno));
-    note(
-        "provider",
-        format_args!(
-            "{} asked, {} pinned, {} unpinned",
-            first.asked, first.pinned, first.unpinned
-        ),
-    );
+    let Seen {
+        asked,
+        pinned,
+        unpinned,
+        ..
+    } = first;
+    let calls = format_args!("{asked} asked, {pinned} pinned, {unpinned} unpinned");
+    note("provider", calls);
     ensure!(row.seen.iter().all(|seen| seen == first), "{:?}", row.seen);
-    ensure!(first.pinned == first.unpinned);
+    ensure!(pinned == unpinned);
     if lab.setup.peermem == Peermem::Ours {
         let lines = row.log.of_module()?;
         for line in &lines {
             note("log", shape(line));
         }
-        let [persistent, revocable] = expected;
+        let [persistent, revocable] = input.expected;
         let expected = match lab.setup.mode() {
             PinMode::Persistent => persistent,
             PinMode::Revocable => revocable,
@@ -245,38 +244,28 @@ fn row_of_this_module(
 }
 
 /// Runs a row that NVIDIA's nvidia-peermem does not survive.
-fn ours_only(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
+fn ours_only(lab: &Lab, input: Input<'_>) -> Result<()> {
     if lab.setup.peermem == Peermem::Nvidia {
-        note("input", text);
+        note("input", input.text);
         return ktap::skip("NVIDIA's module takes any device for a PCI device");
     }
-    row(lab, text, expected, provoke)
+    row(lab, input)
 }
 
-fn in_user_namespace(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
+fn in_user_namespace(lab: &Lab, input: Input<'_>) -> Result<()> {
     if !Path::new("/proc/self/ns/user").exists() {
-        note("input", text);
+        note("input", input.text);
         return ktap::skip("this kernel has no user namespaces");
     }
-    row(lab, text, expected, provoke)
+    row(lab, input)
 }
 
 /// Makes a valid registration while a module parameter is set.
-fn with<'a>(
-    module: &'a str,
-    name: &'a str,
-    value: &'a str,
-) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
+fn with(
+    module: &'static str,
+    name: &'static str,
+    value: &'static str,
+) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
         let memory = lab.allocate_gpu(M2)?;
         let _parameter = Parameter::set(module, name, value)?;
@@ -284,7 +273,7 @@ fn with<'a>(
     }
 }
 
-fn with_flags(flags: &str) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + '_ {
+fn with_flags(flags: &'static str) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
         // Older tables have no flags.
         let _version = Parameter::set("nvidia", "table_version", "0x00020000")?;
@@ -439,12 +428,8 @@ fn length_zero(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 fn wrapping(lab: &Lab, row: &mut Row) -> Result<()> {
-    for (addr, len) in [
-        (u64::MAX - 4095, 4096),
-        (u64::MAX - 4095, 8192),
-        (u64::MAX - 65535, 65535),
-    ] {
-        row.register(lab, Span::anywhere(addr, len)?)?;
+    for (behind, len) in [(4095, 4096), (4095, 8192), (65535, 65535)] {
+        row.register(lab, Span::anywhere(u64::MAX - behind, len)?)?;
     }
     Ok(())
 }
@@ -480,13 +465,11 @@ fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     let kept = (gpu.bar_len() >> 20) - 4;
     let _reserve = Parameter::set("nvidia", "bar1_reserve_mib", &kept.to_string())?;
     let memory = gpu.allocate(3 * M2, Placement::Any)?;
-    let mut held = Vec::new();
-    for index in 0..2 {
-        held.push(lab.near.reg_mr(memory.span(index * M2, M2)?)?);
-    }
+    let _first = lab.near.reg_mr(memory.span(0, M2)?)?;
+    let second = lab.near.reg_mr(memory.span(M2, M2)?)?;
     let last = memory.span(2 * M2, M2)?;
     row.register(lab, last)?;
-    drop(held.pop());
+    drop(second);
     lab.near.reg_mr(last).context("with room made")?;
     Ok(())
 }
@@ -494,7 +477,7 @@ fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
 /// A user without an entry in any system file. Root has no limit on locked memory.
 const NOBODY: u32 = 54_322;
 
-fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
+fn memlock(bytes: u64) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
         let gpu = lab.gpu(0)?;
         let attempt = |lifted| {
@@ -532,7 +515,7 @@ fn fork_safe(lab: &Lab, row: &mut Row) -> Result<()> {
     })
 }
 
-fn container<'a>(namespaces: &'a [&str]) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
+fn container(namespaces: &'static [&str]) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     // A user namespace cannot unmount an earlier mount, but can mount over it.
     const ENTER: &str =
         "mount -t tmpfs none /sys/kernel/debug && mount -o remount,bind,ro /sys && \

@@ -28,6 +28,7 @@ use anyhow::{bail, ensure, Context as _, Result};
 
 use crate::counters::Counters;
 use crate::gpu::Gpu;
+use crate::ktap;
 use crate::ktap::note;
 use crate::lab::{PinMode, Setup};
 use crate::pattern::Choice;
@@ -131,18 +132,14 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
         let plan = Plan::of(setup.seed, epoch);
         let begun = Instant::now();
         let result = run_epoch(options, setup, &plan);
-        note(
-            "seconds",
-            format_args!("{:.1}", begun.elapsed().as_secs_f64()),
-        );
+        let seconds = begun.elapsed().as_secs_f64();
+        note("seconds", format_args!("{seconds:.1}"));
         let peerdirect = if plan.peerdirect { "_peerdirect" } else { "" };
         let name = format!("stress.epoch_{epoch}_{}{peerdirect}", plan.mode);
         match result {
             Ok(()) => println!("ok {number} {name}"),
             Err(error) => {
-                for line in format!("{error:#}").lines() {
-                    println!("# failure: {line}");
-                }
+                ktap::fail(&error);
                 for line in sys::kernel_log_tail(8) {
                     println!("# kernel: {line}");
                 }

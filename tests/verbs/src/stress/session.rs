@@ -166,21 +166,29 @@ struct Session<'a> {
     gpus: Vec<Arc<Gpu>>,
 }
 
-fn excuse(
-    world: &World,
-    plan: &Plan,
-    refused: &rdma::Refused,
-    before: &Glance,
+/// Registers a range. Returns `None` if the range is refused with an excuse.
+fn try_register(
+    (world, plan, slot): (&World, &Plan, usize),
     opened: &Glance,
-) -> Result<()> {
-    let disturbed = world.board.excuses(before, opened);
+    hca: &Hca,
+    span: Span,
+) -> Result<Option<Region>> {
+    let before = world.board.glance();
+    let refused = match hca.reg_mr(span) {
+        Ok(region) => {
+            world.board.done_by(slot, Operation::Register);
+            return Ok(Some(region));
+        }
+        Err(refused) => refused,
+    };
+    let disturbed = world.board.excuses(&before, opened);
     if disturbed {
         world.board.note(Figure::RefusedThen, 1);
+    } else if !plan.tight || refused.errno() != libc::EFAULT {
+        wrong!("a registration was refused for no reason: {refused}")
     }
-    if disturbed || plan.tight && refused.errno() == libc::EFAULT {
-        return Ok(());
-    }
-    wrong!("a registration was refused for no reason: {refused}")
+    world.board.done_by(slot, Operation::Refuse);
+    Ok(None)
 }
 
 /// Runs a session in its process.
@@ -560,9 +568,9 @@ impl<'a> Session<'a> {
 
     // Regions
 
-    /// Fails unless a refusal is excused.
-    fn excuse(&self, refused: &rdma::Refused, before: &Glance) -> Result<()> {
-        excuse(self.world, self.plan, refused, before, &self.opened)
+    /// Registers a range. Returns `None` if the range is refused with an excuse.
+    fn try_register(&self, hca: &Hca, span: Span) -> Result<Option<Region>> {
+        try_register((self.world, self.plan, self.slot), &self.opened, hca, span)
     }
 
     fn register(&mut self, at: usize) -> Result<bool> {
@@ -583,26 +591,18 @@ impl<'a> Session<'a> {
 
     fn register_part(&mut self, at: usize, offset: usize, len: usize) -> Result<bool> {
         let side = self.side();
-        let before = self.glance();
         let span = self.blocks[at].memory.span(offset, len)?;
-        match self.hca(side).reg_mr(span) {
-            Ok(region) => {
-                self.blocks[at].regions.push(Held {
-                    region,
-                    side,
-                    offset,
-                    len,
-                });
-                self.given(&self.blocks[at])?;
-                self.done(Operation::Register);
-                Ok(true)
-            }
-            Err(refused) => {
-                self.excuse(&refused, &before)?;
-                self.done(Operation::Refuse);
-                Ok(false)
-            }
-        }
+        let Some(region) = self.try_register(self.hca(side), span)? else {
+            return Ok(false);
+        };
+        self.blocks[at].regions.push(Held {
+            region,
+            side,
+            offset,
+            len,
+        });
+        self.given(&self.blocks[at])?;
+        Ok(true)
     }
 
     fn register_somewhere(&mut self) -> Result<()> {
@@ -664,18 +664,11 @@ impl<'a> Session<'a> {
         let (hcas, opened) = (&self.hcas, &self.opened);
         let work = |index: usize| -> Result<()> {
             for round in 0..rounds {
-                let before = world.board.glance();
                 let span = spans[(index + round as usize) % spans.len()];
-                match hcas[index % 2].reg_mr(span) {
-                    Ok(region) => {
-                        world.board.done_by(slot, Operation::Register);
-                        drop(region);
-                        world.board.done_by(slot, Operation::Deregister);
-                    }
-                    Err(refused) => {
-                        excuse(world, plan, &refused, &before, opened)?;
-                        world.board.done_by(slot, Operation::Refuse);
-                    }
+                let own = (world, plan, slot);
+                if let Some(region) = try_register(own, opened, &hcas[index % 2], span)? {
+                    drop(region);
+                    world.board.done_by(slot, Operation::Deregister);
                 }
             }
             Ok(())
@@ -720,17 +713,10 @@ impl<'a> Session<'a> {
             .memory
             .span(0, self.blocks[at].expected.len())?;
         let side = self.side();
-        let before = self.glance();
         let hca = Hca::open(&self.world.devices[side as usize])?;
-        let region = match hca.reg_mr(span) {
-            Ok(region) => region,
-            Err(refused) => {
-                self.excuse(&refused, &before)?;
-                self.done(Operation::Refuse);
-                return Ok(());
-            }
+        let Some(region) = self.try_register(&hca, span)? else {
+            return Ok(());
         };
-        self.done(Operation::Register);
         let descriptor = region.command_descriptor();
         let sent = sys::send_descriptor(self.world.keeper.as_fd(), descriptor)?;
         self.blocks[at].passed = true;
