@@ -13,13 +13,11 @@ use clap::{Subcommand, ValueEnum};
 
 use crate::arena::Arena;
 use crate::gpu::{Gpu, GRANULE};
-use crate::lab::{Lab, Setup, Where};
+use crate::lab::{Lab, Setup, Where, M2};
 use crate::pattern::Choice;
 use crate::rdma::Op;
 use crate::sys::{Placement, Span};
 use crate::{rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Role {

@@ -12,6 +12,9 @@ use crate::rdma::Hca;
 use crate::sys::{Mapping, Placement, Span};
 use crate::{counters, ktap};
 
+/// Granule of the GPU's memory, as the length of memory.
+pub(crate) const M2: usize = GRANULE as usize;
+
 /// The peermem module under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Peermem {

@@ -19,14 +19,12 @@ use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::hold::Hold;
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::module::Replaced;
 use crate::pattern::{Choice, Pattern};
 use crate::rdma::{Hca, Op, Region, Status};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{counters, ktap, module, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "chunks.sixteen" => |lab| whole(lab, &[1; 16], 22),

@@ -17,16 +17,14 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::{dma, moving, reasons};
 use crate::counters::{Activity, Counters};
-use crate::gpu::{Allocation, Freer, GRANULE};
+use crate::gpu::{Allocation, Freer};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, PinMode, Where};
+use crate::lab::{Lab, PinMode, Where, M2};
 use crate::pattern::Pattern;
 use crate::rdma::Op;
 use crate::sys::Mapping;
 use crate::{counters, knobs, ktap, module_files, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "coherent.write_gpu_to_gpu" => |lab| moves(lab, Op::Write, Where::Gpu(0), Where::Gpu(1)),

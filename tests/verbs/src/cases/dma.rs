@@ -20,13 +20,12 @@ use crate::dma::{Access, Faults, Guard, Mapped, Page, Segment, Trace};
 use crate::gpu::{Allocation, BarView, GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Memory, Peermem, PinMode, Where};
+use crate::lab::{Lab, Memory, Peermem, PinMode, Where, M2};
 use crate::nvme::{Nvme, Op, Pointers, BLOCK};
 use crate::pattern::{difference, Choice, Pattern};
 use crate::sys::{Mapping, Placement};
 use crate::{ktap, module, nvme, rdma};
 
-const M2: usize = GRANULE as usize;
 /// Bytes that the device reads or writes in the cases about faults: a page of the IOMMU.
 const SMALL: usize = 4096;
 

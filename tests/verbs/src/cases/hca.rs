@@ -8,15 +8,13 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
-use crate::gpu::GRANULE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::rdma::{full_access, Op, Part, Region, Status};
 use crate::{counters, ktap, module, module_files, rdma};
 
-const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.
 const SOME: usize = 4096;
 

@@ -16,12 +16,11 @@ use crate::cases::consumers;
 use crate::cases::input::errno_of;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::module::Replaced;
 use crate::sys::Span;
 use crate::{counters, ktap, module, sys};
 
-const M2: usize = GRANULE as usize;
 const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 pub(super) const CASES: &[Case] = cases![

@@ -15,13 +15,12 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
 use crate::ktap::{note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::module::Replaced;
 use crate::rdma::{errno_name, Hca, Refused};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, sys};
 
-const M2: usize = GRANULE as usize;
 /// Result of an `ibv_reg_mr` that succeeds.
 const REGISTERS: i32 = 0;
 

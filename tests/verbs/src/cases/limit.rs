@@ -7,12 +7,11 @@ use anyhow::{ensure, Context, Result};
 
 use crate::gpu::{Allocation, GRANULE};
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::rdma::{Hca, Region};
 use crate::sys::{KernelLog, Placement, Span};
 use crate::{ktap, module, sys};
 
-const M2: usize = GRANULE as usize;
 /// The limit in MiB, enough for two regions of 2 MiB.
 const LIMIT_MIB: usize = 4;
 const FULL: usize = LIMIT_MIB << 20;

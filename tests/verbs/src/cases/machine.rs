@@ -11,17 +11,14 @@ use crate::cases::dma;
 use crate::cases::reasons::{of_gpu_memory, one, Expected};
 use crate::cases::stage::Stage;
 use crate::child::Process;
-use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::knobs::{rebind, Parameter};
 use crate::ktap::{cases, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
 use crate::rdma::Op;
 use crate::sys::Mapping;
 use crate::{counters, ktap, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "machine.bounce_buffers_forced" => bounce_buffers_forced,

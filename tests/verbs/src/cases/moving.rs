@@ -5,7 +5,7 @@ use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Where};
+use crate::lab::{Lab, Where, M2};
 use crate::pattern::{Choice, Pattern};
 use crate::rdma;
 use crate::rdma::{Op, Status};
@@ -13,7 +13,6 @@ use crate::sys::{kernel_version, slower};
 
 const K4: usize = 4 << 10;
 const K64: usize = 64 << 10;
-const M2: usize = 2 << 20;
 const M4: usize = 4 << 20;
 const M64: usize = 64 << 20;
 

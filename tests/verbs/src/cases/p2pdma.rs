@@ -11,17 +11,15 @@ use crate::cases::registrations::{gpus_of_the_machine, only};
 use crate::cases::stage::Stage;
 use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
-use crate::gpu::{Allocation, Freer, GRANULE};
+use crate::gpu::{Allocation, Freer};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has};
 use crate::pattern::Pattern;
 use crate::rdma::{Op, Region};
 use crate::sys::Mapping;
 use crate::{counters, ktap, module_files, rdma};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "p2pdma.mapped_by_the_module" => mapped,

@@ -8,13 +8,11 @@ use crate::arena::Arena;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
 use crate::rdma::Op;
 use crate::sys::Placement;
 use crate::{rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "persist.pages_outlive_the_free" => outlive,

@@ -7,16 +7,14 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::register::refused;
 use crate::counters::Counters;
-use crate::gpu::{Allocation, GRANULE};
+use crate::gpu::Allocation;
 use crate::knobs::{
     fail_next, has_nvidias_upper_half, lose_next_put, provoke_failing_put, rebind, Parameter,
 };
 use crate::ktap::{cases, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
 use crate::{ktap, module, module_files};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "provider.unpin_out_of_memory" => unpin_out_of_memory,

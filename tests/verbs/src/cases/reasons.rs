@@ -21,7 +21,7 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::module::Replaced;
 use crate::module_files::{
     counted, folder, get, has, in_proc, lines, no_refusals, number, only, parse, Line, DEBUGFS,
@@ -30,7 +30,6 @@ use crate::rdma::Hca;
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
-const M2: usize = GRANULE as usize;
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
 /// Number of refused ranges of a GPU that the module keeps. [`NON_GPU`] is the number of other
 /// refused ranges that the module keeps.

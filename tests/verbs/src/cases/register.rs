@@ -10,13 +10,12 @@ use crate::arena::Arena;
 use crate::counters::{Counters, PeerRegion};
 use crate::gpu::{Allocation, GRANULE};
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Memory, Peermem, Where};
+use crate::lab::{Lab, Memory, Peermem, Where, M2};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
 use crate::sys::{Placement, Span};
 use crate::{counters, gpu, ktap, rdma, sys};
 
-const M2: usize = GRANULE as usize;
 const GIB: u64 = 1 << 30;
 /// Boundary at which our scatter-list entries end, because an entry's length has 32 bits.
 pub(super) const ENTRY_BOUNDARY: u64 = 2 * GIB;

@@ -18,13 +18,12 @@ use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has, lines, lived, number, parse, Line};
 use crate::rdma::{Hca, Region};
 use crate::sys::{Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
-const M2: usize = GRANULE as usize;
 const FILE: &str = "registrations";
 const EVENTS: &str = "/sys/kernel/tracing/events/nvidia_peermem";
 

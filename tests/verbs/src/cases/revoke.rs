@@ -12,12 +12,10 @@ use crate::counters::Counters;
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::hold::Worker;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, Memory, PinMode};
+use crate::lab::{Lab, Memory, PinMode, M2};
 use crate::pattern::Pattern;
 use crate::rdma;
 use crate::rdma::{Op, Region, Status};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "revoke.free_by_ioctl" => |lab| freed_under_region(lab, FreeBy::Ioctl),

@@ -18,11 +18,10 @@ use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::sys::{Forked, Placement, Running, SharedWords};
 use crate::{counters, ktap, module, module_files, sys};
 
-const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);
 
 pub(super) const CASES: &[Case] = cases![

@@ -8,14 +8,12 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::counters::Counters;
-use crate::gpu::{Allocation, Freer, Gpu, GRANULE};
+use crate::gpu::{Allocation, Freer, Gpu};
 use crate::hold::{Hold, Worker};
-use crate::lab::Lab;
+use crate::lab::{Lab, M2};
 use crate::rdma::{Hca, Refused, Region};
 use crate::sys::{KernelLog, Span};
 use crate::{rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 /// Result of a registration in a thread.
 pub(super) type Registered = std::result::Result<Region, Refused>;

@@ -17,11 +17,9 @@ use crate::faults::{Counted, Faults, Symbols};
 use crate::gpu::{Allocation, Gpu, GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, provoke_failing_put, rebind, Parameter};
 use crate::ktap::{note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::sys::KernelLog;
 use crate::{counters, ktap, module, sys};
-
-const M2: usize = GRANULE as usize;
 
 /// Parameters of the module.
 #[derive(Debug, Clone, Copy)]

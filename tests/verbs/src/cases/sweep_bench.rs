@@ -10,14 +10,13 @@ use super::chunks::Row;
 use crate::arena::Arena;
 use crate::counters::Counters;
 use crate::faults::Nth;
-use crate::gpu::{Allocation, Gpu, GRANULE};
+use crate::gpu::{Allocation, Gpu};
 use crate::knobs::{fail_none, fail_nth, Parameter};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::rdma::{full_access, Connection, Hca, Op};
 use crate::sys::{Forked, Placement, Span};
 use crate::{counters, module, rdma, sys};
 
-const M2: usize = GRANULE as usize;
 /// Number of allocations under a registration of [`Shape::Chunks`].
 pub(super) const CHUNKS: usize = 3;
 /// Upper bound on the calls or allocations of any way.

@@ -11,9 +11,9 @@ use anyhow::{bail, ensure, Result};
 
 use super::board::{Figure, Glance, Operation};
 use super::plan::Plan;
-use super::session::{wrong, World, Wrong, COMPLETION, M2};
+use super::session::{wrong, World, Wrong, COMPLETION};
 use crate::gpu::Gpu;
-use crate::lab::PinMode;
+use crate::lab::{PinMode, M2};
 use crate::pattern::Choice;
 use crate::rdma::Hca;
 use crate::sys;

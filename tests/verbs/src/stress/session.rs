@@ -29,13 +29,13 @@ use anyhow::{anyhow, ensure, Context as _, Result};
 use super::board::{Board, Figure, Glance, Operation};
 use super::plan::Plan;
 use crate::gpu::{Allocation, Gpu, GRANULE};
+use crate::lab::M2;
 use crate::pattern::{difference, Choice, Pattern};
 use crate::rdma::{Connection, Hca, Region};
 use crate::sys::{Mapping, Placement, Span};
 use crate::{rdma, sys};
 use traffic::Location;
 
-pub(super) const M2: usize = GRANULE as usize;
 /// Bytes of host memory at each end.
 const HOST: usize = 512 << 10;
 /// Maximum number of allocations.

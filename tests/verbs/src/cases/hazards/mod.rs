@@ -22,13 +22,11 @@ use anyhow::{anyhow, ensure, Context, Result};
 
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
-use crate::gpu::{Allocation, GRANULE};
+use crate::gpu::Allocation;
 use crate::hold::Fate;
 use crate::ktap::Skip;
-use crate::lab::{Lab, Peermem, PinMode, Setup};
+use crate::lab::{Lab, Peermem, PinMode, Setup, M2};
 use crate::{counters, ktap, module, sys};
-
-const M2: usize = GRANULE as usize;
 
 /// One schedule, whose name is the hazard's letter, a dot, and the event.
 type Case = ktap::Case<Bench>;

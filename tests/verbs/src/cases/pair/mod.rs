@@ -17,16 +17,13 @@ use super::input::errno_of;
 use super::register::peer_region;
 use crate::arena::Arena;
 use crate::counters::{peer_regions, Counters};
-use crate::gpu::GRANULE;
 use crate::ktap::{cases, note};
-use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where};
+use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where, M2};
 use crate::module::Replaced;
 use crate::pattern::Pattern;
 use crate::peer::Peer;
 use crate::rdma::{Endpoint, Op, Part, Status};
 use crate::{counters, ktap, module, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
