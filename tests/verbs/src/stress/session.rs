@@ -32,8 +32,8 @@ use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::lab::M2;
 use crate::pattern::{difference, Choice, Pattern};
 use crate::rdma::{Connection, Hca, Region};
+use crate::sys;
 use crate::sys::{Mapping, Placement, Span};
-use crate::{rdma, sys};
 use traffic::Location;
 
 /// Bytes of host memory at each end.
