@@ -205,7 +205,10 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
         let memory = part.mapping();
         most += expected_entries(lab, memory.addr(), memory.len() as u64).end();
     }
-    ensure!(entries <= most);
+    ensure!(
+        entries <= most,
+        "{entries} entries where {most} are the most"
+    );
     ktap::same("calls to pin", activity.attempts, calls)?;
     let kept = activity.pins - activity.unpins;
     ensure!(kept == row.parts.len() as u64, "{kept} pieces");
