@@ -224,7 +224,7 @@ fn a_map_that_fails_leaves_it_pinned() {
 
 #[test]
 fn over_several_allocations_on_two_gpus() {
-    let world = World::of_parts(0x44_0000_0000, 4, 2 * MIB);
+    World::of_parts(0x44_0000_0000, 4, 2 * MIB);
     let region = Held::<PersistentMr>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     let mr = Held::<RevocableMr>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     assert_eq!(max_chunks(), 1024);
