@@ -117,8 +117,8 @@ fn no_peer_memory() -> Result<()> {
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &module::file()?, SEE_DMESG, line)?;
     // Nothing keeps nvidia.ko loaded.
-    succeed("rmmod", &["nvidia"])?;
-    succeed("modprobe", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
+    succeed("modprobe", ["nvidia"])?;
     Ok(())
 }
 
@@ -134,7 +134,7 @@ fn no_ib_uverbs() -> Result<()> {
     let line = "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
                 ib_register_peer_memory_client): modprobe ib_uverbs, then this module again";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
-    succeed("modprobe", &["ib_uverbs"]).map(|_| ())
+    succeed("modprobe", ["ib_uverbs"]).map(|_| ())
 }
 
 /// Checks that the module holds both neighbours and logs nothing, whether its symbols are weak or
@@ -148,7 +148,7 @@ fn all_is_there() -> Result<()> {
         ensure!(Path::new(&holder).exists(), "{neighbour} is not held");
         ensure!(sys::unload_module(neighbour).is_err(), "{neighbour}");
     }
-    let depends = succeed("modinfo", &["-F", "depends", "nvidia-peermem"])?;
+    let depends = succeed("modinfo", ["-F", "depends", "nvidia-peermem"])?;
     let mut depends: Vec<&str> = depends.trim().split(',').collect();
     depends.sort_unstable();
     ensure!(depends == ["ib_core", "nvidia"], "depends on {depends:?}");
@@ -157,25 +157,25 @@ fn all_is_there() -> Result<()> {
 
 fn no_driver() -> Result<()> {
     needs_peer_memory()?;
-    succeed("rmmod", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
     let result = refused(
         "insmod",
         &module::file()?,
         SEE_DMESG,
         "not loaded: no nvidia.ko is, and so there is no nvidia_p2p_get_pages: modprobe loads it first, insmod does not",
     );
-    succeed("modprobe", &["nvidia"])?;
+    succeed("modprobe", ["nvidia"])?;
     result
 }
 
 /// Loads another nvidia.ko instead of the stand-in.
 fn beside_driver(kind: &str, line: &str) -> Result<()> {
     let driver = needs_peer_memory()?.join(kind).join("nvidia.ko");
-    succeed("rmmod", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
     module::load_file(&driver)?;
     let result = refused("modprobe", "nvidia-peermem", SEE_DMESG, line);
-    succeed("rmmod", &["nvidia"])?;
-    succeed("modprobe", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
+    succeed("modprobe", ["nvidia"])?;
     result
 }
 
@@ -195,7 +195,7 @@ fn nv_peer_mem() -> Result<()> {
     } else {
         beside_nv_peer_mem()
     };
-    succeed("rmmod", &["nv_peer_mem"])?;
+    succeed("rmmod", ["nv_peer_mem"])?;
     result
 }
 
@@ -223,12 +223,12 @@ fn revocable_mode() -> Result<()> {
         for (kind, words) in [("ofed_24_10", Some(older)), ("ofed_25_04", None)] {
             insert(kind, "mlx5_core.ko")?;
             let result = warned(words);
-            succeed("rmmod", &["mlx5_core"])?;
+            succeed("rmmod", ["mlx5_core"])?;
             result?;
         }
         Ok(())
     });
-    succeed("rmmod", &["mlx_compat"])?;
+    succeed("rmmod", ["mlx_compat"])?;
     result
 }
 
@@ -276,12 +276,12 @@ fn unload_with_users(name: &str) -> Result<()> {
             unload_with_users(&user)?;
         }
     }
-    succeed("rmmod", &[name]).map(|_| ())
+    succeed("rmmod", [name]).map(|_| ())
 }
 
 fn delete_links() -> Result<()> {
     for link in ["rxe0", "rxe1"] {
-        succeed("rdma", &["link", "del", link])?;
+        succeed("rdma", ["link", "del", link])?;
     }
     Ok(())
 }
@@ -298,7 +298,7 @@ fn no_ib_core() -> Result<()> {
         "not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe loads it first, insmod \
          does not",
     )?;
-    succeed("modprobe", &["nvidia-peermem"])?;
+    succeed("modprobe", ["nvidia-peermem"])?;
     module::unload()
 }
 
@@ -331,7 +331,7 @@ impl Signing {
     fn signed(&self, key: &str, certificate: &str) -> Result<String> {
         let copy = "/tmp/nvidia-peermem.ko";
         fs::copy(&self.module, copy)?;
-        succeed(&self.sign_file, &["sha512", key, certificate, copy])?;
+        succeed(&self.sign_file, ["sha512", key, certificate, copy])?;
         Ok(copy.to_owned())
     }
 }
@@ -392,7 +392,7 @@ fn changed_after_signing() -> Result<()> {
 fn signed(setup: &Setup) -> Result<()> {
     let signing = Signing::needed()?;
     let file = signing.signed(&signing.key, &signing.certificate)?;
-    let signer = succeed("modinfo", &["-F", "signer", &file])?;
+    let signer = succeed("modinfo", ["-F", "signer", &file])?;
     note("signer", signer.trim());
     ensure!(!signer.trim().is_empty(), "no signer");
     module::unload()?;

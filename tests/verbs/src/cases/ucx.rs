@@ -302,7 +302,7 @@ impl Consumers {
         };
         let expected = is_registered.then(|| [count.into(), state.into(), freed]);
         note("listed", format_args!("{listed:?}"));
-        ensure!(listed == Vec::from_iter(expected.clone()), "{listed:?}");
+        ensure!(listed == Vec::from_iter(expected), "{listed:?}");
         Ok(())
     }
 }
