@@ -157,6 +157,12 @@ impl Provider {
         self.log.take()
     }
 
+    /// Checks the steps since the last call, which `want` lists with commas.
+    #[track_caller]
+    pub(crate) fn took(&self, want: &str) {
+        assert_eq!(self.take_log(), want.split(", ").collect::<Vec<_>>());
+    }
+
     /// Returns the allocation that contains `span`, and its number.
     fn allocation(&self, span: &Span) -> Option<(usize, Allocation)> {
         let layout = self.layout.borrow();

@@ -340,6 +340,17 @@ impl World {
         Self::of_a_test(start, world().registry.clone())
     }
 
+    /// Creates a world like [`World::at`] with `count` adjacent allocations of `len` bytes.
+    pub(crate) fn of_parts(start: u64, count: u64, len: u64) -> Arc<World> {
+        let world = Self::at(start);
+        let part = |number| Allocation::new(start + number * len, len);
+        world
+            .provider
+            .layout
+            .replace((0..count).map(part).collect());
+        world
+    }
+
     /// Makes this world the world of the calling thread.
     pub(crate) fn add(self: &Arc<Self>) {
         WORLD.set(Some(self.clone()));
@@ -357,6 +368,12 @@ impl World {
     /// Returns the steps since the last call, in order.
     pub(crate) fn take_log(&self) -> Vec<&'static str> {
         self.log.take()
+    }
+
+    /// Checks the steps since the last call, which `want` lists with commas.
+    #[track_caller]
+    pub(crate) fn took(&self, want: &str) {
+        assert_eq!(self.take_log(), want.split(", ").collect::<Vec<_>>());
     }
 
     /// Makes the step `what` fail from now on.

@@ -102,12 +102,7 @@ void bar_init(void)
 	prandom_seed_state(&random_state, layout_seed);
 }
 
-/**
- * bar_add_gpu - set up the page map of a GPU's BAR
- * @gpu: GPU with bar_start and bar_end set
- *
- * Return: 0 or -ENOMEM.
- */
+/* Sets up the page map of a BAR, whose bounds are set. */
 int bar_add_gpu(struct gpu *gpu)
 {
 	gpu->pages = (gpu->bar_end - gpu->bar_start + 1) / STANDIN_PAGE_SIZE;
@@ -121,13 +116,7 @@ void bar_release_gpu(struct gpu *gpu)
 	bitmap_free(gpu->used);
 }
 
-/**
- * vidmem_phys - bus address of a page
- * @mem: the memory
- * @page: index of the 64 KiB page in @mem
- *
- * Return: the address.
- */
+/* Returns the bus address of a 64 KiB page. */
 phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 {
 	phys_addr_t start = mem->coherent ? coherent_memory.start :
@@ -136,15 +125,9 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 	return start + (u64)mem->page[page] * STANDIN_PAGE_SIZE;
 }
 
-/**
- * vidmem_phys_told - address of a page in a page table
- * @mem: the memory
- * @first: the table's first page
- * @page: index of the page in the table
- * @persistent: the mode
- *
- * Return: the address. If table_phys is set, revocable tables get a false
- * address.
+/*
+ * Returns the address of page @page of a page table that begins with page @first
+ * of the memory. If table_phys is set, revocable tables get a false address.
  */
 phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 			     bool persistent)
@@ -306,12 +289,9 @@ static void give_back(struct vidmem *mem)
 		__clear_bit(mem->page[i], used_in(mem));
 }
 
-/**
- * vidmem_alloc - allocate memory from the BAR, or from coherent memory
- * @gpu: GPU that the memory belongs to
- * @length: a multiple of STANDIN_GRANULE, not 0
- *
- * Return: the memory with one reference, or an ERR_PTR().
+/*
+ * Allocates memory from the BAR, or from coherent memory. @length is a multiple
+ * of STANDIN_GRANULE, and not 0.
  */
 struct vidmem *vidmem_alloc(struct gpu *gpu, u64 length)
 {
@@ -385,14 +365,7 @@ void vidmem_put(struct vidmem *mem)
 	kref_put_mutex(&mem->kref, vidmem_release, &mem_lock);
 }
 
-/**
- * bar_has_room - check for room to pin more pages
- * @gpu: the GPU
- * @pages: number of additional pages
- *
- * Return: true if @pages more pages fit into the BAR beside its reserve
- * (bar1_reserve_mib).
- */
+/* Returns true if more pages fit into the BAR beside its reserve. */
 bool bar_has_room(const struct gpu *gpu, u64 pages)
 {
 	u64 room = gpu->bar_end - gpu->bar_start + 1;
@@ -402,15 +375,9 @@ bool bar_has_room(const struct gpu *gpu, u64 pages)
 	return (gpu->pinned + pages) * STANDIN_PAGE_SIZE <= room;
 }
 
-/**
- * vidmem_pin - pin pages behind the BAR
- * @mem: the memory
- * @first: first page
- * @pages: number of pages
- *
- * Pages that are already pinned need no more room.
- *
- * Return: 0, or -ENOMEM if the BAR has no room for the other pages.
+/*
+ * Pins pages behind the BAR. Pages that are already pinned need no more room.
+ * Returns -ENOMEM if the BAR has no room for the others.
  */
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
 {

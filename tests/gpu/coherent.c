@@ -50,17 +50,11 @@ bool coherent_is_wanted(void)
 	return READ_ONCE(coherent);
 }
 
-/**
- * coherent_map - map pages for a device, like the kernel's own memory
- * @peer: the device
- * @sgt: (out) table for coherent_unmap()
- * @addresses: (in) address of each 64 KiB page, (out) its DMA address
- * @pages: number of pages
- *
- * An IOMMU may map each of the kernel's smaller pages to any address. The
- * interface cannot describe a 64 KiB page with several such addresses.
- *
- * Return: 0, -ENOMEM or -EIO.
+/*
+ * Maps pages for a device, like the kernel's own memory. @addresses has the
+ * address of each 64 KiB page, and gets its DMA address. An IOMMU may map each
+ * of the kernel's smaller pages to any address. The interface cannot describe a
+ * 64 KiB page with several such addresses: -EIO.
  */
 int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
 		 u32 pages)
@@ -119,11 +113,7 @@ void coherent_unmap(struct device *peer, struct sg_table *sgt)
 	sg_free_table(sgt);
 }
 
-/**
- * coherent_init - take over the memory that the parameters name
- *
- * Return: 0, -EINVAL if the RAM is not reserved, or another error.
- */
+/* Takes over the memory that the parameters name. */
 int __init coherent_init(void)
 {
 	u64 length = (u64)coherent_mib << 20;

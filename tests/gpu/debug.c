@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Files for tests in /sys/kernel/debug/nvidia: counters, the event log,
+ * Files for tests in /sys/kernel/debug/nvidia: counters,
  * failures on request, hold points.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
 #include <linux/export.h>
 #include <linux/seq_file.h>
-#include <linux/sched.h>
 #include <linux/spinlock.h>
 #include <linux/timex.h>
 #include <linux/uaccess.h>
-#include <linux/vmalloc.h>
 
 #include "nvidia.h"
-
-#define EVENTS		8192
-#define EVENT_DETAIL	96
 
 static struct dentry *root;
 
@@ -35,18 +30,14 @@ static const char * const counter_names[NR_COUNTERS] = {
 	[GET_PAGES_PERSISTENT_OK]	= "get_pages_persistent_ok",
 	[PUT_PAGES]			= "put_pages",
 	[PUT_PAGES_FOUND]		= "put_pages_found",
-	[PUT_PAGES_NOTFOUND]		= "put_pages_notfound",
 	[PUT_PAGES_FOREIGN]		= "put_pages_foreign",
 	[PUT_PAGES_PERSISTENT]		= "put_pages_persistent",
 	[DMA_MAP]			= "dma_map",
 	[DMA_MAP_OK]			= "dma_map_ok",
-	[DMA_MAP_FAIL]			= "dma_map_fail",
 	[DMA_UNMAP]			= "dma_unmap",
-	[DMA_UNMAP_NOTFOUND]		= "dma_unmap_notfound",
 	[CALLBACKS]			= "callbacks",
 	[CALLBACKS_AFTER_PUT]		= "callbacks_after_put",
 	[MISUSE]			= "misuse",
-	[PAGE_OBJECTS]			= "page_objects",
 	[RECORD_BYTES]			= "record_bytes",
 };
 
@@ -106,120 +97,6 @@ void spent_end(struct spent spent)
 	atomic_dec(&standin_spent.inside);
 }
 
-/* The event log is a ring. New events overwrite the oldest. */
-
-struct event {
-	u64 seq;
-	pid_t tgid;
-	pid_t tid;
-	const char *op;
-	int ret;
-	char detail[EVENT_DETAIL];
-};
-
-static struct event *events;
-static u64 first_event;		/* oldest event in the ring */
-static u64 next_event;
-static DEFINE_SPINLOCK(events_lock);
-
-/**
- * event - append to the log
- * @op: name of the event. The string must stay valid, as the log does not copy
- * it.
- * @ret: result of the operation
- * @fmt: key=value pairs
- */
-void event(const char *op, int ret, const char *fmt, ...)
-{
-	char detail[EVENT_DETAIL];
-	struct event *e;
-	va_list args;
-
-	va_start(args, fmt);
-	vsnprintf(detail, sizeof(detail), fmt, args);
-	va_end(args);
-
-	spin_lock(&events_lock);
-	e = &events[next_event % EVENTS];
-	e->seq = next_event++;
-	if (next_event - first_event > EVENTS)
-		first_event = next_event - EVENTS;
-	e->tgid = current->tgid;
-	e->tid = current->pid;
-	e->op = op;
-	e->ret = ret;
-	strscpy(e->detail, detail, sizeof(e->detail));
-	spin_unlock(&events_lock);
-}
-
-/* The position is the sequence number + 1. 0 is the oldest event. */
-static void *log_start(struct seq_file *m, loff_t *pos)
-{
-	void *found = NULL;
-
-	spin_lock(&events_lock);
-	if (*pos <= first_event)
-		*pos = first_event + 1;
-	if (*pos - 1 < next_event)
-		found = pos;
-	spin_unlock(&events_lock);
-	return found;
-}
-
-static void *log_next(struct seq_file *m, void *v, loff_t *pos)
-{
-	++*pos;
-	return log_start(m, pos);
-}
-
-static void log_stop(struct seq_file *m, void *v)
-{
-}
-
-static int log_show(struct seq_file *m, void *v)
-{
-	u64 seq = *(loff_t *)v - 1;
-	struct event e;
-
-	spin_lock(&events_lock);
-	e = events[seq % EVENTS];
-	spin_unlock(&events_lock);
-
-	seq_printf(m, "%llu %d %d %s %d%s%s\n", e.seq, e.tgid, e.tid, e.op,
-		   e.ret, e.detail[0] ? " " : "", e.detail);
-	return 0;
-}
-
-static const struct seq_operations log_ops = {
-	.start	= log_start,
-	.next	= log_next,
-	.stop	= log_stop,
-	.show	= log_show,
-};
-
-static int log_open(struct inode *inode, struct file *file)
-{
-	return seq_open(file, &log_ops);
-}
-
-static ssize_t log_write(struct file *file, const char __user *buf, size_t len,
-			 loff_t *pos)
-{
-	spin_lock(&events_lock);
-	first_event = next_event;
-	spin_unlock(&events_lock);
-	return len;
-}
-
-static const struct file_operations log_fops = {
-	.owner		= THIS_MODULE,
-	.open		= log_open,
-	.read		= seq_read,
-	.write		= log_write,
-	.llseek		= seq_lseek,
-	.release	= seq_release,
-};
-
 /*
  * Failures on request. "N errno" makes the Nth call from now fail, once. "0"
  * disarms. The caller imitates the effects of the failure.
@@ -247,12 +124,7 @@ static struct fail fails[NR_FAIL_SITES] = {
 
 static DEFINE_SPINLOCK(fails_lock);
 
-/**
- * fail_here - check if this call must fail
- * @site: place of the call
- *
- * Return: 0, or the negative errno of the failure.
- */
+/* Returns 0, or the negative errno with which this call must fail. */
 int fail_here(enum fail_site site)
 {
 	struct fail *f = &fails[site];
@@ -269,8 +141,6 @@ int fail_here(enum fail_site site)
 	}
 	spin_unlock(&fails_lock);
 
-	if (ret)
-		event("fail", ret, "site=%s", f->name);
 	return ret;
 }
 
@@ -328,13 +198,8 @@ int debug_init(void)
 	struct dentry *dir;
 	int i;
 
-	events = vcalloc(EVENTS, sizeof(*events));
-	if (!events)
-		return -ENOMEM;
-
 	root = debugfs_create_dir("nvidia", NULL);
 	debugfs_create_file("counters", 0600, root, NULL, &counters_fops);
-	debugfs_create_file("log", 0600, root, NULL, &log_fops);
 
 	dir = debugfs_create_dir("fail", root);
 	for (i = 0; i < NR_FAIL_SITES; i++)
@@ -342,9 +207,7 @@ int debug_init(void)
 				    &fail_fops);
 
 	dir = debugfs_create_dir("hold", root);
-	memory_hold_points(dir);
 	p2p_hold_points(dir);
-	dma_hold_points(dir);
 	return 0;
 }
 
@@ -353,7 +216,6 @@ void debug_exit(void)
 	int i;
 
 	debugfs_remove(root);
-	vfree(events);
 
 	for (i = 0; i < FIRST_EVENT_COUNTER; i++)
 		WARN(atomic64_read(&counters[i]), "%s: %lld left\n",

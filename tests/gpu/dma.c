@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * DMA mappings: nvidia_p2p_dma_map_pages() and nvidia_p2p_dma_unmap_pages().
+ * DMA mappings: what nvidia_p2p_dma_map_pages() and nvidia_p2p_dma_unmap_pages()
+ * do (front.c calls them).
  *
  * A page table may be mapped any number of times, for one or more devices. The
  * mappings are independent of each other, and end with the table.
@@ -15,11 +16,9 @@
 #include <linux/test_hold.h>
 
 #include "nvidia.h"
+#include "upper.h"
 
-TEST_HOLD(dma_map_before_lock);
 TEST_HOLD(dma_map_before_insert);
-TEST_HOLD(dma_unmap_before_lock);
-TEST_HOLD(dma_unmap_after_unlink);
 
 static uint dma_mapping_version = NVIDIA_P2P_DMA_MAPPING_VERSION;
 module_param(dma_mapping_version, uint, 0644);
@@ -45,7 +44,6 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
 /**
  * struct mapping - a page table mapped for one device
  * @node: in pin->mappings
- * @id: ID of the mapping in the event log
  * @pages: number of mapped 64 KiB pages
  * @coherent: true if the pages have struct pages, and are mapped together
  * @sgt: scatter table of a coherent mapping
@@ -53,14 +51,11 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
  */
 struct mapping {
 	struct list_head node;
-	u64 id;
 	u32 pages;
 	bool coherent;
 	struct sg_table sgt;
 	struct nvidia_p2p_dma_mapping dma;
 };
-
-static atomic64_t last_id = ATOMIC64_INIT(0);
 
 /* Returns false if the table was freed, which poisoned its magic. */
 static bool is_live(const struct pin *pin, const char *who)
@@ -88,7 +83,6 @@ static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
 	}
 	map->dma.dma_addresses[pages] = DMA_MAPPING_ERROR;
 
-	map->id = atomic64_inc_return(&last_id);
 	map->dma.version = READ_ONCE(dma_mapping_version);
 	map->dma.page_size_type = NVIDIA_P2P_PAGE_SIZE_64KB;
 	map->dma.entries = pages + READ_ONCE(dma_entries_delta);
@@ -153,9 +147,9 @@ static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
 	return 0;
 }
 
-static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
-		   struct nvidia_p2p_dma_mapping **dma_mapping, u64 *pin_id,
-		   u64 *id)
+int upper_dma_map_pages(struct pci_dev *peer,
+			struct nvidia_p2p_page_table *table,
+			struct nvidia_p2p_dma_mapping **dma_mapping)
 {
 	bool permute = READ_ONCE(dma_permute);
 	struct mapping *map;
@@ -174,7 +168,6 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 		return -EINVAL;
 	if (!table->gpu_uuid)
 		return -EINVAL;
-	*pin_id = pin->id;
 	*dma_mapping = NULL;
 	gpu = gpu_get_by_uuid(table->gpu_uuid);
 	if (!gpu)
@@ -185,9 +178,6 @@ static int dma_map(struct pci_dev *peer, struct nvidia_p2p_page_table *table,
 		ret = -ENOMEM;
 		goto put_gpu;
 	}
-	*id = map->id;
-
-	test_hold_here(&dma_map_before_lock);
 
 	ret = fail_here(FAIL_DMA_MAP) ?: api_lock();
 	if (ret)
@@ -234,33 +224,6 @@ put_gpu:
 	return ret;
 }
 
-/**
- * nvidia_p2p_dma_map_pages - map pinned pages for a device
- * @peer: the device
- * @page_table: the pinned pages, of any process
- * @dma_mapping: (out) their DMA addresses
- *
- * Return: 0, -EINVAL, -ENOMEM, -ENOTSUPP, or -EIO.
- */
-int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
-			     struct nvidia_p2p_page_table *page_table,
-			     struct nvidia_p2p_dma_mapping **dma_mapping)
-{
-	CLASS(spent, spent)(SPENT_MAP);
-	u64 pin_id = 0, id = 0;
-	int ret;
-
-	might_sleep();
-	count(DMA_MAP);
-
-	ret = dma_map(peer, page_table, dma_mapping, &pin_id, &id);
-	count(ret ? DMA_MAP_FAIL : DMA_MAP_OK);
-	event("dma_map", ret, "pin=%llu map=%llu peer=%s", pin_id, id,
-	      peer ? pci_name(peer) : "none");
-	return ret;
-}
-EXPORT_SYMBOL(nvidia_p2p_dma_map_pages);
-
 static struct mapping *unlink_mapping(struct pin *pin,
 				      const struct nvidia_p2p_dma_mapping *dma)
 {
@@ -277,77 +240,38 @@ static struct mapping *unlink_mapping(struct pin *pin,
 	return NULL;
 }
 
-/**
- * nvidia_p2p_dma_unmap_pages - undo nvidia_p2p_dma_map_pages()
- * @peer: the device
- * @page_table: the table
- * @dma_mapping: the mapping. Ignored if the table does not have it.
- *
- * This function does not take the API lock. A client may call it from a free
- * callback, and concurrently with one.
- *
- * Return: 0, or -EINVAL for a NULL argument.
+/*
+ * Does not take the API lock. A client may call this from a free callback, and
+ * concurrently with one. Ignores a mapping that the table does not have.
  */
-int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
-			       struct nvidia_p2p_page_table *page_table,
-			       struct nvidia_p2p_dma_mapping *dma_mapping)
+int upper_dma_unmap_pages(struct pci_dev *peer,
+			  struct nvidia_p2p_page_table *table,
+			  struct nvidia_p2p_dma_mapping *dma_mapping)
 {
-	CLASS(spent, spent)(SPENT_UNMAP);
-	u64 pin_id = 0, id = 0;
 	struct mapping *map;
 	struct pin *pin;
-	int ret;
 
-	might_sleep();
-	count(DMA_UNMAP);
-
-	ret = fail_here(FAIL_DMA_UNMAP);
-	if (!ret && (!peer || !page_table || !dma_mapping))
-		ret = -EINVAL;
-	if (ret)
-		goto log;
-
-	test_hold_here(&dma_unmap_before_lock);
-
-	pin = container_of(page_table, struct pin, table);
+	if (!peer || !table || !dma_mapping)
+		return -EINVAL;
+	pin = container_of(table, struct pin, table);
 	if (!is_live(pin, "dma_unmap"))
-		goto log;
-	pin_id = pin->id;
+		return 0;
 	map = unlink_mapping(pin, dma_mapping);
-	if (!map) {
-		count(DMA_UNMAP_NOTFOUND);
-		goto log;
-	}
-	id = map->id;
+	if (!map)
+		return 0;
 	WARN(map->dma.pci_dev != peer, "nvidia: dma_unmap for another device\n");
 
 	/* The table may be freed meanwhile. */
-	test_hold_here(&dma_unmap_after_unlink);
 	mapping_free(map);
-log:
-	event("dma_unmap", ret, "pin=%llu map=%llu", pin_id, id);
-	return ret;
+	return 0;
 }
-EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
-/**
- * nvidia_p2p_free_dma_mapping - do nothing
- * @dma_mapping: freed by dma_unmap, or with its table
- *
- * Return: 0.
- */
-int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
+int upper_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping)
 {
-	CLASS(spent, spent)(SPENT_NOTHING);
-	might_sleep();
-	return fail_here(FAIL_FREE_DMA_MAPPING);
+	return 0;
 }
-EXPORT_SYMBOL(nvidia_p2p_free_dma_mapping);
 
-/**
- * dma_unmap_all - unmap a table that is being freed
- * @pin: the table
- */
+/* Unmaps a table that is being freed. */
 void dma_unmap_all(struct pin *pin)
 {
 	struct mapping *map, *next;
@@ -356,15 +280,11 @@ void dma_unmap_all(struct pin *pin)
 	list_for_each_entry_safe(map, next, &pin->mappings, node) {
 		list_del(&map->node);
 		uncount(MAPPINGS_LIVE);
-		event("dma_unmap_table", 0, "pin=%llu map=%llu", pin->id, map->id);
 		mapping_free(map);
 	}
 }
 
 void dma_hold_points(struct dentry *dir)
 {
-	test_hold_debugfs(dir, &dma_map_before_lock);
 	test_hold_debugfs(dir, &dma_map_before_insert);
-	test_hold_debugfs(dir, &dma_unmap_before_lock);
-	test_hold_debugfs(dir, &dma_unmap_after_unlink);
 }

@@ -16,14 +16,10 @@
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/string.h>
-#include <linux/test_hold.h>
 #include <linux/uaccess.h>
 
 #include "nvidia.h"
 
-TEST_HOLD(free_before_lock);
-TEST_HOLD(free_before_callbacks);
-TEST_HOLD(free_before_unmap);
 
 /* Context that runs the callbacks when a mapping is freed. */
 static const char * const context_names[] = { "caller", "kthread" };
@@ -154,8 +150,6 @@ static void alloc_free(struct alloc *alloc)
 	struct vidmem *mem;
 	bool lost;
 
-	test_hold_here(&free_before_lock);
-
 	/* No client can get here from its callback. */
 	if (WARN_ON(api_lock()))
 		return;
@@ -164,13 +158,9 @@ static void alloc_free(struct alloc *alloc)
 		return;
 	}
 
-	event("free_begin", 0, "va=%#llx length=%#llx owner=%d", alloc->va,
-	      alloc->length, alloc->tgid);
-	test_hold_here(&free_before_callbacks);
 	lost = READ_ONCE(gpu_lost);
 	if (!lost)
 		p2p_revoke(alloc);
-	test_hold_here(&free_before_unmap);
 
 	mutex_lock(&mem_lock);
 	list_del(&alloc->node);
@@ -187,7 +177,6 @@ static void alloc_free(struct alloc *alloc)
 			    alloc->length, 1);
 
 	uncount(ALLOCS_LIVE);
-	event("free_end", 0, "va=%#llx", alloc->va);
 	if (lost) {
 		/* The memory has no owner now, so no put finds its pins. */
 		alloc->tgid = 0;
@@ -222,15 +211,10 @@ static void alloc_free_in(struct alloc *alloc, bool kthread)
 	flush_work(&alloc->work);
 }
 
-/**
- * memory_find - find the allocation of a process at an address
- * @tgid: the process
- * @va: the address
- *
- * The caller holds mem_lock. The allocation stays registered while the
- * caller holds mem_lock or the API lock.
- *
- * Return: the allocation or NULL.
+/*
+ * Returns the allocation of a process at an address, or NULL. The caller holds
+ * mem_lock. The allocation stays registered while the caller holds mem_lock or
+ * the API lock.
  */
 struct alloc *memory_find(pid_t tgid, u64 va)
 {
@@ -245,14 +229,9 @@ struct alloc *memory_find(pid_t tgid, u64 va)
 	return NULL;
 }
 
-/**
- * memory_lists - check if a process may pin and unpin an allocation
- * @alloc: the allocation
- * @tgid: the process
- *
- * The caller holds mem_lock.
- *
- * Return: true for the owner, and for processes that it has admitted.
+/*
+ * Returns true for the owner of an allocation, and for the processes that it has
+ * admitted. The caller holds mem_lock.
  */
 bool memory_lists(const struct alloc *alloc, pid_t tgid)
 {
@@ -269,15 +248,7 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 	return false;
 }
 
-/**
- * memory_find_listed - find the allocation at an address that a process may pin
- * @tgid: the process
- * @va: the address
- *
- * Does the same as memory_find(), but also for admitted processes.
- *
- * Return: the allocation or NULL.
- */
+/* Does the same as memory_find(), but also for admitted processes. */
 struct alloc *memory_find_listed(pid_t tgid, u64 va)
 {
 	struct alloc *alloc = memory_find(tgid, va);
@@ -305,10 +276,7 @@ static struct alloc *first_of(struct gpu *gpu)
 	return NULL;
 }
 
-/**
- * memory_free_all - free all memory of a GPU that is removed
- * @gpu: GPU with gpu->removing set, so that no memory is added
- */
+/* Frees all memory of a GPU with gpu->removing set. */
 void memory_free_all(struct gpu *gpu)
 {
 	struct alloc *alloc;
@@ -444,8 +412,6 @@ static int memory_mmap(struct file *file, struct vm_area_struct *vma)
 	list_add_tail(&alloc->node, &allocs);
 unlock:
 	mutex_unlock(&mem_lock);
-	event("alloc", ret, "va=%#llx length=%#llx gpu=%u", alloc->va,
-	      alloc->length, gpu->minor);
 	if (ret) {
 		alloc_put(alloc);
 		return ret;
@@ -658,7 +624,6 @@ static void client_end(struct client *client)
 			kfree(guest);
 		}
 		mutex_unlock(&mem_lock);
-		event("unlist", 0, "tgid=%d", client->tgid);
 		api_unlock();
 	}
 	kfree(client);
@@ -685,13 +650,6 @@ const struct file_operations memory_fops = {
 	.compat_ioctl		= compat_ptr_ioctl,
 	.llseek			= noop_llseek,
 };
-
-void memory_hold_points(struct dentry *dir)
-{
-	test_hold_debugfs(dir, &free_before_lock);
-	test_hold_debugfs(dir, &free_before_callbacks);
-	test_hold_debugfs(dir, &free_before_unmap);
-}
 
 int memory_init(void)
 {

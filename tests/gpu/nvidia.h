@@ -190,7 +190,6 @@ struct alloc {
  * struct pin - a pin with its page table (p2p.c)
  * @magic: PIN_MAGIC while the pin is alive
  * @size: size of the allocation that begins with this structure
- * @id: ID of the pin in the event log
  * @node: in the list of pins of its mode; API lock
  * @of_alloc: in alloc->pins; API lock
  * @alloc: NULL for a persistent pin, and once the memory has been freed
@@ -210,7 +209,6 @@ struct alloc {
 struct pin {
 	u64 magic;
 	size_t size;
-	u64 id;
 	struct list_head node;
 	struct list_head of_alloc;
 	struct alloc *alloc;
@@ -262,7 +260,6 @@ struct alloc *memory_find(pid_t tgid, u64 va);
 struct alloc *memory_find_listed(pid_t tgid, u64 va);
 bool memory_lists(const struct alloc *alloc, pid_t tgid);
 void memory_free_all(struct gpu *gpu);
-void memory_hold_points(struct dentry *dir);
 int memory_init(void);
 void memory_exit(void);
 
@@ -342,7 +339,7 @@ void p2p_hold_points(struct dentry *dir);
 int p2p_init(void);
 void p2p_exit(void);
 
-/* dma.c, or nvidia/front.c */
+/* dma.c */
 void dma_unmap_all(struct pin *pin);
 void dma_hold_points(struct dentry *dir);
 
@@ -370,18 +367,14 @@ enum counter {
 	GET_PAGES_PERSISTENT_OK,
 	PUT_PAGES,
 	PUT_PAGES_FOUND,
-	PUT_PAGES_NOTFOUND,
 	PUT_PAGES_FOREIGN,
 	PUT_PAGES_PERSISTENT,
 	DMA_MAP,
 	DMA_MAP_OK,
-	DMA_MAP_FAIL,
 	DMA_UNMAP,
-	DMA_UNMAP_NOTFOUND,
 	CALLBACKS,
 	CALLBACKS_AFTER_PUT,
 	MISUSE,
-	PAGE_OBJECTS,
 	RECORD_BYTES,
 	NR_COUNTERS,
 };
@@ -415,8 +408,6 @@ static inline void uncount(enum counter counter)
 {
 	count_add(counter, -1);
 }
-
-__printf(3, 4) void event(const char *op, int ret, const char *fmt, ...);
 
 /* Clients' calls and their cycles; see spent.h. */
 struct spent {

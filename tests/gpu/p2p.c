@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Pins: nvidia_p2p_get_pages(), nvidia_p2p_put_pages(), their persistent
- * counterparts, and pins whose memory is freed first.
+ * Pins: what nvidia_p2p_get_pages(), nvidia_p2p_put_pages() and their persistent
+ * counterparts do (front.c calls them), and pins whose memory is freed first.
  *
  * These functions imitate the real driver's pitfalls on purpose: see README.md.
  */
@@ -14,6 +14,7 @@
 #include <linux/test_hold.h>
 
 #include "nvidia.h"
+#include "upper.h"
 
 /* The only flag of get_pages_persistent. Needs a coherent GPU. */
 #define FLAGS_FORCE_BAR1	BIT(0)
@@ -24,11 +25,8 @@
  */
 #define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
 
-TEST_HOLD(get_before_register);
 TEST_HOLD(get_after_register);
 TEST_HOLD(put_before_lock);
-TEST_HOLD(put_persistent_before_lock);
-TEST_HOLD(callback_entry);
 TEST_HOLD(callback_exit);
 
 /* Contents of page tables. */
@@ -100,7 +98,6 @@ static LIST_HEAD(persistent_pins);
  * until unload.
  */
 static LIST_HEAD(leaked_pins);
-static u64 last_id;
 
 static struct kmem_cache *page_cache;
 
@@ -149,7 +146,6 @@ static struct nvidia_p2p_page **pages_alloc(u32 n)
 			pages_free(pages, i);
 			return NULL;
 		}
-		count_add(PAGE_OBJECTS, batch);
 		cond_resched();
 	}
 	pages[n] = NULL;
@@ -200,7 +196,6 @@ static struct pin *pin_alloc(u64 length, struct page_info **info)
 	struct pin *pin;
 
 	static_assert(sizeof(struct page_info) == 16);
-	count_add(RECORD_BYTES, cost);
 	if (pages >= U32_MAX ||
 	    cost / PAGE_SIZE > max(si_mem_available(), 0L) / 2)
 		return NULL;
@@ -271,7 +266,6 @@ static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 	if (ret)
 		return ret;
 
-	pin->id = ++last_id;
 	pin->vidmem = vidmem_get(alloc->vidmem);
 	if (pin->vidmem->coherent && pin->table.version >= 0x00020000)
 		pin->table.flags |= NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE;
@@ -331,9 +325,9 @@ static struct pin *find_pin(struct list_head *pins,
 	return NULL;
 }
 
-static int get_table(u64 va, u64 length,
-		     struct nvidia_p2p_page_table **page_table,
-		     void (*free_callback)(void *data), void *data, u64 *id)
+int upper_get_pages(u64 token, u32 va_space, u64 va, u64 length,
+		    struct nvidia_p2p_page_table **page_table,
+		    void (*free_callback)(void *data), void *data)
 {
 	struct page_info *info;
 	struct pin *pin;
@@ -361,13 +355,11 @@ static int get_table(u64 va, u64 length,
 		return ret;
 	}
 
-	*id = pin->id;
 	ret = pin_fill(pin, info);
 	kvfree(info);
 	*page_table = &pin->table;
 
 	/* If the memory is freed here, no callback runs. */
-	test_hold_here(&get_before_register);
 
 	if (!ret)
 		ret = fail_here(FAIL_GET_PAGES_REGISTER);
@@ -381,10 +373,8 @@ static int get_table(u64 va, u64 length,
 		pin->data = data;
 		list_add_tail(&pin->node, &revocable_pins);
 		count(PINS_LIVE);
-		event("register", 0, "pin=%llu", pin->id);
 	} else if (leaked) {
 		list_add_tail(&pin->node, &leaked_pins);
-		event("leak", 0, "pin=%llu", pin->id);
 	} else {
 		list_del_init(&pin->of_alloc);
 		pin_detach(pin);
@@ -403,43 +393,13 @@ static int get_table(u64 va, u64 length,
 	return 0;
 }
 
-/**
- * nvidia_p2p_get_pages - pin GPU memory until put or freed
- * @p2p_token: 0
- * @va_space: 0
- * @virtual_address: start, in the calling process
- * @length: in bytes
- * @page_table: (out) the pinned pages
- * @free_callback: called if the memory is freed first
- * @data: argument of @free_callback
- *
- * Return: 0, or -EINVAL, -ENOMEM, -EIO. An error may also set *@page_table.
+/*
+ * Bit 0 of @flags is the only one with a meaning, and this GPU does not support
+ * it.
  */
-int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space,
-			 u64 virtual_address, u64 length,
-			 struct nvidia_p2p_page_table **page_table,
-			 void (*free_callback)(void *data), void *data)
-{
-	CLASS(spent, spent)(SPENT_PIN);
-	u64 id = 0;
-	int ret;
-
-	might_sleep();
-	count(GET_PAGES);
-
-	ret = get_table(virtual_address, length, page_table, free_callback,
-			data, &id);
-	if (!ret)
-		count(GET_PAGES_OK);
-	event("get_pages", ret, "pin=%llu va=%#llx length=%#llx", id,
-	      virtual_address, length);
-	return ret;
-}
-EXPORT_SYMBOL(nvidia_p2p_get_pages);
-
-static int get_table_persistent(u64 va, u64 length,
-				struct nvidia_p2p_page_table **page_table,
-				u32 flags, u64 *id)
+int upper_get_pages_persistent(u64 va, u64 length,
+			       struct nvidia_p2p_page_table **page_table,
+			       u32 flags)
 {
 	struct page_info *info;
 	struct pin *pin;
@@ -464,7 +424,6 @@ static int get_table_persistent(u64 va, u64 length,
 		count(PINS_PERSISTENT_LIVE);
 		/* No caller knows the table yet, so none can put it. */
 		list_add_tail(&pin->node, &persistent_pins);
-		*id = pin->id;
 	}
 	api_unlock();
 	if (ret)
@@ -494,44 +453,16 @@ free:
 	return ret;
 }
 
-/**
- * nvidia_p2p_get_pages_persistent - pin GPU memory until put
- * @virtual_address: start, in the calling process
- * @length: in bytes
- * @page_table: (out) the pinned pages
- * @flags: only bit 0 has a meaning, and this GPU does not support it
- *
- * Return: 0, or -EINVAL, -ENODEV, -ENOTSUPP, -ENOMEM, -EIO. An error may also
- * set *@page_table.
- */
-int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
-				    struct nvidia_p2p_page_table **page_table,
-				    u32 flags)
+/* Finds the table by its address. Returns 0 even if there is no such table. */
+int upper_put_pages(u64 token, u32 va_space, u64 va,
+		    struct nvidia_p2p_page_table *table)
 {
-	CLASS(spent, spent)(SPENT_PIN);
-	u64 id = 0;
-	int ret;
-
-	might_sleep();
-	count(GET_PAGES_PERSISTENT);
-
-	ret = get_table_persistent(virtual_address, length, page_table, flags,
-				   &id);
-	if (!ret)
-		count(GET_PAGES_PERSISTENT_OK);
-	event("get_pages_persistent", ret, "pin=%llu va=%#llx length=%#llx",
-	      id, virtual_address, length);
-	return ret;
-}
-EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
-
-static int put_table(struct nvidia_p2p_page_table *table)
-{
-	const char *result = "notfound";
 	struct pin *pin;
 	bool mine;
-	u64 id = 0;
 	int ret;
+
+	if (!table)
+		return 0;
 
 	test_hold_here(&put_before_lock);
 
@@ -545,8 +476,6 @@ static int put_table(struct nvidia_p2p_page_table *table)
 	scoped_guard(mutex, &mem_lock)
 		mine = pin && memory_lists(pin->alloc, current->tgid);
 	if (mine) {
-		result = "found";
-		id = pin->id;
 		count(PUT_PAGES_FOUND);
 		uncount(PINS_LIVE);
 		list_del(&pin->node);
@@ -554,20 +483,13 @@ static int put_table(struct nvidia_p2p_page_table *table)
 		pin_detach(pin);
 		api_pay_unpin();
 	} else if (pin) {
-		result = "foreign";
-		id = pin->id;
 		count(PUT_PAGES_FOREIGN);
 		pin->foreign_put = true;
 	} else {
-		count(PUT_PAGES_NOTFOUND);
 		pin = find_pin(&persistent_pins, table);
-		if (WARN(pin, "nvidia: put_pages of a persistent page table\n")) {
-			result = "persistent";
-			id = pin->id;
+		if (WARN(pin, "nvidia: put_pages of a persistent page table\n"))
 			count(MISUSE);
-		}
 	}
-	event("put_pages", 0, "pin=%llu result=%s", id, result);
 	api_unlock();
 
 	if (mine)
@@ -575,50 +497,22 @@ static int put_table(struct nvidia_p2p_page_table *table)
 	return 0;
 }
 
-/**
- * nvidia_p2p_put_pages - unpin a pin of nvidia_p2p_get_pages()
- * @p2p_token: 0
- * @va_space: 0
- * @virtual_address: ignored
- * @page_table: searched by address in memory that lists the calling process
- *
- * Return: 0, even if there is no such table.
- */
-int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space,
-			 u64 virtual_address,
-			 struct nvidia_p2p_page_table *page_table)
-{
-	CLASS(spent, spent)(SPENT_UNPIN);
-	int ret;
-
-	might_sleep();
-	count(PUT_PAGES);
-
-	ret = page_table ? put_table(page_table) : 0;
-	if (ret || !page_table)
-		event("put_pages", ret, "pin=0 result=none");
-	return ret;
-}
-EXPORT_SYMBOL(nvidia_p2p_put_pages);
-
 /*
  * The GPU's usage count is decremented whatever the resource manager answers,
  * like in the real driver. A failed put leaves the pin registered. Each further
  * put releases another user's count.
  */
-static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
-				int fail, u64 *id)
+int upper_put_pages_persistent(u64 va, struct nvidia_p2p_page_table *table,
+			       u32 flags)
 {
+	int ret, fail = fail_here(FAIL_PUT_PAGES_PERSISTENT);
 	struct pin *pin;
 	struct gpu *gpu;
-	int ret;
 
 	if (flags)
 		return -EINVAL;
 	if (!table)
 		return 0;
-
-	test_hold_here(&put_persistent_before_lock);
 
 	/* In a callback, this thread already holds the lock. */
 	ret = api_lock();
@@ -639,7 +533,6 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 	if (WARN(pin->lost, "nvidia: put_pages_persistent again after it failed\n"))
 		count(MISUSE);
 
-	*id = pin->id;
 	gpu = gpu_get(pin->vidmem->gpu);
 	if (WARN(fail, "nvidia: put_pages_persistent failed\n")) {
 		pin->lost = true;
@@ -659,45 +552,16 @@ static int put_table_persistent(struct nvidia_p2p_page_table *table, u32 flags,
 	return fail;
 }
 
-/**
- * nvidia_p2p_put_pages_persistent - unpin a persistent pin
- * @virtual_address: ignored
- * @page_table: the table, of any process
- * @flags: 0
- *
- * Return: 0, or -EINVAL, -ENOMEM, -EIO.
- */
-int nvidia_p2p_put_pages_persistent(u64 virtual_address,
-				    struct nvidia_p2p_page_table *page_table,
-				    u32 flags)
-{
-	CLASS(spent, spent)(SPENT_UNPIN);
-	u64 id = 0;
-	int ret;
-
-	might_sleep();
-	count(PUT_PAGES_PERSISTENT);
-
-	ret = fail_here(FAIL_PUT_PAGES_PERSISTENT);
-	ret = put_table_persistent(page_table, flags, ret, &id);
-	event("put_pages_persistent", ret, "pin=%llu", id);
-	return ret;
-}
-EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
-
-/**
- * p2p_revoke - revoke the pins of memory that is being freed
- * @alloc: the memory. The caller holds the API lock.
- *
- * The function runs in the calling thread, one pin at a time: callback, DMA
- * mappings, table, BAR. No reference keeps the callback's module loaded.
+/*
+ * Revokes the pins of memory that is being freed, in the calling thread, which
+ * holds the API lock. One pin at a time: callback, DMA mappings, table, BAR. No
+ * reference keeps the callback's module loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
 	struct vidmem *vidmem;
 	struct pin *pin;
 	u32 first, pages;
-	u64 id;
 
 	while (!list_empty(&alloc->pins)) {
 		pin = list_first_entry(&alloc->pins, struct pin, of_alloc);
@@ -713,16 +577,12 @@ void p2p_revoke(struct alloc *alloc)
 			continue;
 		}
 
-		id = pin->id;
 		list_del(&pin->node);
 		count(CALLBACKS);
 		if (pin->foreign_put)
 			count(CALLBACKS_AFTER_PUT);
-		event("callback_begin", 0, "pin=%llu owner=%d", id, pin->tgid);
-		test_hold_here(&callback_entry);
 		pin->free_callback(pin->data);
 		test_hold_here(&callback_exit);
-		event("callback_end", 0, "pin=%llu", id);
 
 		vidmem = pin->vidmem;
 		first = pin->first;
@@ -734,10 +594,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/**
- * p2p_free_lost - free pins whose put has failed
- * @gpu: GPU that is removed
- */
+/* Frees the pins of a GPU that is removed whose put has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct pin *pin, *next;
@@ -757,59 +614,28 @@ void p2p_free_lost(struct gpu *gpu)
 	}
 }
 
-/**
- * nvidia_p2p_free_page_table - do nothing
- * @page_table: freed by put, or after the callback
- *
- * Return: 0.
- */
-int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table)
+int upper_free_page_table(struct nvidia_p2p_page_table *page_table)
 {
-	CLASS(spent, spent)(SPENT_NOTHING);
-	might_sleep();
-	return fail_here(FAIL_FREE_PAGE_TABLE);
+	return 0;
 }
-EXPORT_SYMBOL(nvidia_p2p_free_page_table);
 
-/**
- * nvidia_p2p_init_mapping - not supported
- * @p2p_token: any
- * @params: any
- * @destroy_callback: any
- * @data: any
- *
- * Return: -ENOTSUPP.
- */
-int nvidia_p2p_init_mapping(u64 p2p_token,
-			    struct nvidia_p2p_params *params,
-			    void (*destroy_callback)(void *data), void *data)
+int upper_init_mapping(u64 token, struct nvidia_p2p_params *params,
+		       void (*destroy_callback)(void *data), void *data)
 {
-	might_sleep();
 	return -ENOTSUPP;
 }
-EXPORT_SYMBOL(nvidia_p2p_init_mapping);
 
-/**
- * nvidia_p2p_destroy_mapping - not supported
- * @p2p_token: any
- *
- * Return: -ENOTSUPP.
- */
-int nvidia_p2p_destroy_mapping(u64 p2p_token)
+int upper_destroy_mapping(u64 token)
 {
-	might_sleep();
 	return -ENOTSUPP;
 }
-EXPORT_SYMBOL(nvidia_p2p_destroy_mapping);
 
 void p2p_hold_points(struct dentry *dir)
 {
-	test_hold_debugfs(dir, &get_before_register);
 	test_hold_debugfs(dir, &get_after_register);
 	test_hold_debugfs(dir, &put_before_lock);
-	test_hold_debugfs(dir, &put_persistent_before_lock);
-	test_hold_debugfs(dir, &callback_entry);
 	test_hold_debugfs(dir, &callback_exit);
+	dma_hold_points(dir);
 }
 
 int p2p_init(void)

@@ -24,12 +24,7 @@ static LIST_HEAD(gpus);
 static DEFINE_MUTEX(gpus_lock);
 static DEFINE_IDA(minors);
 
-/**
- * gpu_get_by_uuid - find a GPU
- * @uuid: its 16 bytes
- *
- * Return: the GPU, referenced, or NULL.
- */
+/* Returns the GPU, referenced, or NULL. */
 struct gpu *gpu_get_by_uuid(const u8 *uuid)
 {
 	struct gpu *gpu;
@@ -41,10 +36,7 @@ struct gpu *gpu_get_by_uuid(const u8 *uuid)
 	return NULL;
 }
 
-/**
- * gpu_open - count a use of a GPU
- * @gpu: the GPU. The first use starts it.
- */
+/* Counts a use of a GPU. The first use starts it. */
 void gpu_open(struct gpu *gpu)
 {
 	guard(mutex)(&mem_lock);
@@ -52,23 +44,18 @@ void gpu_open(struct gpu *gpu)
 	gpu->stopped = false;
 }
 
-/**
- * gpu_close - release one use of a GPU, no matter which client had taken it
- * @gpu: the GPU. The last use stops it.
+/*
+ * Releases one use of a GPU, no matter which client had taken it. The last use
+ * stops the GPU.
  */
 void gpu_close(struct gpu *gpu)
 {
 	guard(mutex)(&mem_lock);
-	if (gpu->opens && !--gpu->opens) {
+	if (gpu->opens && !--gpu->opens)
 		gpu->stopped = true;
-		event("stop", 0, "gpu=%u", gpu->minor);
-	}
 }
 
-/**
- * gpu_use - count a persistent pin
- * @gpu: the GPU, which cannot be unbound meanwhile
- */
+/* Counts a persistent pin. The GPU cannot be unbound meanwhile. */
 void gpu_use(struct gpu *gpu)
 {
 	gpu_open(gpu);
@@ -77,9 +64,9 @@ void gpu_use(struct gpu *gpu)
 	count(DEVICE_REFS);
 }
 
-/**
- * gpu_unuse - release the use of a persistent pin
- * @gpu: the GPU. Like in the real driver, the owner of the use is not checked.
+/*
+ * Releases the use of a persistent pin. Like in the real driver, the owner of the
+ * use is not checked.
  */
 void gpu_unuse(struct gpu *gpu)
 {
@@ -382,11 +369,9 @@ static void remove(struct pci_dev *pdev)
 		mutex_unlock(&mem_lock);
 		api_unlock();
 	}
-	event("remove_begin", 0, "gpu=%u", gpu->minor);
 	memory_free_all(gpu);
 	wait_event_idle(gpu->idle, !READ_ONCE(gpu->refs));
 	p2p_free_lost(gpu);
-	event("remove_end", 0, "gpu=%u", gpu->minor);
 
 	mutex_lock(&gpus_lock);
 	list_del(&gpu->node);

@@ -182,6 +182,13 @@ impl Mapping {
         Ok(())
     }
 
+    /// Returns `len` bytes from `offset` on.
+    pub fn bytes(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// Copies from the mapping. Uses aligned words if possible, since device memory may be slow.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(offset, out.len())?;

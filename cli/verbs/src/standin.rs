@@ -314,6 +314,11 @@ pub struct BarView {
 }
 
 impl BarView {
+    /// Returns `len` bytes from `offset` on.
+    pub fn bytes(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
+        self.mapping.bytes(self.skip + offset, len)
+    }
+
     /// Copies from the BAR.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.mapping.read(self.skip + offset, out)
@@ -365,6 +370,13 @@ impl Allocation {
     /// Returns the range `[offset, offset + len)` of the memory.
     pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
         self.mapping.span(offset, len)
+    }
+
+    /// Returns `len` bytes from `offset` on.
+    pub fn bytes(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read(offset, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Copies from the memory.

@@ -266,16 +266,10 @@ static void extent_remove(struct vidmem *mem, struct extent *extent)
 	kfree(extent);
 }
 
-/**
- * bar1_get - give pages a place in BAR1
- * @mem: the memory. The caller holds the API lock.
- * @first: first page
- * @pages: number of pages
- *
- * Pages with a place from another pin stay there. The places of the other
- * pages need not be adjacent to them.
- *
- * Return: 0, or -ENOMEM. On failure, no page keeps its place.
+/*
+ * Gives pages a place in BAR1. Pages with a place from another pin stay there,
+ * and the places of the other pages need not be adjacent to them. If this fails,
+ * no page keeps its place. The caller holds the API lock.
  */
 int bar1_get(struct vidmem *mem, u32 first, u32 pages)
 {
@@ -317,12 +311,7 @@ undo:
 	return -ENOMEM;
 }
 
-/**
- * bar1_put - undo bar1_get()
- * @mem: the memory. The caller holds the API lock.
- * @first: first page
- * @pages: number of pages
- */
+/* Undoes bar1_get(). The caller holds the API lock. */
 void bar1_put(struct vidmem *mem, u32 first, u32 pages)
 {
 	struct extent *extent, *next;

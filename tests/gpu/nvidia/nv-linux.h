@@ -28,11 +28,10 @@ static inline void nv_kmem_cache_free_stack(nvidia_stack_t *stack)
 {
 }
 
-/* Count a page at its allocation, and poison it when it is freed. */
-void *upper_page_alloc(struct kmem_cache *cache);
+/* Poisons a page that is freed. */
 void upper_page_free(struct kmem_cache *cache, void *page);
 
-#define NV_KMEM_CACHE_ALLOC(cache)	upper_page_alloc(cache)
+#define NV_KMEM_CACHE_ALLOC(cache)	kmem_cache_alloc(cache, GFP_KERNEL | __GFP_NOWARN)
 #define NV_KMEM_CACHE_FREE(ptr, cache)	upper_page_free(cache, ptr)
 
 #define NV_INIT_MUTEX(mutex)	sema_init(mutex, 1)

@@ -24,17 +24,13 @@
 
 #include "../nvidia.h"
 #include "bar1.h"
-#include "upper.h"
+#include "../upper.h"
 
 static_assert(NVRM_P2P_PAGESIZE_BIG_64K == STANDIN_PAGE_SIZE);
 
-TEST_HOLD(get_before_register);
 TEST_HOLD(get_after_register);
 TEST_HOLD(put_before_lock);
-TEST_HOLD(put_persistent_before_lock);
-TEST_HOLD(callback_entry);
 TEST_HOLD(callback_exit);
-TEST_HOLD(dma_map_before_lock);
 TEST_HOLD(dma_map_before_insert);
 
 static bool table_reuse;
@@ -57,7 +53,6 @@ static DEFINE_MUTEX(gpu_locks);
  * @node: in the list of all; API lock
  * @by_key: in alloc->tables or vidmem->kept; API lock
  * @key: the page table, which is only an address for the resource manager
- * @id: ID of the pin in the event log
  * @alloc: allocation whose end runs the callback, NULL for a persistent pin
  * @mem: the memory; @alloc or this structure holds a reference
  * @gpu: GPU of the memory
@@ -72,7 +67,6 @@ struct mapping_info {
 	struct list_head node;
 	struct rb_node by_key;
 	const void *key;
-	u64 id;
 	struct alloc *alloc;
 	struct vidmem *mem;
 	struct gpu *gpu;
@@ -85,7 +79,6 @@ struct mapping_info {
 };
 
 static LIST_HEAD(infos);
-static u64 last_id;
 
 /*
  * Functions of the operating system for the upper half
@@ -93,7 +86,7 @@ static u64 last_id;
 
 void *nvidia_p2p_page_t_cache;
 
-/* Page tables that are not freed yet, and the IDs of their pins. */
+/* Page tables that are not freed yet. */
 static DEFINE_XARRAY(tables);
 
 /* Lists of mapped DMA addresses, and their lengths. */
@@ -155,23 +148,15 @@ int NV_API_CALL nv_printf(u32 level, const char *format, ...)
 	return ret;
 }
 
-void *upper_page_alloc(struct kmem_cache *cache)
-{
-	count(PAGE_OBJECTS);
-	return kmem_cache_alloc(cache, GFP_KERNEL | __GFP_NOWARN);
-}
-
 void upper_page_free(struct kmem_cache *cache, void *page)
 {
 	memset(page, POISON_FREE, sizeof(struct nvidia_p2p_page));
 	kmem_cache_free(cache, page);
 }
 
-u64 rm_pin_id(const struct nvidia_p2p_page_table *table)
+bool rm_has_table(const struct nvidia_p2p_page_table *table)
 {
-	void *entry = xa_load(&tables, (unsigned long)upper_memory(table));
-
-	return entry ? xa_to_value(entry) : 0;
+	return xa_load(&tables, (unsigned long)upper_memory(table));
 }
 
 int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp)
@@ -346,8 +331,7 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 	info = kzalloc_obj(*info);
 	if (!info)
 		return NV_ERR_NO_MEMORY;
-	info->id = ++last_id;
-	if (xa_err(xa_store(&tables, memory, xa_mk_value(info->id), GFP_KERNEL))) {
+	if (xa_err(xa_store(&tables, memory, xa_mk_value(1), GFP_KERNEL))) {
 		kfree(info);
 		return NV_ERR_NO_MEMORY;
 	}
@@ -423,7 +407,6 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 	int fail;
 
 	/* If the memory is freed here, no callback runs. */
-	test_hold_here(&get_before_register);
 
 	fail = fail_here(FAIL_GET_PAGES_REGISTER);
 	status = rm_lock();
@@ -438,7 +421,6 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 		info->callback = callback;
 		info->data = data;
 		count(PINS_LIVE);
-		event("register", 0, "pin=%llu", info->id);
 	}
 	api_unlock();
 
@@ -451,10 +433,8 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 				       u32 va_space, u64 va, void *key)
 {
-	const char *result = "notfound";
 	struct mapping_info *info;
 	bool mine;
-	u64 id = 0;
 	NV_STATUS status;
 
 	test_hold_here(&put_before_lock);
@@ -465,11 +445,8 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 		return status;
 
 	info = info_find(key);
-	if (info)
-		id = info->id;
 	mine = info_is_listed(info);
 	if (mine) {
-		result = "found";
 		/*
 		 * If there is no callback, get_pages is undoing its own failed
 		 * call.
@@ -481,17 +458,11 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 		info_remove(info);
 		api_pay_unpin();
 	} else if (info && info->alloc) {
-		result = "foreign";
 		count(PUT_PAGES_FOREIGN);
 		info->foreign_put = true;
-	} else {
-		count(PUT_PAGES_NOTFOUND);
-		if (WARN(info, "nvidia: put_pages of a persistent page table\n")) {
-			result = "persistent";
-			count(MISUSE);
-		}
+	} else if (WARN(info, "nvidia: put_pages of a persistent page table\n")) {
+		count(MISUSE);
 	}
-	event("put_pages", 0, "pin=%llu result=%s", id, result);
 	api_unlock();
 	return mine ? NV_OK : NV_ERR_OBJECT_NOT_FOUND;
 }
@@ -567,8 +538,6 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 	NV_STATUS status;
 	int fail;
 
-	test_hold_here(&put_persistent_before_lock);
-
 	fail = fail_here(FAIL_PUT_PAGES_PERSISTENT);
 	status = rm_lock();
 	if (status != NV_OK)
@@ -597,45 +566,34 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 	return status;
 }
 
-/**
- * p2p_revoke - revoke the pins of memory that is being freed
- * @alloc: the memory. The caller holds the API lock.
- *
- * The function runs in the calling thread, one pin at a time, from the root of
- * the tree of page tables. The upper half calls the client, and frees the table
- * and its DMA mappings. Then the pages leave BAR1. No reference keeps the
- * callback's module loaded.
+/*
+ * Revokes the pins of memory that is being freed, in the calling thread, which
+ * holds the API lock. One pin at a time, from the root of the tree of page
+ * tables: the upper half calls the client, and frees the table and its DMA
+ * mappings. Then the pages leave BAR1. No reference keeps the callback's module
+ * loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
 	struct mapping_info *info;
 	struct rb_node *node;
-	u64 id;
 
 	while ((node = alloc->tables.rb_node)) {
 		info = rb_entry(node, struct mapping_info, by_key);
-		id = info->id;
 		if (info->callback) {
 			count(CALLBACKS);
 			if (info->foreign_put)
 				count(CALLBACKS_AFTER_PUT);
-			event("callback_begin", 0, "pin=%llu owner=%d", id,
-			      alloc->tgid);
-			test_hold_here(&callback_entry);
 			scoped_guard(mutex, &gpu_locks)
 				info->callback(info->data);
 			test_hold_here(&callback_exit);
-			event("callback_end", 0, "pin=%llu", id);
 			uncount(PINS_LIVE);
 		}
 		info_remove(info);
 	}
 }
 
-/**
- * p2p_free_lost - free pins whose put has failed
- * @gpu: GPU that is removed
- */
+/* Frees the pins of a GPU that is removed whose put has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct mapping_info *info, *next;
@@ -720,7 +678,6 @@ NV_STATUS NV_API_CALL rm_p2p_dma_map_pages(nvidia_stack_t *sp,
 	u32 i, done = 0;
 
 	*private = NULL;
-	test_hold_here(&dma_map_before_lock);
 
 	status = status_of(fail_here(FAIL_DMA_MAP)) ?: rm_lock();
 	if (status != NV_OK)
@@ -767,13 +724,9 @@ unlock:
 
 void p2p_hold_points(struct dentry *dir)
 {
-	test_hold_debugfs(dir, &get_before_register);
 	test_hold_debugfs(dir, &get_after_register);
 	test_hold_debugfs(dir, &put_before_lock);
-	test_hold_debugfs(dir, &put_persistent_before_lock);
-	test_hold_debugfs(dir, &callback_entry);
 	test_hold_debugfs(dir, &callback_exit);
-	test_hold_debugfs(dir, &dma_map_before_lock);
 	test_hold_debugfs(dir, &dma_map_before_insert);
 }
 

@@ -18,7 +18,7 @@
 
 #include <linux/moduleparam.h>
 
-#include "upper.h"
+#include "../upper.h"
 
 static uint table_version = NVIDIA_P2P_PAGE_TABLE_VERSION;
 module_param(table_version, uint, 0444);

@@ -31,6 +31,11 @@ fn take_log() -> Vec<String> {
     world().provider.take_log()
 }
 
+#[track_caller]
+fn took(want: &str) {
+    world().provider.took(want);
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
 }
@@ -101,18 +106,12 @@ fn a_callback_after_the_put() {
     assert_eq!(take_log(), ["late"]);
     let region = Region::new(&[ONE]).expect("pinned");
     region.release();
-    let want = [
-        "get 2", "get 3", "alone", "put 3", "let go", "alone", "put 2", "let go", "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 2, get 3, alone, put 3, let go, alone, put 2, let go, released");
     let region = Region::new(&[ONE]).expect("pinned");
     world().provider.unlisted.set(true);
     region.release();
     drop(region);
-    assert_eq!(
-        take_log(),
-        ["get 4", "get 5", "let go", "orphaned", "Unlisted", "released"]
-    );
+    took("get 4, get 5, let go, orphaned, Unlisted, released");
     free_callback(4);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
@@ -122,10 +121,7 @@ fn a_process_that_exits_is_asked_for() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     region.release();
-    let want = [
-        "get 1", "get 2", "alone", "put 2", "let go", "alone", "put 1", "let go", "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, get 2, alone, put 2, let go, alone, put 1, let go, released");
 }
 
 /// The module makes no put for a process that is no longer listed, because nvidia.ko would return 0
@@ -137,10 +133,7 @@ fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     world().provider.unlisted.set(true);
     region.release();
     drop(region);
-    assert_eq!(
-        take_log(),
-        ["get 1", "get 2", "let go", "orphaned", "Unlisted", "released"]
-    );
+    took("get 1, get 2, let go, orphaned, Unlisted, released");
     free_callback(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
@@ -155,10 +148,7 @@ fn a_callback_while_the_provider_is_asked() {
         world.provider.unlisted.set(true);
     });
     region.release();
-    let want = [
-        "get 1", "get 2", "revoke", "let go", "alone", "let go", "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, get 2, revoke, let go, alone, let go, released");
 }
 
 /// During the check the page already belongs to other memory. The module pins that memory for the
@@ -170,10 +160,7 @@ fn memory_freed_and_made_anew_while_the_provider_is_asked() {
     on_get(World::free);
     region.release();
     drop(region);
-    let want = [
-        "get 1", "get 2", "revoke", "alone", "put 2", "let go", "alone", "let go", "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, get 2, revoke, alone, put 2, let go, alone, let go, released");
 }
 
 /// A pin that fails for lack of memory says nothing about nvidia.ko's list of processes.
@@ -184,17 +171,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     world().provider.refuses.set(Some(ENOMEM));
     region.release();
     drop(region);
-    assert_eq!(
-        take_log(),
-        [
-            "get 1",
-            "get 2",
-            "let go",
-            "orphaned",
-            "Failed(-12)",
-            "released"
-        ]
-    );
+    took("get 1, get 2, let go, orphaned, Failed(-12), released");
     world().provider.refuses.set(None);
     free_callback(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
@@ -208,19 +185,7 @@ fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_entry() {
     world().provider.failing.replace(vec![EIO]);
     region.release();
     drop(region);
-    let want = [
-        "get 1",
-        "get 2",
-        "alone",
-        "put 2",
-        "orphaned",
-        "Failed(-5)",
-        "alone",
-        "put 1",
-        "let go",
-        "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, get 2, alone, put 2, orphaned, Failed(-5), alone, put 1, let go, released");
     free_callback(2);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
@@ -265,10 +230,7 @@ fn another_process_keeps_the_entry_until_the_callback() {
     world().become_process(2);
     region.release();
     drop(region);
-    assert_eq!(
-        take_log(),
-        ["get 1", "orphaned", "OtherProcess", "released"]
-    );
+    took("get 1, orphaned, OtherProcess, released");
     free_callback(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
@@ -280,16 +242,7 @@ fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     let region = Region::new(&[ONE, OTHER]).expect("pinned");
     *lock(&region.release) = true;
     free_callback(1);
-    let want = [
-        "get 1",
-        "get 2",
-        "revoke",
-        "orphaned",
-        "InCallback",
-        "released",
-        "let go",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, get 2, revoke, orphaned, InCallback, released, let go");
     *lock(&region.release) = false;
     free_callback(2);
     assert_eq!(take_log(), ["revoke", "let go"]);
@@ -304,10 +257,7 @@ fn release_after_one_callback_puts_the_other_pins() {
     let region = Region::new(&[ONE, OTHER]).expect("pinned");
     free_callback(1);
     region.release();
-    let want = [
-        "get 1", "get 2", "revoke", "let go", "alone", "put 2", "let go", "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, get 2, revoke, let go, alone, put 2, let go, released");
 }
 
 #[test]
@@ -315,11 +265,7 @@ fn a_put_without_memory_is_tried_again_with_put_rwsem_free_between() {
     let region = Region::new(&[ONE]).expect("pinned");
     world().provider.failing.replace(vec![ENOMEM, ENOMEM]);
     region.release();
-    let want = [
-        "get 1", "alone", "put 1", "again", "alone", "put 1", "again", "alone", "put 1", "let go",
-        "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, alone, put 1, again, alone, put 1, again, alone, put 1, let go, released");
 }
 
 #[test]
@@ -328,15 +274,7 @@ fn a_put_that_failed_keeps_the_entry_until_the_callback() {
     world().provider.failing.replace(vec![EIO]);
     region.release();
     drop(region);
-    let want = [
-        "get 1",
-        "alone",
-        "put 1",
-        "orphaned",
-        "Failed(-5)",
-        "released",
-    ];
-    assert_eq!(take_log(), want);
+    took("get 1, alone, put 1, orphaned, Failed(-5), released");
     free_callback(1);
     assert_eq!(take_log(), ["revoke", "let go"]);
 }

@@ -274,27 +274,8 @@ fn release_inside_the_callback_of_a_part() {
         .set(Some(Box::new(move |_| drop(mr.take()))));
     world.take_log();
     world.provider.free_part(parts[1].start, parts[1].start + 1);
-    let want = [
-        "callback",
-        "ib_core revokes",
-        "orphaned",
-        "no unpin",
-        "orphaned",
-        "unmap",
-        "table freed",
-        "ib_core revoked",
-        "callback returns",
-    ];
-    assert_eq!(world.take_log(), want);
+    world.took("callback, ib_core revokes, orphaned, no unpin, orphaned, unmap, table freed, ib_core revoked, callback returns");
     assert_eq!(world.provider.live(), 2);
     world.free();
-    assert_eq!(
-        world.take_log(),
-        [
-            "callback",
-            "callback returns",
-            "callback",
-            "callback returns"
-        ]
-    );
+    world.took("callback, callback returns, callback, callback returns");
 }

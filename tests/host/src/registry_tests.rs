@@ -8,7 +8,6 @@ use std::thread;
 
 use crate::device::{Gpus, PciAddress};
 use crate::fakes::env::{max_chunks, Entry, Held, PciDevice, Ticket, HCA};
-use crate::fakes::provider::Allocation;
 use crate::fakes::world::{in_registry, world, Registry, World};
 use crate::history::{PinMode, Task};
 use crate::mr::Mr;
@@ -53,6 +52,18 @@ fn transitions() -> Vec<Transition> {
 
 fn counts(mode: PinMode) -> Counts {
     registry().stats(|stats| stats.counts())[mode as usize]
+}
+
+/// Returns counts of these numbers of registrations. The last number is the bytes of the active ones.
+fn lives([registered, mapped, revoked, released, active, active_bytes]: [u64; 6]) -> Counts {
+    Counts {
+        registered,
+        mapped,
+        revoked,
+        released,
+        active,
+        active_bytes,
+    }
 }
 
 fn registration_info(start: u64, len: u64) -> RegistrationInfo {
@@ -142,22 +153,11 @@ fn a_persistent_life() {
         (unmapped.state, unmapped.entries, unmapped.hca),
         (State::Pinned, 0, None)
     );
-    let active = Counts {
-        registered: 1,
-        mapped: 1,
-        active: 1,
-        active_bytes: len,
-        ..Counts::default()
-    };
+    let active = lives([1, 1, 0, 0, 1, len]);
     assert_eq!(counts(PinMode::Persistent), active);
     drop(region);
     assert_eq!(standing(), []);
-    let over = Counts {
-        registered: 1,
-        mapped: 1,
-        released: 1,
-        ..Counts::default()
-    };
+    let over = lives([1, 1, 0, 1, 0, 0]);
     assert_eq!(counts(PinMode::Persistent), over);
     assert_eq!(counts(PinMode::Revocable), Counts::default());
     let events = registry().take_events();
@@ -224,12 +224,7 @@ fn a_map_that_fails_leaves_it_pinned() {
 
 #[test]
 fn over_several_allocations_on_two_gpus() {
-    let world = World::at(0x44_0000_0000);
-    world.provider.layout.replace(
-        (0..4)
-            .map(|i| Allocation::new(0x44_0000_0000 + i * 2 * MIB, 2 * MIB))
-            .collect(),
-    );
+    World::of_parts(0x44_0000_0000, 4, 2 * MIB);
     let region = Held::<PersistentMr>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     let mr = Held::<RevocableMr>::pin(0x44_0000_0000, 8 * MIB).expect("pinned");
     assert_eq!(max_chunks(), 1024);
@@ -265,13 +260,7 @@ fn revoked_until_it_is_released() {
     assert_eq!(standing(), [(1, State::Revoked)]);
     drop(mr);
     assert_eq!(standing(), []);
-    let over = Counts {
-        registered: 1,
-        mapped: 1,
-        revoked: 1,
-        released: 1,
-        ..Counts::default()
-    };
+    let over = lives([1, 1, 1, 1, 0, 0]);
     assert_eq!(counts(PinMode::Revocable), over);
     assert_eq!(
         transitions()[2..],
@@ -281,12 +270,7 @@ fn revoked_until_it_is_released() {
 
 #[test]
 fn the_loss_of_a_second_part_is_none() {
-    let world = World::at(0x46_0000_0000);
-    world.provider.layout.replace(
-        (0..2)
-            .map(|i| Allocation::new(0x46_0000_0000 + i * 2 * MIB, 2 * MIB))
-            .collect(),
-    );
+    let world = World::of_parts(0x46_0000_0000, 2, 2 * MIB);
     let mr = Held::<RevocableMr>::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
     world
         .provider
@@ -318,23 +302,12 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     let all = registry().all();
     assert_eq!(standing(), [(1, State::Orphaned)]);
     assert_eq!((all[0].entries, all[0].hca), (0, None));
-    let orphaned = Counts {
-        registered: 1,
-        mapped: 1,
-        released: 1,
-        active: 1,
-        active_bytes: MIB,
-        ..Counts::default()
-    };
+    let orphaned = lives([1, 1, 0, 1, 1, MIB]);
     assert_eq!(counts(PinMode::Revocable), orphaned);
     world.free();
     assert_eq!(standing(), []);
     // Nothing counts as lost: the registration had been released.
-    let over = Counts {
-        active: 0,
-        active_bytes: 0,
-        ..orphaned
-    };
+    let over = lives([1, 1, 0, 1, 0, 0]);
     assert_eq!(counts(PinMode::Revocable), over);
     assert_eq!(
         transitions()[2..],
@@ -346,12 +319,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
 #[test]
 fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
     let start = 0x49_0000_0000;
-    let world = World::at(start);
-    world.provider.layout.replace(
-        (0..3)
-            .map(|i| Allocation::new(start + i * 2 * MIB, 2 * MIB))
-            .collect(),
-    );
+    let world = World::of_parts(start, 3, 2 * MIB);
     let mr = Held::<RevocableMr>::pin(start, 6 * MIB).expect("pinned");
     mr.set_ticket(Ticket::default()).expect("admitted");
     let mut mr = Some(mr);

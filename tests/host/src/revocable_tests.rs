@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::device::{Gpus, Reach};
 use crate::fakes::env::{Held, PciDevice, Ticket, IOMMU_OFFSET};
-use crate::fakes::provider::{Allocation, DMA_BASE};
+use crate::fakes::provider::DMA_BASE;
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent_mapping::DENIED;
@@ -63,10 +63,7 @@ fn without_a_callback() {
     r.mr.unmap();
     let world = r.world.clone();
     drop(r);
-    assert_eq!(
-        world.take_log(),
-        ["pin", "map", "unmap", "unpin", "table freed"]
-    );
+    world.took("pin, map, unmap, unpin, table freed");
 }
 
 #[test]
@@ -86,12 +83,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
         (&[(second, Reach::Denied)], 2, false),
         (&[(first, Reach::AsOurs), (second, Reach::Denied)], 3, true),
     ] {
-        let world = World::at(start);
-        let allocation = |n: u64| Allocation::new(start + n * 2 * MIB, 2 * MIB);
-        world
-            .provider
-            .layout
-            .replace((0..3).map(allocation).collect());
+        let world = World::of_parts(start, 3, 2 * MIB);
         world.answers.replace(Some(answers.to_vec()));
         let mr = Held::<RevocableMr>::pin(start, count * 2 * MIB).expect("pinned");
         mr.set_ticket(Ticket::default()).expect("admitted");
@@ -118,10 +110,7 @@ fn callback_before_the_pin_returns() {
     world.provider.on_pin.set(Some(Box::new(World::free)));
     let reason = Held::<RevocableMr>::pin(0x12_0000_0000, MIB).err();
     assert_eq!(reason, Some(Reason::Revoked));
-    assert_eq!(
-        world.take_log(),
-        ["pin", "callback", "callback returns", "no unpin"]
-    );
+    world.took("pin, callback, callback returns, no unpin");
 }
 
 #[test]
@@ -132,10 +121,7 @@ fn callback_before_the_ticket() {
     assert_eq!(r.map().err(), Some(Reason::Revoked));
     let world = r.world.clone();
     drop(r);
-    assert_eq!(
-        world.take_log(),
-        ["pin", "callback", "callback returns", "no unpin"]
-    );
+    world.took("pin, callback, callback returns, no unpin");
 }
 
 #[test]
@@ -146,29 +132,15 @@ fn callback_between_ticket_and_map() {
     assert_eq!(r.map().err(), Some(Reason::Revoked));
     let world = r.world.clone();
     drop(r);
-    let want = [
-        "pin",
-        "callback",
-        "ib_core revokes",
-        "ib_core revoked",
-        "callback returns",
-        "no unpin",
-    ];
-    assert_eq!(world.take_log(), want);
+    world.took("pin, callback, ib_core revokes, ib_core revoked, callback returns, no unpin");
 }
 
 #[test]
 fn callback_stops_the_hca_before_it_unmaps_and_leaves_the_table() {
     let r = Registration::up(0x15_0000_0000);
     r.world.free();
-    let want = [
-        "callback",
-        "ib_core revokes",
-        "ib_core revoked",
-        "unmap",
-        "callback returns",
-    ];
-    assert_eq!(r.world.take_log(), want);
+    r.world
+        .took("callback, ib_core revokes, ib_core revoked, unmap, callback returns");
     // ib_core calls `unmap` after an invalidation too.
     r.mr.unmap();
     assert!(r.world.take_log().is_empty());
@@ -185,14 +157,7 @@ fn ib_core_may_unmap_inside_its_revocation() {
     let inner = mr.clone();
     world.on_revoke.set(Some(Box::new(move |_| inner.unmap())));
     world.free();
-    let want = [
-        "callback",
-        "ib_core revokes",
-        "unmap",
-        "ib_core revoked",
-        "callback returns",
-    ];
-    assert_eq!(world.take_log(), want);
+    world.took("callback, ib_core revokes, unmap, ib_core revoked, callback returns");
     drop(mr);
     assert_eq!(world.take_log(), ["no unpin", "table freed"]);
 }
@@ -206,16 +171,7 @@ fn release_on_the_callbacks_own_thread() {
         .on_revoke
         .set(Some(Box::new(move |_| drop(mr.take()))));
     world.free();
-    let want = [
-        "callback",
-        "ib_core revokes",
-        "no unpin",
-        "unmap",
-        "table freed",
-        "ib_core revoked",
-        "callback returns",
-    ];
-    assert_eq!(world.take_log(), want);
+    world.took("callback, ib_core revokes, no unpin, unmap, table freed, ib_core revoked, callback returns");
 }
 
 #[test]
@@ -243,10 +199,7 @@ fn callback_between_two_batches_of_a_page_table() {
     world.on_batch.set(Some(Box::new(World::free)));
     let reason = Held::<RevocableMr>::pin(0x1e_0000_0000, MIB).err();
     assert_eq!(reason, Some(Reason::Revoked));
-    assert_eq!(
-        world.take_log(),
-        ["pin", "callback", "callback returns", "no unpin"]
-    );
+    world.took("pin, callback, callback returns, no unpin");
 }
 
 #[test]

@@ -17,84 +17,31 @@ use crate::fakes::world::Break;
 /// Environment variable that selects the fault of this process.
 const VARIABLE: &str = "PEERMEM_LOOM_BREAK";
 
+/// Makes the table of faults. A row has the fault, the model that must fail, and its message.
+macro_rules! table {
+    ($($how:ident in $model:ident: $says:literal;)+) => {
+        &[$((Break::$how, stringify!($model), $says)),+]
+    };
+}
+
 /// The fault, the model that must fail, and the message that it must print.
-const BROKEN: &[(Break, &str, &str)] = &[
-    (
-        Break::NoWait,
-        "free_beside_the_end_and_a_second_life_unmaps",
-        "a registration is used beside",
-    ),
-    (
-        Break::NoWait,
-        "free_beside_the_end_and_a_second_life_legacy",
-        "a registration is used beside",
-    ),
-    (
-        Break::NoPutRwsem,
-        "free_beside_two_lives_unmaps",
-        "somebody else's pin is put",
-    ),
-    (
-        Break::LateRead,
-        "free_beside_a_life_unmaps",
-        "a page table is used beside",
-    ),
-    (
-        Break::UnlockedEntry,
-        "free_beside_a_life_unmaps",
-        "a page table is used beside",
-    ),
-    (
-        Break::Undead,
-        "free_beside_a_life_unmaps",
-        "a pin is put whose callback had returned before",
-    ),
-    (
-        Break::OneProcess,
-        "free_beside_a_life_that_ends_in_another_process",
-        "a callback finds no entry",
-    ),
-    (Break::Strangers, "free_beside_a_life_ofed49", "deadlock"),
-    (
-        Break::Strangers,
-        "release_of_two_pins_inside_a_callback_beside_a_get",
-        "a put inside a callback",
-    ),
-    (
-        Break::StaleTicket,
-        "free_beside_a_life_that_ends_in_another_process",
-        "a registration is read after it was freed",
-    ),
-    (
-        Break::EarlyTable,
-        "free_beside_a_life_unmaps",
-        "the scatter list is used beside",
-    ),
-    (
-        Break::NoPut,
-        "free_beside_a_life_unmaps",
-        "a callback finds no entry",
-    ),
-    (
-        Break::Silent,
-        "free_beside_a_life_unmaps",
-        "a DMA mapping is used beside",
-    ),
-    (
-        Break::NoHold,
-        "free_beside_an_end_in_another_process_and_the_unloading",
-        "a callback into a module that is gone",
-    ),
-    (
-        Break::NoFence,
-        "free_beside_an_end_in_another_process_and_the_unloading",
-        "the module goes with a callback in it",
-    ),
-    (
-        Break::NoExit,
-        "free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading",
-        "a callback",
-    ),
+const BROKEN: &[(Break, &str, &str)] = table![
+    NoWait in free_beside_the_end_and_a_second_life_unmaps: "a registration is used beside";
+    NoWait in free_beside_the_end_and_a_second_life_legacy: "a registration is used beside";
+    NoPutRwsem in free_beside_two_lives_unmaps: "somebody else's pin is put";
+    LateRead in free_beside_a_life_unmaps: "a page table is used beside";
+    UnlockedEntry in free_beside_a_life_unmaps: "a page table is used beside";
+    Undead in free_beside_a_life_unmaps: "a pin is put whose callback had returned before";
+    OneProcess in free_beside_a_life_that_ends_in_another_process: "a callback finds no entry";
+    Strangers in free_beside_a_life_ofed49: "deadlock";
+    Strangers in release_of_two_pins_inside_a_callback_beside_a_get: "a put inside a callback";
+    StaleTicket in free_beside_a_life_that_ends_in_another_process: "a registration is read after it was freed";
+    EarlyTable in free_beside_a_life_unmaps: "the scatter list is used beside";
+    NoPut in free_beside_a_life_unmaps: "a callback finds no entry";
+    Silent in free_beside_a_life_unmaps: "a DMA mapping is used beside";
+    NoHold in free_beside_an_end_in_another_process_and_the_unloading: "a callback into a module that is gone";
+    NoFence in free_beside_an_end_in_another_process_and_the_unloading: "the module goes with a callback in it";
+    NoExit in free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading: "a callback";
 ];
 
 /// Returns the fault of this process.

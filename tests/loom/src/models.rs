@@ -121,6 +121,31 @@ fn join(thread: JoinHandle<()>) {
     thread.join().expect("no panic");
 }
 
+/// Makes the tests of models that run in several modes.
+macro_rules! in_modes {
+    ($($(#[$doc:meta])* $name:ident: $model:ident($mode:ident);)+) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            $model(Mode::$mode);
+        }
+    )+};
+}
+
+in_modes! {
+    free_beside_a_life_unmaps: free_beside_a_life(Unmaps);
+    free_beside_a_life_legacy: free_beside_a_life(Legacy);
+    /// Checks a release inside the callback.
+    free_beside_a_life_ofed49: free_beside_a_life(Ofed49);
+    free_beside_the_end_and_a_second_life_unmaps: free_beside_the_end(Unmaps);
+    free_beside_the_end_and_a_second_life_legacy: free_beside_the_end(Legacy);
+    /// The second table reuses the pointer of the first as soon as that pointer is free.
+    free_beside_two_lives_unmaps: free_beside_two_lives(Unmaps);
+    free_beside_two_lives_legacy: free_beside_two_lives(Legacy);
+    two_frees_beside_two_lives_unmaps: two_frees_beside_two_lives(Unmaps);
+    two_frees_beside_two_lives_legacy: two_frees_beside_two_lives(Legacy);
+}
+
 fn free_beside_a_life(mode: Mode) {
     explore(
         "a free beside a whole life, from `acquire` to `release`",
@@ -131,22 +156,6 @@ fn free_beside_a_life(mode: Mode) {
             join(free);
         },
     );
-}
-
-#[test]
-fn free_beside_a_life_unmaps() {
-    free_beside_a_life(Mode::Unmaps);
-}
-
-#[test]
-fn free_beside_a_life_legacy() {
-    free_beside_a_life(Mode::Legacy);
-}
-
-/// Checks a release inside the callback.
-#[test]
-fn free_beside_a_life_ofed49() {
-    free_beside_a_life(Mode::Ofed49);
 }
 
 fn free_beside_the_end(mode: Mode) {
@@ -162,16 +171,6 @@ fn free_beside_the_end(mode: Mode) {
             join(free);
         },
     );
-}
-
-#[test]
-fn free_beside_the_end_and_a_second_life_unmaps() {
-    free_beside_the_end(Mode::Unmaps);
-}
-
-#[test]
-fn free_beside_the_end_and_a_second_life_legacy() {
-    free_beside_the_end(Mode::Legacy);
 }
 
 /// nvidia.ko does not unpin for another process. The entry stays, and the callback may come after
@@ -341,17 +340,6 @@ fn free_beside_two_lives(mode: Mode) {
     });
 }
 
-/// The second table reuses the pointer of the first as soon as that pointer is free.
-#[test]
-fn free_beside_two_lives_unmaps() {
-    free_beside_two_lives(Mode::Unmaps);
-}
-
-#[test]
-fn free_beside_two_lives_legacy() {
-    free_beside_two_lives(Mode::Legacy);
-}
-
 fn two_frees_beside_two_lives(mode: Mode) {
     explore_three(
         "two frees beside two lives, one after the other",
@@ -365,16 +353,6 @@ fn two_frees_beside_two_lives(mode: Mode) {
             join(second);
         },
     );
-}
-
-#[test]
-fn two_frees_beside_two_lives_unmaps() {
-    two_frees_beside_two_lives(Mode::Unmaps);
-}
-
-#[test]
-fn two_frees_beside_two_lives_legacy() {
-    two_frees_beside_two_lives(Mode::Legacy);
 }
 
 /// Two registrations that end in another process leave two entries behind.

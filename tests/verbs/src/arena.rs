@@ -6,7 +6,7 @@ use anyhow::{bail, Context, Result};
 
 use crate::lab::{Lab, Memory, Where};
 use crate::pattern::{difference, Pattern};
-use crate::rdma::{full_access, Hca, Part, Region};
+use crate::rdma::{Hca, Part, Region};
 
 /// Number of bytes on each side of a transfer that [`Arena::check_around`] compares.
 /// [`Arena::check`] compares all other bytes.
@@ -34,7 +34,7 @@ impl Arena {
     ) -> Result<Self> {
         let expected = pattern.bytes(0, memory.len());
         memory.write(0, &expected)?;
-        let region = hca.register(memory.span(offset, len)?, full_access())?;
+        let region = hca.reg_mr(memory.span(offset, len)?)?;
         Ok(Self {
             region,
             memory,
@@ -101,8 +101,7 @@ impl Arena {
 
     /// Reads a part of the region.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
-        let mut found = vec![0; len];
-        self.memory.read(self.offset + at, &mut found)?;
+        let found = self.memory.bytes(self.offset + at, len)?;
         Ok(found)
     }
 

@@ -13,13 +13,11 @@ use clap::{Subcommand, ValueEnum};
 
 use crate::arena::Arena;
 use crate::gpu::{Gpu, GRANULE};
-use crate::lab::{Lab, Setup, Where};
+use crate::lab::{Lab, Setup, Where, M2};
 use crate::pattern::Choice;
-use crate::rdma::{full_access, Op};
+use crate::rdma::Op;
 use crate::sys::{Placement, Span};
 use crate::{rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Role {
@@ -70,11 +68,7 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
         Role::Hold { regions } => {
             let memory = lab.allocate(Where::Gpu(0), M2 * regions.max(&1))?;
             let held = (0..*regions)
-                .map(|index| {
-                    Ok(lab
-                        .near
-                        .register(memory.span(index * M2, M2)?, full_access())?)
-                })
+                .map(|index| Ok(lab.near.reg_mr(memory.span(index * M2, M2)?)?))
                 .collect::<Result<Vec<_>>>()?;
             announce()?;
             // The objects are intentionally not dropped.
@@ -97,7 +91,7 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
                 .collect::<Result<Vec<_>>>()?;
             announce()?;
             let span = Span::anywhere(addr, parts * GRANULE)?;
-            let region = lab.near.register(span, full_access())?;
+            let region = lab.near.reg_mr(span)?;
             drop((region, memory));
             Ok(())
         }
@@ -135,7 +129,7 @@ fn guest(addr: u64, gives_up: GivesUp, setup: &Setup) -> Result<()> {
         gpus = Gpu::all()?;
     }
     announce()?;
-    let region = hca.register(Span::anywhere(addr, GRANULE)?, full_access())?;
+    let region = hca.reg_mr(Span::anywhere(addr, GRANULE)?)?;
     if gives_up == GivesUp::Early {
         drop(gpus);
         drop(region);
@@ -170,15 +164,11 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
                 choice.below((M2 - len) as u64) as usize,
                 choice.below((M2 - len) as u64) as usize,
             );
-            connection
-                .near
-                .transfer(Op::Write, source.part(from, len)?, target.part(to, len)?)?;
+            connection.transfer(Op::Write, source.part(from, len)?, target.part(to, len)?)?;
             let data = source.expected(from, len)?.to_vec();
             target.expect(to, &data)?;
             let back = choice.below((M2 - len) as u64) as usize;
-            connection
-                .near
-                .transfer(Op::Read, source.part(back, len)?, target.part(to, len)?)?;
+            connection.transfer(Op::Read, source.part(back, len)?, target.part(to, len)?)?;
             source.expect(back, &data)?;
         }
         source.check().context("source")?;
@@ -245,10 +235,7 @@ impl Process {
     fn hear(&mut self, expected: &str) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        ensure!(
-            line.strip_suffix('\n') == Some(expected),
-            "the child said {line:?} where {expected:?} was expected"
-        );
+        ensure!(line.strip_suffix('\n') == Some(expected), "{line:?}");
         Ok(())
     }
 

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 
-use crate::sys;
+use crate::{ktap, module_files, sys};
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
@@ -124,12 +124,7 @@ impl Counters {
 
 /// Checks the number of live pins.
 pub(crate) fn pins_are(expected: u64) -> Result<()> {
-    let live = Counters::read()?.live_pins()?;
-    ensure!(
-        live == expected,
-        "{live} pins are live where {expected} were expected"
-    );
-    Ok(())
+    ktap::same("live pins", Counters::read()?.live_pins()?, expected)
 }
 
 /// Successful calls of nvidia.ko, summed over both modes.
@@ -166,22 +161,14 @@ pub(crate) fn peer_regions(device: &str) -> Result<Vec<PeerRegion>> {
 }
 
 fn parse_peer_region(line: &str) -> Result<PeerRegion> {
-    let fields: BTreeMap<_, _> = line
-        .split_whitespace()
-        .filter_map(|field| field.split_once('='))
-        .collect();
-    let field = |name| {
-        fields
-            .get(name)
-            .copied()
-            .with_context(|| format!("no {name} in {line:?}"))
-    };
+    let line = module_files::parse(line)?;
+    let field = |name| number(module_files::get(&line, name)?);
     Ok(PeerRegion {
-        lkey: number(field("lkey")?)?,
-        addr: number(field("addr")?)?,
-        len: number(field("len")?)?,
-        entries: number(field("nents")?)?,
-        state: field("state")?.to_owned(),
+        lkey: field("lkey")?,
+        addr: field("addr")?,
+        len: field("len")?,
+        entries: field("nents")?,
+        state: module_files::get(&line, "state")?.to_owned(),
     })
 }
 

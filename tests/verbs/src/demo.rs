@@ -15,7 +15,7 @@ use crate::lab::{Lab, PinMode, Setup};
 use crate::measure::Measurement;
 use crate::module::Replaced;
 use crate::pattern::{difference, Pattern};
-use crate::rdma::{full_access, Op, Region, Status};
+use crate::rdma::{Op, Region, Status};
 use crate::sys::Running;
 use crate::{ktap, measure, module, rdma, sys};
 
@@ -29,10 +29,7 @@ const OFFSET: usize = 65_536 + 123;
 pub(crate) fn run(setup: &Setup) -> Result<()> {
     let before = Counters::read()?;
     let mode = setup.mode();
-    ensure!(
-        mode == PinMode::Persistent,
-        "the demo begins with the module's default parameters, this is {mode}"
-    );
+    ensure!(mode == PinMode::Persistent);
     let control = control(setup).context("NVIDIA's module")?;
 
     introduce(&Lab::open(setup)?)?;
@@ -123,12 +120,7 @@ fn introduce(lab: &Lab) -> Result<()> {
 fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
     let ours = measure::measure(lab, measure::usual_length(lab)?)?;
     if let Some(control) = control {
-        ensure!(
-            control.bytes == ours.bytes,
-            "the control registered {} bytes, ours {}",
-            control.bytes,
-            ours.bytes
-        );
+        ensure!(control.bytes == ours.bytes);
     }
     println!(
         "\n1. ibv_reg_mr of {} MiB of contiguous GPU memory at {:#x}",
@@ -149,25 +141,11 @@ fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
     ] {
         println!("   {name:24}{:>18}{:>22}", value(&ours), other(value));
     }
-    ensure!(
-        ours.pins == 1 && ours.unpins == 1,
-        "{} pins and {} unpins",
-        ours.pins,
-        ours.unpins
-    );
+    ensure!((ours.pins, ours.unpins) == (1, 1));
     ensure!(ours.entries == 1, "{} entries", ours.entries);
     if let Some(control) = control {
-        ensure!(
-            control.pins == 2 && control.unpins == 2,
-            "the control: {} pins, {} unpins",
-            control.pins,
-            control.unpins
-        );
-        ensure!(
-            control.entries == control.bytes >> 16,
-            "the control: {} entries",
-            control.entries
-        );
+        ensure!((control.pins, control.unpins) == (2, 2));
+        ensure!(control.entries == control.bytes >> 16);
     }
     Ok(())
 }
@@ -182,8 +160,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Reads the memory through the BAR in sysfs, independently of the transfer.
 fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    memory.bar_view()?.read(offset, &mut bytes)?;
+    let bytes = memory.bar_view()?.bytes(offset, len)?;
     Ok(bytes)
 }
 
@@ -197,7 +174,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(room)?;
     let background = Pattern::new(seed, 1).bytes(0, room);
     memory.write(0, &background)?;
-    let region = lab.far.register(memory.span(0, room)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, room)?)?;
     let mut host = Arena::on_host(lab, room, 2)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let remote = region.part(OFFSET as u64, BYTES as u64)?;
@@ -215,9 +192,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
         hex(&behind_the_bar(&memory, OFFSET, 12)?)
     );
     println!("   {:>width$}  {}", "what is written", hex(&data[..12]));
-    connection
-        .near
-        .transfer(Op::Write, host.part(0, BYTES)?, remote)?;
+    connection.transfer(Op::Write, host.part(0, BYTES)?, remote)?;
     let now = behind_the_bar(&memory, 0, room)?;
     println!(
         "   in the BAR at {bar_address:#x}, after   {}",
@@ -234,9 +209,7 @@ fn write_and_read(lab: &Lab) -> Result<()> {
 
     println!("\n3. RDMA READ of the same {BYTES} bytes back into other host memory");
     let back = room - BYTES;
-    connection
-        .near
-        .transfer(Op::Read, host.part(back, BYTES)?, remote)?;
+    connection.transfer(Op::Read, host.part(back, BYTES)?, remote)?;
     let found = host.bytes(back, BYTES)?;
     let wrong = count_differing(&data, &found);
     println!(
@@ -251,22 +224,16 @@ fn write_and_read(lab: &Lab) -> Result<()> {
 /// Returns the status of a WRITE to the region.
 fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    Ok(connection
-        .near
-        .run(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)?
-        .status)
+    connection.status(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)
 }
 
 fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {
     let room = GRANULE as usize;
     let mut memory = lab.allocate_gpu(room)?;
     let host = Arena::on_host(lab, room, 3)?;
-    let region = lab.far.register(memory.span(0, room)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, room)?)?;
     let status = write_status(lab, &host, &region)?;
-    ensure!(
-        status == Status::Success,
-        "WRITE before the free: {status:?}"
-    );
+    ensure!(status == Status::Success);
     memory.free()?;
     let status = write_status(lab, &host, &region)?;
     let live = Counters::read()?.live_pins()?;
@@ -289,10 +256,7 @@ fn freed_revocable(setup: &Setup) -> Result<()> {
     module::loaded_with(&["persistent_api_support=0".to_owned()], || {
         let lab = Lab::open(setup)?;
         let mode = lab.setup.mode();
-        ensure!(
-            mode == PinMode::Revocable,
-            "persistent_api_support=0 gives {mode} registrations"
-        );
+        ensure!(mode == PinMode::Revocable);
         let (status, live, after) = freed(&lab)?;
         println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
         ensure!(

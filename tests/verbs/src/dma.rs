@@ -12,19 +12,17 @@
 //! through the IOMMU's tables to a physical address, and moves the bytes there.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{fs, io};
 
 use anyhow::{bail, ensure, Context, Result};
 
 use crate::gpu::{Allocation, Place, PAGE};
-use crate::rdma::{full_access, Hca, Region};
+use crate::rdma::{Hca, Region};
 use crate::sys;
+use crate::sys::KernelLog;
 
 /// Translation between a device and memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,10 +55,7 @@ impl Guard {
             Self::None
         };
         if let Ok(asked) = std::env::var("TESTVM_IOMMU") {
-            ensure!(
-                asked == found.option(),
-                "asked for --iommu {asked}, found {found:?}"
-            );
+            ensure!(asked == found.option());
         }
         Ok(found)
     }
@@ -80,25 +75,12 @@ impl Guard {
     }
 }
 
-/// One mapping.
+/// One mapping, or an unmapping, which has no physical address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Map {
-    phys: u64,
+struct Event {
+    phys: Option<u64>,
     dma: u64,
     len: u64,
-}
-
-/// One unmapping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Unmap {
-    dma: u64,
-    len: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
-    Map(Map),
-    Unmap(Unmap),
 }
 
 /// A trace of mappings and unmappings for one device.
@@ -158,22 +140,20 @@ impl Trace {
         len: usize,
     ) -> Result<Mapped> {
         let span = memory.span(offset, len)?;
-        let (region, events) = self.during(|| Ok(hca.register(span, full_access())?))?;
-        let mut maps: Vec<Map> = Vec::new();
+        let (region, events) = self.during(|| Ok(hca.reg_mr(span)?))?;
+        let mut maps: Vec<(u64, Event)> = Vec::new();
         for event in events {
-            match event {
-                Event::Map(map) => maps.push(map),
-                // The first registration for a GPU and an HCA makes nvidia.ko map one page, to
-                // check that the HCA reaches the GPU.
-                Event::Unmap(unmap) => ensure!(
-                    maps.pop().is_some_and(|page| {
-                        maps.is_empty()
-                            && (page.dma, page.len) == (unmap.dma, unmap.len)
-                            && page.len == PAGE
-                    }),
-                    "a registration unmapped {unmap:x?}"
-                ),
+            if let Some(phys) = event.phys {
+                maps.push((phys, event));
+                continue;
             }
+            // The first registration for a GPU and an HCA makes nvidia.ko map one page, to check
+            // that the HCA reaches the GPU.
+            let page = maps.pop().filter(|_| maps.is_empty());
+            let page = page.map(|(_, page)| (page.dma, page.len));
+            let unmapped = Some((event.dma, event.len));
+            let is_one = page == unmapped && event.len == PAGE;
+            ensure!(is_one, "a registration unmapped {event:x?}");
         }
         let base = memory.mapping().addr();
         let first = span.addr() / PAGE * PAGE;
@@ -189,24 +169,22 @@ impl Trace {
             };
             known = Some((from, place));
             let phys = place.bar_address + (page - from);
-            let map = maps
-                .iter()
-                .find(|map| map.phys <= phys && phys + PAGE <= map.phys + map.len)
-                .with_context(|| {
-                    format!("nothing was mapped for the page at {phys:#x}: {maps:x?}")
-                })?;
+            let has = |(at, map): &&(u64, Event)| *at <= phys && phys + PAGE <= at + map.len;
+            let (at, map) = maps.iter().find(has).with_context(|| {
+                format!("nothing was mapped for the page at {phys:#x}: {maps:x?}")
+            })?;
+            let dma = map.dma + (phys - at);
             pages.push(Page {
                 va: page,
                 phys,
-                dma: map.dma + (phys - map.phys),
+                dma,
             });
         }
-        let mapped: u64 = maps.iter().map(|map| map.len).sum();
+        let mapped: u64 = maps.iter().map(|(_, map)| map.len).sum();
         // Without translation, a larger mapping gives the device no additional access.
         ensure!(
             mapped == end - first || !self.translates,
-            "{mapped:#x} bytes were mapped for a region of {:#x}",
-            end - first
+            "{mapped:#x} mapped"
         );
         Ok(Mapped {
             region,
@@ -224,10 +202,8 @@ impl Trace {
     ) -> Result<T> {
         let (value, events) = self.during(body)?;
         let mut left: Vec<u64> = pages.iter().map(|page| page.dma).collect();
-        for event in events {
-            let Event::Unmap(unmap) = event else {
-                bail!("something was mapped: {event:x?}");
-            };
+        for unmap in events {
+            ensure!(unmap.phys.is_none(), "something was mapped: {unmap:x?}");
             let before = left.len();
             left.retain(|dma| *dma < unmap.dma || *dma >= unmap.dma + unmap.len);
             let gone = (before - left.len()) as u64;
@@ -280,10 +256,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
         };
         let of_tables = matches!(kind, "map" | "unmap");
         if !of_tables {
-            ensure!(
-                rest.starts_with(device),
-                "an event of another device: {line}"
-            );
+            ensure!(rest.starts_with(device), "another device's: {line}");
             // A driver of the device would map host memory, which this program does not expect.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
@@ -293,30 +266,17 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
             continue;
         }
         let len = field("size")?.parse()?;
-        events.push(match kind {
-            "dma_map_phys" => Event::Map(Map {
-                phys: hex("phys_addr")?,
-                dma: hex("dma_addr")?,
-                len,
-            }),
-            "map" => Event::Map(Map {
-                phys: hex("paddr")?,
-                dma: hex("iova")?,
-                len,
-            }),
-            "dma_unmap_phys" => Event::Unmap(Unmap {
-                dma: hex("dma_addr")?,
-                len,
-            }),
+        let (phys, dma) = match kind {
+            "dma_map_phys" => (Some(hex("phys_addr")?), hex("dma_addr")?),
+            "map" => (Some(hex("paddr")?), hex("iova")?),
+            "dma_unmap_phys" => (None, hex("dma_addr")?),
             _ => {
                 let unmapped: u64 = field("unmapped_size")?.parse()?;
                 ensure!(unmapped == len, "not all was unmapped: {line}");
-                Event::Unmap(Unmap {
-                    dma: hex("iova")?,
-                    len,
-                })
+                (None, hex("iova")?)
             }
-        });
+        };
+        events.push(Event { phys, dma, len });
     }
     Ok(events)
 }
@@ -411,7 +371,7 @@ static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 /// A reader of the refused accesses that the kernel's log reports after the reader's creation.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    log: File,
+    log: KernelLog,
     device: String,
     reader: Reader,
     seen: usize,
@@ -421,14 +381,8 @@ pub(crate) struct Faults {
 
 impl Faults {
     pub(crate) fn of(device: &str) -> Result<Self> {
-        let mut log = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/kmsg")
-            .context("/dev/kmsg")?;
-        log.seek(SeekFrom::End(0))?;
         Ok(Self {
-            log,
+            log: KernelLog::from_now()?,
             device: device.to_owned(),
             reader: Reader::default(),
             seen: 0,
@@ -439,28 +393,16 @@ impl Faults {
     /// Returns the faults since the last call.
     fn new_ones(&mut self) -> Result<Vec<Fault>> {
         let mut found = Vec::new();
-        let mut record = [0u8; 8192];
-        loop {
-            match self.log.read(&mut record) {
-                Ok(0) => break,
-                Ok(got) => {
-                    let text = String::from_utf8_lossy(&record[..got]);
-                    let message = text.split_once(';').map_or("", |(_, message)| message);
-                    // The lines after the first name the device of the message.
-                    let message = message.lines().next().unwrap_or_default();
-                    match self.reader.next(message)? {
-                        None => {}
-                        Some(Found::Access(fault)) => found.push(fault),
-                        Some(Found::Rest) => {
-                            self.rest += 1;
-                            if let Some(latest) = reported().back_mut() {
-                                *latest = sys::jiffies()?;
-                            }
-                        }
+        for message in self.log.lines()? {
+            match self.reader.next(&message)? {
+                None => {}
+                Some(Found::Access(fault)) => found.push(fault),
+                Some(Found::Rest) => {
+                    self.rest += 1;
+                    if let Some(latest) = reported().back_mut() {
+                        *latest = sys::jiffies()?;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error).context("/dev/kmsg"),
             }
         }
         self.seen += found.len();
@@ -517,15 +459,13 @@ impl Faults {
             reported.pop_front();
         }
         drop(reported);
+        let device = self.device.clone();
         let expected = Fault {
             access,
-            device: self.device.clone(),
+            device,
             addr,
         };
-        ensure!(
-            found == [expected.clone()],
-            "{found:x?} came where {expected:x?} was expected"
-        );
+        ensure!(found == [expected.clone()], "{found:x?}, not {expected:x?}");
         Ok(())
     }
 
@@ -574,11 +514,8 @@ impl Reader {
             let goes_on = |(last, end): &(Fault, u64)| *last == fault && *end <= addr;
             let is_rest = self.last.as_ref().is_some_and(goes_on);
             self.last = Some((fault.clone(), addr));
-            return Ok(Some(if is_rest {
-                Found::Rest
-            } else {
-                Found::Access(fault)
-            }));
+            let found = Found::Access(fault);
+            return Ok(Some(if is_rest { Found::Rest } else { found }));
         }
         Ok(None)
     }
@@ -593,15 +530,13 @@ fn parse_dmar(rest: &str) -> Option<Fault> {
     };
     let (_, rest) = rest.split_once("Request device [")?;
     let (device, rest) = rest.split_once(']')?;
-    let addr = rest
-        .trim_start()
-        .strip_prefix("fault addr 0x")?
-        .split_whitespace()
-        .next()?;
+    let rest = rest.trim_start().strip_prefix("fault addr 0x")?;
+    let addr = u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()?;
+    let device = device.to_owned();
     Some(Fault {
         access,
-        device: device.to_owned(),
-        addr: u64::from_str_radix(addr, 16).ok()?,
+        device,
+        addr,
     })
 }
 
@@ -614,17 +549,17 @@ fn parse_event(event: &str, words: &[u64]) -> Option<(Fault, u64)> {
     let (device, rest) = rest.split_once(" sid: ")?;
     let (_, rest) = rest.split_once(" iova: 0x")?;
     let addr = u64::from_str_radix(rest.split_whitespace().next()?, 16).ok()?;
-    let access = if words.get(1)? & READ == 0 {
-        Access::Write
-    } else {
-        Access::Read
-    };
-    let fault = Fault {
-        access,
-        device: device.to_owned(),
-        addr: addr / 4096 * 4096,
-    };
-    Some((fault, addr))
+    let is_read = words.get(1)? & READ != 0;
+    let access = if is_read { Access::Read } else { Access::Write };
+    let (device, page) = (device.to_owned(), addr / 4096 * 4096);
+    Some((
+        Fault {
+            access,
+            device,
+            addr: page,
+        },
+        addr,
+    ))
 }
 
 fn reported() -> MutexGuard<'static, VecDeque<Duration>> {
@@ -651,16 +586,14 @@ mod tests {
     fn traces_are_read() {
         let read = |text: &str, translates| parse_trace(text, "0000:00:06.0", translates);
         let events = read(TRACE, false).expect("a trace");
-        let map = |phys, dma| {
+        let event = |phys, dma| {
             let len = 65536;
-            Event::Map(Map { phys, dma, len })
+            Event { phys, dma, len }
         };
-        let first = map(0x8_0000_0000, 0xffff_0000);
-        let unmap = Event::Unmap(Unmap {
-            dma: 0xffff_0000,
-            len: 65536,
-        });
-        assert_eq!(events, [first, map(0x8_0001_0000, 0xfffe_0000), unmap]);
+        let first = event(Some(0x8_0000_0000), 0xffff_0000);
+        let second = event(Some(0x8_0001_0000), 0xfffe_0000);
+        let unmap = event(None, 0xffff_0000);
+        assert_eq!(events, [first, second, unmap]);
         assert_eq!(read(TRACE, true).expect("a trace"), [first, unmap]);
         assert!(parse_trace(TRACE, "0000:00:07.0", false).is_err());
         for (good, bad) in [

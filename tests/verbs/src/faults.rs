@@ -11,6 +11,7 @@ use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
 
+use crate::knobs::Parameter;
 use crate::{ktap, sys};
 
 const DEBUGFS: &str = "/sys/kernel/debug";
@@ -45,7 +46,7 @@ pub(crate) enum Counted {
 /// Fault injection that is set up until dropped.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    changed: Vec<(String, String)>,
+    changed: Vec<Parameter>,
 }
 
 impl Faults {
@@ -112,9 +113,7 @@ impl Faults {
 
     fn set(&mut self, kind: &str, name: &str, value: &str) -> Result<()> {
         let path = format!("{DEBUGFS}/{kind}/{name}");
-        let before = sys::read_line(&path)?;
-        write(kind, name, value)?;
-        self.changed.push((path, before));
+        self.changed.push(Parameter::set_file(&path, value)?);
         Ok(())
     }
 }
@@ -154,16 +153,6 @@ impl Drop for All<'_> {
             });
         if !restored {
             ktap::note("not_restored", format_args!("{:?}", self.0));
-        }
-    }
-}
-
-impl Drop for Faults {
-    fn drop(&mut self) {
-        for (path, before) in self.changed.drain(..).rev() {
-            if let Err(error) = fs::write(&path, before) {
-                ktap::note("not_restored", format_args!("{path}: {error}"));
-            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{fs, thread};
 
 use anyhow::{ensure, Context, Result};
 
-use crate::sys;
+use crate::{module_files, sys};
 
 /// Time limit for a thread to reach its place.
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -31,11 +31,7 @@ impl Hold {
     /// Returns the number of threads that wait at the place.
     pub(crate) fn waiting(&self) -> Result<u64> {
         let text = fs::read_to_string(&self.path)?;
-        let field = text
-            .split_whitespace()
-            .find_map(|field| field.strip_prefix("waiting="))
-            .with_context(|| format!("{}: {text:?}", self.path.display()))?;
-        Ok(field.parse()?)
+        module_files::number(&module_files::parse(text.trim_end())?, "waiting")
     }
 
     /// Waits until `worker` stops at the place, or ends. Returns `true` if `worker` stopped.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use crate::{ktap, sys};
 
 /// A module parameter or a similar file in debugfs, set until dropped.
+#[derive(Debug)]
 pub(crate) struct Parameter {
     path: PathBuf,
     before: String,

@@ -6,7 +6,7 @@ use std::panic;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, ensure, Result};
+use anyhow::{anyhow, bail, ensure, Error, Result};
 
 use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
@@ -76,6 +76,13 @@ pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     Ok(tell(named, |case| run_one(case, setup)))
 }
 
+/// Prints the error of a case that failed.
+pub(crate) fn fail(error: &Error) {
+    for line in format!("{error:#}").lines() {
+        println!("# failure: {line}");
+    }
+}
+
 /// Runs each case, and prints its result after the header. Returns `true` if none failed.
 pub(crate) fn tell<'a, T>(
     cases: impl ExactSizeIterator<Item = (&'a str, T)>,
@@ -87,10 +94,8 @@ pub(crate) fn tell<'a, T>(
         let number = index + 1;
         let start = Instant::now();
         let result = run(case);
-        note(
-            "seconds",
-            format_args!("{:.2}", start.elapsed().as_secs_f64()),
-        );
+        let seconds = start.elapsed().as_secs_f64();
+        note("seconds", format_args!("{seconds:.2}"));
         match result {
             Ok(()) => {
                 println!("ok {number} {name}");
@@ -102,9 +107,7 @@ pub(crate) fn tell<'a, T>(
                     skipped += 1;
                 }
                 None => {
-                    for line in format!("{error:#}").lines() {
-                        println!("# failure: {line}");
-                    }
+                    fail(&error);
                     for line in sys::kernel_log_tail(5) {
                         println!("# kernel: {line}");
                     }

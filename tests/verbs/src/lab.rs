@@ -2,45 +2,30 @@
 //! Resources of a case: two RDMA devices, the GPUs, and the setup under test.
 
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::{fmt, fs};
 
 use anyhow::{bail, Context, Result};
 
 use crate::gpu::{Allocation, Gpu, GRANULE};
-use crate::rdma::{full_access, Hca};
+use crate::rdma::Hca;
 use crate::sys::{Mapping, Placement, Span};
 use crate::{counters, ktap};
 
+/// Granule of the GPU's memory, as the length of memory.
+pub(crate) const M2: usize = GRANULE as usize;
+
 /// The peermem module under test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Peermem {
     Ours,
     Nvidia,
     None,
 }
 
-impl FromStr for Peermem {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "ours" => Ok(Self::Ours),
-            "nvidia" => Ok(Self::Nvidia),
-            "none" => Ok(Self::None),
-            _ => bail!("{text:?} is not one of ours, nvidia, none"),
-        }
-    }
-}
-
 impl fmt::Display for Peermem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ours => "ours",
-            Self::Nvidia => "nvidia",
-            Self::None => "none",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -55,10 +40,7 @@ pub(crate) enum PinMode {
 
 impl fmt::Display for PinMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Persistent => "persistent",
-            Self::Revocable => "revocable",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 
@@ -90,38 +72,24 @@ pub(crate) fn translating_iommu() -> bool {
 impl Setup {
     /// Returns the longest scatter-list entry that rxe's DMA device accepts, in bytes.
     pub(crate) fn entry_limit(&self) -> u64 {
-        let set = counters::module_parameter("rdma_rxe", "peer_max_seg")
-            .and_then(|text| text.parse().ok());
-        match set {
-            None | Some(0) => DEFAULT_SEGMENT,
-            Some(limit) => limit,
-        }
+        let set = counters::module_parameter("rdma_rxe", "peer_max_seg");
+        let set = set.and_then(|text| text.parse().ok());
+        set.filter(|limit| *limit != 0).unwrap_or(DEFAULT_SEGMENT)
     }
 
     /// Returns the mode that the loaded module gives to rxe.
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
-        let persistent = match self.peermem {
-            // Driver 550 has no parameter for the mode. ib_core asks the callback client first, and
-            // asks the other client if the device cannot revoke.
-            Peermem::Nvidia => {
-                match counters::module_parameter("nvidia_peermem", "persistent_api_support")
-                    .as_deref()
-                {
-                    None | Some("0") => !offered,
-                    Some(_) => true,
-                }
-            }
-            _ => {
-                counters::module_parameter("nvidia_peermem", "persistent_api_support").as_deref()
-                    != Some("0")
-                    || !offered
-            }
+        let asked = counters::module_parameter("nvidia_peermem", "persistent_api_support");
+        // Driver 550 has no parameter for the mode. ib_core asks the callback client first, and
+        // asks the other client if the device cannot revoke.
+        let revokes = match asked.as_deref() {
+            None => self.peermem == Peermem::Nvidia,
+            Some(value) => value == "0",
         };
-        if persistent {
-            PinMode::Persistent
-        } else {
-            PinMode::Revocable
+        match revokes && offered {
+            true => PinMode::Revocable,
+            false => PinMode::Persistent,
         }
     }
 }
@@ -131,15 +99,6 @@ impl Setup {
 pub(crate) enum Where {
     Host,
     Gpu(usize),
-}
-
-impl fmt::Display for Where {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("host"),
-            Self::Gpu(index) => write!(f, "gpu{index}"),
-        }
-    }
 }
 
 /// Resources that are opened again for each case, so that no case inherits a queue pair in error or
@@ -178,7 +137,7 @@ impl Lab {
         for gpu in self.gpus() {
             let memory = gpu.allocate(GRANULE as usize, Placement::Any)?;
             for hca in [&self.near, &self.far] {
-                hca.register(memory.span(0, memory.mapping().len())?, full_access())?;
+                hca.reg_mr(memory.span(0, memory.mapping().len())?)?;
             }
         }
         Ok(())
@@ -279,18 +238,25 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    pub(crate) fn len(&self) -> usize {
+    fn mapping(&self) -> &Mapping {
         match self {
-            Self::Host(mapping) => mapping.len(),
-            Self::Gpu(allocation) => allocation.mapping().len(),
+            Self::Host(mapping) => mapping,
+            Self::Gpu(allocation) => allocation.mapping(),
         }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.mapping().len()
+    }
+
     pub(crate) fn span(&self, offset: usize, len: usize) -> Result<Span> {
-        match self {
-            Self::Host(mapping) => mapping.span(offset, len),
-            Self::Gpu(allocation) => allocation.span(offset, len),
-        }
+        self.mapping().span(offset, len)
+    }
+
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read(offset, &mut bytes)?;
+        Ok(bytes)
     }
 
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {

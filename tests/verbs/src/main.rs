@@ -35,8 +35,14 @@ use lab::{Lab, Peermem, Setup};
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Arguments {
-    /// The peermem module under test: ours, nvidia or none
-    #[arg(long, env = "PEERMEM", default_value = "ours", global = true)]
+    /// The peermem module under test
+    #[arg(
+        long,
+        env = "PEERMEM",
+        value_enum,
+        default_value = "ours",
+        global = true
+    )]
     peermem: Peermem,
     /// Seed of all random choices and bytes
     #[arg(

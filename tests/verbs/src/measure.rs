@@ -11,7 +11,6 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::lab::Lab;
 use crate::module;
-use crate::rdma::full_access;
 
 const GIB: u64 = 1 << 30;
 
@@ -45,15 +44,10 @@ pub(crate) fn usual_length(lab: &Lab) -> Result<u64> {
 /// deregisters it.
 pub(crate) fn measure(lab: &Lab, bytes: u64) -> Result<Measurement> {
     let memory = allocate_aligned(lab, bytes, bytes.next_power_of_two().max(GRANULE))?;
-    ensure!(
-        memory.is_contiguous()?,
-        "the stand-in's memory is in pieces"
-    );
+    ensure!(memory.is_contiguous()?, "in pieces");
     let before = Counters::read()?;
     let start = Instant::now();
-    let region = lab
-        .near
-        .register(memory.span(0, usize::try_from(bytes)?)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, usize::try_from(bytes)?)?)?;
     let elapsed = start.elapsed();
     let entries = peer_region(&lab.near, &region)?.entries;
     drop(region);

@@ -2,13 +2,10 @@
 //! The peermem module: loading, unloading and its state.
 
 use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{bail, ensure, Result};
+use anyhow::{ensure, Result};
 
-use crate::sys::Running;
-use crate::{counters, sys};
+use crate::{counters, ktap, sys};
 
 pub(crate) const NAME: &str = "nvidia_peermem";
 /// The parameters of NVIDIA's nvidia-peermem. The second parameter exists since driver 560.
@@ -16,8 +13,6 @@ pub(crate) const PARAMETERS: [&str; 2] = ["peerdirect_support", "persistent_api_
 
 /// Parameter that makes nvidia.ko map all persistent pins of this module.
 pub(crate) const PROVIDER_MAPS: &str = "provider_maps=1";
-
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn is_loaded() -> bool {
     Path::new("/sys/module").join(NAME).exists()
@@ -40,46 +35,46 @@ pub(crate) fn parameters() -> Vec<String> {
 }
 
 pub(crate) fn unload() -> Result<()> {
-    succeed(Command::new("rmmod").arg(NAME))
+    sys::succeed("rmmod", [NAME]).map(drop)
 }
 
 /// Checks the number of references to the module.
 pub(crate) fn references_are(expected: u64) -> Result<()> {
     let held = counters::module_references(NAME)?;
-    ensure!(
-        held == expected,
-        "{held} references to the module where {expected} were expected"
-    );
-    Ok(())
+    ktap::same("references to the module", held, expected)
+}
+
+/// Tries to unload a module. Returns `false` if the module is in use.
+pub(crate) fn unloaded(name: &str) -> Result<bool> {
+    match sys::unload_module(name) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Checks that the module cannot be unloaded while a callback is still to come.
 pub(crate) fn must_stay() -> Result<()> {
-    match sys::unload_module(NAME) {
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(()),
-        other => bail!("the module goes with its callback to come: {other:?}"),
-    }
+    let goes = unloaded(NAME)?;
+    ensure!(!goes, "the module goes with its callback to come");
+    Ok(())
 }
 
 /// Loads the installed module.
 pub(crate) fn load(parameters: &[String]) -> Result<()> {
-    succeed(Command::new("modprobe").arg(NAME).args(parameters))
+    let parameters = parameters.iter().map(String::as_str);
+    sys::succeed("modprobe", [NAME].into_iter().chain(parameters)).map(drop)
+}
+
+/// Returns the path of the module's file that modprobe would load.
+pub(crate) fn file() -> Result<String> {
+    let output = sys::succeed("modinfo", ["-n", NAME])?;
+    Ok(output.trim().to_owned())
 }
 
 /// Loads a module from a file.
 pub(crate) fn load_file(file: &Path) -> Result<()> {
-    succeed(Command::new("insmod").arg(file))
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let finished = Running::start(command)?.finish(TIMEOUT)?;
-    ensure!(
-        finished.success(),
-        "{command:?}: {:?}: {}",
-        finished.status,
-        finished.tail(5)
-    );
-    Ok(())
+    sys::succeed("insmod", [file]).map(drop)
 }
 
 /// Returns `true` if the module wrote this line of the kernel's log.

@@ -75,12 +75,12 @@ pub(crate) fn number(line: &Line, key: &str) -> Result<u64> {
         .with_context(|| format!("{key}={text} is no number"))
 }
 
-/// Checks that a line has these values.
-pub(crate) fn has(line: &Line, values: &[(&str, &str)]) -> Result<()> {
-    for (key, value) in values {
+/// Checks that a line has these fields.
+pub(crate) fn has(line: &Line, fields: &str) -> Result<()> {
+    for (key, value) in &parse(fields)? {
         let seen = get(line, key)?;
         ensure!(
-            seen == *value,
+            seen == value,
             "{key}={seen} where {value} was expected: {line:?}"
         );
     }

@@ -68,16 +68,8 @@ pub(crate) enum Pointers {
 pub(crate) struct Status(pub(crate) u16);
 
 impl Status {
-    pub(crate) fn is_success(self) -> bool {
-        self.0 == 0
-    }
-
     pub(crate) fn success(self) -> Result<()> {
-        ensure!(
-            self.is_success(),
-            "the controller ended the command with status {:#x}",
-            self.0
-        );
+        ensure!(self.0 == 0, "status {:#x}", self.0);
         Ok(())
     }
 }
@@ -164,15 +156,12 @@ pub(crate) struct Nvme {
 
 /// Returns the PCI address of the controller, if there is one.
 pub(crate) fn find() -> Result<Option<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/sys/bus/pci/devices")? {
-        let entry = entry?;
-        if sys::read_line(&entry.path().join("class").to_string_lossy())? == "0x010802" {
-            found.push(entry.file_name().to_string_lossy().into_owned());
+    for bdf in sys::names("/sys/bus/pci/devices")? {
+        if sys::read_line(&format!("/sys/bus/pci/devices/{bdf}/class"))? == "0x010802" {
+            return Ok(Some(bdf));
         }
     }
-    found.sort();
-    Ok(found.into_iter().next())
+    Ok(None)
 }
 
 /// Unbinds the kernel's driver. The driver's DMA mask stays. Without this mask, the device could
@@ -269,10 +258,7 @@ impl Nvme {
     fn wait_ready(&self, ready: bool) -> Result<()> {
         let done = sys::wait_until(TIMEOUT, || {
             let status = self.registers.load32(CSTS)?;
-            ensure!(
-                !ready || status & CSTS_FATAL == 0,
-                "the controller failed: status {status:#x}"
-            );
+            ensure!(!ready || status & CSTS_FATAL == 0, "failed: {status:#x}");
             Ok((status & CSTS_READY != 0) == ready)
         })?;
         ensure!(done, "the controller does not become ready={ready}");
@@ -281,22 +267,17 @@ impl Nvme {
 
     /// Returns the DMA address of a page of the controller's memory.
     fn page(&self, page: usize) -> Result<u64> {
-        let segments = self.mapped.segments(page as u64 * PAGE, PAGE)?;
-        Ok(segments.first().context("an empty page")?.dma)
+        self.dma_of(page * PAGE as usize)
     }
 
     fn identify_self(&mut self) -> Result<()> {
         let at = IDENTITY * PAGE as usize;
         self.identify(self.page(IDENTITY)?)?.success()?;
-        let mut identity = vec![0; PAGE as usize];
-        self.memory.read(at, &mut identity)?;
+        let identity = self.memory.bytes(at, PAGE as usize)?;
         self.model = String::from_utf8_lossy(&identity[24..64]).trim().to_owned();
         // The limit is a power of two, in pages. 0 means no limit, but this program needs a limit.
-        let shift = match identity[77] {
-            0 => 10,
-            shift => shift.min(10),
-        };
-        self.longest = PAGE << shift;
+        let shift = Some(identity[77]).filter(|shift| (1..10).contains(shift));
+        self.longest = PAGE << shift.unwrap_or(10);
         let sgls = identity[536..540].iter().any(|byte| *byte != 0);
         ensure!(sgls, "the controller takes no scatter-gather lists");
         Ok(())
@@ -341,10 +322,7 @@ impl Nvme {
             len > 0 && len % BLOCK == 0 && len <= self.longest,
             "{len:#x} bytes by one command"
         );
-        let mut command = match op {
-            Op::Write => Command::new(0x01),
-            Op::Read => Command::new(0x02),
-        };
+        let mut command = Command::new(if op == Op::Write { 0x01 } else { 0x02 });
         command.words[1] = 1;
         (command.words[10], command.words[11]) = (low(block), high(block));
         command.words[12] = u32::try_from(len / BLOCK - 1)?;
@@ -403,11 +381,7 @@ impl Nvme {
             blocks => {
                 let bytes = blocks.concat();
                 let room = LIST_PAGES * PAGE as usize;
-                ensure!(
-                    bytes.len() <= room,
-                    "{} segments are too many",
-                    blocks.len()
-                );
+                ensure!(bytes.len() <= room, "{} segments", blocks.len());
                 let at = LISTS * PAGE as usize;
                 self.memory.write(at, &bytes)?;
                 let list = self.mapped.segments(at as u64, bytes.len() as u64)?;
@@ -516,18 +490,14 @@ impl Command {
 
     fn descriptor(&mut self, bytes: &[u8; 16]) {
         for (word, chunk) in self.words[6..10].iter_mut().zip(bytes.chunks_exact(4)) {
-            *word = chunk
-                .iter()
-                .rev()
-                .fold(0, |word, byte| word << 8 | u32::from(*byte));
+            let bytes = chunk.iter().rev();
+            *word = bytes.fold(0, |word, byte| word << 8 | u32::from(*byte));
         }
     }
 
     fn bytes(&self) -> Vec<u8> {
-        self.words
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect()
+        let words = self.words.iter();
+        words.flat_map(|word| word.to_le_bytes()).collect()
     }
 }
 

@@ -145,10 +145,7 @@ impl Acs {
         self.config
             .write_all_at(&wanted.to_le_bytes(), self.offset)?;
         let found = self.control()?;
-        ensure!(
-            found == wanted,
-            "wrote {wanted:#x} to ACS and read {found:#x}"
-        );
+        ensure!(found == wanted, "wrote {wanted:#x}, read {found:#x}");
         Ok(())
     }
 }
@@ -223,10 +220,7 @@ impl Drop for Overlay {
 /// Appends ACS to the list of extended capabilities.
 fn add_capability(config: &mut [u8], acs: &[u8], control: u16) -> Result<()> {
     ensure!(config.len() == LONGEST, "no extended config space");
-    ensure!(
-        extended_capability(config, ACS).is_none(),
-        "it has ACS already"
-    );
+    ensure!(extended_capability(config, ACS).is_none(), "ACS already");
     // The end of config space, which has no registers.
     let place = LONGEST - ACS_LENGTH;
     let mut last = 0x100_usize;

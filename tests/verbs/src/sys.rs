@@ -4,12 +4,14 @@
 //! stand-in GPU's ioctls.
 
 use std::cell::Cell;
-use std::ffi::CString;
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -23,6 +25,8 @@ use rustix::io::Errno;
 pub(crate) use rustix::process::{getpid, Pid};
 use rustix::process::{Resource, Rlimit, Signal, WaitOptions};
 use rustix::{net, process, system};
+
+use crate::module;
 
 /// Returns a free address with room for `len` bytes. The address is aligned to `align`, a power of
 /// two of at least the page size.
@@ -400,6 +404,13 @@ impl Finished {
         self.status.is_some_and(|status| status.success())
     }
 
+    /// Checks that the program failed with `words`.
+    pub(crate) fn failed_with(&self, words: &str) -> Result<()> {
+        let failed = !self.success() && self.output.contains(words);
+        ensure!(failed, "{:?}: {}", self.status, self.tail(10));
+        Ok(())
+    }
+
     /// Returns the last lines, for an error message.
     pub(crate) fn tail(&self, lines: usize) -> String {
         let all: Vec<_> = self.output.lines().collect();
@@ -482,6 +493,32 @@ impl Drop for Running {
     }
 }
 
+/// Time limit of [`run`].
+const PROGRAM: Duration = Duration::from_secs(120);
+
+/// Runs a program to its end.
+pub(crate) fn run(
+    program: &str,
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Result<Finished> {
+    Running::start(Command::new(program).args(arguments))?.finish(PROGRAM)
+}
+
+/// Runs a program that must succeed. Returns its output.
+pub(crate) fn succeed(
+    program: &str,
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+) -> Result<String> {
+    let finished = run(program, arguments)?;
+    let said = finished.tail(5);
+    ensure!(
+        finished.success(),
+        "{program}: {:?}: {said}",
+        finished.status
+    );
+    Ok(finished.output)
+}
+
 /// Makes a file in memory that vanishes with its last descriptor.
 pub(crate) fn unnamed_file() -> Result<File> {
     let file = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -534,6 +571,15 @@ pub(crate) fn wait_until(
     }
 }
 
+/// Returns the names in a folder.
+pub(crate) fn names(folder: impl AsRef<Path>) -> Result<BTreeSet<String>> {
+    let folder = folder.as_ref();
+    fs::read_dir(folder)
+        .with_context(|| folder.display().to_string())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
 /// Reads a file of /sys or /proc without the newline at its end.
 pub(crate) fn read_line(path: &str) -> Result<String> {
     Ok(fs::read_to_string(path)
@@ -575,6 +621,13 @@ impl KernelLog {
     /// Opens the log for lines from now on.
     pub(crate) fn from_now() -> Result<Self> {
         Self::open(io::SeekFrom::End(0))
+    }
+
+    /// Returns the lines of [`Self::lines`] that the module wrote.
+    pub(crate) fn of_module(&self) -> Result<Vec<String>> {
+        let mut lines = self.lines()?;
+        lines.retain(|line| module::wrote(line));
+        Ok(lines)
     }
 
     /// Returns the lines since the last call. Fails if some are lost.

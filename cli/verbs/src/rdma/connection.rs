@@ -380,6 +380,16 @@ pub fn connect(near: &Hca, far: &Hca) -> Result<Connection> {
 }
 
 impl Connection {
+    /// Runs a request of the near end that must succeed.
+    pub fn transfer(&mut self, op: Op, local: Part, remote: Part) -> Result<()> {
+        self.near.transfer(op, local, remote)
+    }
+
+    /// Runs a request of the near end, and returns its status.
+    pub fn status(&mut self, op: Op, local: Part, remote: Part) -> Result<Status> {
+        Ok(self.near.run(op, local, remote)?.status)
+    }
+
     /// Sends `from` at the near end into `into` at the far end, by SEND. Returns both completions
     /// with any status.
     pub fn send(&mut self, from: Part, into: Part) -> Result<(Completion, Completion)> {

@@ -214,6 +214,11 @@ impl Hca {
         self.address.to_string()
     }
 
+    /// Registers a range with all access rights.
+    pub fn reg_mr(&self, span: Span) -> std::result::Result<Region, Refused> {
+        self.register(span, full_access())
+    }
+
     /// Registers a range with `ibv_reg_mr`.
     pub fn register(
         &self,

@@ -9,7 +9,7 @@ use super::probe;
 use super::probe::{Held, Reading, Watch};
 use crate::gpu::{Allocation, PAGE};
 use crate::lab::Lab;
-use crate::rdma::{full_access, Region};
+use crate::rdma::Region;
 use crate::sys::Span;
 
 /// Number of samples. The minimum is the result, because timer interrupts and refills of the
@@ -47,7 +47,7 @@ impl Life {
 fn life(lab: &Lab, span: Span) -> Result<Life> {
     probe::reset()?;
     let begin = Instant::now();
-    let region = lab.near.register(span, full_access())?;
+    let region = lab.near.reg_mr(span)?;
     let reg_mr_ns = u64::try_from(begin.elapsed().as_nanos())?;
     let register = Reading::take()?.own()?;
     probe::reset()?;
@@ -97,7 +97,7 @@ impl Pages {
     /// Registers each page but the extra one.
     pub(crate) fn register(&self, lab: &Lab) -> Result<Vec<Region>> {
         (0..self.number)
-            .map(|index| Ok(lab.near.register(self.page(index)?, full_access())?))
+            .map(|index| Ok(lab.near.reg_mr(self.page(index)?)?))
             .collect()
     }
 }
@@ -106,9 +106,9 @@ impl Pages {
 /// this memory.
 pub(crate) fn memory_of_one(lab: &Lab, span: Span) -> Result<Held> {
     // Fills the caches of the allocators.
-    drop(lab.near.register(span, full_access())?);
+    drop(lab.near.reg_mr(span)?);
     let watch = Watch::begin()?;
-    let region = lab.near.register(span, full_access())?;
+    let region = lab.near.reg_mr(span)?;
     let held = watch.read()?;
     drop(region);
     at_zero(&watch)?;
@@ -118,11 +118,6 @@ pub(crate) fn memory_of_one(lab: &Lab, span: Span) -> Result<Held> {
 /// Fails if the module still holds memory.
 pub(crate) fn at_zero(watch: &Watch) -> Result<()> {
     let left = watch.read()?;
-    ensure!(
-        left.held == 0 && left.objects == 0,
-        "{} bytes in {} allocations of the module's are left",
-        left.held,
-        left.objects
-    );
+    ensure!((left.held, left.objects) == (0, 0));
     Ok(())
 }

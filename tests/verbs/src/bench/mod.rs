@@ -27,7 +27,6 @@ use crate::counters::Counters;
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::lab::{Lab, PinMode, Setup};
-use crate::rdma::full_access;
 use crate::{counters, sys};
 
 const GIB: u64 = 1 << 30;
@@ -49,41 +48,14 @@ enum Part {
     Threads,
 }
 
-struct Shape {
-    name: &'static str,
-    /// Layout of the GPU's memory, by its name in the stand-in.
-    layout: &'static str,
-    bytes: u64,
-    /// Number of samples. The minimum is the result, because interrupts are not part of the
-    /// module's cost.
-    samples: usize,
-}
-
-const SHAPES: [Shape; 4] = [
-    Shape {
-        name: "64KiB",
-        layout: "contiguous",
-        bytes: PAGE,
-        samples: 16,
-    },
-    Shape {
-        name: "1GiB-contiguous",
-        layout: "contiguous",
-        bytes: GIB,
-        samples: 3,
-    },
-    Shape {
-        name: "1GiB-fragmented",
-        layout: "64k",
-        bytes: GIB,
-        samples: 2,
-    },
-    Shape {
-        name: "64GiB-contiguous",
-        layout: "contiguous",
-        bytes: 64 * GIB,
-        samples: 1,
-    },
+/// Each row has a name, the layout of the GPU's memory by its name in the stand-in, the bytes, and
+/// the number of samples. The minimum is the result, because interrupts are not part of the
+/// module's cost.
+const SHAPES: [(&str, &str, u64, usize); 4] = [
+    ("64KiB", "contiguous", PAGE, 16),
+    ("1GiB-contiguous", "contiguous", GIB, 3),
+    ("1GiB-fragmented", "64k", GIB, 2),
+    ("64GiB-contiguous", "contiguous", 64 * GIB, 1),
 ];
 
 /// Numbers of regions on the allocation that is freed.
@@ -118,15 +90,15 @@ fn registrations(lab: &Lab) -> Result<()> {
     // The module's first registration allocates a record of its GPU.
     let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let page = first.span(0, usize::try_from(PAGE)?)?;
-    drop(lab.near.register(page, full_access())?);
-    for shape in SHAPES {
-        let _layout = Parameter::set("nvidia", "layout", shape.layout)?;
-        let size = shape.bytes.next_power_of_two().max(GRANULE);
-        let memory = allocate_aligned(lab, shape.bytes, size)?;
-        let span = memory.span(0, usize::try_from(shape.bytes)?)?;
+    drop(lab.near.reg_mr(page)?);
+    for (name, layout, bytes, samples) in SHAPES {
+        let _layout = Parameter::set("nvidia", "layout", layout)?;
+        let size = bytes.next_power_of_two().max(GRANULE);
+        let memory = allocate_aligned(lab, bytes, size)?;
+        let span = memory.span(0, usize::try_from(bytes)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
-        let region = lab.near.register(span, full_access())?;
+        let region = lab.near.reg_mr(span)?;
         let held = watch.read()?;
         let entries = peer_region(&lab.near, &region)?.entries;
         drop(region);
@@ -134,13 +106,13 @@ fn registrations(lab: &Lab) -> Result<()> {
         drop(watch);
         let activity = Counters::read()?.activity(&before)?;
         let mut least = (i64::MAX, u64::MAX);
-        for _ in 0..shape.samples {
+        for _ in 0..samples {
             probe::reset()?;
-            drop(lab.near.register(span, full_access())?);
+            drop(lab.near.reg_mr(span)?);
             let reading = Reading::take()?;
             least = least.min((reading.own()?, reading.mapping()));
         }
-        let say = |what: &str, value: u64| figure(&format!("{}.{what}", shape.name), value);
+        let say = |what: &str, value: u64| figure(&format!("{name}.{what}"), value);
         say("instructions", u64::try_from(least.0)?);
         say("mapping", least.1);
         say("bytes", held.held);
@@ -161,10 +133,7 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
     pages.memory.free()?;
     let elapsed = begin.elapsed();
     let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(
-        usize::try_from(callbacks)? == number,
-        "{callbacks} callbacks for {number} regions"
-    );
+    ensure!(usize::try_from(callbacks)? == number);
     let alive = counters::peer_regions(lab.near.name())?
         .iter()
         .filter(|region| region.state == "valid")
@@ -242,11 +211,7 @@ impl Board {
         self.order(work);
         let begun = self.read();
         let all_at_it = || Ok(self.read().iter().zip(&begun).all(|(now, then)| now > then));
-        ensure!(
-            sys::wait_until(PATIENCE, all_at_it)?,
-            "not all threads have done something in {} s",
-            PATIENCE.as_secs()
-        );
+        ensure!(sys::wait_until(PATIENCE, all_at_it)?, "a thread is idle");
         let sum = || self.read().into_iter().sum::<u64>();
         let (begin, before) = (Instant::now(), sum());
         thread::sleep(WINDOW);
@@ -304,7 +269,7 @@ fn toil(lab: &Lab, board: &Board, done: &AtomicU64) -> Result<()> {
         .with_context(|| path.clone())?;
     while !board.is_ordered(Work::End) {
         if board.is_ordered(Work::Register) {
-            drop(lab.near.register(span, full_access())?);
+            drop(lab.near.reg_mr(span)?);
         } else {
             provider.write_all(address.as_bytes()).context("pin")?;
         }

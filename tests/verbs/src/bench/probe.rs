@@ -7,6 +7,8 @@ use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
 
+use crate::module_files;
+
 const CALLS: &str = "/sys/kernel/debug/bench/calls";
 const MEMORY: &str = "/sys/kernel/debug/bench/memory";
 const TABLE: &str = "/sys/kernel/debug/bench/table";
@@ -78,10 +80,7 @@ impl Reading {
             .next()
             .and_then(|line| line.strip_prefix("clients "))
             .context("no number of clients")?;
-        ensure!(
-            clients != "0",
-            "no client of a peer-memory module is measured"
-        );
+        ensure!(clients != "0", "no client is measured");
         let mut functions = BTreeMap::new();
         for line in lines {
             let (name, numbers) = line.split_once(' ').context("a line without numbers")?;
@@ -164,13 +163,7 @@ pub(crate) struct Held {
 
 /// Returns the value of field `name` in a line of `name=value` fields.
 fn field(text: &str, name: &str) -> Result<u64> {
-    text.split_whitespace()
-        .filter_map(|field| field.split_once('='))
-        .find(|(found, _)| *found == name)
-        .with_context(|| format!("no {name} in {text:?}"))?
-        .1
-        .parse()
-        .with_context(|| format!("{text:?}"))
+    module_files::number(&module_files::parse(text.trim_end())?, name)
 }
 
 impl Watch {

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{ensure, Result};
+use serde_json::json;
 
 use super::ctl;
 use super::cuda::{not_listed, PATIENCE};
@@ -69,10 +70,7 @@ impl Buffers {
         let all = sys::wait_until(PATIENCE, || {
             Ok(regions(setup)?.len() == self.number || !consumer.is_running()?)
         })?;
-        ensure!(
-            all && consumer.is_running()?,
-            "it ended, or never registered all"
-        );
+        ensure!(all && consumer.is_running()?, "not all registered");
         Ok(())
     }
 
@@ -96,15 +94,9 @@ impl Buffers {
         note("entries", found[0].entries);
         let counters = Counters::read()?;
         let live = counters.live_pins()?;
-        ensure!(
-            live == number * self.parts.count,
-            "{live} pins are live under {number} regions"
-        );
+        ensure!(live == number * self.parts.count);
         let pinned = counters.since(before, "bar_bytes_pinned")?;
-        ensure!(
-            pinned >= number * len,
-            "{pinned} bytes are pinned under {number} regions of {len}"
-        );
+        ensure!(pinned >= number * len);
         if setup.peermem == Peermem::Ours {
             self.are_listed(setup, program, processes, len)
         } else {
@@ -118,16 +110,10 @@ impl Buffers {
         let listed = ctl::registrations(&[])?;
         let mode = setup.mode().to_string();
         let len = len.next_multiple_of(PAGE);
-        for one in &listed {
-            ensure!(
-                one["state"] == "mapped"
-                    && one["mode"] == mode.as_str()
-                    && one["comm"] == program
-                    && one["len"] == len
-                    && one["chunks"] == self.parts.count,
-                "{one:#?}"
-            );
-        }
+        let (state, chunks) = ("mapped", self.parts.count);
+        let expected =
+            json!({ "state": state, "mode": mode, "comm": program, "len": len, "chunks": chunks });
+        listed.iter().try_for_each(|one| ctl::has(one, &expected))?;
         let found: BTreeSet<_> = listed.iter().map(|one| one["pid"].as_u64()).collect();
         let expected: BTreeSet<_> = processes.iter().map(|id| Some(u64::from(*id))).collect();
         ensure!(
@@ -164,11 +150,7 @@ impl Buffers {
             // Our module maps the memory itself.
             Peermem::Ours => [number * count, number * refused, 0],
         };
-        let callbacks = if registers && is_revoked {
-            number * count
-        } else {
-            0
-        };
+        let callbacks = u64::from(registers && is_revoked) * number * count;
         let expected = Activity {
             pins,
             unpins: pins - callbacks,
@@ -177,10 +159,7 @@ impl Buffers {
             unmaps: maps.saturating_sub(callbacks),
             callbacks,
         };
-        ensure!(
-            activity == expected,
-            "{activity:?}, where {expected:?} was expected"
-        );
+        ensure!(activity == expected, "{activity:?}, not {expected:?}");
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Error, Result};
 
 use crate::arena::Arena;
+use crate::cases::input::errno_of;
 use crate::cases::register::{expected_entries, peer_region};
 use crate::cases::stage::Stage;
 use crate::child::Process;
@@ -18,14 +19,12 @@ use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::hold::Hold;
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::module::Replaced;
 use crate::pattern::{Choice, Pattern};
-use crate::rdma::{full_access, Hca, Op, Region, Status};
+use crate::rdma::{Hca, Op, Region, Status};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{counters, ktap, module, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "chunks.sixteen" => |lab| whole(lab, &[1; 16], 22),
@@ -104,8 +103,7 @@ impl Row {
         let mut rest = expected;
         for (index, part) in self.parts.iter().enumerate() {
             let (here, behind) = rest.split_at(part.mapping().len());
-            let mut found = vec![0; here.len()];
-            part.read(0, &mut found)?;
+            let found = part.bytes(0, here.len())?;
             if let Some(wrong) = crate::pattern::difference(here, &found) {
                 bail!(
                     "part {index}: {} bytes differ, the first at {:#x}",
@@ -121,7 +119,7 @@ impl Row {
 
 /// Registers `span`. Returns `None` if NVIDIA's nvidia-peermem refuses `span`, as expected.
 fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
-    match (hca.register(span, full_access()), lab.setup.peermem) {
+    match (hca.reg_mr(span), lab.setup.peermem) {
         (Err(refused), Peermem::Nvidia) => {
             note("application", refused.errno());
             ensure!(refused.errno() == libc::EFAULT, "{refused}");
@@ -157,16 +155,12 @@ fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) 
         let size = STEP.min(len - at);
         let remote = region.part(at as u64, size as u64)?;
         let here = offset + at..offset + at + size;
-        connection
-            .near
-            .transfer(Op::Read, local.part(0, size)?, remote)?;
+        connection.transfer(Op::Read, local.part(0, size)?, remote)?;
         local.expect(0, &expected[here.clone()])?;
         local.check().with_context(|| format!("READ at {at:#x}"))?;
         let new = Pattern::new(lab.setup.seed, 13).bytes(at as u64, size);
         local.put(0, &new)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(0, size)?, remote)?;
+        connection.transfer(Op::Write, local.part(0, size)?, remote)?;
         expected[here].copy_from_slice(&new);
         at += size;
     }
@@ -227,9 +221,7 @@ fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
     let behind = lab.allocate_gpu(M2)?;
-    let register = |memory: &Allocation| -> Result<_> {
-        Ok(lab.near.register(memory.span(0, M2)?, full_access())?)
-    };
+    let register = |memory: &Allocation| -> Result<_> { Ok(lab.near.reg_mr(memory.span(0, M2)?)?) };
     let (region, _stays) = (register(&hole)?, register(&behind)?);
     drop(region);
     // The second allocation gets a separate place with no neighbour.
@@ -249,11 +241,7 @@ fn middle(lab: &Lab) -> Result<()> {
         let Some((activity, _)) = registers(lab, &row, front, all - front - back)? else {
             return Ok(());
         };
-        ensure!(
-            activity.attempts == calls,
-            "from {front:#x}: {} calls to pin where {calls} were expected",
-            activity.attempts
-        );
+        ensure!(activity.attempts == calls);
     }
     Ok(())
 }
@@ -286,11 +274,8 @@ fn random(lab: &Lab) -> Result<()> {
 
 /// Expects `EFAULT` and no pin left, and exactly `calls` calls to pin by our module.
 fn refused(lab: &Lab, span: Span, calls: u64) -> Result<()> {
-    let (result, activity) = counted(|| Ok(lab.far.register(span, full_access())))?;
-    match result {
-        Ok(_) => bail!("registered"),
-        Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
-    }
+    let (errno, activity) = counted(|| Ok(errno_of(lab.far.reg_mr(span))))?;
+    ensure!(errno == libc::EFAULT);
     counters::pins_are(0)?;
     if lab.setup.peermem == Peermem::Ours {
         ktap::same("calls to pin", activity.attempts, calls)?;
@@ -338,13 +323,8 @@ fn not_gpu_memory(lab: &Lab) -> Result<()> {
 fn limit(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     lab.needs_ours()?;
-    let with = |limit: u32| {
-        let mut parameters = module::parameters();
-        parameters.push(format!("max_chunks={limit}"));
-        parameters
-    };
     let row = Row::of(lab, &[2; 5])?;
-    module::loaded_with(&with(4), || {
+    module::loaded_with_also("max_chunks=4", || {
         registers(lab, &row, 0, 8 * M2)?;
         registers(lab, &row, M2, 7 * M2)?;
         let log = KernelLog::from_now()?;
@@ -354,12 +334,13 @@ fn limit(lab: &Lab) -> Result<()> {
         ensure!(said.count() == 1, "{lines:?}");
         Ok(())
     })?;
-    module::loaded_with(&with(1), || {
+    module::loaded_with_also("max_chunks=1", || {
         refused(lab, row.span(0, 10 * M2)?, 1)?;
         registers(lab, &row, 0, 2 * M2).map(drop)
     })?;
     let replaced = Replaced::begin()?;
-    ensure!(module::load(&with(0)).is_err(), "loaded with max_chunks=0");
+    let loaded = module::load(&["max_chunks=0".to_owned()]);
+    ensure!(loaded.is_err(), "loaded with max_chunks=0");
     replaced.end()
 }
 
@@ -379,10 +360,8 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
         })?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         hold.release();
-        match registration.finish()?.done("the registration")? {
-            Ok(_) => bail!("registered without part {gone}"),
-            Err(refused) => ensure!(refused.errno() == libc::EFAULT, "{refused}"),
-        }
+        let registered = registration.finish()?.done("the registration")?;
+        ensure!(errno_of(registered) == libc::EFAULT, "without part {gone}");
         let activity = Counters::read()?.activity(&before)?;
         note(
             &format!("part_{gone}"),
@@ -437,10 +416,8 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
         ensure!(pins == PARTS as u64, "{pins} pins");
         row.parts.get_mut(gone).context("a part")?.free()?;
         hold.release();
-        match registration.finish()?.done("the registration")? {
-            Ok(_) => bail!("registered without part {gone}"),
-            Err(refused) => ensure!(refused.errno() == libc::EINVAL, "{refused}"),
-        }
+        let registered = registration.finish()?.done("the registration")?;
+        ensure!(errno_of(registered) == libc::EINVAL, "without part {gone}");
         let activity = Counters::read()?.activity(&before)?;
         ensure!(activity.callbacks == 1);
         ensure!(activity.unpins == PARTS as u64 - 1, "{activity:?}");
@@ -454,10 +431,10 @@ fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Resul
         for op in [Op::Write, Op::Read] {
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let remote = region.part((part * M2) as u64, 64)?;
-            let status = connection.near.run(op, local.part(0, 64)?, remote)?.status;
+            let status = connection.status(op, local.part(0, 64)?, remote)?;
             ensure!(
                 status == Status::RemoteAccessError,
-                "{op} to part {part} of a revoked region: {status:?}"
+                "{op} to part {part}: {status:?}"
             );
         }
     }
@@ -487,16 +464,12 @@ fn part_freed(lab: &Lab) -> Result<()> {
         // pinned.
         let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
-            .allocate_there(M2, place, |next| {
-                Ok(lab.near.register(next.span(0, M2)?, full_access())?)
-            })?
+            .allocate_there(M2, place, |next| Ok(lab.near.reg_mr(next.span(0, M2)?)?))?
             .context("freed, and the place was not handed out again: something keeps it")?;
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
         all_refused(lab, &local, &region, PARTS)?;
-        let mut found = vec![0; M2];
-        stranger.read(0, &mut found)?;
-        ensure!(found == theirs, "the new owner's bytes changed");
+        ensure!(stranger.bytes(0, M2)? == theirs, "the new owner's");
         drop(theirs_too);
         // The other two parts are still pinned. One part is freed with a callback, and the region
         // releases the last part.
@@ -530,17 +503,10 @@ fn part_stays(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     for (part, view) in views.iter().enumerate() {
         let next = lab.gpu(part % 2)?.allocate(M2, Placement::Any)?;
-        ensure!(
-            !places.contains(&next.bar_address()),
-            "memory of a live region was given away"
-        );
+        ensure!(!places.contains(&next.bar_address()), "given away in use");
         let remote = region.part((part * M2) as u64, M2 as u64)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(0, M2)?, remote)?;
-        let mut found = vec![0; M2];
-        view.read(0, &mut found)?;
-        ensure!(found == local.expected(0, M2)?, "part {part}");
+        connection.transfer(Op::Write, local.part(0, M2)?, remote)?;
+        ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "part {part}");
     }
     drop(region);
     Ok(())

@@ -3,8 +3,6 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{ensure, Result};
@@ -12,7 +10,6 @@ use anyhow::{ensure, Result};
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem};
 use crate::module::Replaced;
-use crate::sys::Running;
 use crate::{counters, ktap, module, sys};
 
 pub(super) const CASES: &[Case] = cases![
@@ -86,14 +83,9 @@ impl Probe {
                 .lines()
                 .any(|line| line.contains(words))
                 .then(|| format!("{words} in {file}")),
-            Self::Shell(line) => {
-                let mut shell = Command::new("sh");
-                shell.args(["-c", line]);
-                Running::start(&mut shell)?
-                    .finish(Duration::from_secs(60))?
-                    .success()
-                    .then(|| (*line).to_owned())
-            }
+            Self::Shell(line) => sys::run("sh", ["-c", line])?
+                .success()
+                .then(|| (*line).to_owned()),
             Self::Holds(file, value) => fs::read_to_string(file)
                 .ok()
                 .filter(|text| text.trim() == *value)

@@ -7,20 +7,20 @@
 //! two devices from sysfs with their own code.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::{env, fmt};
 
 use anyhow::{ensure, Context, Result};
-use serde_json::Value;
+use serde_json::{json, Value};
 
 use crate::child::Process;
 use crate::gpu::Gpu;
 use crate::ktap::{cases, note};
 use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::pci::{Acs, Place};
-use crate::rdma::{full_access, Hca};
+use crate::rdma::Hca;
 use crate::sys::Mapping;
 use crate::{ktap, module, pci};
 
@@ -112,10 +112,7 @@ impl Answer {
             "peermemctl.stats" => 3,
             _ => 2,
         };
-        ensure!(
-            found == (schema, Some(version)),
-            "it is {found:?}, not version {version} of {schema}"
-        );
+        ensure!(found == (schema, Some(version)));
         Ok(value)
     }
 }
@@ -123,6 +120,17 @@ impl Answer {
 /// Runs `peermemctl`, which the runner has put into the search path.
 pub(super) fn peermemctl(words: &[&str]) -> Result<Answer> {
     Answer::of(Command::new("peermemctl").arg("--json").args(words))
+}
+
+/// Checks that `value` has the fields of `expected`.
+pub(super) fn has(value: &Value, expected: &Value) -> Result<()> {
+    for (name, expected) in expected.as_object().into_iter().flatten() {
+        ensure!(
+            value[name] == *expected,
+            "{name}, not {expected}: {value:#?}"
+        );
+    }
+    Ok(())
 }
 
 /// Returns a field that must be text.
@@ -139,26 +147,9 @@ fn list<'a>(value: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
         .with_context(|| format!("no list {name} in {value}"))
 }
 
-/// A complaint of `doctor`: the check and its subject.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Complaint {
-    check: String,
-    subject: String,
-}
-
-impl Complaint {
-    fn new(check: &str, subject: &str) -> Self {
-        Self {
-            check: check.to_owned(),
-            subject: subject.to_owned(),
-        }
-    }
-}
-
-impl fmt::Display for Complaint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.check, self.subject)
-    }
+/// Returns a complaint of `doctor`: the check and its subject.
+fn complaint(check: &str, subject: &str) -> String {
+    format!("{check} of {subject}")
 }
 
 /// Returns the PCI places of the machine's GPUs.
@@ -171,7 +162,7 @@ fn gpus() -> Result<Vec<Place>> {
 
 /// Returns all complaints of `doctor`, and notes its other findings. The exit status of `doctor`
 /// must match its findings.
-fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
+fn complaints(answer: &Answer) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for finding in list(&answer.json("peermemctl.doctor")?, "findings")? {
         let (check, level) = (text(finding, "check")?, text(finding, "level")?);
@@ -189,33 +180,19 @@ fn complaints(answer: &Answer) -> Result<BTreeSet<Complaint>> {
             format!("{check} of {subject}: {}", text(finding, "found")?),
         );
         if matches!(level, "fault" | "warning") {
-            found.insert(Complaint::new(check, &subject));
+            found.insert(complaint(check, &subject));
         }
     }
     let expected = i32::from(!found.is_empty());
-    ensure!(
-        answer.status == expected,
-        "its status is {}, with {} complaints",
-        answer.status,
-        found.len()
-    );
+    ensure!(answer.status == expected);
     Ok(found)
 }
 
 /// Checks that `doctor` has exactly these complaints.
-fn complains_of(answer: &Answer, expected: &[Complaint]) -> Result<()> {
+fn complains_of(answer: &Answer, expected: &[String]) -> Result<()> {
     let found = complaints(answer)?;
-    let expected: BTreeSet<Complaint> = expected.iter().cloned().collect();
-    let told = |set: &BTreeSet<Complaint>| {
-        let lines: Vec<String> = set.iter().map(Complaint::to_string).collect();
-        lines.join("; ")
-    };
-    ensure!(
-        found == expected,
-        "it complains of: {}\nand should of: {}",
-        told(&found),
-        told(&expected)
-    );
+    let expected: BTreeSet<String> = expected.iter().cloned().collect();
+    ensure!(found == expected, "{found:?}, not {expected:?}");
     Ok(())
 }
 
@@ -247,13 +224,7 @@ fn topo(machine: &Machine) -> Result<()> {
     let devices = &machine.setup.devices;
     devices_of(machine, &answer, &gpus)?;
     let pairs = list(&answer, "pairs")?;
-    ensure!(
-        pairs.len() == gpus.len() * devices.len(),
-        "{} pairs of {} GPUs and {} NICs",
-        pairs.len(),
-        gpus.len(),
-        devices.len()
-    );
+    ensure!(pairs.len() == gpus.len() * devices.len());
     for (gpu, classes) in gpus.iter().zip(classes(machine)?) {
         for (device, class) in devices.iter().zip(classes) {
             let nic = Place::of_rxe(device)?;
@@ -273,17 +244,8 @@ fn topo(machine: &Machine) -> Result<()> {
                 "path",
                 format!("{} {device} {found} {}", gpu.address(), bridges.join(" ")),
             );
-            ensure!(
-                found == class,
-                "{} and {device}: {found}, not {class}",
-                gpu.address()
-            );
-            ensure!(
-                bridges == gpu.bridges_to(&nic),
-                "{} and {device}: there are {:?} between",
-                gpu.address(),
-                gpu.bridges_to(&nic)
-            );
+            ensure!(found == class, "{device}: {found}, not {class}");
+            ensure!(bridges == gpu.bridges_to(&nic), "{device}: {bridges:?}");
         }
     }
     Ok(())
@@ -303,15 +265,11 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
             "gpu",
             format!("{index} {} {}", gpu.address(), one["numa_node"]),
         );
-        ensure!(
-            one["index"].as_u64() == Some(index as u64)
-                && one["address"].as_str() == Some(gpu.address())
-                && one["stand_in"].as_bool() == Some(true)
-                && one["bar1_bytes"].as_u64() == Some(bar << 20)
-                && one["numa_node"].as_u64() == socket,
-            "GPU {index} at {}: {one:#?}",
-            gpu.address()
-        );
+        let (address, bar) = (gpu.address(), bar << 20);
+        has(
+            one,
+            &json!({ "index": index, "address": address, "stand_in": true, "bar1_bytes": bar, "numa_node": socket }),
+        )?;
     }
     let told = list(answer, "hcas")?;
     for (device, socket) in machine.setup.devices.iter().zip(sockets_of_nics) {
@@ -321,14 +279,11 @@ fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
             .find(|one| one["name"].as_str() == Some(device))
             .with_context(|| format!("no {device}"))?;
         note(device, format!("{} {}", nic.address(), one["numa_node"]));
-        ensure!(
-            one["address"].as_str() == Some(nic.address())
-                && one["software"].as_bool() == Some(true)
-                && one["ports"][0]["state"].as_str() == Some("ACTIVE")
-                && one["numa_node"].as_u64() == socket,
-            "{device} at {}: {one:#?}",
-            nic.address()
-        );
+        ensure!(one["ports"][0]["state"] == "ACTIVE", "{one:#?}");
+        has(
+            one,
+            &json!({ "address": nic.address(), "software": true, "numa_node": socket }),
+        )?;
     }
     ensure!(told.len() == machine.setup.devices.len(), "{told:#?}");
     Ok(())
@@ -339,32 +294,29 @@ fn doctor(machine: &Machine) -> Result<()> {
     complains_of(&peermemctl(&["doctor"])?, &at_rest(machine)?)
 }
 
-fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
+fn at_rest(machine: &Machine) -> Result<Vec<String>> {
     let gpus = gpus()?;
     let mut expected = Vec::new();
     // A BAR1 below 512 MiB is typical of GPUs that are not made for RDMA.
     if env::var("TESTVM_BAR_MIB").is_ok_and(|text| text.parse().is_ok_and(|mib: u64| mib < 512)) {
-        expected.extend(gpus.iter().map(|gpu| Complaint::new("bar1", gpu.address())));
+        expected.extend(gpus.iter().map(|gpu| complaint("bar1", gpu.address())));
     }
     if machine.setup.translating_iommu {
         // The NIC of each GPU's best pair.
-        expected.push(Complaint::new("iommu", "rxe0"));
+        expected.push(complaint("iommu", "rxe0"));
     }
     if machine.topology == "sockets" {
         let far = gpus.get(1).context("a second GPU")?;
         for device in &machine.setup.devices {
-            expected.push(Complaint::new(
-                "path",
-                &format!("{} {device}", far.address()),
-            ));
+            expected.push(complaint("path", &format!("{} {device}", far.address())));
         }
     }
     match machine.setup.peermem {
         Peermem::Ours => {}
         // Consumers that look in `memory_peers` do not find the module, because this ib_core has no
         // `memory_peers`.
-        Peermem::Nvidia => expected.push(Complaint::new("consumers", "machine")),
-        Peermem::None => expected.push(Complaint::new("module", "machine")),
+        Peermem::Nvidia => expected.push(complaint("consumers", "machine")),
+        Peermem::None => expected.push(complaint("module", "machine")),
     }
     Ok(expected)
 }
@@ -375,14 +327,14 @@ fn one_pair(_: &Machine) -> Result<()> {
     let [near, far] = gpus.as_slice() else {
         anyhow::bail!("{} GPUs", gpus.len());
     };
-    let bar1 = |gpu: &Place| Complaint::new("bar1", gpu.address());
+    let bar1 = |gpu: &Place| complaint("bar1", gpu.address());
     complains_of(&peermemctl(&["doctor", "--pair", "0,rxe1"])?, &[bar1(near)])?;
     let pair = format!("{},rxe1", far.address());
     complains_of(
         &peermemctl(&["doctor", "--pair", &pair])?,
         &[
             bar1(far),
-            Complaint::new("path", &format!("{} rxe1", far.address())),
+            complaint("path", &format!("{} rxe1", far.address())),
         ],
     )
 }
@@ -404,7 +356,7 @@ fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
     {
         let _overlay = pci::Overlay::with_acs(port, root, pci::REDIRECT)?;
         let mut expected = rest.clone();
-        expected.push(Complaint::new("acs", &format!("{gpu} rxe0")));
+        expected.push(complaint("acs", &format!("{gpu} rxe0")));
         complains_of(&peermemctl(&["doctor"])?, &expected)?;
     }
     complains_of(&peermemctl(&["doctor"])?, &rest)
@@ -435,10 +387,7 @@ fn redirection_at_root_ports(machine: &Machine) -> Result<()> {
     drop(acs);
     let (before, during) = (notes(&before)?, notes(&during)?);
     note("notes", format!("{before} {during}"));
-    ensure!(
-        before == 0 && during > 0,
-        "{before} notes on ACS before, {during} while the port redirects"
-    );
+    ensure!(before == 0 && during > 0, "{before} and {during} notes");
     Ok(())
 }
 
@@ -448,7 +397,7 @@ fn module_taken_out(machine: &Machine) -> Result<()> {
     let answer = peermemctl(&["doctor"]);
     module::load(&parameters)?;
     let mut expected = at_rest(machine)?;
-    expected.push(Complaint::new("module", "machine"));
+    expected.push(complaint("module", "machine"));
     complains_of(&answer?, &expected)
 }
 
@@ -462,7 +411,7 @@ fn locked_memory(machine: &Machine) -> Result<()> {
         "ulimit -l 64 && exec peermemctl --json doctor",
     ]))?;
     let mut expected = at_rest(machine)?;
-    expected.push(Complaint::new("memlock", "machine"));
+    expected.push(complaint("memlock", "machine"));
     complains_of(&limited, &expected)
 }
 
@@ -471,11 +420,7 @@ pub(super) fn registrations(words: &[&str]) -> Result<Vec<Value>> {
     let answer = peermemctl(&[&["list"], words].concat())?;
     ensure!(answer.status == 0, "its status is {}", answer.status);
     let answer = answer.json("peermemctl.list")?;
-    ensure!(
-        answer["unreadable"].as_u64() == Some(0),
-        "{} lines could not be read",
-        answer["unreadable"]
-    );
+    ensure!(answer["unreadable"] == 0);
     Ok(list(&answer, "registrations")?.clone())
 }
 
@@ -505,31 +450,18 @@ fn listed(machine: &Machine) -> Result<()> {
     note("held", found.len());
     ensure!(found.len() == HELD, "{found:#?}");
     let mut addresses = BTreeSet::new();
+    let (pid, mode) = (child.id(), machine.setup.mode().to_string());
+    let expected = json!({ "pid": pid, "comm": "gdr", "len": EACH, "state": "mapped", "mode": mode, "uid": 0 });
     for one in &found {
-        ensure!(
-            one["pid"].as_u64() == Some(u64::from(child.id()))
-                && one["comm"].as_str() == Some("gdr")
-                && one["len"].as_u64() == Some(EACH)
-                && one["state"].as_str() == Some("mapped")
-                && one["mode"].as_str() == Some(machine.setup.mode().to_string().as_str())
-                && one["uid"].as_u64() == Some(0)
-                && one["gpus"][0]["address"].as_str() == Some(gpu.as_str()),
-            "process {} holds {one:#?}",
-            child.id()
-        );
+        has(one, &expected)?;
+        ensure!(one["gpus"][0]["address"] == gpu, "{one:#?}");
         addresses.insert(text(one, "addr")?.to_owned());
     }
     ensure!(addresses.len() == HELD, "{addresses:?}");
     let pid = child.id().to_string();
-    ensure!(
-        registrations(&["--pid", &pid])?.len() == HELD,
-        "--pid {pid}"
-    );
+    ensure!(registrations(&["--pid", &pid])?.len() == HELD);
     ensure!(registrations(&["--pid", "1"])?.is_empty(), "--pid 1");
-    ensure!(
-        registrations(&["--gpu", &gpu])?.len() == HELD,
-        "--gpu {gpu}"
-    );
+    ensure!(registrations(&["--gpu", &gpu])?.len() == HELD);
     ensure!(registrations(&["--gpu", "1"])?.is_empty(), "--gpu 1");
     child.kill()?;
     nothing("after")
@@ -595,7 +527,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let regions = memory
         .iter()
-        .map(|memory| Ok(hca.register(memory.span(0, memory.len())?, full_access())?))
+        .map(|memory| Ok(hca.reg_mr(memory.span(0, memory.len())?)?))
         .collect::<Result<Vec<_>>>()?;
     let child = match peermem {
         Peermem::None => None,
@@ -608,10 +540,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     };
     let all = (total("regions")?, total("bytes")?);
     let by_rdma = regions_by_rdma()?;
-    ensure!(
-        all == by_rdma,
-        "rdma has {by_rdma:?}, and peermemctl {all:?}"
-    );
+    ensure!(all == by_rdma);
 
     let none = (0, Some(0));
     let gpu = (HELD as u64, Some(HELD as u64 * EACH));
@@ -631,10 +560,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
         let pid = child.id().to_string();
         let answer = peermemctl(&["list", "--all", "--pid", &pid])?;
         let answer = answer.json("peermemctl.list-all")?;
-        ensure!(
-            answer["gpudirect"].as_str() == Some(&of_child.0),
-            "{answer}"
-        );
+        ensure!(answer["gpudirect"] == of_child.0.as_str());
     }
     // Only root can read the lists of registrations.
     let answer = all_regions(&["setpriv", "--reuid=65534", "--clear-groups"])?;
@@ -646,11 +572,7 @@ fn listed_all(machine: &Machine) -> Result<()> {
     drop((regions, hca));
     if let Some(child) = child {
         let found = usage(&all_regions(&[])?, child.id())?;
-        ensure!(
-            found == sure("yes", gpu, none),
-            "of process {}: {found:?}",
-            child.id()
-        );
+        ensure!(found == sure("yes", gpu, none), "{found:?}");
         child.kill()?;
     }
     Ok(())
@@ -663,8 +585,8 @@ fn freed(machine: &Machine) -> Result<()> {
     let each = usize::try_from(EACH)?;
     let (kept, freed) = (lab.allocate_gpu(each)?, lab.allocate_gpu(each)?);
     let regions = [
-        lab.near.register(kept.span(0, each)?, full_access())?,
-        lab.near.register(freed.span(0, each)?, full_access())?,
+        lab.near.reg_mr(kept.span(0, each)?)?,
+        lab.near.reg_mr(freed.span(0, each)?)?,
     ];
     let told = || -> Result<Vec<Option<u64>>> {
         let found = registrations(&[])?;
@@ -689,14 +611,8 @@ fn freed(machine: &Machine) -> Result<()> {
     drop(freed);
     let (after, found_after) = (told()?, findings()?);
     drop(regions);
-    ensure!(
-        before == [Some(0); 2] && found_before == 0,
-        "{before:?}, {found_before} findings"
-    );
-    ensure!(
-        after == [Some(0), Some(EACH)] && found_after == 1,
-        "{after:?}, {found_after} findings"
-    );
+    ensure!((before, found_before) == (vec![Some(0); 2], 0));
+    ensure!((after, found_after) == (vec![Some(0), Some(EACH)], 1));
     Ok(())
 }
 
@@ -732,11 +648,8 @@ fn stats(machine: &Machine) -> Result<()> {
     }
     let held = HELD as u64;
     let [registered, released, ..] = before;
-    ensure!(
-        during == [registered + held, released, held, held * EACH]
-            && after == [registered + held, released + held, 0, 0],
-        "{EVENTS:?} were {before:?}, then {during:?}, and {after:?} in the end"
-    );
+    ensure!(during == [registered + held, released, held, held * EACH]);
+    ensure!(after == [registered + held, released + held, 0, 0]);
     Ok(())
 }
 
@@ -771,25 +684,16 @@ fn export(machine: &Machine) -> Result<()> {
     for line in said.lines() {
         note("promtool", line);
     }
-    ensure!(
-        checked.status.success() && said.trim().is_empty(),
-        "promtool has something against it: {}",
-        checked.status
-    );
+    ensure!(checked.status.success() && said.trim().is_empty());
     Ok(())
 }
 
 /// Checks that a command which cannot read its data ends with status 2 and a message.
 fn no_module(_: &Machine) -> Result<()> {
     for command in ["list", "stats"] {
-        let answer = peermemctl(&[command])?;
-        note(command, answer.status);
-        ensure!(
-            answer.status == 2 && answer.error.starts_with("peermemctl: "),
-            "{command} ends with {}: {:?}",
-            answer.status,
-            answer.error
-        );
+        let Answer { status, error, .. } = peermemctl(&[command])?;
+        note(command, status);
+        ensure!(status == 2 && error.starts_with("peermemctl: "), "{error}");
     }
     Ok(())
 }

@@ -380,11 +380,7 @@ impl Seen {
             .iter()
             .zip(least)
             .all(|(sent, least)| sent >= least);
-        ensure!(
-            arrived,
-            "sent: {:?}, at least {least:?} expected",
-            self.wire
-        );
+        ensure!(arrived, "sent {:?}, not {least:?}", self.wire);
         note("outcome", "moved");
         Ok(())
     }
@@ -395,12 +391,8 @@ pub(super) const REFUSED: &str = "Couldn't allocate MR";
 
 /// Checks that a consumer failed with `words` because it could not register.
 pub(super) fn refused(end: &Finished, words: &str) -> Result<()> {
-    ensure!(
-        !end.success() && end.output.contains(words),
-        "it was not the registration that failed: {}",
-        end.tail(10)
-    );
-    Ok(())
+    end.failed_with(words)
+        .context("it was not the registration that failed")
 }
 
 /// Checks that `peermemctl list` fails, because only our module has a list.

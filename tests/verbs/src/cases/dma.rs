@@ -20,13 +20,12 @@ use crate::dma::{Access, Faults, Guard, Mapped, Page, Segment, Trace};
 use crate::gpu::{Allocation, BarView, GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Memory, Peermem, PinMode, Where};
+use crate::lab::{Lab, Memory, Peermem, PinMode, Where, M2};
 use crate::nvme::{Nvme, Op, Pointers, BLOCK};
 use crate::pattern::{difference, Choice, Pattern};
 use crate::sys::{Mapping, Placement};
 use crate::{ktap, module, nvme, rdma};
 
-const M2: usize = GRANULE as usize;
 /// Bytes that the device reads or writes in the cases about faults: a page of the IOMMU.
 const SMALL: usize = 4096;
 
@@ -110,10 +109,7 @@ fn provider_maps(lab: &Lab) -> Result<()> {
             }
             let Activity { pins, maps, .. } = Counters::read()?.activity(&before)?;
             note("mapped_by_nvidia_ko", maps);
-            ensure!(
-                maps == pins && maps > 0,
-                "{pins} pins, and nvidia.ko mapped {maps} of them"
-            );
+            ensure!(maps == pins && maps > 0, "{pins} pins, {maps} mapped");
             Ok(())
         })
     })
@@ -220,10 +216,7 @@ impl<'a> Bench<'a> {
             Peermem::Nvidia => region.pages.len(),
             _ => region.stretches(ENTRY_BOUNDARY),
         };
-        ensure!(
-            entries == expected as u64,
-            "a scatter list of {entries} entries where {expected} were expected"
-        );
+        ensure!(entries == expected as u64);
         Ok(entries)
     }
 
@@ -281,13 +274,9 @@ impl<'a> Bench<'a> {
         let canary = vec![0xa5; SMALL];
         view.write(at, &canary)?;
         self.controller.identify(dma)?.success()?;
-        let mut found = vec![0; SMALL];
-        view.read(at, &mut found)?;
+        let found = view.bytes(at, SMALL)?;
         let model = String::from_utf8_lossy(&found[24..64]).trim().to_owned();
-        ensure!(
-            model == self.controller.model(),
-            "the controller wrote {model:?} to {dma:#x}"
-        );
+        ensure!(model == self.controller.model());
         Ok(())
     }
 
@@ -299,13 +288,9 @@ impl<'a> Bench<'a> {
         self.faults.pace()?;
         let status = self.controller.identify(dma)?;
         self.faults.take(Access::Write, dma)?;
-        let mut found = vec![0; SMALL];
-        view.read(at, &mut found)?;
+        let found = view.bytes(at, SMALL)?;
         self.note("status_of_refused_write", format_args!("{:#x}", status.0));
-        ensure!(
-            found == canary,
-            "the access was refused, and the bytes changed"
-        );
+        ensure!(found == canary, "refused, but the bytes changed");
         Ok(())
     }
 
@@ -331,23 +316,18 @@ impl<'a> Bench<'a> {
             .transfer(Op::Write, block, &[segment], Pointers::Prp)?;
         self.faults.take(Access::Read, dma)?;
         self.transfer(Op::Read, block, elsewhere.0, 0, segment.len, Pointers::Prp)?;
-        let mut found = vec![0; SMALL];
-        elsewhere.1.read(0, &mut found)?;
+        let found = elsewhere.1.bytes(0, SMALL)?;
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
         // By chance, one byte in 256 is equal.
-        ensure!(
-            same < SMALL / 16,
-            "the access was refused, and {same} of its bytes came to the disk"
-        );
+        ensure!(same < SMALL / 16, "refused, but {same} bytes came");
         Ok(())
     }
 }
 
 /// Compares `expected.len()` bytes from the start of `memory`.
 pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
-    let mut found = vec![0; expected.len()];
-    memory.read(0, &mut found)?;
+    let found = memory.bytes(0, expected.len())?;
     match difference(expected, &found) {
         None => Ok(()),
         Some(wrong) => anyhow::bail!(
@@ -367,7 +347,7 @@ fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<(
     ensure!(matches!(host, Memory::Host(_)), "not host memory");
     let mut host = Arena::whole(&lab.far, host, bench.pattern(80))?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.near.transfer(
+    connection.transfer(
         rdma::Op::Write,
         region.region.part(0, expected.len() as u64)?,
         host.part(0, expected.len())?,
@@ -387,11 +367,7 @@ fn queues(bench: &mut Bench<'_>) -> Result<()> {
         "queues_at",
         format_args!("{:#x}", pages.first().context("no pages")?.phys),
     );
-    ensure!(
-        bench.controller.model() == "QEMU NVMe Ctrl",
-        "it says that it is {:?}",
-        bench.controller.model()
-    );
+    ensure!(bench.controller.model() == "QEMU NVMe Ctrl");
     Ok(())
 }
 
@@ -603,10 +579,7 @@ fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
     let stays = bench.register(&memory, 0, M2)?;
     let (old, at) = probe(&gone)?;
     let (new, _) = probe(&stays)?;
-    ensure!(
-        (old == new) != bench.guard.translates(),
-        "addresses {old:#x} and {new:#x}"
-    );
+    ensure!((old == new) != bench.guard.translates(), "{old:x} {new:x}");
     for dma in [old, new] {
         bench.writes(dma, &view, at)?;
     }
@@ -839,10 +812,7 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
             bench.faults.take(Access::Write, dma)?;
             drop(probed);
             let by_nvidia = bench.lab.setup.peermem == Peermem::Nvidia;
-            ensure!(
-                uses == 0 || by_nvidia,
-                "usable {uses} times after {end}, for {open:?}"
-            );
+            ensure!(uses == 0 || by_nvidia, "usable {uses} times after {end}");
             bench.note(
                 &format!("window_after_{end}_ms"),
                 format_args!("{:.1}", open.as_secs_f64() * 1e3),
@@ -880,9 +850,6 @@ fn until_refused(
         }
         last = begin.elapsed();
         uses += 1;
-        ensure!(
-            last < Duration::from_secs(60),
-            "the address can still be used after {uses} times"
-        );
+        ensure!(last < Duration::from_secs(60), "usable {uses} times");
     }
 }

@@ -8,15 +8,13 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
-use crate::gpu::GRANULE;
 use crate::hold::Hold;
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::rdma::{full_access, Op, Part, Region, Status};
 use crate::{counters, ktap, module, module_files, rdma};
 
-const M2: usize = GRANULE as usize;
 /// Bytes of a transfer.
 const SOME: usize = 4096;
 
@@ -50,10 +48,7 @@ fn live() -> Result<u64> {
 fn written(lab: &Lab, to: Part) -> Result<Status> {
     let local = Arena::on_host(lab, SOME, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    let done = connection
-        .near
-        .run(Op::Write, local.part(0, SOME)?, to)?
-        .status;
+    let done = connection.status(Op::Write, local.part(0, SOME)?, to)?;
     note("write", format_args!("{done:?}"));
     Ok(done)
 }
@@ -119,7 +114,7 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
 /// learn of the failure. The module must behave as without the failure.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     let before = Counters::read()?;
     let failing = failing_revokes(1)?;
     memory.free()?;
@@ -128,10 +123,7 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     ensure!(callbacks == 1, "{callbacks} callbacks");
     let states = counters::peer_regions(lab.far.name())?;
     note("regions", format_args!("{states:?}"));
-    ensure!(
-        states.iter().any(|region| region.state == "valid"),
-        "the HCA did not fail: {states:?}"
-    );
+    ensure!(states.iter().any(|region| region.state == "valid"));
     ensure!(live()? == 0, "pinned after the callback");
     drop(region);
     ensure!(live()? == 0, "pins are left");
@@ -145,7 +137,7 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
     let failing = Parameter::set("rdma_rxe", failure, "1")?;
-    let refused = lab.far.register(memory.span(0, M2)?, full_access()).err();
+    let refused = lab.far.reg_mr(memory.span(0, M2)?).err();
     drop(failing);
     let errno = refused
         .context("registered, though the HCA failed")?
@@ -153,7 +145,7 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     note("error", rdma::errno_name(errno));
     ensure!(errno == libc::EIO, "{}", rdma::errno_name(errno));
     ensure!(live()? == 0, "pins are left");
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     let status = written(lab, region.part(0, SOME as u64)?)?;
     ensure!(status == Status::Success, "write: {status:?}");
     Ok(())
@@ -165,9 +157,7 @@ fn both_clients(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;
     let mut memory = lab.allocate_gpu(2 * M2)?;
-    let region = |offset| -> Result<Region> {
-        Ok(lab.far.register(memory.span(offset, M2)?, full_access())?)
-    };
+    let region = |offset| -> Result<Region> { Ok(lab.far.reg_mr(memory.span(offset, M2)?)?) };
     let lost = region(0)?;
     let kept = {
         let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
@@ -190,15 +180,9 @@ fn both_clients(lab: &Lab) -> Result<()> {
     let callbacks = after.activity(&counts)?.callbacks;
     ensure!(callbacks == 1, "{callbacks} callbacks");
     let status = written(lab, lost.part(0, SOME as u64)?)?;
-    ensure!(
-        status == Status::RemoteAccessError,
-        "write to what was lost: {status:?}"
-    );
+    ensure!(status == Status::RemoteAccessError);
     let status = written(lab, kept.part(0, SOME as u64)?)?;
-    ensure!(
-        status == Status::Success,
-        "write to what is kept: {status:?}"
-    );
+    ensure!(status == Status::Success);
     drop(kept);
     drop(lost);
     ensure!(live()? == 0, "pins are left");

@@ -8,22 +8,19 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
 use crate::cases::consumers;
+use crate::cases::input::errno_of;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::module::Replaced;
-use crate::rdma::full_access;
-use crate::sys::{Running, Span};
+use crate::sys::Span;
 use crate::{counters, ktap, module, sys};
 
-const M2: usize = GRANULE as usize;
 const MEMORY_PEERS: &str = "/sys/kernel/mm/memory_peers";
 
 pub(super) const CASES: &[Case] = cases![
@@ -47,16 +44,10 @@ fn version(lab: &Lab) -> Result<()> {
     let version = module::version()?;
     note("version", &version);
     let first = version.split('.').next().context("empty")?;
-    ensure!(
-        first.parse::<u32>().is_ok(),
-        "a version that does not begin with a number: {version}"
-    );
+    ensure!(first.parse::<u32>().is_ok(), "{version}");
     // The runner reads the expected version from the module's file.
     if let Ok(expected) = std::env::var("PEERMEM_VERSION") {
-        ensure!(
-            version == expected,
-            "{version} is loaded, the file says {expected}"
-        );
+        ensure!(version == expected);
     }
     Ok(())
 }
@@ -72,10 +63,7 @@ fn parameters(lab: &Lab) -> Result<()> {
         let path = format!("/sys/module/{}/parameters/{name}", module::NAME);
         let value = sys::read_line(&path)?;
         note(name, &value);
-        ensure!(
-            value.parse::<i32>().is_ok(),
-            "{name} is not an integer: {value:?}"
-        );
+        ensure!(value.parse::<i32>().is_ok(), "{name}: {value:?}");
         let mode = fs::metadata(&path)?.permissions().mode() & 0o777;
         ensure!(mode == 0o444, "{name} has mode {mode:o}");
     }
@@ -88,24 +76,15 @@ fn unload_refused(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     module::references_are(0).context("without a registration")?;
     let memory = lab.allocate_gpu(M2)?;
-    let regions = (0..3)
-        .map(|_| Ok(lab.near.register(memory.span(0, M2)?, full_access())?))
-        .collect::<Result<Vec<_>>>()?;
+    let span = memory.span(0, M2)?;
+    let regions = [(); 3].map(|()| lab.near.reg_mr(span));
+    ensure!(regions.iter().all(Result::is_ok), "{regions:?}");
     let held = counters::module_references(module::NAME)?;
     expect("references_of_3_regions", held, 3)?;
     for name in [module::NAME, "nvidia"] {
-        match sys::unload_module(name) {
-            Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
-            other => anyhow::bail!("unloading {name} under a live region: {other:?}"),
-        }
+        ensure!(!module::unloaded(name)?, "{name} goes under a live region");
     }
-    let rmmod =
-        Running::start(Command::new("rmmod").arg(module::NAME))?.finish(Duration::from_secs(60))?;
-    ensure!(
-        !rmmod.success() && rmmod.output.contains("in use"),
-        "rmmod said {:?}",
-        rmmod.output
-    );
+    sys::run("rmmod", [module::NAME])?.failed_with("in use")?;
     drop(regions);
     module::references_are(0).context("after the last region")?;
     Ok(())
@@ -117,17 +96,11 @@ fn load_again(lab: &Lab) -> Result<()> {
     let before = module::parameters();
     let replaced = Replaced::begin()?;
     ensure!(!module::is_loaded(), "it is still there");
-    match lab.near.register(memory.span(0, M2)?, full_access()) {
-        Err(refused) if refused.errno() == libc::EFAULT => {}
-        other => anyhow::bail!("registration without a module: {other:?}"),
-    }
+    let errno = errno_of(lab.near.reg_mr(memory.span(0, M2)?));
+    ensure!(errno == libc::EFAULT, "errno {errno} without a module");
     replaced.end()?;
-    ensure!(
-        module::parameters() == before,
-        "other parameters than before: {:?}",
-        module::parameters()
-    );
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    ensure!(module::parameters() == before, "{before:?}");
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     Ok(())
 }
 
@@ -167,38 +140,21 @@ fn needs_memory_peers(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn clients() -> Result<Vec<String>> {
-    let mut clients = fs::read_dir(MEMORY_PEERS)?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<Vec<_>>>()?;
-    clients.sort();
-    Ok(clients)
-}
-
 /// Checks that the directory is the same whether ib_core or the module makes it.
 fn memory_peers(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
-    let clients = clients()?;
+    let clients: Vec<_> = sys::names(MEMORY_PEERS)?.into_iter().collect();
     note("clients", clients.join(" "));
-    let expected = expected_clients(lab);
-    ensure!(
-        clients == expected,
-        "clients {clients:?} where {expected:?} were expected"
-    );
+    ensure!(clients == expected_clients(lab));
     for client in clients {
         let directory = Path::new(MEMORY_PEERS).join(client);
-        let mut files = fs::read_dir(&directory)?
-            .map(|entry| {
-                let entry = entry?;
-                let mode = entry.metadata()?.permissions().mode() & 0o777;
-                let name = entry.file_name().to_string_lossy().into_owned();
-                ensure!(mode == 0o444, "{name} has mode {mode:o}");
-                Ok(name)
-            })
-            .collect::<Result<Vec<_>>>()?;
-        files.sort();
-        let mut expected = [&["version"][..], &STATISTICS[..]].concat();
-        expected.sort_unstable();
+        let files = sys::names(&directory)?;
+        for name in &files {
+            let mode = fs::metadata(directory.join(name))?.permissions().mode() & 0o777;
+            ensure!(mode == 0o444, "{name} has mode {mode:o}");
+        }
+        let expected = ["version"].into_iter().chain(STATISTICS);
+        let expected: BTreeSet<_> = expected.map(str::to_owned).collect();
         ensure!(files == expected, "files {files:?}");
         let version = fs::read_to_string(directory.join("version"))?;
         // ib_core keeps 15 characters of the version.
@@ -246,33 +202,23 @@ fn statistics(lab: &Lab) -> Result<()> {
     let ours = !consumers::core_shows();
     let len = 2 * M2 - 100;
     let memory = lab.allocate_gpu(2 * M2)?;
-    let (gain, region) = counted(lab, || {
-        Ok(lab.near.register(memory.span(50, len)?, full_access())?)
-    })?;
+    let (gain, region) = counted(lab, || Ok(lab.near.reg_mr(memory.span(50, len)?)?))?;
     let entries = counters::peer_regions(&lab.setup.devices[0])?
         .last()
         .context("rxe has no peer region")?
         .entries;
     note("entries", entries);
     let bytes = len as u64;
-    ensure!(
-        gain == [1, 0, entries, 0, bytes, 0, 0],
-        "registration counted {gain:?}"
-    );
+    ensure!(gain == [1, 0, entries, 0, bytes, 0, 0], "{gain:?}");
     let (gain, ()) = counted(lab, || {
         drop(region);
         Ok(())
     })?;
     let left = if ours { entries } else { 0 };
-    ensure!(
-        gain == [0, 1, 0, left, 0, bytes, 0],
-        "its end counted {gain:?}"
-    );
+    ensure!(gain == [0, 1, 0, left, 0, bytes, 0], "{gain:?}");
 
     let outside = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
-    let (gain, refused) = counted(lab, || {
-        Ok(lab.near.register(outside, full_access()).is_err())
-    })?;
+    let (gain, refused) = counted(lab, || Ok(lab.near.reg_mr(outside).is_err()))?;
     ensure!(refused && gain == [0; 7], "a refusal counted {gain:?}");
     Ok(())
 }
@@ -284,7 +230,7 @@ fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     let ours = !consumers::core_shows();
     let mut memory = lab.allocate_gpu(M2)?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     let entries = counters::peer_regions(&lab.setup.devices[0])?
         .last()
         .context("rxe has no peer region")?
@@ -320,12 +266,9 @@ fn turned_off(lab: &Lab) -> Result<()> {
     let replaced = Replaced::begin()?;
     ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
     module::load(&parameters)?;
-    ensure!(
-        Path::new(MEMORY_PEERS).exists() == consumers::core_shows(),
-        "made or hidden against the parameter"
-    );
+    ensure!(Path::new(MEMORY_PEERS).exists() == consumers::core_shows());
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     replaced.end()?;
     ensure!(Path::new(MEMORY_PEERS).exists(), "it is not back");
     Ok(())
@@ -352,53 +295,43 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
     ensure!(rest > 0, "the rest of what was printed is lost");
     replaced.end()?;
     gone("in the next")?;
-    ensure!(
-        sys::read_line(&version)? == module::version()?,
-        "the new life has no file of its own"
-    );
+    ensure!(sys::read_line(&version)? == module::version()?);
     drop(directory);
     Ok(())
 }
 
 /// Loads and unloads the module while readers read without a pause.
 fn readers_beside_unloads(lab: &Lab) -> Result<()> {
-    const LIVES: usize = 4;
-
     needs_memory_peers(lab)?;
+    let mut all = Vec::new();
+    for client in ["nv_mem", "nv_mem_nc"] {
+        for file in STATISTICS.into_iter().chain(["version"]) {
+            all.push(format!("{MEMORY_PEERS}/{client}/{file}"));
+        }
+    }
+    lives_beside_readers(|| {
+        // Lists a directory that may vanish meanwhile.
+        let _ = fs::read_dir(MEMORY_PEERS).map(Iterator::count);
+        let whole = |path: &&String| fs::read(path).is_ok_and(|text| text.ends_with(b"\n"));
+        all.iter().filter(whole).count()
+    })
+}
+
+/// Reloads the module several times while two threads run `read`, which returns the number of files
+/// that it has read.
+pub(super) fn lives_beside_readers(read: impl Fn() -> usize + Sync) -> Result<()> {
+    const LIVES: usize = 4;
     let stop = AtomicBool::new(false);
     let reads = AtomicUsize::new(0);
-    let all = || -> Vec<String> {
-        ["nv_mem", "nv_mem_nc"]
-            .into_iter()
-            .flat_map(|client| {
-                STATISTICS
-                    .into_iter()
-                    .chain(["version"])
-                    .map(move |file| format!("{MEMORY_PEERS}/{client}/{file}"))
-            })
-            .collect()
-    };
     let end = std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    for path in all() {
-                        if fs::read(path).is_ok_and(|text| text.ends_with(b"\n")) {
-                            reads.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                    // Lists a directory that may vanish meanwhile.
-                    let _ = fs::read_dir(MEMORY_PEERS).map(Iterator::count);
+                    reads.fetch_add(read(), Ordering::Relaxed);
                 }
             });
         }
-        let lives = || -> Result<()> {
-            for _ in 0..LIVES {
-                Replaced::begin()?.end()?;
-            }
-            Ok(())
-        };
-        let end = lives();
+        let end = (0..LIVES).try_for_each(|_| Replaced::begin()?.end());
         stop.store(true, Ordering::Relaxed);
         end
     });
@@ -411,18 +344,12 @@ fn readers_beside_unloads(lab: &Lab) -> Result<()> {
 /// Runs modprobe with both spellings, each twice without an error, as driver containers do.
 fn modprobe(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
-    let run = |words: &[&str]| -> Result<()> {
-        let finished = Running::start(Command::new(words[0]).args(&words[1..]))?
-            .finish(Duration::from_secs(60))?;
-        ensure!(finished.success(), "{words:?}: {}", finished.tail(3));
-        Ok(())
-    };
     let replaced = Replaced::begin()?;
     for spelling in ["nvidia-peermem", "nvidia_peermem"] {
-        run(&["modprobe", spelling])?;
-        run(&["modprobe", spelling])?;
+        sys::succeed("modprobe", [spelling])?;
+        sys::succeed("modprobe", [spelling])?;
         ensure!(module::is_loaded(), "modprobe {spelling} loads nothing");
-        run(&["rmmod", spelling])?;
+        sys::succeed("rmmod", [spelling])?;
         ensure!(!module::is_loaded(), "rmmod {spelling} leaves it");
     }
     replaced.end()
@@ -430,17 +357,8 @@ fn modprobe(lab: &Lab) -> Result<()> {
 
 /// Returns the values of a field of the module's information, in order.
 fn information(module: &Path, field: &str) -> Result<BTreeSet<String>> {
-    let finished = Running::start(Command::new("modinfo").args(["-F", field]).arg(module))?
-        .finish(Duration::from_secs(60))?;
-    ensure!(finished.success(), "modinfo: {}", finished.tail(3));
-    Ok(finished.output.lines().map(str::to_owned).collect())
-}
-
-fn entries(directory: &str) -> Result<BTreeSet<String>> {
-    fs::read_dir(directory)
-        .with_context(|| directory.to_owned())?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect()
+    let output = sys::succeed("modinfo", [Path::new("-F"), Path::new(field), module])?;
+    Ok(output.lines().map(str::to_owned).collect())
 }
 
 /// `lsmod` and `/sys/module` of the loaded module.
@@ -455,14 +373,14 @@ impl Loaded {
     fn look() -> Result<Self> {
         let directory = format!("/sys/module/{}", module::NAME);
         let mut holds = BTreeSet::new();
-        for name in entries("/sys/module")? {
+        for name in sys::names("/sys/module")? {
             if Path::new(&format!("/sys/module/{name}/holders/{}", module::NAME)).exists() {
                 holds.insert(name);
             }
         }
         Ok(Self {
-            files: entries(&directory)?,
-            parameters: entries(&format!("{directory}/parameters"))?,
+            files: sys::names(&directory)?,
+            parameters: sys::names(format!("{directory}/parameters"))?,
             holds,
         })
     }
@@ -525,19 +443,10 @@ fn as_nvidias(lab: &Lab) -> Result<()> {
     replaced.end()?;
     let theirs = theirs?;
     note("held_modules", format_args!("{:?}", ours.holds));
-    ensure!(
-        ours.holds == theirs.holds,
-        "holds {:?}, NVIDIA's {:?}",
-        ours.holds,
-        theirs.holds
-    );
+    ensure!(ours.holds == theirs.holds, "{:?}", theirs.holds);
     let missing: Vec<_> = theirs.files.difference(&ours.files).collect();
     note("files_that_ours_lacks", format_args!("{missing:?}"));
     ensure!(missing.is_empty(), "not in /sys/module: {missing:?}");
-    ensure!(
-        ours.parameters.is_superset(&theirs.parameters),
-        "parameters {:?}",
-        ours.parameters
-    );
+    ensure!(ours.parameters.is_superset(&theirs.parameters));
     Ok(())
 }

@@ -15,13 +15,12 @@ use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
 use crate::ktap::{note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::module::Replaced;
-use crate::rdma::{errno_name, full_access, Hca, Refused};
+use crate::rdma::{errno_name, Hca, Refused};
 use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, sys};
 
-const M2: usize = GRANULE as usize;
 /// Result of an `ibv_reg_mr` that succeeds.
 const REGISTERS: i32 = 0;
 
@@ -30,7 +29,10 @@ const REGISTERS: i32 = 0;
 /// persistent and in revocable mode, and the function that provokes it.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
-        &[$(Case { name: $name, run: |lab| $run(lab, $text, $expected, $provoke) }),+]
+        &[$(Case {
+            name: $name,
+            run: |lab| $run(lab, Input { text: $text, expected: $expected, provoke: &$provoke }),
+        }),+]
     };
 }
 
@@ -96,6 +98,15 @@ pub(super) const CASES: &[Case] = rows![
         [REGISTERS; 2], container(&["--user", "--map-root-user", "--mount"]);
 ];
 
+/// A row of the document.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    text: &'a str,
+    /// The application's result with our module, in persistent and in revocable mode.
+    expected: [i32; 2],
+    provoke: &'a dyn Fn(&Lab, &mut Row) -> Result<()>,
+}
+
 /// Result of one attempt.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
@@ -130,11 +141,12 @@ impl Row {
 
     /// Registers `span` in this process, and deregisters it.
     fn register(&mut self, lab: &Lab, span: Span) -> Result<()> {
-        self.attempt(|| Ok(errno_of(lab.near.register(span, full_access()))))
+        self.attempt(|| Ok(errno_of(lab.near.reg_mr(span))))
     }
 }
 
-fn errno_of<R>(result: Result<R, Refused>) -> i32 {
+/// Returns the application's errno, or [`REGISTERS`].
+pub(super) fn errno_of<R>(result: Result<R, Refused>) -> i32 {
     match result {
         Ok(_) => REGISTERS,
         Err(refused) => refused.errno(),
@@ -163,75 +175,52 @@ fn shape(line: &str) -> String {
 }
 
 /// Runs the attempts of a row, prints the result, and checks that nothing leaks.
-fn row(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
-    module_for(lab, text)?;
+fn row(lab: &Lab, input: Input<'_>) -> Result<()> {
+    module_for(lab, input)?;
     lab.first_registrations()?;
-    row_of_this_module(lab, expected, provoke)
+    row_of_this_module(lab, input)
 }
 
 /// Runs a row in which the module asks nvidia.ko for the first time whether the HCA reaches the
 /// GPU.
-fn row_of_a_stranger(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
-    module_for(lab, text)?;
-    row_of_this_module(lab, expected, provoke)
+fn row_of_a_stranger(lab: &Lab, input: Input<'_>) -> Result<()> {
+    module_for(lab, input)?;
+    row_of_this_module(lab, input)
 }
 
 /// Notes the input and reloads the module.
-fn module_for(lab: &Lab, text: &str) -> Result<()> {
-    note("input", text);
+fn module_for(lab: &Lab, input: Input<'_>) -> Result<()> {
+    note("input", input.text);
     lab.needs_module()?;
     Replaced::begin()?.end()
 }
 
-fn row_of_this_module(
-    lab: &Lab,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
+fn row_of_this_module(lab: &Lab, input: Input<'_>) -> Result<()> {
     let mut row = Row {
         log: KernelLog::from_now()?,
         begun: Instant::now(),
         seen: Vec::new(),
     };
-    provoke(lab, &mut row)?;
+    (input.provoke)(lab, &mut row)?;
 
     let first = row.seen.first().context("nothing was attempted")?;
     note("application", word(first.errno));
-    note(
-        "provider",
-        format_args!(
-            "{} asked, {} pinned, {} unpinned",
-            first.asked, first.pinned, first.unpinned
-        ),
-    );
-    ensure!(
-        row.seen.iter().all(|seen| seen == first),
-        "attempts that ended differently: {:?}",
-        row.seen
-    );
-    ensure!(
-        first.pinned == first.unpinned,
-        "{} pins and {} unpins",
-        first.pinned,
-        first.unpinned
-    );
+    let Seen {
+        asked,
+        pinned,
+        unpinned,
+        ..
+    } = first;
+    let calls = format_args!("{asked} asked, {pinned} pinned, {unpinned} unpinned");
+    note("provider", calls);
+    ensure!(row.seen.iter().all(|seen| seen == first), "{:?}", row.seen);
+    ensure!(pinned == unpinned);
     if lab.setup.peermem == Peermem::Ours {
-        let mut lines = row.log.lines()?;
-        lines.retain(|line| module::wrote(line));
+        let lines = row.log.of_module()?;
         for line in &lines {
             note("log", shape(line));
         }
-        let [persistent, revocable] = expected;
+        let [persistent, revocable] = input.expected;
         let expected = match lab.setup.mode() {
             PinMode::Persistent => persistent,
             PinMode::Revocable => revocable,
@@ -245,52 +234,37 @@ fn row_of_this_module(
         // The module logs its own refusals, with at most one line for a cause in a minute. The
         // module logs neither ib_core's refusals nor successes.
         let said = lines.len() as u64;
-        ensure!(
-            said <= 1 + row.begun.elapsed().as_secs() / 60,
-            "{said} lines in the log for one cause"
-        );
+        ensure!(said <= 1 + row.begun.elapsed().as_secs() / 60);
     }
     // Checks that everything works as before.
     let memory = lab.allocate_gpu(M2)?;
-    lab.near
-        .register(memory.span(0, M2)?, full_access())
-        .context("afterwards")?;
+    lab.near.reg_mr(memory.span(0, M2)?).context("afterwards")?;
     module::references_are(0).context("afterwards")
 }
 
 /// Runs a row that NVIDIA's nvidia-peermem does not survive.
-fn ours_only(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
+fn ours_only(lab: &Lab, input: Input<'_>) -> Result<()> {
     if lab.setup.peermem == Peermem::Nvidia {
-        note("input", text);
+        note("input", input.text);
         return ktap::skip("NVIDIA's module takes any device for a PCI device");
     }
-    row(lab, text, expected, provoke)
+    row(lab, input)
 }
 
-fn in_user_namespace(
-    lab: &Lab,
-    text: &str,
-    expected: [i32; 2],
-    provoke: impl FnOnce(&Lab, &mut Row) -> Result<()>,
-) -> Result<()> {
+fn in_user_namespace(lab: &Lab, input: Input<'_>) -> Result<()> {
     if !Path::new("/proc/self/ns/user").exists() {
-        note("input", text);
+        note("input", input.text);
         return ktap::skip("this kernel has no user namespaces");
     }
-    row(lab, text, expected, provoke)
+    row(lab, input)
 }
 
 /// Makes a valid registration while a module parameter is set.
-fn with<'a>(
-    module: &'a str,
-    name: &'a str,
-    value: &'a str,
-) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
+fn with(
+    module: &'static str,
+    name: &'static str,
+    value: &'static str,
+) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
         let memory = lab.allocate_gpu(M2)?;
         let _parameter = Parameter::set(module, name, value)?;
@@ -298,7 +272,7 @@ fn with<'a>(
     }
 }
 
-fn with_flags(flags: &str) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + '_ {
+fn with_flags(flags: &'static str) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
         // Older tables have no flags.
         let _version = Parameter::set("nvidia", "table_version", "0x00020000")?;
@@ -314,16 +288,11 @@ fn cacheable(lab: &Lab, row: &mut Row) -> Result<()> {
         with_flags("1")(lab, row)?;
     }
     if lab.setup.peermem == Peermem::Ours {
-        let lines = log.lines()?;
-        let said = lines
-            .iter()
-            .filter(|line| module::wrote(line) && line.contains("what it registers is not revoked"))
-            .count();
+        let lines = log.of_module()?;
+        let words = "what it registers is not revoked";
+        let said = lines.iter().filter(|line| line.contains(words)).count();
         let expected = usize::from(lab.setup.mode() == PinMode::Revocable);
-        ensure!(
-            said == expected,
-            "{said} lines say that nobody revokes, not {expected}: {lines:?}"
-        );
+        ensure!(said == expected, "{said} lines, not {expected}: {lines:?}");
     }
     Ok(())
 }
@@ -378,12 +347,10 @@ fn another_process(lab: &Lab, row: &mut Row) -> Result<()> {
 fn before_the_fork(lab: &Lab, row: &mut Row) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let addr = memory.mapping().addr();
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     row.attempt(|| {
         in_child(lab.near.name(), |hca| {
-            Ok(errno_of(
-                hca.register(Span::anywhere(addr, GRANULE)?, full_access()),
-            ))
+            Ok(errno_of(hca.reg_mr(Span::anywhere(addr, GRANULE)?)))
         })
     })?;
     drop(region);
@@ -392,7 +359,7 @@ fn before_the_fork(lab: &Lab, row: &mut Row) -> Result<()> {
 
 fn freed(lab: &Lab, row: &mut Row) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     memory.free()?;
     row.register(lab, memory.span(0, M2)?)
 }
@@ -400,7 +367,7 @@ fn freed(lab: &Lab, row: &mut Row) -> Result<()> {
 fn freed_and_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let span = memory.span(0, M2)?;
-    lab.near.register(span, full_access())?;
+    lab.near.reg_mr(span)?;
     drop(memory);
     row.register(lab, Span::anywhere(span.addr(), span.len())?)
 }
@@ -436,7 +403,7 @@ fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
     ] {
         row.register(lab, Span::anywhere(addr, len)?)?;
     }
-    lab.near.register(memory.span(M2 - 1, 1)?, full_access())?;
+    lab.near.reg_mr(memory.span(M2 - 1, 1)?)?;
     Ok(())
 }
 
@@ -449,7 +416,7 @@ fn two_allocations(lab: &Lab, row: &mut Row) -> Result<()> {
     row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)?;
     row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)?;
     for memory in [&first, &second] {
-        lab.near.register(memory.span(0, M2)?, full_access())?;
+        lab.near.reg_mr(memory.span(0, M2)?)?;
     }
     Ok(())
 }
@@ -460,12 +427,8 @@ fn length_zero(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 fn wrapping(lab: &Lab, row: &mut Row) -> Result<()> {
-    for (addr, len) in [
-        (u64::MAX - 4095, 4096),
-        (u64::MAX - 4095, 8192),
-        (u64::MAX - 65535, 65535),
-    ] {
-        row.register(lab, Span::anywhere(addr, len)?)?;
+    for (behind, len) in [(4095, 4096), (4095, 8192), (65535, 65535)] {
+        row.register(lab, Span::anywhere(u64::MAX - behind, len)?)?;
     }
     Ok(())
 }
@@ -501,26 +464,19 @@ fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     let kept = (gpu.bar_len() >> 20) - 4;
     let _reserve = Parameter::set("nvidia", "bar1_reserve_mib", &kept.to_string())?;
     let memory = gpu.allocate(3 * M2, Placement::Any)?;
-    let mut held = Vec::new();
-    for index in 0..2 {
-        held.push(
-            lab.near
-                .register(memory.span(index * M2, M2)?, full_access())?,
-        );
-    }
+    let _first = lab.near.reg_mr(memory.span(0, M2)?)?;
+    let second = lab.near.reg_mr(memory.span(M2, M2)?)?;
     let last = memory.span(2 * M2, M2)?;
     row.register(lab, last)?;
-    drop(held.pop());
-    lab.near
-        .register(last, full_access())
-        .context("with room made")?;
+    drop(second);
+    lab.near.reg_mr(last).context("with room made")?;
     Ok(())
 }
 
 /// A user without an entry in any system file. Root has no limit on locked memory.
 const NOBODY: u32 = 54_322;
 
-fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
+fn memlock(bytes: u64) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
         let gpu = lab.gpu(0)?;
         let attempt = |lifted| {
@@ -529,11 +485,10 @@ fn memlock(bytes: u64) -> impl FnOnce(&Lab, &mut Row) -> Result<()> {
                 let span = memory.span(0, M2)?;
                 sys::limit_locked_memory(Some(bytes))?;
                 sys::become_user(NOBODY)?;
-                let errno = errno_of(hca.register(span, full_access()));
+                let errno = errno_of(hca.reg_mr(span));
                 if lifted {
                     sys::lock_any_memory()?;
-                    hca.register(span, full_access())
-                        .context("with the limit lifted")?;
+                    hca.reg_mr(span).context("with the limit lifted")?;
                 }
                 Ok(errno)
             })
@@ -559,7 +514,7 @@ fn fork_safe(lab: &Lab, row: &mut Row) -> Result<()> {
     })
 }
 
-fn container<'a>(namespaces: &'a [&str]) -> impl FnOnce(&Lab, &mut Row) -> Result<()> + 'a {
+fn container(namespaces: &'static [&str]) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     // A user namespace cannot unmount an earlier mount, but can mount over it.
     const ENTER: &str =
         "mount -t tmpfs none /sys/kernel/debug && mount -o remount,bind,ro /sys && \

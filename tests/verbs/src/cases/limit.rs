@@ -7,12 +7,11 @@ use anyhow::{ensure, Context, Result};
 
 use crate::gpu::{Allocation, GRANULE};
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Peermem, PinMode};
-use crate::rdma::{full_access, Hca, Region};
+use crate::lab::{Lab, Peermem, PinMode, M2};
+use crate::rdma::{Hca, Region};
 use crate::sys::{KernelLog, Placement, Span};
 use crate::{ktap, module, sys};
 
-const M2: usize = GRANULE as usize;
 /// The limit in MiB, enough for two regions of 2 MiB.
 const LIMIT_MIB: usize = 4;
 const FULL: usize = LIMIT_MIB << 20;
@@ -31,19 +30,15 @@ fn limited(lab: &Lab, body: impl FnOnce() -> Result<()>) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no limit");
     }
-    let mut parameters = module::parameters();
-    parameters.push(format!("user_limit_mib={LIMIT_MIB}"));
-    module::loaded_with(&parameters, body)
+    module::loaded_with_also(&format!("user_limit_mib={LIMIT_MIB}"), body)
 }
 
 fn register(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<Region> {
-    Ok(lab
-        .near
-        .register(memory.span(offset, len)?, full_access())?)
+    Ok(lab.near.reg_mr(memory.span(offset, len)?)?)
 }
 
 fn over_the_limit(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<()> {
-    match lab.near.register(memory.span(offset, len)?, full_access()) {
+    match lab.near.reg_mr(memory.span(offset, len)?) {
         Err(refused) if refused.errno() == libc::EFAULT => Ok(()),
         other => anyhow::bail!("beyond the limit: {other:?}"),
     }
@@ -76,9 +71,7 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
         let mut freed = lab.allocate_gpu(M2)?;
         let addr = freed.mapping().addr();
         freed.free()?;
-        let none = lab
-            .near
-            .register(Span::anywhere(addr, GRANULE)?, full_access());
+        let none = lab.near.reg_mr(Span::anywhere(addr, GRANULE)?);
         ensure!(none.is_err(), "freed memory: {none:?}");
         register(lab, &memory, 0, FULL).map(drop)
     })
@@ -114,8 +107,8 @@ fn each_user(lab: &Lab) -> Result<()> {
         let gpu = lab.gpu(0)?.clone();
         as_another_user(lab, |hca| {
             let memory = gpu.allocate(2 * FULL, Placement::Any)?;
-            let held = hca.register(memory.span(0, FULL)?, full_access())?;
-            let beyond = hca.register(memory.span(FULL, M2)?, full_access());
+            let held = hca.reg_mr(memory.span(0, FULL)?)?;
+            let beyond = hca.reg_mr(memory.span(FULL, M2)?);
             ensure!(beyond.is_err(), "beyond the other user's limit: {beyond:?}");
             drop(held);
             Ok(())

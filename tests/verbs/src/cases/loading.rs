@@ -7,8 +7,6 @@
 //! (`beside` and `signed` of the runner).
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{ensure, Context, Result};
@@ -17,8 +15,7 @@ use crate::cases::consumers;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Setup};
-use crate::rdma::full_access;
-use crate::sys::{Finished, KernelLog, Running};
+use crate::sys::{succeed, Finished, KernelLog};
 use crate::{ktap, module, sys};
 
 const CASES: &[Case<Setup>] = cases![
@@ -58,32 +55,11 @@ pub(crate) fn run(setup: &Setup) -> bool {
     ktap::tell(named, |case| (case.run)(setup))
 }
 
-fn execute(command: &mut Command) -> Result<Finished> {
-    Running::start(command)?.finish(Duration::from_secs(60))
-}
-
-fn succeed(program: &str, arguments: &[&str]) -> Result<String> {
-    let finished = execute(Command::new(program).args(arguments))?;
-    ensure!(
-        finished.success(),
-        "{program} {arguments:?}: {}",
-        finished.tail(5)
-    );
-    Ok(finished.output)
-}
-
-/// Returns the path of our module's file that modprobe would load.
-fn ours() -> Result<String> {
-    Ok(succeed("modinfo", &["-F", "filename", "nvidia-peermem"])?
-        .trim()
-        .to_owned())
-}
-
 /// Runs a program that should load the module. Also returns the module's own log lines, and all log
 /// lines.
 fn attempt(program: &str, arguments: &[&str]) -> Result<(Finished, Vec<String>, Vec<String>)> {
     let log = KernelLog::from_now()?;
-    let finished = execute(Command::new(program).args(arguments))?;
+    let finished = sys::run(program, arguments)?;
     let lines = log.lines()?;
     for line in &lines {
         println!("# kernel: {line}");
@@ -105,11 +81,7 @@ fn loaded(parameters: &[&str]) -> Result<Vec<String>> {
 fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     let (finished, said, _) = attempt(program, &[file])?;
     note(program, finished.output.trim());
-    ensure!(
-        !finished.success() && finished.output.contains(words),
-        "{program} said {:?}",
-        finished.output
-    );
+    finished.failed_with(words)?;
     ensure!(said == [line], "the module said {said:#?}");
     ensure!(!module::is_loaded(), "it is loaded");
     Ok(())
@@ -143,10 +115,10 @@ fn no_peer_memory() -> Result<()> {
     let line = "not loaded: the ib_core that is loaded has no peer memory (no ib_register_peer_memory_client): load that \
                 of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
-    refused("insmod", &ours()?, SEE_DMESG, line)?;
+    refused("insmod", &module::file()?, SEE_DMESG, line)?;
     // Nothing keeps nvidia.ko loaded.
-    succeed("rmmod", &["nvidia"])?;
-    succeed("modprobe", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
+    succeed("modprobe", ["nvidia"])?;
     Ok(())
 }
 
@@ -162,7 +134,7 @@ fn no_ib_uverbs() -> Result<()> {
     let line = "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
                 ib_register_peer_memory_client): modprobe ib_uverbs, then this module again";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
-    succeed("modprobe", &["ib_uverbs"]).map(|_| ())
+    succeed("modprobe", ["ib_uverbs"]).map(|_| ())
 }
 
 /// Checks that the module holds both neighbours and logs nothing, whether its symbols are weak or
@@ -174,12 +146,9 @@ fn all_is_there() -> Result<()> {
     for neighbour in ["nvidia", "ib_core"] {
         let holder = format!("/sys/module/{neighbour}/holders/{}", module::NAME);
         ensure!(Path::new(&holder).exists(), "{neighbour} is not held");
-        ensure!(
-            sys::unload_module(neighbour).is_err(),
-            "{neighbour} could be unloaded"
-        );
+        ensure!(sys::unload_module(neighbour).is_err(), "{neighbour}");
     }
-    let depends = succeed("modinfo", &["-F", "depends", "nvidia-peermem"])?;
+    let depends = succeed("modinfo", ["-F", "depends", "nvidia-peermem"])?;
     let mut depends: Vec<&str> = depends.trim().split(',').collect();
     depends.sort_unstable();
     ensure!(depends == ["ib_core", "nvidia"], "depends on {depends:?}");
@@ -188,25 +157,25 @@ fn all_is_there() -> Result<()> {
 
 fn no_driver() -> Result<()> {
     needs_peer_memory()?;
-    succeed("rmmod", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
     let result = refused(
         "insmod",
-        &ours()?,
+        &module::file()?,
         SEE_DMESG,
         "not loaded: no nvidia.ko is, and so there is no nvidia_p2p_get_pages: modprobe loads it first, insmod does not",
     );
-    succeed("modprobe", &["nvidia"])?;
+    succeed("modprobe", ["nvidia"])?;
     result
 }
 
 /// Loads another nvidia.ko instead of the stand-in.
 fn beside_driver(kind: &str, line: &str) -> Result<()> {
     let driver = needs_peer_memory()?.join(kind).join("nvidia.ko");
-    succeed("rmmod", &["nvidia"])?;
-    succeed("insmod", &[&driver.to_string_lossy()])?;
+    succeed("rmmod", ["nvidia"])?;
+    module::load_file(&driver)?;
     let result = refused("modprobe", "nvidia-peermem", SEE_DMESG, line);
-    succeed("rmmod", &["nvidia"])?;
-    succeed("modprobe", &["nvidia"])?;
+    succeed("rmmod", ["nvidia"])?;
+    succeed("modprobe", ["nvidia"])?;
     result
 }
 
@@ -214,7 +183,7 @@ fn beside_driver(kind: &str, line: &str) -> Result<()> {
 /// of the same name. Other versions accept the second client, and ask the first client first.
 fn nv_peer_mem() -> Result<()> {
     let rival = needs_peer_memory()?.join("nv_peer_mem/nv_peer_mem.ko");
-    succeed("insmod", &[&rival.to_string_lossy()])?;
+    module::load_file(&rival)?;
     let result = if consumers::core_shows() {
         refused(
             "modprobe",
@@ -226,7 +195,7 @@ fn nv_peer_mem() -> Result<()> {
     } else {
         beside_nv_peer_mem()
     };
-    succeed("rmmod", &["nv_peer_mem"])?;
+    succeed("rmmod", ["nv_peer_mem"])?;
     result
 }
 
@@ -244,33 +213,22 @@ fn beside_nv_peer_mem() -> Result<()> {
 fn revocable_mode() -> Result<()> {
     let drivers = needs_peer_memory()?;
     warned(Some("the ib_core that is loaded is not OFED's"))?;
-    let insert = |kind: &str, file: &str| {
-        succeed(
-            "insmod",
-            &[&drivers.join(kind).join(file).to_string_lossy()],
-        )
-        .map(|_| ())
-    };
+    let insert = |kind: &str, file: &str| module::load_file(&drivers.join(kind).join(file));
     insert("mlx_compat", "mlx_compat.ko")?;
     let result = warned(Some(
         "no module says of which OFED the ib_core is that is loaded",
     ))
     .and_then(|()| {
-        for (kind, words) in [
-            (
-                "ofed_24_10",
-                Some("the ib_core that is loaded is of 24.10-3.2.5"),
-            ),
-            ("ofed_25_04", None),
-        ] {
+        let older = "the ib_core that is loaded is of 24.10-3.2.5";
+        for (kind, words) in [("ofed_24_10", Some(older)), ("ofed_25_04", None)] {
             insert(kind, "mlx5_core.ko")?;
             let result = warned(words);
-            succeed("rmmod", &["mlx5_core"])?;
+            succeed("rmmod", ["mlx5_core"])?;
             result?;
         }
         Ok(())
     });
-    succeed("rmmod", &["mlx_compat"])?;
+    succeed("rmmod", ["mlx_compat"])?;
     result
 }
 
@@ -302,36 +260,28 @@ fn nvidias() -> Result<()> {
     };
     module::load_file(&control)?;
     let theirs = module::version()?;
-    let (finished, said, _) = attempt("insmod", &[&ours()?])?;
+    let (finished, said, _) = attempt("insmod", &[&module::file()?])?;
     let still = module::version()?;
     module::unload()?;
-    ensure!(
-        !finished.success() && finished.output.contains("File exists"),
-        "insmod said {:?}",
-        finished.output
-    );
+    finished.failed_with("File exists")?;
     ensure!(said.is_empty(), "the module said {said:#?}");
-    ensure!(
-        theirs == still && !theirs.contains("-rs"),
-        "{theirs}, {still}"
-    );
+    ensure!(theirs == still && !theirs.contains("-rs"), "{still}");
     Ok(())
 }
 
 fn unload_with_users(name: &str) -> Result<()> {
-    for user in fs::read_dir(format!("/sys/module/{name}/holders"))? {
-        let user = user?.file_name();
+    for user in sys::names(format!("/sys/module/{name}/holders"))? {
         // The user may have been unloaded with the users of another module.
         if Path::new("/sys/module").join(&user).exists() {
-            unload_with_users(&user.to_string_lossy())?;
+            unload_with_users(&user)?;
         }
     }
-    succeed("rmmod", &[name]).map(|_| ())
+    succeed("rmmod", [name]).map(|_| ())
 }
 
 fn delete_links() -> Result<()> {
     for link in ["rxe0", "rxe1"] {
-        succeed("rdma", &["link", "del", link])?;
+        succeed("rdma", ["link", "del", link])?;
     }
     Ok(())
 }
@@ -343,12 +293,12 @@ fn no_ib_core() -> Result<()> {
     unload_with_users("ib_core")?;
     refused(
         "insmod",
-        &ours()?,
+        &module::file()?,
         SEE_DMESG,
         "not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe loads it first, insmod \
          does not",
     )?;
-    succeed("modprobe", &["nvidia-peermem"])?;
+    succeed("modprobe", ["nvidia-peermem"])?;
     module::unload()
 }
 
@@ -381,7 +331,7 @@ impl Signing {
     fn signed(&self, key: &str, certificate: &str) -> Result<String> {
         let copy = "/tmp/nvidia-peermem.ko";
         fs::copy(&self.module, copy)?;
-        succeed(&self.sign_file, &["sha512", key, certificate, copy])?;
+        succeed(&self.sign_file, ["sha512", key, certificate, copy])?;
         Ok(copy.to_owned())
     }
 }
@@ -393,16 +343,9 @@ fn rejected(file: &str, reason: &str) -> Result<()> {
     module::load(&[])?;
     let (finished, said, lines) = result?;
     note("insmod", finished.output.trim());
-    ensure!(
-        !finished.success() && finished.output.contains("Key was rejected by service"),
-        "insmod said {:?}",
-        finished.output
-    );
+    finished.failed_with("Key was rejected by service")?;
     ensure!(said.is_empty(), "the module said {said:#?}");
-    ensure!(
-        lines.iter().any(|line| line.contains(reason)),
-        "the kernel said {lines:#?}"
-    );
+    ensure!(lines.iter().any(|line| line.contains(reason)), "{lines:#?}");
     Ok(())
 }
 
@@ -449,7 +392,7 @@ fn changed_after_signing() -> Result<()> {
 fn signed(setup: &Setup) -> Result<()> {
     let signing = Signing::needed()?;
     let file = signing.signed(&signing.key, &signing.certificate)?;
-    let signer = succeed("modinfo", &["-F", "signer", &file])?;
+    let signer = succeed("modinfo", ["-F", "signer", &file])?;
     note("signer", signer.trim());
     ensure!(!signer.trim().is_empty(), "no signer");
     module::unload()?;
@@ -461,6 +404,6 @@ fn signed(setup: &Setup) -> Result<()> {
     let lab = Lab::open(setup)?;
     let memory = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     lab.near
-        .register(memory.span(0, usize::try_from(GRANULE)?)?, full_access())?;
+        .reg_mr(memory.span(0, usize::try_from(GRANULE)?)?)?;
     Ok(())
 }

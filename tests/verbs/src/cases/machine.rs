@@ -11,17 +11,14 @@ use crate::cases::dma;
 use crate::cases::reasons::{of_gpu_memory, one, Expected};
 use crate::cases::stage::Stage;
 use crate::child::Process;
-use crate::gpu::GRANULE;
 use crate::hold::Worker;
 use crate::knobs::{rebind, Parameter};
 use crate::ktap::{cases, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Op};
+use crate::rdma::Op;
 use crate::sys::Mapping;
 use crate::{counters, ktap, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "machine.bounce_buffers_forced" => bounce_buffers_forced,
@@ -57,13 +54,13 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     let region = stage.register(&memory)?;
     let target = Mapping::anonymous(M2)?;
     let mut connection = rdma::connect(&stage.hca, &lab.near)?;
-    let far = lab.near.register(target.span(0, M2)?, full_access())?;
+    let far = lab.near.reg_mr(target.span(0, M2)?)?;
 
     let bdf = lab.gpu(0)?.bdf().to_owned();
     let mut taking = Worker::start("unbind", move || rebind(&bdf))?;
     let is_taken = taking.ended_or_in(&["remove[nvidia]"])?;
     ensure!(!is_taken, "the GPU is taken with a registration alive");
-    connection.near.transfer(
+    connection.transfer(
         Op::Write,
         region.part(0, M2 as u64)?,
         far.part(0, M2 as u64)?,

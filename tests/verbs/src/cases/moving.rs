@@ -5,7 +5,7 @@ use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Where};
+use crate::lab::{Lab, Where, M2};
 use crate::pattern::{Choice, Pattern};
 use crate::rdma;
 use crate::rdma::{Op, Status};
@@ -13,7 +13,6 @@ use crate::sys::{kernel_version, slower};
 
 const K4: usize = 4 << 10;
 const K64: usize = 64 << 10;
-const M2: usize = 2 << 20;
 const M4: usize = 4 << 20;
 const M64: usize = 64 << 20;
 
@@ -99,7 +98,7 @@ impl<'lab> Mover<'lab> {
             len,
             Pattern::new(self.lab.setup.seed, key),
         )
-        .with_context(|| format!("register {place} memory on {}", hca.name()))
+        .with_context(|| format!("register {place:?} memory on {}", hca.name()))
     }
 
     fn run(
@@ -118,21 +117,15 @@ impl<'lab> Mover<'lab> {
         match self.op {
             Op::Read => self
                 .connection
-                .near
                 .transfer(self.op, target_part, source_part)?,
             Op::Send => {
                 let (sent, received) = self.connection.send(source_part, target_part)?;
                 sent.expect(Status::Success).context("SEND")?;
                 received.expect(Status::Success).context("RECEIVE")?;
-                ensure!(
-                    received.byte_len as usize == len,
-                    "{} bytes arrived of {len}",
-                    received.byte_len
-                );
+                ensure!(received.byte_len as usize == len);
             }
             _ => self
                 .connection
-                .near
                 .transfer(self.op, source_part, target_part)?,
         }
         target.expect(to, &data)?;
@@ -246,7 +239,7 @@ fn outside(lab: &Lab) -> Result<()> {
                     .run(op, source.part(0, size)?, beyond)?
                     .expect(Status::RemoteAccessError)
                     .with_context(|| {
-                        format!("{op} of {size} bytes at {at} of a region of {len} in {place}")
+                        format!("{op} of {size} bytes at {at} of a region of {len} in {place:?}")
                     })?;
                 target.check()?;
                 source.check()?;
@@ -305,9 +298,7 @@ fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
                     old,
                 ),
             };
-            connection
-                .near
-                .transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;
+            connection.transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;
             target.expect(at, &new.to_le_bytes())?;
             result.expect(at, &old_bytes)?;
             target

@@ -11,17 +11,15 @@ use crate::cases::registrations::{gpus_of_the_machine, only};
 use crate::cases::stage::Stage;
 use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
-use crate::gpu::{Allocation, Freer, GRANULE};
+use crate::gpu::{Allocation, Freer};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Op, Region};
+use crate::rdma::{Op, Region};
 use crate::sys::Mapping;
 use crate::{counters, ktap, module_files, rdma};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "p2pdma.mapped_by_the_module" => mapped,
@@ -45,7 +43,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     lab.first_registrations()?;
     let memory = lab.allocate_gpu(M2)?;
     let before = Counters::read()?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     let activity = Counters::read()?.activity(&before)?;
     note("pins", activity.pins);
     note("mappings_of_the_provider", activity.maps);
@@ -58,7 +56,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     module_files::counted(&BTreeMap::new())?;
     let line = only()?;
     let mode = lab.setup.mode();
-    has(&line, &[("mode", &mode.to_string()), ("state", "mapped")])?;
+    has(&line, &format!("mode={mode} state=mapped"))?;
     let (gpu, gpus) = (get(&line, "gpus")?, gpus_of_the_machine()?);
     ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
 
@@ -79,11 +77,9 @@ fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u
     memory.write(0, &bytes)?;
     let target = Mapping::anonymous(M2)?;
     let mut connection = rdma::connect(&stage.hca, &lab.near)?;
-    let far = lab.near.register(target.span(0, M2)?, full_access())?;
+    let far = lab.near.reg_mr(target.span(0, M2)?)?;
     let part = |region: &Region| region.part(0, M2 as u64);
-    connection
-        .near
-        .transfer(Op::Write, part(region)?, part(&far)?)?;
+    connection.transfer(Op::Write, part(region)?, part(&far)?)?;
     dma::same(&target, &bytes)
 }
 

@@ -8,13 +8,11 @@ use crate::arena::Arena;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Op};
+use crate::rdma::Op;
 use crate::sys::Placement;
 use crate::{rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "persist.pages_outlive_the_free" => outlive,
@@ -28,7 +26,7 @@ fn outlive(lab: &Lab) -> Result<()> {
     let local = Arena::on_host(lab, M2, 1)?;
     for by_ioctl in [true, false] {
         let mut memory = lab.allocate_gpu(M2)?;
-        let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+        let region = lab.far.reg_mr(memory.span(0, M2)?)?;
         let view = memory.bar_view()?;
         let before = Counters::read()?;
         if by_ioctl {
@@ -42,21 +40,11 @@ fn outlive(lab: &Lab) -> Result<()> {
         note("pins_persistent_live", live);
         ensure!(callbacks == 0, "{callbacks} callbacks");
         ensure!(live == 1, "{live} pins are live under one region");
-        ensure!(
-            after.get("device_refs")? == 1,
-            "the region holds no reference on the GPU"
-        );
+        ensure!(after.get("device_refs")? == 1);
 
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
-        let mut found = vec![0; M2];
-        view.read(0, &mut found)?;
-        ensure!(
-            found == local.expected(0, M2)?,
-            "the bytes behind the BAR are not those that were written"
-        );
+        connection.transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
+        ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "bytes");
         drop(region);
         let live = Counters::read()?.get("pins_persistent_live")?;
         ensure!(live == 0, "{live} pins are live after deregistration");
@@ -73,55 +61,30 @@ fn reused(lab: &Lab) -> Result<()> {
     let addr = sys::free_address(GRANULE, GRANULE)?;
 
     let first = gpu.allocate(M2, Placement::At(addr))?;
-    let first_region = lab.far.register(first.span(0, M2)?, full_access())?;
+    let first_region = lab.far.reg_mr(first.span(0, M2)?)?;
     let (first_place, first_view) = (first.bar_address(), first.bar_view()?);
     drop(first);
     let second = gpu.allocate(M2, Placement::At(addr))?;
     note("old_page", format_args!("{first_place:#x}"));
     note("new_page", format_args!("{:#x}", second.bar_address()));
-    ensure!(
-        second.bar_address() != first_place,
-        "pages that are pinned were handed out again"
-    );
+    ensure!(second.bar_address() != first_place);
     let kept = Pattern::new(lab.setup.seed, 2).bytes(0, M2);
     second.write(0, &kept)?;
 
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.near.transfer(
-        Op::Write,
-        local.part(0, 65537)?,
-        first_region.part(4097, 65537)?,
-    )?;
-    let mut found = vec![0; M2];
-    second.read(0, &mut found)?;
-    ensure!(found == kept, "the old region wrote to the new allocation");
-    let mut old = vec![0; 65537];
-    first_view.read(4097, &mut old)?;
-    ensure!(
-        old == local.expected(0, 65537)?,
-        "the old region lost its bytes"
-    );
+    let (from, to) = (local.part(0, 65537)?, first_region.part(4097, 65537)?);
+    connection.transfer(Op::Write, from, to)?;
+    ensure!(second.bytes(0, M2)? == kept, "the new allocation's bytes");
+    let old = local.expected(0, 65537)?;
+    ensure!(first_view.bytes(4097, 65537)? == old, "the old region's");
 
     // Both regions over the same addresses live at the same time.
-    let second_region = lab.far.register(second.span(0, M2)?, full_access())?;
-    connection.near.transfer(
-        Op::Write,
-        local.part(1, 4096)?,
-        second_region.part(0, 4096)?,
-    )?;
-    second.read(0, &mut found)?;
-    ensure!(
-        found[..4096] == *local.expected(1, 4096)?,
-        "the new region's bytes"
-    );
-    ensure!(
-        found[4096..] == kept[4096..],
-        "bytes behind the new region's write"
-    );
-    first_view.read(4097, &mut old)?;
-    ensure!(
-        old == local.expected(0, 65537)?,
-        "the new region wrote to the old pages"
-    );
+    let second_region = lab.far.reg_mr(second.span(0, M2)?)?;
+    let (from, to) = (local.part(1, 4096)?, second_region.part(0, 4096)?);
+    connection.transfer(Op::Write, from, to)?;
+    let found = second.bytes(0, M2)?;
+    ensure!(found[..4096] == *local.expected(1, 4096)?, "the new bytes");
+    ensure!(found[4096..] == kept[4096..], "the bytes behind");
+    ensure!(first_view.bytes(4097, 65537)? == old, "the old pages'");
     Ok(())
 }

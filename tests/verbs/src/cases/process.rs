@@ -50,11 +50,7 @@ fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Res
     } else {
         0
     };
-    ensure!(
-        activity.callbacks == expected,
-        "{} callbacks where {expected} were expected",
-        activity.callbacks
-    );
+    ensure!(activity.callbacks == expected);
     Ok(())
 }
 

@@ -7,17 +7,14 @@ use anyhow::{ensure, Context, Result};
 
 use crate::cases::register::refused;
 use crate::counters::Counters;
-use crate::gpu::{Allocation, GRANULE};
+use crate::gpu::Allocation;
 use crate::knobs::{
     fail_next, has_nvidias_upper_half, lose_next_put, provoke_failing_put, rebind, Parameter,
 };
 use crate::ktap::{cases, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
-use crate::rdma::full_access;
 use crate::{ktap, module, module_files};
-
-const M2: usize = GRANULE as usize;
 
 pub(super) const CASES: &[Case] = cases![
     "provider.unpin_out_of_memory" => unpin_out_of_memory,
@@ -33,7 +30,7 @@ fn refused_once(lab: &Lab, errnos: &[i32]) -> Result<()> {
 
 fn works_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     Ok(())
 }
 
@@ -49,7 +46,7 @@ fn unpin_out_of_memory(lab: &Lab) -> Result<()> {
 /// has done nothing.
 fn unpinned_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     provoke_failing_put()?;
     fail_next("put_pages", libc::ENOMEM)?;
     drop(region);
@@ -65,9 +62,7 @@ fn unpinned_again(lab: &Lab) -> Result<()> {
 fn unpinned_once(lab: &Lab) -> Result<()> {
     let mine = lab.allocate_gpu(M2)?;
     let other = lab.allocate_gpu(M2)?;
-    let register = |memory: &Allocation| -> Result<_> {
-        Ok(lab.near.register(memory.span(0, M2)?, full_access())?)
-    };
+    let register = |memory: &Allocation| -> Result<_> { Ok(lab.near.reg_mr(memory.span(0, M2)?)?) };
     let (region, beside) = {
         let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
         (register(&mine)?, register(&other)?)
@@ -137,10 +132,8 @@ fn given_to_others(lab: &Lab) -> Result<()> {
         Ok((memory, bytes))
     };
     let holds = |memory: &Allocation, bytes: &[u8]| -> Result<()> {
-        let mut found = vec![0; M2];
-        memory.read(0, &mut found)?;
-        ensure!(found == bytes, "other bytes by the CPU's mapping");
-        memory.bar_view()?.read(0, &mut found)?;
+        ensure!(memory.bytes(0, M2)? == bytes, "by the CPU's mapping");
+        let found = memory.bar_view()?.bytes(0, M2)?;
         ensure!(found == bytes, "other bytes behind the BAR");
         Ok(())
     };
@@ -148,22 +141,19 @@ fn given_to_others(lab: &Lab) -> Result<()> {
     let (other, others) = allocate(2)?;
     let before = one.bar_address();
 
-    let region = lab.near.register(one.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(one.span(0, M2)?)?;
     let place = one.bar_address();
     ensure!(place != before, "a pin that did not move");
     holds(&one, &ones)?;
     drop(region);
 
-    let _region = lab.near.register(other.span(0, M2)?, full_access())?;
-    ensure!(
-        other.bar_address() == place,
-        "the range was not given to the next"
-    );
+    let _region = lab.near.reg_mr(other.span(0, M2)?)?;
+    ensure!(other.bar_address() == place);
     holds(&other, &others)?;
     holds(&one, &ones)?;
     ensure!(one.bar_address() != place, "two in one place");
 
-    let _again = lab.near.register(one.span(0, M2)?, full_access())?;
+    let _again = lab.near.reg_mr(one.span(0, M2)?)?;
     holds(&one, &ones)?;
     holds(&other, &others)
 }

@@ -9,28 +9,27 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, thread};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use crate::cases::input::in_child;
+use crate::cases::identity::lives_beside_readers;
+use crate::cases::input::{errno_of, in_child};
+use crate::cases::registrations::event_fields;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::module::Replaced;
 use crate::module_files::{
     counted, folder, get, has, in_proc, lines, no_refusals, number, only, parse, Line, DEBUGFS,
 };
-use crate::rdma::{full_access, Hca};
-use crate::sys::{KernelLog, Mapping, Placement, Running, Span};
+use crate::rdma::Hca;
+use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
-const M2: usize = GRANULE as usize;
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
 /// Number of refused ranges of a GPU that the module keeps. [`NON_GPU`] is the number of other
 /// refused ranges that the module keeps.
@@ -106,12 +105,8 @@ pub(super) struct Attempt {
 }
 
 pub(super) fn attempt(hca: &Hca, span: Span) -> Result<Attempt> {
-    let errno = match hca.register(span, full_access()) {
-        Ok(_) => 0,
-        Err(refused) => refused.errno(),
-    };
     Ok(Attempt {
-        errno,
+        errno: errno_of(hca.reg_mr(span)),
         span,
         by_child: false,
     })
@@ -130,9 +125,7 @@ impl Expected {
     fn acquire(reason: &'static str, code: i32) -> Self {
         Self {
             step: "acquire",
-            reason,
-            code,
-            errno: libc::EFAULT,
+            ..Self::dma_map(reason, code, libc::EFAULT)
         }
     }
 
@@ -165,51 +158,33 @@ fn one_loaded(
 ) -> Result<()> {
     let log = KernelLog::from_now()?;
     let attempt = provoke(lab)?;
-    ensure!(
-        attempt.errno == expected.errno,
-        "errno {} where {} was expected",
-        attempt.errno,
-        expected.errno
-    );
+    ensure!(attempt.errno == expected.errno);
     let (file, other) = match expected.reason.starts_with("non_gpu_") {
         true => ("non_gpu", "refusals"),
         false => ("refusals", "non_gpu"),
     };
     let line = only(file)?;
     ensure!(lines(other)?.is_empty(), "{:?}", lines(other)?);
-    has(
-        &line,
-        &[
-            ("seq", "0"),
-            ("times", "1"),
-            ("mode", &lab.setup.mode().to_string()),
-            ("step", expected.step),
-            ("reason", expected.reason),
-            ("code", &expected.code.to_string()),
-            ("addr", &format!("{:#x}", attempt.span.addr())),
-            ("len", &attempt.span.len().to_string()),
-        ],
-    )?;
+    let (mode, addr, len) = (lab.setup.mode(), attempt.span.addr(), attempt.span.len());
+    let Expected {
+        step, reason, code, ..
+    } = expected;
+    let fields = format!("mode={mode} step={step} reason={reason} code={code} addr={addr:#x}");
+    has(&line, &format!("seq=0 times=1 {fields} len={len}"))?;
     ensure!(get(&line, "first")? == get(&line, "last")?, "{line:?}");
-    let own = std::process::id().to_string();
+    let (own, thread) = (std::process::id(), sys::thread_id());
     if attempt.by_child {
-        ensure!(get(&line, "tgid")? != own, "{line:?}");
+        ensure!(get(&line, "tgid")? != own.to_string(), "{line:?}");
     } else {
-        let thread = sys::thread_id().to_string();
-        has(&line, &[("tgid", &own), ("pid", &thread), ("comm", "gdr")])?;
+        has(&line, &format!("tgid={own} pid={thread} comm=gdr"))?;
     }
     let text = get(&line, "text")?;
     note("text", text);
     counted(&expected_counts(lab, expected.reason, 1))?;
-    let logged: Vec<_> = log
-        .lines()?
-        .into_iter()
-        .filter(|line| line.contains("refused"))
-        .collect();
-    ensure!(
-        logged.len() == 1 && logged[0].ends_with(&format!(" in {}: {text}", expected.step)),
-        "{logged:?}"
-    );
+    let mut logged = log.lines()?;
+    logged.retain(|line| line.contains("refused"));
+    let end = format!(" in {}: {text}", expected.step);
+    ensure!(logged.len() == 1 && logged[0].ends_with(&end), "{logged:?}");
     Ok(())
 }
 
@@ -242,18 +217,10 @@ fn denied_before(lab: &Lab) -> Result<()> {
     let [persistent, revocable] = &refusals[..] else {
         bail!("{refusals:?}");
     };
-    for (line, mode) in [(persistent, "persistent"), (revocable, "revocable")] {
-        has(
-            line,
-            &[
-                ("mode", mode),
-                ("step", "dma_map"),
-                ("reason", "unreachable"),
-                ("code", "-524"),
-                ("text", get(persistent, "text")?),
-            ],
-        )?;
-    }
+    let text = get(persistent, "text")?;
+    let fields = format!("step=dma_map reason=unreachable code=-524 text=\"{text}\"");
+    has(persistent, &format!("mode=persistent {fields}"))?;
+    has(revocable, &format!("mode=revocable {fields}"))?;
     drop(deny);
     Replaced::begin()?.end()?;
     try_with(&lab.near, 0)
@@ -281,20 +248,17 @@ fn hole(lab: &Lab) -> Result<Attempt> {
 /// Registers three allocations, with a limit of two in a registration.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    let mut parameters = module::parameters();
-    parameters.push("max_chunks=2".to_owned());
-    module::loaded_with(&parameters, || {
+    module::loaded_with_also("max_chunks=2", || {
         let addr = sys::free_address(3 * GRANULE, GRANULE)?;
         let gpu = lab.gpu(0)?;
         let _parts = (0..3)
             .map(|part| gpu.allocate(M2, Placement::At(addr + part * GRANULE)))
             .collect::<Result<Vec<_>>>()?;
-        lab.near
-            .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
+        lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
         let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
         let line = only("refusals")?;
-        has(&line, &[("reason", "too_many_chunks"), ("code", "0")])?;
+        has(&line, "reason=too_many_chunks code=0")?;
         ensure!(get(&line, "text")?.contains("max_chunks=2"), "{line:?}");
         counted(&expected_counts(lab, "too_many_chunks", 1))
     })
@@ -384,9 +348,9 @@ fn map_failed(lab: &Lab) -> Result<()> {
 fn success(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     let host = Mapping::anonymous(M2)?;
-    lab.near.register(host.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(host.span(0, M2)?)?;
     counted(&BTreeMap::new())?;
     no_refusals()
 }
@@ -398,17 +362,9 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
     const OTHER: &str = "other_client";
     const TIMES: u64 = 3;
     begin(lab)?;
-    let run = |program, words: &[String]| {
-        Running::start(Command::new(program).args(words))?.finish(Duration::from_secs(120))
-    };
-    if !run("modinfo", &[OTHER.to_owned()])?.success() {
+    if !sys::run("modinfo", [OTHER])?.success() {
         return ktap::skip("no other client in this machine");
     }
-    let load = |words: &[String]| {
-        let finished = run("modprobe", words)?;
-        ensure!(finished.success(), "modprobe: {}", finished.tail(3));
-        Ok(())
-    };
     for is_first in [false, true] {
         for (space, reason) in [
             (reserved(2)?, "not_gpu_memory"),
@@ -423,16 +379,16 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
             ];
             let replaced = Replaced::begin()?;
             if is_first {
-                load(&words)?;
+                sys::succeed("modprobe", &words)?;
             }
             replaced.end()?;
             if !is_first {
-                load(&words)?;
+                sys::succeed("modprobe", &words)?;
             }
             let log = KernelLog::from_now()?;
             let result = (|| {
                 for _ in 0..TIMES {
-                    lab.near.register(theirs, full_access())?;
+                    lab.near.reg_mr(theirs)?;
                 }
                 // A module that is asked second does not see the other client's ranges.
                 let mut expected = BTreeMap::new();
@@ -441,18 +397,18 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
                 }
                 counted(&expected)?;
                 no_refusals()?;
-                let said = log.lines()?;
-                let said: Vec<_> = said.iter().filter(|line| module::wrote(line)).collect();
+                let said = log.of_module()?;
                 ensure!(said.is_empty(), "{said:?}");
 
                 refuse(&lab.near, &space, 1)?;
                 expected.append(&mut expected_counts(lab, reason, 1));
                 counted(&expected)?;
                 ensure!(lines("refusals")?.len() + lines("non_gpu")?.len() == 1);
-                let said = log.lines()?;
-                let said = said.iter().filter(|line| module::wrote(line)).count();
-                ensure!(said == 1, "{said} lines in the log of a refusal");
-                Ok(())
+                ktap::same(
+                    "lines in the log of a refusal",
+                    log.of_module()?.len() as u64,
+                    1,
+                )
             })();
             sys::unload_module(OTHER)?;
             result.with_context(|| format!("{reason}, the other client first: {is_first}"))?;
@@ -488,7 +444,7 @@ fn same(lab: &Lab) -> Result<()> {
     let found = lines("refusals")?;
     ensure!(found.len() == 2, "{found:?}");
     for line in &found {
-        has(line, &[("times", &TIMES.to_string())])?;
+        has(line, &format!("times={TIMES}"))?;
         let at = |key| Ok::<f64, anyhow::Error>(get(line, key)?.parse()?);
         ensure!(at("first")? < at("last")?, "{line:?}");
     }
@@ -529,11 +485,9 @@ fn non_gpu(lab: &Lab) -> Result<()> {
     let mut expected = expected_counts(lab, "non_gpu_unmapped", ADDRESSES);
     expected.extend(expected_counts(lab, "not_gpu_memory", 1));
     counted(&expected)?;
-    let logged = log.lines()?;
-    let logged = logged
-        .iter()
-        .filter(|line| line.contains("refused"))
-        .count();
+    let mut logged = log.lines()?;
+    logged.retain(|line| line.contains("refused"));
+    let logged = logged.len();
     ensure!(logged == 1, "{logged} lines in the log");
     Ok(())
 }
@@ -591,7 +545,7 @@ fn readers(lab: &Lab) -> Result<()> {
 fn files(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let version = module::version()?;
-    has(&only("version")?, &[("format", "3"), ("module", &version)])?;
+    has(&only("version")?, &format!("format=3 module={version}"))?;
     let modes = [
         ("version", 0o444),
         ("counters", 0o444),
@@ -599,23 +553,18 @@ fn files(lab: &Lab) -> Result<()> {
         ("non_gpu", 0o400),
         ("registrations", 0o400),
     ];
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder())? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let mode = entry.metadata()?.permissions().mode() & 0o7777;
-        let expected = modes.iter().find(|(known, _)| *known == name);
-        let expected = expected.map(|(_, mode)| in_proc().map_or(*mode, |_| 0o400));
-        ensure!(expected == Some(mode), "{name}: {mode:o}");
-        names.insert(name);
+    let expected: BTreeSet<_> = modes.iter().map(|(name, _)| (*name).to_owned()).collect();
+    ensure!(sys::names(folder())? == expected);
+    for (name, mode) in modes {
+        let path = format!("{}/{name}", folder());
+        let found = fs::metadata(path)?.permissions().mode() & 0o7777;
+        let expected = in_proc().map_or(mode, |_| 0o400);
+        ensure!(found == expected, "{name}: {found:o}");
     }
-    ensure!(names.len() == modes.len(), "{names:?}");
     // Each count has a line from the beginning.
     let all = lines("counters")?;
-    let refused = all
-        .iter()
-        .filter(|line| line.contains_key("reason"))
-        .count();
+    let refused = all.iter().filter(|line| line.contains_key("reason"));
+    let refused = refused.count();
     ensure!(refused % 2 == 0 && refused > 40, "{refused} lines");
     note("counters", all.len());
     Ok(())
@@ -639,10 +588,13 @@ fn unload(lab: &Lab) -> Result<()> {
     let mut file = File::open(format!("{DEBUGFS}/refusals"))?;
     let mut head = [0; 100];
     file.read_exact(&mut head)?;
-    ensure!(!unloaded()?, "unloaded with a file open");
+    ensure!(
+        !module::unloaded(module::NAME)?,
+        "unloaded with a file open"
+    );
     // Checks that the module still works.
     let memory = lab.allocate_gpu(M2)?;
-    lab.near.register(memory.span(0, M2)?, full_access())?;
+    lab.near.reg_mr(memory.span(0, M2)?)?;
     let mut rest = String::new();
     file.read_to_string(&mut rest)?;
     let text = [std::str::from_utf8(&head)?, &rest].concat();
@@ -662,7 +614,7 @@ fn unload(lab: &Lab) -> Result<()> {
                 Ok(())
             });
             let mut busy = 0;
-            while !unloaded()? {
+            while !module::unloaded(module::NAME)? {
                 busy += 1;
             }
             reader.join().ok().context("the reader panicked")??;
@@ -677,29 +629,21 @@ fn unload(lab: &Lab) -> Result<()> {
 /// Checks that an open file in `/proc` does not keep the module loaded, and that reads fail once
 /// the module is unloaded. Root of another user namespace must not be able to open the files.
 fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
-    const LIVES: usize = 4;
-
-    let names = fs::read_dir(folder)?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<BTreeSet<_>>>()?;
+    let names = sys::names(folder)?;
     note("files", format_args!("{names:?}"));
     for name in &names {
         let path = format!("{folder}/{name}");
         let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;
         ensure!(mode == 0o400, "{name} has mode {mode:o}");
-        let finished = Running::start(Command::new("unshare").args(["-Ur", "cat", &path]))?
-            .finish(Duration::from_secs(60))?;
-        ensure!(
-            !finished.success() && finished.output.contains("Operation not permitted"),
-            "{name} in a user namespace: {}",
-            finished.tail(3)
-        );
+        sys::run("unshare", ["-Ur", "cat", &path])?
+            .failed_with("Operation not permitted")
+            .with_context(|| format!("{name} in a user namespace"))?;
     }
 
     // Some files are unread, some are partly read, and one reader has a position among the
     // registrations.
     let memory = lab.allocate_gpu(M2)?;
-    let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.near.reg_mr(memory.span(0, M2)?)?;
     let open = |name: &str| File::open(format!("{folder}/{name}"));
     let mut files = names
         .iter()
@@ -727,37 +671,10 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     gone("in the next")?;
     drop(files);
 
-    let stop = AtomicBool::new(false);
-    let reads = AtomicUsize::new(0);
-    let end = thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    for name in &names {
-                        if fs::read(format!("{folder}/{name}")).is_ok() {
-                            reads.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                }
-            });
-        }
-        let end = (0..LIVES).try_for_each(|_| Replaced::begin()?.end());
-        stop.store(true, Ordering::Relaxed);
-        end
-    });
-    note("lives", LIVES);
-    end?;
-    ensure!(reads.into_inner() > 0, "nothing was read");
-    Ok(())
-}
-
-/// Tries to unload the module. Returns `false` if the module is in use.
-fn unloaded() -> Result<bool> {
-    match sys::unload_module(module::NAME) {
-        Ok(()) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    lives_beside_readers(|| {
+        let whole = |name: &&String| fs::read(format!("{folder}/{name}")).is_ok();
+        names.iter().filter(whole).count()
+    })
 }
 
 fn tracepoint(lab: &Lab) -> Result<()> {
@@ -768,23 +685,12 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         return ktap::skip("this kernel has no tracepoints");
     }
     // Checks the documented fields.
-    let format = fs::read_to_string(format!("{EVENT}/format"))?;
-    let fields: Vec<&str> = format
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("field:")?.split_once(';'))
-        .map(|(field, _)| field)
-        .filter(|field| !field.contains(" common_"))
-        .collect();
-    let expected = [
-        "u64 addr",
-        "u64 len",
-        "int code",
-        "pid_t tgid",
-        "__data_loc char[] mode",
-        "__data_loc char[] step",
-        "__data_loc char[] reason",
-    ];
-    ensure!(fields == expected, "{fields:?}");
+    let fields = event_fields("refused")?.join(", ");
+    let words = "__data_loc char[]";
+    let expected = format!(
+        "u64 addr, u64 len, int code, pid_t tgid, {words} mode, {words} step, {words} reason"
+    );
+    ensure!(fields == expected, "{fields}");
 
     let space = reserved(1)?;
     // The tracepoint writes nothing if disabled, each refusal if enabled, and the matching refusals
@@ -808,21 +714,11 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         let lines = traced()?;
         ensure!(lines.len() == TIMES, "{lines:?}");
         let span = space.span(0, M2)?;
-        let mode = lab.setup.mode().to_string();
-        for line in &lines {
-            has(
-                line,
-                &[
-                    ("mode", &mode),
-                    ("step", "acquire"),
-                    ("reason", "not_gpu_memory"),
-                    ("code", "-22"),
-                    ("addr", &format!("{:#x}", span.addr())),
-                    ("len", &span.len().to_string()),
-                    ("tgid", &std::process::id().to_string()),
-                ],
-            )?;
-        }
+        let (mode, own) = (lab.setup.mode(), std::process::id());
+        let place = format!("addr={:#x} len={}", span.addr(), span.len());
+        let fields = format!("mode={mode} step=acquire reason=not_gpu_memory code=-22 {place}");
+        let fields = format!("{fields} tgid={own}");
+        lines.iter().try_for_each(|line| has(line, &fields))?;
         fs::write(format!("{TRACE}/trace"), "")?;
         fs::write(format!("{event}/filter"), "reason == \"non_gpu_unmapped\"")?;
         refuse(&lab.near, &space, 0)?;
@@ -830,7 +726,7 @@ fn tracepoint(lab: &Lab) -> Result<()> {
         attempt(&lab.near, Span::anywhere(addr, GRANULE)?)?;
         let lines = traced()?;
         ensure!(lines.len() == 1, "{lines:?}");
-        has(&lines[0], &[("reason", "non_gpu_unmapped")])?;
+        has(&lines[0], "reason=non_gpu_unmapped")?;
         fs::write(format!("{event}/enable"), "0")?;
         Ok(())
     }();

@@ -10,13 +10,12 @@ use crate::arena::Arena;
 use crate::counters::{Counters, PeerRegion};
 use crate::gpu::{Allocation, GRANULE};
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Memory, Peermem, Where};
+use crate::lab::{Lab, Memory, Peermem, Where, M2};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
 use crate::sys::{Placement, Span};
 use crate::{counters, gpu, ktap, rdma, sys};
 
-const M2: usize = GRANULE as usize;
 const GIB: u64 = 1 << 30;
 /// Boundary at which our scatter-list entries end, because an entry's length has 32 bits.
 pub(super) const ENTRY_BOUNDARY: u64 = 2 * GIB;
@@ -109,7 +108,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     for _ in 0..3 {
         let before = Counters::read()?;
-        let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+        let region = lab.near.reg_mr(memory.span(0, M2)?)?;
         let registered = Counters::read()?;
         let entries = check_entries(lab, &lab.near, &region)?;
         drop(region);
@@ -122,16 +121,8 @@ fn one_pin(lab: &Lab) -> Result<()> {
         note("live_while_registered", live);
         note("entries", entries);
         let pins = expected_pins(lab.setup.peermem);
-        ensure!(
-            on.pins == pins,
-            "{} pins where {pins} were expected",
-            on.pins
-        );
-        ensure!(
-            on.unpins + off.unpins == pins,
-            "{} unpins where {pins} were expected",
-            on.unpins + off.unpins
-        );
+        ensure!(on.pins == pins);
+        ensure!(on.unpins + off.unpins == pins);
         ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
         ensure!(live == 1, "{live} pins are live under one region");
     }
@@ -142,10 +133,7 @@ fn one_pin(lab: &Lab) -> Result<()> {
 pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
     let entries = peer_region(hca, region)?.entries;
     let expected = expected_entries(lab, region.addr(), region.len());
-    ensure!(
-        expected.contains(&entries),
-        "{entries} entries where {expected:?} were expected"
-    );
+    ensure!(expected.contains(&entries), "{entries}, not {expected:?}");
     Ok(entries)
 }
 
@@ -155,13 +143,10 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
     let memory = allocate_aligned(lab, len, align)?;
-    ensure!(
-        memory.is_contiguous()?,
-        "the stand-in's memory is in pieces"
-    );
+    ensure!(memory.is_contiguous()?, "in pieces");
     let size = usize::try_from(len)?;
     let started = std::time::Instant::now();
-    let region = lab.far.register(memory.span(0, size)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, size)?)?;
     note("milliseconds", started.elapsed().as_millis());
     note("entries", check_entries(lab, &lab.far, &region)?);
 
@@ -173,18 +158,13 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     for (index, at) in places.iter().copied().enumerate() {
         let data = Pattern::new(lab.setup.seed, 10 + index as u64).bytes(0, 4097);
         source.put(0, &data)?;
-        connection.near.transfer(
+        connection.transfer(
             Op::Write,
             source.part(0, data.len())?,
             region.part(at as u64, data.len() as u64)?,
         )?;
-        let mut found = vec![0; data.len()];
-        memory.read(at, &mut found)?;
-        ensure!(
-            found == data,
-            "the bytes at {at:#x} of {len:#x} are not those that were written"
-        );
-        connection.near.transfer(
+        ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
+        connection.transfer(
             Op::Read,
             source.part(8192, data.len())?,
             region.part(at as u64, data.len() as u64)?,
@@ -210,9 +190,7 @@ fn entry_boundary(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     for (at, size) in [(2 * M2 - 1, 2), (2 * M2 - 4096, 8192), (M2 + 1, 2 * M2 + 1)] {
         let data = source.expected(at, size)?.to_vec();
-        connection
-            .near
-            .transfer(Op::Write, source.part(at, size)?, target.part(at, size)?)?;
+        connection.transfer(Op::Write, source.part(at, size)?, target.part(at, size)?)?;
         target.expect(at, &data)?;
     }
     target.check()
@@ -229,9 +207,7 @@ fn unaligned(lab: &Lab) -> Result<()> {
         (4097, M2),
         (M2 - 1, M2 + 1),
     ] {
-        let region = lab
-            .near
-            .register(memory.span(offset, len)?, full_access())?;
+        let region = lab.near.reg_mr(memory.span(offset, len)?)?;
         let entries =
             check_entries(lab, &lab.near, &region).with_context(|| format!("{offset}+{len}"))?;
         note(&format!("entries_{offset}_{len}"), entries);
@@ -253,27 +229,21 @@ fn overlapping(lab: &Lab) -> Result<()> {
     ];
     let mut regions = Vec::new();
     for (offset, len) in ranges {
-        regions.push(Some((
-            offset,
-            lab.far.register(memory.span(offset, len)?, full_access())?,
-        )));
+        regions.push(Some((offset, lab.far.reg_mr(memory.span(offset, len)?)?)));
     }
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     // Deregisters from the middle outwards.
     for gone in [2, 0, 4, 1, 3] {
         for (offset, region) in regions.iter().flatten() {
             for at in [0, region.len() - 5] {
-                connection.near.transfer(
+                connection.transfer(
                     Op::Write,
                     source.part(at as usize % 4096, 5)?,
                     region.part(at, 5)?,
                 )?;
                 let mut found = [0; 5];
                 memory.read(offset + at as usize, &mut found)?;
-                ensure!(
-                    found == *source.expected(at as usize % 4096, 5)?,
-                    "region at {offset:#x}, offset {at:#x}"
-                );
+                ensure!(found == *source.expected(at as usize % 4096, 5)?);
             }
         }
         regions[gone] = None;
@@ -288,31 +258,18 @@ fn many(lab: &Lab) -> Result<()> {
     let before = Counters::read_if_there()?;
     let mut regions = Vec::new();
     for index in 0..COUNT {
-        regions.push(
-            lab.near
-                .register(memory.span(index * 4099, 65537)?, full_access())?,
-        );
+        regions.push(lab.near.reg_mr(memory.span(index * 4099, 65537)?)?);
     }
     let keys: std::collections::BTreeSet<_> = regions.iter().map(Region::lkey).collect();
-    ensure!(
-        keys.len() == COUNT,
-        "{} keys for {COUNT} regions",
-        keys.len()
-    );
+    ensure!(keys.len() == COUNT);
     if let Some(before) = before {
         let now = Counters::read()?;
         let live = now.live_pins()?;
         let pins = now.activity(&before)?.pins;
         note("pins", pins);
         if !lab.setup.host_memory {
-            ensure!(
-                live == COUNT as u64,
-                "{live} pins are live under {COUNT} regions"
-            );
-            ensure!(
-                pins == COUNT as u64 * expected_pins(lab.setup.peermem),
-                "{pins} pins"
-            );
+            ensure!(live == COUNT as u64);
+            ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
         }
     }
     Ok(())
@@ -330,9 +287,7 @@ fn several_gpus(lab: &Lab) -> Result<()> {
             let mut target = Arena::far(lab, Where::Gpu(to), M2, 100 + to as u64)?;
             let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let (at, len) = (4097, 65537);
-            connection
-                .near
-                .transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
+            connection.transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
             let data = source.expected(at, len)?.to_vec();
             target.expect(at, &data)?;
             target
@@ -350,24 +305,18 @@ fn several_gpus(lab: &Lab) -> Result<()> {
 /// Checks that the registration fails with one of `errnos` and leaves no pin.
 pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
     let before = Counters::read()?;
-    match lab.near.register(span, full_access()) {
+    match lab.near.reg_mr(span) {
         Ok(_) => anyhow::bail!("{:#x}+{:#x} registered", span.addr(), span.len()),
         Err(error) => {
             note("errno", error.errno());
-            ensure!(
-                errnos.contains(&error.errno()),
-                "{error} where errno {errnos:?} was expected"
-            );
+            ensure!(errnos.contains(&error.errno()), "{error}, not {errnos:?}");
         }
     }
     let after = Counters::read()?;
     let live = after.live_pins()?;
     ensure!(live == 0, "a refused registration left {live} pins");
     let activity = after.activity(&before)?;
-    ensure!(
-        activity.pins == activity.unpins,
-        "a refused registration: {activity:?}"
-    );
+    ensure!(activity.pins == activity.unpins, "{activity:?}");
     Ok(())
 }
 
@@ -389,12 +338,9 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
     for len in [4096, 65536, M2 + 4096] {
         let memory = lab.allocate_gpu(len)?;
         let rounded = memory.rounded_len();
-        ensure!(
-            rounded == (len as u64).next_multiple_of(GRANULE),
-            "{len} bytes were rounded to {rounded}"
-        );
-        lab.near.register(memory.span(0, len)?, full_access())?;
-        lab.near.register(memory.span(len - 1, 1)?, full_access())?;
+        ensure!(rounded == (len as u64).next_multiple_of(GRANULE));
+        lab.near.reg_mr(memory.span(0, len)?)?;
+        lab.near.reg_mr(memory.span(len - 1, 1)?)?;
     }
     Ok(())
 }
@@ -407,10 +353,7 @@ fn cpu_memory(lab: &Lab) -> Result<()> {
     if let Some(before) = before {
         let activity = Counters::read()?.activity(&before)?;
         note("provider_calls", activity.attempts);
-        ensure!(
-            activity.attempts == 0,
-            "the provider was asked: {activity:?}"
-        );
+        ensure!(activity.attempts == 0, "{activity:?}");
     }
     Ok(())
 }
@@ -418,10 +361,7 @@ fn cpu_memory(lab: &Lab) -> Result<()> {
 /// Returns the status of one access to the region, on a separate connection.
 fn attempt(lab: &Lab, op: Op, source: &Arena, region: &Region) -> Result<Status> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    Ok(connection
-        .near
-        .run(op, source.part(0, 8)?, region.part(0, 8)?)?
-        .status)
+    connection.status(op, source.part(0, 8)?, region.part(0, 8)?)
 }
 
 fn rights(lab: &Lab) -> Result<()> {
@@ -451,10 +391,7 @@ fn rights(lab: &Lab) -> Result<()> {
             } else {
                 Status::RemoteAccessError
             };
-            ensure!(
-                status == expected,
-                "{op} with rights {access:?}: {status:?} where {expected:?} was expected"
-            );
+            ensure!(status == expected, "{op} with {access:?}: {status:?}");
         }
     }
     note("combinations", combinations.len());
@@ -464,34 +401,22 @@ fn rights(lab: &Lab) -> Result<()> {
 fn rereg(lab: &Lab) -> Result<()> {
     // Host memory shows whether rxe can change a region, independently of peer memory.
     let plain = lab.allocate(Where::Host, M2)?;
-    let plain = lab.far.register(plain.span(0, M2)?, full_access())?;
+    let plain = lab.far.reg_mr(plain.span(0, M2)?)?;
     if let Err(error) = plain.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead) {
         let errno = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::raw_os_error);
-        ensure!(
-            errno == Some(libc::EOPNOTSUPP),
-            "of the CPU's memory: {error:#}"
-        );
+        ensure!(errno == Some(libc::EOPNOTSUPP), "{error:#}");
         return ktap::skip("this kernel's rxe changes no region (REREG_MR)");
     }
     drop(plain);
     let memory = lab.allocate(Where::Gpu(0), M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
-    ensure!(
-        attempt(lab, Op::Write, &local, &region)? == Status::Success,
-        "WRITE before"
-    );
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
+    ensure!(attempt(lab, Op::Write, &local, &region)? == Status::Success);
     region.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead)?;
     let status = attempt(lab, Op::Write, &local, &region)?;
-    ensure!(
-        status == Status::RemoteAccessError,
-        "WRITE after its right was taken: {status:?}"
-    );
-    ensure!(
-        attempt(lab, Op::Read, &local, &region)? == Status::Success,
-        "READ after"
-    );
+    ensure!(status == Status::RemoteAccessError);
+    ensure!(attempt(lab, Op::Read, &local, &region)? == Status::Success);
     Ok(())
 }

@@ -4,7 +4,7 @@
 //!
 //! Each case reloads the module, so that numbers begin at one and counts at zero.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,13 +18,12 @@ use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has, lines, lived, number, parse, Line};
-use crate::rdma::{full_access, Hca, Region};
+use crate::rdma::{Hca, Region};
 use crate::sys::{Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
-const M2: usize = GRANULE as usize;
 const FILE: &str = "registrations";
 const EVENTS: &str = "/sys/kernel/tracing/events/nvidia_peermem";
 
@@ -50,22 +49,33 @@ fn none() -> Result<()> {
     Ok(())
 }
 
-fn expected(mode: PinMode, events: &[(&str, u64)]) -> BTreeMap<String, u64> {
-    events
-        .iter()
-        .map(|(event, count)| (format!("{event}/{mode}"), *count))
-        .collect()
+/// Counts of registrations, in the order of [`EVENTS_OF_A_LIFE`].
+type Lives = [u64; EVENTS_OF_A_LIFE.len()];
+
+const EVENTS_OF_A_LIFE: [&str; 6] = [
+    "registered",
+    "mapped",
+    "revoked",
+    "released",
+    "active",
+    "active_bytes",
+];
+
+/// Checks that the module has counted exactly these lives of registrations.
+fn lived_in(mode: PinMode, counts: Lives) -> Result<()> {
+    let counts = EVENTS_OF_A_LIFE.into_iter().zip(counts);
+    let counts = counts.filter(|(_, count)| *count > 0);
+    lived(
+        &counts
+            .map(|(event, count)| (format!("{event}/{mode}"), count))
+            .collect(),
+    )
 }
 
 /// Returns the PCI addresses of the devices that are bound to the GPU driver.
 pub(super) fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
-    let mut found = BTreeSet::new();
-    for entry in fs::read_dir("/sys/bus/pci/drivers/nvidia")? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if Path::new("/sys/bus/pci/devices").join(&name).exists() {
-            found.insert(name);
-        }
-    }
+    let mut found = sys::names("/sys/bus/pci/drivers/nvidia")?;
+    found.retain(|name| Path::new("/sys/bus/pci/devices").join(name).exists());
     ensure!(!found.is_empty(), "no device has the GPU driver");
     Ok(found)
 }
@@ -82,31 +92,20 @@ fn one(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let memory = lab.allocate_gpu(2 * M2)?;
     let gpus = gpus_of_the_machine()?;
-    let mode = lab.setup.mode().to_string();
-    let own = std::process::id().to_string();
     none()?;
     let mut since = 0.0;
     for (round, len) in [(1, M2), (2, 2 * M2), (3, M2)] {
         let span = memory.span(0, len)?;
-        let region = lab.near.register(span, full_access())?;
+        let region = lab.near.reg_mr(span)?;
         let line = only()?;
-        let (addr, bytes) = (format!("{:#x}", region.addr()), len.to_string());
-        let entries = peer_region(&lab.near, &region)?.entries.to_string();
+        let (mode, addr) = (lab.setup.mode(), region.addr());
+        let entries = peer_region(&lab.near, &region)?.entries;
+        let (own, thread) = (std::process::id(), sys::thread_id());
+        let range = format!("addr={addr:#x} len={len} page=65536 chunks=1 entries={entries}");
+        let task = format!("tgid={own} pid={thread} comm=gdr");
         has(
             &line,
-            &[
-                ("id", &round.to_string()),
-                ("state", "mapped"),
-                ("mode", &mode),
-                ("addr", &addr),
-                ("len", &bytes),
-                ("page", "65536"),
-                ("chunks", "1"),
-                ("entries", &entries),
-                ("tgid", &own),
-                ("pid", &sys::thread_id().to_string()),
-                ("comm", "gdr"),
-            ],
+            &format!("id={round} state=mapped mode={mode} {range} {task}"),
         )?;
         ensure!(gpus.contains(get(&line, "gpus")?), "{line:?}, {gpus:?}");
         is_nic(get(&line, "hca")?)?;
@@ -118,19 +117,15 @@ fn one(lab: &Lab) -> Result<()> {
         note("line", format_args!("{line:?}"));
     }
     // The region does not have whole pages, but the list shows the pinned range.
-    let region = lab.near.register(memory.span(100, M2)?, full_access())?;
-    let start = format!("{:#x}", memory.span(0, M2)?.addr());
-    has(
-        &only()?,
-        &[("addr", &start), ("len", &(M2 + 0x1_0000).to_string())],
-    )?;
+    let region = lab.near.reg_mr(memory.span(100, M2)?)?;
+    let (start, len) = (memory.mapping().addr(), M2 + 0x1_0000);
+    has(&only()?, &format!("addr={start:#x} len={len}"))?;
     drop(region);
     // Refused registrations are never listed.
     let far = Span::anywhere(sys::free_address(GRANULE, GRANULE)?, GRANULE)?;
-    ensure!(lab.near.register(far, full_access()).is_err());
+    ensure!(lab.near.reg_mr(far).is_err());
     none()?;
-    let all = [("registered", 4), ("mapped", 4), ("released", 4)];
-    lived(&expected(lab.setup.mode(), &all))
+    lived_in(lab.setup.mode(), [4, 4, 0, 4, 0, 0])
 }
 
 /// Registers two adjacent allocations, on two GPUs if there are two.
@@ -141,11 +136,9 @@ fn over_two_gpus(lab: &Lab) -> Result<()> {
         lab.gpu(0)?.allocate(M2, Placement::At(addr))?,
         lab.gpu(1)?.allocate(M2, Placement::At(addr + GRANULE))?,
     ];
-    let region = lab
-        .near
-        .register(Span::anywhere(addr, 2 * GRANULE)?, full_access())?;
+    let region = lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
     let line = only()?;
-    has(&line, &[("chunks", "2"), ("state", "mapped")])?;
+    has(&line, "chunks=2 state=mapped")?;
     let shown: Vec<&str> = get(&line, "gpus")?.split(',').collect();
     note("gpus", get(&line, "gpus")?);
     let want = lab.gpus().len().min(2);
@@ -171,28 +164,17 @@ fn revoked(lab: &Lab) -> Result<()> {
     stage.free(&memory)?;
     let after = lines(FILE)?;
     ensure!(after.len() == 2, "{after:?}");
-    has(&after[0], &[("id", "1"), ("state", "revoked")])?;
+    has(&after[0], "id=1 state=revoked")?;
     // Everything else is unchanged.
     for (key, value) in &before[0] {
         if key != "state" {
-            has(&after[0], &[(key, value)])?;
+            has(&after[0], &format!("{key}={value}"))?;
         }
     }
     ensure!(after[1] == before[1], "{after:?}, {before:?}");
-    let counts = expected(
-        PinMode::Revocable,
-        &[
-            ("registered", 2),
-            ("mapped", 2),
-            ("revoked", 1),
-            ("active", 2),
-            ("active_bytes", 2 * GRANULE),
-        ],
-    );
-    lived(&counts)?;
-    note("counts", format_args!("{counts:?}"));
+    lived_in(PinMode::Revocable, [2, 2, 1, 0, 2, 2 * GRANULE])?;
     drop(region);
-    has(&only()?, &[("id", "2"), ("state", "mapped")])?;
+    has(&only()?, "id=2 state=mapped")?;
     drop(stays);
     none()
 }
@@ -204,35 +186,16 @@ fn kept(lab: &Lab) -> Result<()> {
     let stage = Stage::open(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     stage.orphan(&memory)?;
-    let line = only()?;
-    let own = std::process::id().to_string();
+    let own = std::process::id();
     has(
-        &line,
-        &[
-            ("id", "1"),
-            ("state", "orphaned"),
-            ("entries", "0"),
-            ("hca", "-"),
-            ("tgid", &own),
-        ],
+        &only()?,
+        &format!("id=1 state=orphaned entries=0 hca=- tgid={own}"),
     )?;
-    let of = |alive: u64| {
-        let all = [
-            ("registered", 1),
-            ("mapped", 1),
-            ("released", 1),
-            ("active", alive),
-            ("active_bytes", alive * GRANULE),
-        ];
-        let mut all = expected(PinMode::Revocable, &all);
-        all.retain(|_, count| *count > 0);
-        all
-    };
-    lived(&of(1))?;
+    lived_in(PinMode::Revocable, [1, 1, 0, 1, 1, GRANULE])?;
     stage.free(&memory)?;
     note("callbacks", stage.counted("callbacks")?);
     none()?;
-    lived(&of(0))
+    lived_in(PinMode::Revocable, [1, 1, 0, 1, 0, 0])
 }
 
 /// Returns the output of `peermemctl` in one line.
@@ -255,11 +218,8 @@ fn lost(lab: &Lab) -> Result<()> {
     let gone = Parameter::set("nvidia", "gpu_lost", "Y")?;
     stage.free(&memory)?;
     let callbacks = stage.counted("callbacks")?;
-    ensure!(
-        callbacks == 0,
-        "{callbacks} callbacks of a GPU that is lost"
-    );
-    has(&only()?, &[("state", "orphaned"), ("gpus", bdf)])?;
+    ensure!(callbacks == 0);
+    has(&only()?, &format!("state=orphaned gpus={bdf}"))?;
     module::must_stay()?;
 
     fs::write(format!("{PCI}/devices/{bdf}/remove"), "1")?;
@@ -271,10 +231,7 @@ fn lost(lab: &Lab) -> Result<()> {
         let answer = answer?;
         ensure!(answer.contains(&said), "{command} says {answer}");
     }
-    ensure!(
-        gpus_of_the_machine()?.contains(bdf),
-        "the GPU is not found again"
-    );
+    ensure!(gpus_of_the_machine()?.contains(bdf));
 
     drop(gone);
     note("callbacks", stage.counted("callbacks")?);
@@ -289,7 +246,7 @@ fn readers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let memory = lab.allocate_gpu(M2)?;
     let span = memory.span(0, M2)?;
-    let register = |hca: &Hca| -> Result<Region> { Ok(hca.register(span, full_access())?) };
+    let register = |hca: &Hca| -> Result<Region> { Ok(hca.reg_mr(span)?) };
     // More text than a reader's buffer holds.
     let stay = (0..STAY)
         .map(|_| register(&lab.near))
@@ -311,10 +268,7 @@ fn readers(lab: &Lab) -> Result<()> {
                 );
                 // Each of the two threads has one registration at a time, but a slow read may see
                 // several of them.
-                ensure!(
-                    ids.iter().all(|id| *id <= STAY + 2 * LIVES),
-                    "more than there ever were: {ids:?}"
-                );
+                ensure!(ids.iter().all(|id| *id <= STAY + 2 * LIVES), "{ids:?}");
                 for line in &found {
                     let state = get(line, "state")?;
                     ensure!(matches!(state, "pinned" | "mapped"), "{line:?}");
@@ -345,16 +299,8 @@ fn readers(lab: &Lab) -> Result<()> {
     note("looks", looks);
     note("met_beside", met);
     let all = STAY + 2 * LIVES;
-    lived(&expected(
-        lab.setup.mode(),
-        &[
-            ("registered", all),
-            ("mapped", all),
-            ("released", 2 * LIVES),
-            ("active", STAY),
-            ("active_bytes", STAY * GRANULE),
-        ],
-    ))?;
+    let counts = [all, all, 0, 2 * LIVES, STAY, STAY * GRANULE];
+    lived_in(lab.setup.mode(), counts)?;
     drop(stay);
     none()
 }
@@ -371,18 +317,8 @@ fn counters_agree(lab: &Lab) -> Result<()> {
             .iter()
             .map(|line| number(line, "len"))
             .sum::<Result<u64>>()?;
-        let mut want = expected(
-            mode,
-            &[
-                ("registered", registered),
-                ("mapped", registered),
-                ("released", released),
-                ("active", found.len() as u64),
-                ("active_bytes", bytes),
-            ],
-        );
-        want.retain(|_, count| *count > 0);
-        lived(&want)?;
+        let active = found.len() as u64;
+        lived_in(mode, [registered, registered, 0, released, active, bytes])?;
         ensure!(found.len() as u64 == registered - released, "{found:?}");
         Ok(())
     };
@@ -390,7 +326,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     let mut regions = Vec::new();
     for count in 1..=MOST {
         let span = memory.span(0, count * M2)?;
-        regions.push(lab.near.register(span, full_access())?);
+        regions.push(lab.near.reg_mr(span)?);
         agree(count as u64, 0)?;
     }
     let mut released = 0;
@@ -404,7 +340,8 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn fields(event: &str) -> Result<Vec<String>> {
+/// Returns the types and names of a tracepoint's own fields.
+pub(super) fn event_fields(event: &str) -> Result<Vec<String>> {
     let format = fs::read_to_string(format!("{EVENTS}/{event}/format"))?;
     Ok(format
         .lines()
@@ -421,26 +358,17 @@ fn tracepoints(lab: &Lab) -> Result<()> {
         return ktap::skip("this kernel has no tracepoints");
     }
     // The documented fields.
-    let documented: [(&str, &[&str]); 4] = [
-        (
-            "registered",
-            &[
-                "u64 id",
-                "u64 addr",
-                "u64 len",
-                "u64 page",
-                "u64 chunks",
-                "pid_t tgid",
-                "__data_loc char[] mode",
-            ],
-        ),
-        ("mapped", &["u64 id", "u32 entries", "char hca[20]"]),
-        ("revoked", &["u64 id"]),
-        ("released", &["u64 id", "__data_loc char[] state"]),
+    let range = "u64 addr, u64 len, u64 page, u64 chunks";
+    let registered = format!("u64 id, {range}, pid_t tgid, __data_loc char[] mode");
+    let documented: [(&str, &str); 4] = [
+        ("registered", &registered),
+        ("mapped", "u64 id, u32 entries, char hca[20]"),
+        ("revoked", "u64 id"),
+        ("released", "u64 id, __data_loc char[] state"),
     ];
     for (event, expected) in documented {
-        let found = fields(event)?;
-        ensure!(found == expected, "{event}: {found:?}");
+        let found = event_fields(event)?.join(", ");
+        ensure!(found == expected, "{event}: {found}");
     }
     fs::create_dir_all(TRACE)?;
     let result = traced(lab, TRACE, &documented.map(|(event, _)| event));
@@ -487,13 +415,13 @@ fn traced(lab: &Lab, trace: &str, all: &[&str]) -> Result<()> {
     };
     ensure!(names == want, "{names:?}");
     for (name, keys) in &seen {
-        has(keys, &[("id", get(&line, "id")?)])?;
+        has(keys, &format!("id={}", get(&line, "id")?))?;
         // Fields that the event and the list share have the same value.
         for (key, value) in keys.iter().filter(|(key, _)| *key != "state") {
-            has(&line, &[(key, value)]).with_context(|| name.clone())?;
+            has(&line, &format!("{key}={value}")).with_context(|| name.clone())?;
         }
     }
-    has(&seen[want.len() - 1].1, &[("state", last)])?;
+    has(&seen[want.len() - 1].1, &format!("state={last}"))?;
     // Disables the tracepoints again.
     for event in all {
         fs::write(format!("{trace}/events/nvidia_peermem/{event}/enable"), "0")?;

@@ -12,12 +12,10 @@ use crate::counters::Counters;
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::hold::Worker;
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, Memory, PinMode};
+use crate::lab::{Lab, Memory, PinMode, M2};
 use crate::pattern::Pattern;
 use crate::rdma;
-use crate::rdma::{full_access, Op, Region, Status};
-
-const M2: usize = GRANULE as usize;
+use crate::rdma::{Op, Region, Status};
 
 pub(super) const CASES: &[Case] = cases![
     "revoke.free_by_ioctl" => |lab| freed_under_region(lab, FreeBy::Ioctl),
@@ -40,7 +38,7 @@ enum FreeBy {
 }
 
 fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
-    Ok(lab.far.register(memory.span(0, M2)?, full_access())?)
+    Ok(lab.far.reg_mr(memory.span(0, M2)?)?)
 }
 
 /// Returns the statuses of remote accesses to `region`, each on a separate connection.
@@ -59,10 +57,7 @@ fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op,
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         Ok((
             op,
-            connection
-                .near
-                .run(op, local.part(0, 8)?, region.part(0, 8)?)?
-                .status,
+            connection.status(op, local.part(0, 8)?, region.part(0, 8)?)?,
         ))
     })
     .collect()
@@ -70,10 +65,7 @@ fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op,
 
 fn all_refused(lab: &Lab, local: &Arena, region: &Region) -> Result<()> {
     for (op, status) in remote_statuses(lab, local, region)? {
-        ensure!(
-            status == Status::RemoteAccessError,
-            "{op} to a revoked region: {status:?}"
-        );
+        ensure!(status == Status::RemoteAccessError, "{op}: {status:?}");
     }
     Ok(())
 }
@@ -84,9 +76,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection
-        .near
-        .transfer(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?;
+    connection.transfer(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?;
 
     let before = Counters::read()?;
     match by {
@@ -132,15 +122,9 @@ fn local_use(lab: &Lab) -> Result<()> {
         if op == Op::Send {
             connection.far.post_receive(remote.part(0, 4096)?)?;
         }
-        let status = connection
-            .near
-            .run(op, region.part(0, 4096)?, remote.part(0, 4096)?)?
-            .status;
+        let status = connection.status(op, region.part(0, 4096)?, remote.part(0, 4096)?)?;
         note(&format!("status_{op}"), format_args!("{status:?}"));
-        ensure!(
-            status == Status::LocalProtectionError,
-            "{op} of the owner of a revoked region: {status:?}"
-        );
+        ensure!(status == Status::LocalProtectionError, "{op}: {status:?}");
     }
     remote.check()
 }
@@ -161,14 +145,8 @@ fn receive(lab: &Lab) -> Result<()> {
     let received = connection.far.received()?.status;
     note("status_sender", format_args!("{sent:?}"));
     note("status_receiver", format_args!("{received:?}"));
-    ensure!(
-        sent == Status::RemoteOperationError,
-        "the sender got {sent:?}"
-    );
-    ensure!(
-        received == Status::LocalProtectionError,
-        "the receiver got {received:?}"
-    );
+    ensure!(sent == Status::RemoteOperationError);
+    ensure!(received == Status::LocalProtectionError);
     Ok(())
 }
 
@@ -178,11 +156,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let regions = (0..COUNT)
-        .map(|index| {
-            Ok(lab
-                .far
-                .register(memory.span(index * 65536, 131_072)?, full_access())?)
-        })
+        .map(|index| Ok(lab.far.reg_mr(memory.span(index * 65536, 131_072)?)?))
         .collect::<Result<Vec<_>>>()?;
     let before = Counters::read()?;
     memory.free()?;
@@ -207,9 +181,7 @@ fn others(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     memory.free()?;
     for at in [0, 4097, M2 - 65537] {
-        connection
-            .near
-            .transfer(Op::Write, local.part(at, 65537)?, stays.part(at, 65537)?)?;
+        connection.transfer(Op::Write, local.part(at, 65537)?, stays.part(at, 65537)?)?;
         stays.expect(at, local.expected(at, 65537)?)?;
     }
     all_refused(lab, &local, &gone)?;
@@ -229,15 +201,14 @@ fn new_owner(lab: &Lab) -> Result<()> {
     let (next, _theirs) = lab
         .gpu(0)?
         .allocate_there(M2, old_place, |next| {
-            Ok(lab.near.register(next.span(0, M2)?, full_access())?)
+            Ok(lab.near.reg_mr(next.span(0, M2)?)?)
         })?
         .context("freed, and the place was not handed out again: something keeps it")?;
     let view = next.bar_view()?;
     let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
     next.write(0, &pattern)?;
     all_refused(lab, &local, &region)?;
-    let mut found = vec![0; M2];
-    view.read(0, &mut found)?;
+    let found = view.bytes(0, M2)?;
     ensure!(found == pattern, "the new owner's bytes changed");
     note("differing_bytes", 0);
     Ok(())
@@ -253,12 +224,9 @@ fn again(lab: &Lab) -> Result<()> {
         let memory = lab.gpu(0)?.allocate(M2, crate::sys::Placement::At(addr))?;
         let region = region_over(lab, &memory)?;
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
-        connection
-            .near
-            .transfer(Op::Write, local.part(round, 4096)?, region.part(0, 4096)?)?;
-        let mut found = vec![0; 4096];
-        memory.read(0, &mut found)?;
-        ensure!(found == local.expected(round, 4096)?, "round {round}");
+        connection.transfer(Op::Write, local.part(round, 4096)?, region.part(0, 4096)?)?;
+        let sent = local.expected(round, 4096)?;
+        ensure!(memory.bytes(0, 4096)? == sent, "round {round}");
         old.push(region);
         drop(memory);
     }
@@ -321,10 +289,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         if completion.status != Status::Success {
             break completion.status;
         }
-        ensure!(
-            late.is_none_or(|late| completion.id < late),
-            "{op} that was posted after the free went through"
-        );
+        ensure!(late.is_none_or(|late| completion.id < late), "too late");
         done += 1;
         let freed = free.has_ended()?;
         let id = near.post(op, from, to)?;
@@ -332,10 +297,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
             late.get_or_insert(id);
         }
     };
-    ensure!(
-        first == Status::RemoteAccessError,
-        "{op} under way at the free: {first:?}"
-    );
+    ensure!(first == Status::RemoteAccessError, "{op}: {first:?}");
     for _ in 1..UNDER_WAY {
         near.sent()?
             .expect(Status::WorkRequestFlushedError)
@@ -343,12 +305,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     }
 
     let (view, theirs) = free.finish()?.done("the free")??;
-    let mut at_last = vec![0; M2];
-    view.read(0, &mut at_last)?;
-    ensure!(
-        at_last == theirs,
-        "bytes changed after the free had returned"
-    );
+    ensure!(view.bytes(0, M2)? == theirs, "changed after the free");
     if op == Op::Read {
         const PIECE: usize = 64;
         let got = local.bytes(0, M2)?;
@@ -357,11 +314,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
             .zip(theirs.chunks(PIECE))
             .filter(|(got, theirs)| got == theirs)
             .count();
-        ensure!(
-            leaked == 0,
-            "READ got {} bytes that were written after the free had returned",
-            leaked * PIECE
-        );
+        ensure!(leaked == 0, "READ got {leaked} later pieces");
     }
     all_refused(lab, &local, &region)?;
     Ok(done)

@@ -18,12 +18,10 @@ use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, expect, note, Case};
-use crate::lab::{Lab, PinMode};
-use crate::rdma::full_access;
+use crate::lab::{Lab, PinMode, M2};
 use crate::sys::{Forked, Placement, Running, SharedWords};
 use crate::{counters, ktap, module, module_files, sys};
 
-const M2: usize = GRANULE as usize;
 const PATIENCE: Duration = Duration::from_secs(25);
 
 pub(super) const CASES: &[Case] = cases![
@@ -149,7 +147,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     let old = lab.allocate_gpu(M2)?;
     stage.orphan(&old)?;
     let memory = lab.allocate_gpu(M2)?;
-    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     stage.free(&old)?;
     expect("callbacks", stage.counted("callbacks")?, 1)?;
     let state = peer_region(&lab.far, &region)?.state;
@@ -458,18 +456,12 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         .as_ref()
         .err()
         .and_then(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
-    ensure!(
-        errno == Some(libc::EINVAL),
-        "a list of {LISTED} takes one more: {full:?}"
-    );
+    ensure!(errno == Some(libc::EINVAL), "one more: {full:?}");
     let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 0, "put by a process that is not in the list");
-    ensure!(
-        module_files::event("orphaned_unlisted")? == kept + 1,
-        "not counted"
-    );
+    ensure!(module_files::event("orphaned_unlisted")? == kept + 1);
     held_until_freed(&stage, memory)
 }
 
@@ -482,10 +474,7 @@ fn exit_listed(lab: &Lab) -> Result<()> {
     let found = stage.counted("put_pages_found")?;
     let live = Counters::read()?.get("pins_live")?;
     ensure!(live == 0, "{live} pins after the release");
-    ensure!(
-        found == 2,
-        "{found} puts, of the pin and of that which asks"
-    );
+    ensure!(found == 2);
     module::references_are(0)
 }
 
@@ -513,10 +502,7 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     ensure!(stage.counted("put_pages_foreign")? == 1, "not put");
     let late = module_files::event("late_callback")?;
     stage.free(&first)?;
-    ensure!(
-        module_files::event("late_callback")? == late + 1,
-        "not counted"
-    );
+    ensure!(module_files::event("late_callback")? == late + 1);
     registered_by_a_guest(lab, stage, &second, "early")?;
     let foreign = stage.counted("put_pages_foreign")?;
     ensure!(foreign == 1, "put by a process that is not in the list");

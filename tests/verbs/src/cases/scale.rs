@@ -25,7 +25,7 @@ use crate::knobs::Parameter;
 use crate::ktap::{cases, note, same, Case};
 use crate::lab::{Lab, PinMode};
 use crate::pattern::Pattern;
-use crate::rdma::{full_access, Devices, Op};
+use crate::rdma::{Devices, Op};
 use crate::sys::{Ended, Reaped, SharedWords};
 use crate::{counters, ktap, rdma, sys};
 
@@ -211,7 +211,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
         let mut life = || -> Result<()> {
             let hca = devices.open(lab.near.name(), 1)?;
             let memory = lab.allocate_gpu(page)?;
-            let region = hca.register(memory.span(0, page)?, full_access())?;
+            let region = hca.reg_mr(memory.span(0, page)?)?;
             say(READY);
             word.read_exact(&mut [0])?;
             // The kernel cleans up after a process that ends.
@@ -277,14 +277,11 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     let mut last: Option<(u64, i64)> = None;
     for &len in lengths {
         let memory = allocate_aligned(lab, len, ENTRY_BOUNDARY)?;
-        ensure!(
-            memory.is_contiguous()?,
-            "the stand-in's memory is in pieces"
-        );
+        ensure!(memory.is_contiguous()?, "in pieces");
         let span = memory.span(0, usize::try_from(len)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
-        let region = lab.near.register(span, full_access())?;
+        let region = lab.near.reg_mr(span)?;
         let held = watch.read()?;
         registered(&Counters::read()?.activity(&before)?, 1)?;
         let entries = check_entries(lab, &lab.near, &region)?;
@@ -300,10 +297,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         // A quarter allows for interrupts, but not for a cost that grows faster than the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
-            ensure!(
-                i128::from(own) <= most,
-                "{gib} GiB take {own} instructions where {most} are a quarter more than in proportion"
-            );
+            ensure!(i128::from(own) <= most, "{gib} GiB: {own}, not {most}");
         }
         // Half a page for each entry is enough to describe the entries, but not to describe pages
         // of 64 KiB.
@@ -344,7 +338,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
         let size = usize::try_from(len)?;
         probe::take_tables(true)?;
         let large = PageOrder::begin()?;
-        let region = lab.far.register(memory.span(0, size)?, full_access())?;
+        let region = lab.far.reg_mr(memory.span(0, size)?)?;
         let mapped = Mapped::take()?;
         probe::take_tables(false)?;
         // The place of the memory after the pin.
@@ -357,17 +351,12 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
             let at = usize::try_from(end - 4097)?;
             let data = Pattern::new(lab.setup.seed, index).bytes(0, 4097);
             source.put(0, &data)?;
-            connection.near.transfer(
+            connection.transfer(
                 Op::Write,
                 source.part(0, data.len())?,
                 region.part(u64::try_from(at)?, 4097)?,
             )?;
-            let mut found = vec![0; data.len()];
-            memory.read(at, &mut found)?;
-            ensure!(
-                found == data,
-                "{layout}: other bytes at {at:#x} of {len:#x}"
-            );
+            ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
         }
         drop(region);
         let found = large.read()?;

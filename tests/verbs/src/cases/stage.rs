@@ -8,14 +8,12 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::counters::Counters;
-use crate::gpu::{Allocation, Freer, Gpu, GRANULE};
+use crate::gpu::{Allocation, Freer, Gpu};
 use crate::hold::{Hold, Worker};
-use crate::lab::Lab;
-use crate::rdma::{full_access, Hca, Refused, Region};
+use crate::lab::{Lab, M2};
+use crate::rdma::{Hca, Refused, Region};
 use crate::sys::{KernelLog, Span};
 use crate::{rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 /// Result of a registration in a thread.
 pub(super) type Registered = std::result::Result<Region, Refused>;
@@ -42,7 +40,7 @@ impl Stage {
     }
 
     pub(super) fn register(&self, memory: &Allocation) -> Result<Region> {
-        Ok(self.hca.register(memory.span(0, M2)?, full_access())?)
+        Ok(self.hca.reg_mr(memory.span(0, M2)?)?)
     }
 
     /// Registers the first 2 MiB of an allocation in a separate thread.
@@ -53,7 +51,7 @@ impl Stage {
     /// Does the same as [`Stage::start_register`] for any range of GPU memory.
     pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
         let hca = Arc::clone(&self.hca);
-        Worker::start("registration", move || hca.register(span, full_access()))
+        Worker::start("registration", move || hca.reg_mr(span))
     }
 
     /// Does the same as [`Stage::start_register`], and waits until the thread stands at `place`:
@@ -98,7 +96,7 @@ impl Stage {
     /// process stay.
     pub(super) fn orphan(&self, memory: &Allocation) -> Result<()> {
         let hca = Hca::open(self.hca.name())?;
-        let region = hca.register(memory.span(0, M2)?, full_access())?;
+        let region = hca.reg_mr(memory.span(0, M2)?)?;
         sys::beside_forked_child(|| {
             rdma::abandon(hca, region);
             Ok(())

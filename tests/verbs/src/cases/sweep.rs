@@ -8,24 +8,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 
 use super::sweep_bench::{Bench, Ended, Fault, Shape, Way, CHUNKS, ENDLESS};
 use crate::counters::Counters;
 use crate::faults::{Counted, Faults, Symbols};
-use crate::gpu::{Gpu, GRANULE, PAGE};
+use crate::gpu::{Allocation, Gpu, GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, provoke_failing_put, rebind, Parameter};
 use crate::ktap::{note, Case};
-use crate::lab::{Lab, PinMode};
-use crate::rdma::full_access;
-use crate::sys::{KernelLog, Running};
+use crate::lab::{Lab, PinMode, M2};
+use crate::sys::KernelLog;
 use crate::{counters, ktap, module, sys};
-
-const M2: usize = GRANULE as usize;
 
 /// Parameters of the module.
 #[derive(Debug, Clone, Copy)]
@@ -155,9 +149,8 @@ fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
 fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     // Without this parameter, nvidia.ko maps only one page, for the first registration.
     module::unload()?;
-    let mut parameters = setting.parameters().to_vec();
-    parameters.push(module::PROVIDER_MAPS.to_owned());
-    module::load(&parameters)?;
+    let [mode, peerdirect] = setting.parameters();
+    module::load(&[mode, peerdirect, module::PROVIDER_MAPS.to_owned()])?;
     let mut bench = Bench::new(lab)?;
     let mut hits = 0;
     let mut sweeps = 0;
@@ -178,35 +171,28 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
                     if serving != setting.mode && way != Way::Registration {
                         continue;
                     }
-                    let fault = Fault::Call {
-                        place: place.name,
-                        errno,
-                    };
-                    let expected = match place.seen {
+                    let Place {
+                        name: place, seen, ..
+                    } = *place;
+                    let fault = Fault::Call { place, errno };
+                    let expected = match seen {
                         Seen::Refused => libc::EFAULT,
                         Seen::Same if errno == ENOTSUPP => libc::EOPNOTSUPP,
                         Seen::Same => errno,
                         Seen::Nothing => 0,
                     };
                     let found = bench.sweep(way, Shape::Run, fault, |ended| {
-                        ensure!(
-                            ended.registration == expected && ended.end == 0,
-                            "{ended:?} where errno {expected} was expected"
-                        );
-                        match place.name {
+                        ensure!((ended.registration, ended.end) == (expected, 0));
+                        match place {
                             "put_pages" => provoke_failing_put(),
                             _ => Ok(()),
                         }
                     })?;
-                    let made = calls_made(serving, way, place.name);
-                    ensure!(
-                        found == made,
-                        "{way:?}: {found} calls of {} where {made} were expected",
-                        place.name
-                    );
+                    let made = calls_made(serving, way, place);
+                    ensure!(found == made, "{way:?} {place}: {found}, not {made}");
                     hits += found;
                     sweeps += 1;
-                    *by_place.entry(place.name).or_default() += found;
+                    *by_place.entry(place).or_default() += found;
                 }
             }
         }
@@ -220,20 +206,10 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Returns the log lines that the module wrote.
-fn module_lines(log: &KernelLog) -> Result<Vec<String>> {
-    let mut lines = log.lines()?;
-    lines.retain(|line| module::wrote(line));
-    Ok(lines)
-}
-
 /// Checks that the module has written one line, with these words.
 fn one_line(log: &KernelLog, words: &str) -> Result<()> {
-    let lines = module_lines(log)?;
-    ensure!(
-        lines.len() == 1 && lines[0].contains(words),
-        "the module logged {lines:?} where one line with {words:?} was expected"
-    );
+    let lines = log.of_module()?;
+    ensure!(lines.len() == 1 && lines[0].contains(words), "{lines:?}");
     Ok(())
 }
 
@@ -275,13 +251,10 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             provoke_failing_put()?;
             fail_next("put_pages", errno)?;
             module::unload()?;
-            ensure!(
-                fail_none("put_pages")?,
-                "the module went without waiting for its callbacks"
-            );
+            ensure!(fail_none("put_pages")?, "went without waiting");
             match words {
                 Some(words) => one_line(&log, words)?,
-                None => ensure!(module_lines(&log)?.is_empty(), "a retry was logged"),
+                None => ensure!(log.of_module()?.is_empty(), "a retry was logged"),
             }
             module::load(&setting.parameters())?;
             bench.works()?;
@@ -291,22 +264,26 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
+/// Makes the put of a registration at `place` fail. The application must not notice.
+fn failing_put(
+    bench: &Bench<'_>,
+    memory: &Allocation,
+    place: &'static str,
+    errno: i32,
+) -> Result<()> {
+    provoke_failing_put()?;
+    let fault = Fault::Call { place, errno };
+    let ended = bench.registration(memory.span(0, M2)?, fault, 1)?;
+    let felt = ended.registration != 0 || ended.end != 0;
+    ensure!(ended.hit && !felt, "{ended:?}");
+    Ok(())
+}
+
 /// Checks a lost pin: the GPU has dropped the pin, and nobody can use its pages until the GPU is
 /// unbound.
 fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let memory = bench.allocate(Shape::Run)?;
-    let ended = {
-        let fault = Fault::Call {
-            place: "put_pages_persistent",
-            errno,
-        };
-        provoke_failing_put()?;
-        bench.registration(memory.span(0, M2)?, fault, 1)?
-    };
-    ensure!(
-        ended.hit && ended.registration == 0 && ended.end == 0,
-        "{ended:?}"
-    );
+    failing_put(bench, &memory, "put_pages_persistent", errno)?;
     drop(memory);
     one_line(
         log,
@@ -324,10 +301,7 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
         ("bar_bytes_pinned", GRANULE),
     ] {
         let value = now.get(name)?;
-        ensure!(
-            value == expected,
-            "{name} is {value} after a put that failed, not {expected}"
-        );
+        ensure!(value == expected, "{name} is {value}, not {expected}");
     }
     module::references_are(0).context("after a lost pin")?;
     bench.works()?;
@@ -342,36 +316,19 @@ fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<(
 /// Checks that the pin and the reference to the module stay until the callback.
 fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let mut memory = bench.allocate(Shape::Run)?;
-    let ended = {
-        let fault = Fault::Call {
-            place: "put_pages",
-            errno,
-        };
-        provoke_failing_put()?;
-        bench.registration(memory.span(0, M2)?, fault, 1)?
-    };
-    ensure!(
-        ended.hit && ended.registration == 0 && ended.end == 0,
-        "{ended:?}"
-    );
+    failing_put(bench, &memory, "put_pages", errno)?;
     one_line(
         log,
         &format!("it stays until the memory is freed (nvidia.ko: error -{errno})"),
     )?;
     let live = Counters::read()?.get("pins_live")?;
     let held = counters::module_references(module::NAME)?;
-    ensure!(
-        live == 1 && held > 0,
-        "{live} pins, {held} holds on the module"
-    );
+    ensure!(live == 1 && held > 0, "{live} pins, {held} holds");
     bench.works()?;
     let before = Counters::read()?;
     memory.free()?;
     let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(
-        callbacks == 1,
-        "{callbacks} callbacks for a pin that stayed"
-    );
+    ensure!(callbacks == 1);
     Ok(())
 }
 
@@ -387,10 +344,7 @@ impl Outcomes {
     fn add(&mut self, ended: &Ended) -> Result<()> {
         const EXPECTED: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
         for errno in [ended.registration, ended.end] {
-            ensure!(
-                errno == 0 || EXPECTED.contains(&errno),
-                "{ended:?}: neither success nor want of memory"
-            );
+            ensure!(errno == 0 || EXPECTED.contains(&errno), "{ended:?}");
         }
         match (ended.registration, ended.end) {
             (0, 0) => self.passed += 1,
@@ -452,10 +406,7 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
         let name = format!("{way:?}_{shape:?}").to_lowercase();
         note(&format!("{name}_allocations"), found);
         outcomes.tell(&name);
-        ensure!(
-            found > 0 || way != Way::Registration,
-            "{name}: no allocation failed"
-        );
+        ensure!(found > 0 || way != Way::Registration, "{name}");
         all += found;
     }
     note("failed_allocations", all);
@@ -550,7 +501,7 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
                 below: below.clone(),
             })?;
             let all = faults.all()?;
-            let result = bench.lab.near.register(span, full_access());
+            let result = bench.lab.near.reg_mr(span);
             let failures = all.end()?;
             let errno = match result {
                 Ok(region) => {
@@ -564,10 +515,7 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
             let name = format!("{name}_{shape:?}").to_lowercase();
             note(&format!("{name}_failures"), failures);
             ensure!((failures > 0) == is_needed, "{name}: {failures} failures");
-            ensure!(
-                errno == expected,
-                "{name}: errno {errno} where {expected} was expected"
-            );
+            ensure!(errno == expected, "{name}: {errno}, not {expected}");
             bench
                 .at_rest()
                 .and_then(|()| bench.works())
@@ -578,18 +526,10 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Returns the path of the module's file that modprobe would load.
-fn module_file() -> Result<PathBuf> {
-    let found = Running::start(Command::new("modinfo").args(["-n", module::NAME]))?
-        .finish(Duration::from_secs(60))?;
-    ensure!(found.success(), "modinfo: {}", found.tail(3));
-    Ok(PathBuf::from(found.output.trim()))
-}
-
 /// Makes each object allocation during the module's start or end fail in turn.
 fn loading(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
-    let file = fs::File::open(module_file()?)?;
+    let file = fs::File::open(module::file()?)?;
     let parameters = setting.parameters().join(" ");
     let mut bench = Bench::new(lab)?;
 
@@ -623,11 +563,7 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
                 refused += 1;
             }
             let should_be = (name == "start") == result.is_ok();
-            ensure!(
-                module::is_loaded() == should_be,
-                "{name}: {result:?}, and loaded: {}",
-                module::is_loaded()
-            );
+            ensure!(module::is_loaded() == should_be, "{name}: {result:?}");
             if !module::is_loaded() {
                 sys::load_module(&file, &parameters)?;
             }
@@ -644,10 +580,7 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
         note(&format!("{name}_objects"), nth - 1);
         note(&format!("{name}_refused"), refused);
         // A start without allocations was not swept.
-        ensure!(
-            name == "end" || nth > 1,
-            "no allocation was found in the module's start"
-        );
+        ensure!(name == "end" || nth > 1, "no allocation in the start");
     }
     note("registrations_that_worked", bench.rounds);
     Ok(())

@@ -10,14 +10,13 @@ use super::chunks::Row;
 use crate::arena::Arena;
 use crate::counters::Counters;
 use crate::faults::Nth;
-use crate::gpu::{Allocation, Gpu, GRANULE};
+use crate::gpu::{Allocation, Gpu};
 use crate::knobs::{fail_none, fail_nth, Parameter};
-use crate::lab::{Lab, PinMode};
+use crate::lab::{Lab, PinMode, M2};
 use crate::rdma::{full_access, Connection, Hca, Op};
 use crate::sys::{Forked, Placement, Span};
 use crate::{counters, module, rdma, sys};
 
-const M2: usize = GRANULE as usize;
 /// Number of allocations under a registration of [`Shape::Chunks`].
 pub(super) const CHUNKS: usize = 3;
 /// Upper bound on the calls or allocations of any way.
@@ -150,22 +149,17 @@ impl<'a> Bench<'a> {
         let region = self
             .lab
             .far
-            .register(self.target.span(0, M2)?, full_access())
+            .reg_mr(self.target.span(0, M2)?)
             .context("the next registration")?;
         self.connection
-            .near
             .transfer(
                 Op::Write,
                 self.source.part(at, LEN)?,
                 region.part(at as u64, LEN as u64)?,
             )
             .context("the next registration")?;
-        let mut found = vec![0; LEN];
-        self.target.read(at, &mut found)?;
-        ensure!(
-            found == self.source.expected(at, LEN)?,
-            "the next registration: other bytes arrived than were sent"
-        );
+        let found = self.target.bytes(at, LEN)?;
+        ensure!(found == self.source.expected(at, LEN)?, "other bytes came");
         Ok(())
     }
 

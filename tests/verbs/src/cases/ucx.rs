@@ -67,37 +67,32 @@ const REFUSED: &str = "Failed to run test: Out of memory";
 /// A way to run `ucp.c`.
 struct Way {
     name: &'static str,
+    registrations: u64,
     /// `true` if UCX may keep registrations for later.
     is_cached: bool,
     parts: Parts,
     /// Messages before each stop of the program, and the state of its memory at that point if there
     /// is a cache.
     steps: &'static [(&'static str, Kept)],
-    registrations: u64,
 }
 
-const WAYS: &[Way] = &[
-    Way {
-        name: "ucx.cache",
-        is_cached: true,
-        parts: ONE,
-        steps: STEPS,
-        registrations: 2,
-    },
-    Way {
-        name: "ucx.no_cache",
-        is_cached: false,
-        parts: ONE,
-        steps: STEPS,
-        registrations: TIMES + 1,
-    },
-    Way {
-        name: "ucx.parts_cache",
-        is_cached: true,
-        parts: FOUR,
-        steps: STEPS_OF_PARTS,
-        registrations: 3,
-    },
+/// Makes a table of ways. A row has the values of the fields, in their order.
+macro_rules! ways {
+    ($($name:literal, $registrations:expr, $is_cached:expr, $parts:expr, $steps:expr;)+) => {
+        &[$(Way {
+            name: $name,
+            registrations: $registrations,
+            is_cached: $is_cached,
+            parts: $parts,
+            steps: $steps,
+        }),+]
+    };
+}
+
+const WAYS: &[Way] = ways![
+    "ucx.cache", 2, true, ONE, STEPS;
+    "ucx.no_cache", TIMES + 1, false, ONE, STEPS;
+    "ucx.parts_cache", 3, true, FOUR, STEPS_OF_PARTS;
 ];
 
 /// Number of bytes that `ucp.c` registers. `ucp.c` sends the memory [`TIMES`] times before it frees
@@ -263,17 +258,9 @@ impl Consumers {
         // One part is freed under the first registration, and all parts are freed under the next
         // registration.
         let early = way.steps.iter().any(|(_, kept)| *kept == Kept::PartFreed);
-        let callbacks = if is_revoked {
-            u64::from(early) + count
-        } else {
-            0
-        };
-        ensure!(
-            activity.pins == pins
-                && activity.attempts == pins + refused
-                && activity.callbacks == callbacks,
-            "{activity:?}, where {pins} pins, {refused} refused calls and {callbacks} callbacks were expected"
-        );
+        let callbacks = u64::from(is_revoked) * (u64::from(early) + count);
+        let found = [activity.pins, activity.attempts, activity.callbacks];
+        ensure!(found == [pins, pins + refused, callbacks]);
         Ok(())
     }
 
@@ -298,11 +285,7 @@ impl Consumers {
             counters.live_pins()?,
             counters.since(&start.counters, "bar_bytes_pinned")?,
         );
-        ensure!(
-            found == (pins, pinned),
-            "{found:?} pins and bytes are pinned, where {:?} were expected",
-            (pins, pinned)
-        );
+        ensure!(found == (pins, pinned));
         if self.setup.peermem != Peermem::Ours {
             return Ok(());
         }
@@ -319,10 +302,7 @@ impl Consumers {
         };
         let expected = is_registered.then(|| [count.into(), state.into(), freed]);
         note("listed", format_args!("{listed:?}"));
-        ensure!(
-            listed == Vec::from_iter(expected.clone()),
-            "{listed:?}, where {expected:?} was expected"
-        );
+        ensure!(listed == Vec::from_iter(expected), "{listed:?}");
         Ok(())
     }
 }

@@ -11,11 +11,11 @@ use anyhow::{bail, ensure, Result};
 
 use super::board::{Figure, Glance, Operation};
 use super::plan::Plan;
-use super::session::{wrong, World, Wrong, COMPLETION, M2};
+use super::session::{wrong, World, Wrong, COMPLETION};
 use crate::gpu::Gpu;
-use crate::lab::PinMode;
+use crate::lab::{PinMode, M2};
 use crate::pattern::Choice;
-use crate::rdma::{full_access, Hca};
+use crate::rdma::Hca;
 use crate::sys;
 use crate::sys::Placement;
 
@@ -69,7 +69,7 @@ pub(super) fn probe(
     let opened = Arc::new(Gpu::open(gpu, world.gpus[gpu].clone())?);
     let memory = opened.allocate(M2, Placement::Any)?;
     let span = memory.span(0, M2)?;
-    drop(hca.register(span, full_access())?);
+    drop(hca.reg_mr(span)?);
     world.board.done(Operation::Register);
     world.board.done(Operation::Deregister);
     ready();
@@ -79,7 +79,7 @@ pub(super) fn probe(
     let mut last = false;
     while !last {
         last = over();
-        match hca.register(span, full_access()) {
+        match hca.reg_mr(span) {
             Ok(_) if refusals > 0 => {
                 wrong!("memory of a GPU that is being unbound was pinned after {refusals} refusals")
             }

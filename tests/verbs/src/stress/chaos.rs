@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::net::UdpSocket;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context as _, Result};
@@ -17,7 +16,7 @@ use super::{bystanders, Faults};
 use crate::gpu::Gpu;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
-use crate::sys::{Ended, Reaped, Running, SharedWords};
+use crate::sys::{Ended, Reaped, SharedWords};
 use crate::{module, sys};
 
 /// Maximum number of attempts to unload the module.
@@ -156,10 +155,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     set(over);
     if let Some(pid) = prober {
         let ended = sys::reap(Some(pid), true)?;
-        ensure!(
-            ended == Reaped::Child(pid, Ended::Exited(0)),
-            "the prober: {ended:?}"
-        );
+        ensure!(ended == Reaped::Child(pid, Ended::Exited(0)), "{ended:?}");
     }
     pause(choice, 20);
     driver("bind", bdf)?;
@@ -170,19 +166,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
 }
 
 fn system(program: &str, arguments: &str) -> Result<()> {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new(program);
-    command
-        .args(arguments.split_whitespace())
-        .env("PATH", format!("/usr/sbin:/usr/bin:/sbin:/bin:{path}"));
-    let finished = Running::start(&mut command)?.finish(PATIENCE)?;
-    ensure!(
-        finished.success(),
-        "{program} {arguments}: {:?}: {}",
-        finished.status,
-        finished.tail(5)
-    );
-    Ok(())
+    sys::succeed(program, arguments.split_whitespace()).map(drop)
 }
 
 /// Waits until a device can be opened and is active.

@@ -29,13 +29,13 @@ use anyhow::{anyhow, ensure, Context as _, Result};
 use super::board::{Board, Figure, Glance, Operation};
 use super::plan::Plan;
 use crate::gpu::{Allocation, Gpu, GRANULE};
+use crate::lab::M2;
 use crate::pattern::{difference, Choice, Pattern};
-use crate::rdma::{full_access, Connection, Hca, Region};
+use crate::rdma::{Connection, Hca, Region};
+use crate::sys;
 use crate::sys::{Mapping, Placement, Span};
-use crate::{rdma, sys};
 use traffic::Location;
 
-pub(super) const M2: usize = GRANULE as usize;
 /// Bytes of host memory at each end.
 const HOST: usize = 512 << 10;
 /// Maximum number of allocations.
@@ -121,8 +121,7 @@ struct Block {
 impl Block {
     fn check(&self, from: usize, to: usize) -> Result<()> {
         let to = to.min(self.expected.len());
-        let mut found = vec![0; to - from];
-        self.memory.read(from, &mut found)?;
+        let found = self.memory.bytes(from, to - from)?;
         if let Some(place) = difference(&self.expected[from..to], &found) {
             let at = from + place.first;
             wrong!(
@@ -167,21 +166,29 @@ struct Session<'a> {
     gpus: Vec<Arc<Gpu>>,
 }
 
-fn excuse(
-    world: &World,
-    plan: &Plan,
-    refused: &rdma::Refused,
-    before: &Glance,
+/// Registers a range. Returns `None` if the range is refused with an excuse.
+fn try_register(
+    (world, plan, slot): (&World, &Plan, usize),
     opened: &Glance,
-) -> Result<()> {
-    let disturbed = world.board.excuses(before, opened);
+    hca: &Hca,
+    span: Span,
+) -> Result<Option<Region>> {
+    let before = world.board.glance();
+    let refused = match hca.reg_mr(span) {
+        Ok(region) => {
+            world.board.done_by(slot, Operation::Register);
+            return Ok(Some(region));
+        }
+        Err(refused) => refused,
+    };
+    let disturbed = world.board.excuses(&before, opened);
     if disturbed {
         world.board.note(Figure::RefusedThen, 1);
+    } else if !plan.tight || refused.errno() != libc::EFAULT {
+        wrong!("a registration was refused for no reason: {refused}")
     }
-    if disturbed || plan.tight && refused.errno() == libc::EFAULT {
-        return Ok(());
-    }
-    wrong!("a registration was refused for no reason: {refused}")
+    world.board.done_by(slot, Operation::Refuse);
+    Ok(None)
 }
 
 /// Runs a session in its process.
@@ -226,7 +233,7 @@ impl<'a> Session<'a> {
             let expected = Pattern::new(seed, id).bytes(0, HOST);
             memory.write(0, &expected)?;
             Ok(Host {
-                region: hca.register(memory.span(0, HOST)?, full_access())?,
+                region: hca.reg_mr(memory.span(0, HOST)?)?,
                 memory,
                 expected,
             })
@@ -395,8 +402,7 @@ impl<'a> Session<'a> {
                 self.note(Figure::Bytes, block.expected.len() as u64);
             }
             for host in &self.hosts {
-                let mut found = vec![0; HOST];
-                host.memory.read(0, &mut found)?;
+                let found = host.memory.bytes(0, HOST)?;
                 if difference(&host.expected, &found).is_some() {
                     wrong!("host memory differs at the end");
                 }
@@ -438,7 +444,7 @@ impl<'a> Session<'a> {
                     for span in self.spans()? {
                         for hca in &self.hcas {
                             scope.spawn(move || loop {
-                                drop(hca.register(span, full_access()));
+                                drop(hca.reg_mr(span));
                             });
                         }
                     }
@@ -562,9 +568,9 @@ impl<'a> Session<'a> {
 
     // Regions
 
-    /// Fails unless a refusal is excused.
-    fn excuse(&self, refused: &rdma::Refused, before: &Glance) -> Result<()> {
-        excuse(self.world, self.plan, refused, before, &self.opened)
+    /// Registers a range. Returns `None` if the range is refused with an excuse.
+    fn try_register(&self, hca: &Hca, span: Span) -> Result<Option<Region>> {
+        try_register((self.world, self.plan, self.slot), &self.opened, hca, span)
     }
 
     fn register(&mut self, at: usize) -> Result<bool> {
@@ -585,26 +591,18 @@ impl<'a> Session<'a> {
 
     fn register_part(&mut self, at: usize, offset: usize, len: usize) -> Result<bool> {
         let side = self.side();
-        let before = self.glance();
         let span = self.blocks[at].memory.span(offset, len)?;
-        match self.hca(side).register(span, full_access()) {
-            Ok(region) => {
-                self.blocks[at].regions.push(Held {
-                    region,
-                    side,
-                    offset,
-                    len,
-                });
-                self.given(&self.blocks[at])?;
-                self.done(Operation::Register);
-                Ok(true)
-            }
-            Err(refused) => {
-                self.excuse(&refused, &before)?;
-                self.done(Operation::Refuse);
-                Ok(false)
-            }
-        }
+        let Some(region) = self.try_register(self.hca(side), span)? else {
+            return Ok(false);
+        };
+        self.blocks[at].regions.push(Held {
+            region,
+            side,
+            offset,
+            len,
+        });
+        self.given(&self.blocks[at])?;
+        Ok(true)
     }
 
     fn register_somewhere(&mut self) -> Result<()> {
@@ -646,7 +644,7 @@ impl<'a> Session<'a> {
             return Ok(());
         };
         let side = self.side();
-        match self.hca(side).register(span, full_access()) {
+        match self.hca(side).reg_mr(span) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
             Err(refused) => wrong!("a range that is nobody's: {refused}, not EFAULT"),
             // Another allocation lies right behind, so both allocations are registered as one
@@ -666,18 +664,11 @@ impl<'a> Session<'a> {
         let (hcas, opened) = (&self.hcas, &self.opened);
         let work = |index: usize| -> Result<()> {
             for round in 0..rounds {
-                let before = world.board.glance();
                 let span = spans[(index + round as usize) % spans.len()];
-                match hcas[index % 2].register(span, full_access()) {
-                    Ok(region) => {
-                        world.board.done_by(slot, Operation::Register);
-                        drop(region);
-                        world.board.done_by(slot, Operation::Deregister);
-                    }
-                    Err(refused) => {
-                        excuse(world, plan, &refused, &before, opened)?;
-                        world.board.done_by(slot, Operation::Refuse);
-                    }
+                let own = (world, plan, slot);
+                if let Some(region) = try_register(own, opened, &hcas[index % 2], span)? {
+                    drop(region);
+                    world.board.done_by(slot, Operation::Deregister);
                 }
             }
             Ok(())
@@ -722,17 +713,10 @@ impl<'a> Session<'a> {
             .memory
             .span(0, self.blocks[at].expected.len())?;
         let side = self.side();
-        let before = self.glance();
         let hca = Hca::open(&self.world.devices[side as usize])?;
-        let region = match hca.register(span, full_access()) {
-            Ok(region) => region,
-            Err(refused) => {
-                self.excuse(&refused, &before)?;
-                self.done(Operation::Refuse);
-                return Ok(());
-            }
+        let Some(region) = self.try_register(&hca, span)? else {
+            return Ok(());
         };
-        self.done(Operation::Register);
         let descriptor = region.command_descriptor();
         let sent = sys::send_descriptor(self.world.keeper.as_fd(), descriptor)?;
         self.blocks[at].passed = true;

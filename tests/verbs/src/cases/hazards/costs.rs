@@ -13,7 +13,7 @@ use crate::counters::Counters;
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::ktap::cases;
-use crate::rdma::{errno_name, full_access, Op};
+use crate::rdma::{errno_name, Op};
 use crate::sys::{Placement, Span};
 use crate::{ktap, module, module_files, rdma, sys};
 
@@ -67,9 +67,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
             other.read(0, &mut before)?;
             let source = Arena::on_host(&bench.lab, M2, 7)?;
             let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
-            connection
-                .near
-                .transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
+            connection.transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
             other.read(0, &mut after)?;
             bench.check(
                 before == after && kept,
@@ -92,7 +90,7 @@ fn entries(bench: &Bench) -> Result<()> {
     let addr = sys::free_address(LEN as u64, LEN as u64)?;
     let memory = bench.lab.gpu(0)?.allocate(LEN, Placement::At(addr))?;
     ensure!(memory.is_contiguous()?, "not contiguous");
-    let region = bench.hca.register(memory.span(0, LEN)?, full_access())?;
+    let region = bench.hca.reg_mr(memory.span(0, LEN)?)?;
     let entries = peer_region(&bench.hca, &region)?.entries;
     let said = format!(
         "{} MiB: {entries} {}",
@@ -128,12 +126,9 @@ fn mapped_out_of_order(bench: &Bench) -> Result<()> {
     let entries = peer_region(&bench.hca, &region)?.entries;
     let source = Arena::on_host(&bench.lab, M2, 5)?;
     let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
-    connection
-        .near
-        .transfer(Op::Write, source.part(0, M2)?, region.part(0, M2 as u64)?)?;
+    connection.transfer(Op::Write, source.part(0, M2)?, region.part(0, M2 as u64)?)?;
     let page = usize::try_from(PAGE)?;
-    let mut found = vec![0; M2];
-    memory.read(0, &mut found)?;
+    let found = memory.bytes(0, M2)?;
     let wanted = source.expected(0, M2)?;
     let in_place = found
         .chunks(page)
@@ -156,9 +151,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
         (u64::MAX - 4095, 8192),
         (u64::MAX - 65535, 65535),
     ] {
-        let refused = bench
-            .hca
-            .register(Span::anywhere(addr, len)?, full_access());
+        let refused = bench.hca.reg_mr(Span::anywhere(addr, len)?);
         ensure!(refused.is_err(), "{addr:#x}+{len:#x} was registered");
     }
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
@@ -168,7 +161,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
         "an empty or wrapping range reaches nvidia.ko",
     );
     // ib_core counts one page if an empty range does not begin at a page boundary.
-    let registered = bench.hca.register(memory.span(512, 0)?, full_access());
+    let registered = bench.hca.reg_mr(memory.span(512, 0)?);
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
         Err(refused) => bench.saw(&format!(
@@ -194,7 +187,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let refused = bench
         .hca
-        .register(Span::anywhere(memory.mapping().addr(), LEN)?, full_access())
+        .reg_mr(Span::anywhere(memory.mapping().addr(), LEN)?)
         .err()
         .context("8 TiB were registered")?;
     let bytes = bench.counted("record_bytes")?;
@@ -202,10 +195,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     // For each page, nv-p2p.c allocates a 64-bit address and two 32-bit numbers before it asks the
     // resource manager.
     let records = calls * (LEN / PAGE) * (8 + 4 + 4);
-    ensure!(
-        bytes == records,
-        "{bytes} bytes of records where {records} were expected"
-    );
+    ensure!(bytes == records);
     let said = format!(
         "{}; {} of nvidia.ko, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
@@ -222,7 +212,7 @@ fn reason(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let refused = bench
         .hca
-        .register(memory.span(0, M2)?, full_access())
+        .reg_mr(memory.span(0, M2)?)
         .err()
         .context("registered in a full BAR")?;
     drop(reserve);
@@ -237,32 +227,15 @@ fn reason(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// An invalid answer of nvidia.ko: the knob that causes it, and our module's reason for the
-/// refusal.
-struct Strange {
-    knob: &'static str,
-    value: &'static str,
-    reason: &'static str,
-}
-
-const fn strange(knob: &'static str, value: &'static str, reason: &'static str) -> Strange {
-    Strange {
-        knob,
-        value,
-        reason,
-    }
-}
+/// An invalid answer of nvidia.ko: the knob that causes it, its value, and our module's reason for
+/// the refusal.
+type Strange = (&'static str, &'static str, &'static str);
 
 /// Sets each knob of the stand-in in turn. The module must refuse a registration. Our module must
 /// return `errno`, for the given reason only.
 fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
-    for answer in answers {
-        let Strange {
-            knob,
-            value,
-            reason,
-        } = answer;
+    for (knob, value, reason) in answers {
         let parameter = Parameter::set("nvidia", knob, value)?;
         let memory = bench.allocate()?;
         let passed_on = bench.logged("rxe_peer_")?.len();
@@ -271,7 +244,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
         } else {
             BTreeMap::new()
         };
-        let outcome = match bench.hca.register(memory.span(0, M2)?, full_access()) {
+        let outcome = match bench.hca.reg_mr(memory.span(0, M2)?) {
             Ok(_) => Some("registered"),
             // The test VM's NIC checks its input, unlike a real NIC.
             Err(_) if bench.logged("rxe_peer_")?.len() > passed_on => Some("passed on to the NIC"),
@@ -307,11 +280,11 @@ fn strange_tables(bench: &Bench) -> Result<()> {
         bench,
         libc::EFAULT,
         &[
-            strange("table_version", "0x00030000", "table_version"),
-            strange("table_page_size", "0", "table_page_size"),
-            strange("table_page_size", "2", "page_count"),
-            strange("table_entries_delta", "1", "page_count"),
-            strange("table_entries_delta", "-1", "page_count"),
+            ("table_version", "0x00030000", "table_version"),
+            ("table_page_size", "0", "table_page_size"),
+            ("table_page_size", "2", "page_count"),
+            ("table_entries_delta", "1", "page_count"),
+            ("table_entries_delta", "-1", "page_count"),
         ],
     )
 }
@@ -324,9 +297,9 @@ fn strange_mappings(bench: &Bench) -> Result<()> {
         bench,
         libc::EINVAL,
         &[
-            strange("dma_mapping_version", "0x00030000", "mapping_version"),
-            strange("dma_entries_delta", "1", "page_count"),
-            strange("dma_entries_delta", "-1", "page_count"),
+            ("dma_mapping_version", "0x00030000", "mapping_version"),
+            ("dma_entries_delta", "1", "page_count"),
+            ("dma_entries_delta", "-1", "page_count"),
         ],
     )
 }

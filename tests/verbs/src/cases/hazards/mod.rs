@@ -22,13 +22,11 @@ use anyhow::{anyhow, ensure, Context, Result};
 
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
-use crate::gpu::{Allocation, GRANULE};
+use crate::gpu::Allocation;
 use crate::hold::Fate;
 use crate::ktap::Skip;
-use crate::lab::{Lab, Peermem, PinMode, Setup};
+use crate::lab::{Lab, Peermem, PinMode, Setup, M2};
 use crate::{counters, ktap, module, sys};
-
-const M2: usize = GRANULE as usize;
 
 /// One schedule, whose name is the hazard's letter, a dot, and the event.
 type Case = ktap::Case<Bench>;
@@ -264,23 +262,18 @@ pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
         let number = index + 1;
         mark(case.name);
         let (result, lost) = run_one(case, setup);
-        match result {
-            Ok(true) => say(&format!("ok {number} {}", case.name)),
-            Ok(false) => {
-                good = false;
-                say(&format!("not ok {number} {}", case.name));
+        let mut skip = String::new();
+        let passed = result.unwrap_or_else(|error| {
+            let reason = error.downcast_ref::<Skip>();
+            match reason {
+                Some(reason) => skip = format!(" # SKIP {reason}"),
+                None => ktap::fail(&error),
             }
-            Err(error) => match error.downcast_ref::<Skip>() {
-                Some(reason) => say(&format!("ok {number} {} # SKIP {reason}", case.name)),
-                None => {
-                    good = false;
-                    for line in format!("{error:#}").lines() {
-                        say(&format!("# failure: {line}"));
-                    }
-                    say(&format!("not ok {number} {}", case.name));
-                }
-            },
-        }
+            reason.is_some()
+        });
+        good &= passed;
+        let word = if passed { "ok" } else { "not ok" };
+        say(&format!("{word} {number} {}{skip}", case.name));
         if lost {
             return leave();
         }

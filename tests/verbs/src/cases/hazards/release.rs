@@ -6,9 +6,9 @@ use anyhow::{ensure, Result};
 use crate::gpu::{GRANULE, PAGE};
 use crate::knobs::{fail_next, fail_none, lose_next_put, provoke_failing_put, rebind, Parameter};
 use crate::ktap::cases;
-use crate::rdma::{errno_name, full_access};
+use crate::rdma::errno_name;
+use crate::sys;
 use crate::sys::{KernelLog, Placement, Span};
-use crate::{module, sys};
 
 use super::{interpose, interposed, times, Bench, Case, M2};
 
@@ -30,7 +30,7 @@ fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     let memory = bench.lab.allocate_gpu(len)?;
     drop(layout);
     interpose("sg_kmalloc", "2")?;
-    let refused = bench.hca.register(memory.span(0, len)?, full_access());
+    let refused = bench.hca.reg_mr(memory.span(0, len)?);
     let failed = interposed("sg_kmalloc")?;
     interpose("sg_kmalloc", "0")?;
     ensure!(failed, "no allocation failed");
@@ -93,7 +93,7 @@ fn failing_put(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     fail_next("put_pages", libc::EIO)?;
     fail_next("put_pages_persistent", libc::EIO)?;
-    let registered = bench.hca.register(memory.span(0, M2)?, full_access());
+    let registered = bench.hca.reg_mr(memory.span(0, M2)?);
     for place in ["put_pages", "put_pages_persistent"] {
         if fail_none(place)? {
             provoke_failing_put()?;
@@ -139,8 +139,7 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
         "a lost pin is put once",
         &format!("{} of the GPU given back for others", times(misuse, "use")),
     );
-    let mut lines = log.lines()?;
-    lines.retain(|line| module::wrote(line));
+    let lines = log.of_module()?;
     bench.check(
         lines.len() == 1,
         "the loss is in the kernel log",
@@ -159,7 +158,7 @@ fn two_allocations(bench: &Bench) -> Result<()> {
     let first = bench.gpu.allocate(M2, Placement::At(addr))?;
     let second = bench.gpu.allocate(M2, Placement::At(addr + GRANULE))?;
     let both = Span::anywhere(addr, 2 * GRANULE)?;
-    match bench.hca.register(both, full_access()) {
+    match bench.hca.reg_mr(both) {
         Ok(_) => bench.saw("registered"),
         Err(refused) => bench.saw(&errno_name(refused.errno())),
     }

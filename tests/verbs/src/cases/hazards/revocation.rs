@@ -118,8 +118,7 @@ fn reaches_next_owner_or_none(
     let own = Pattern::new(bench.lab.setup.seed, 2).bytes(0, 4096);
     next.write(0, &own)?;
     let written = write_through(bench, region)?;
-    let mut found = vec![0; 4096];
-    next.read(0, &mut found)?;
+    let found = next.bytes(0, 4096)?;
     Ok(Some(written && found != own))
 }
 
@@ -296,11 +295,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     let hold = Hold::arm(place)?;
     let mut free = bench.start_free(&memory)?;
     let caught = hold.caught(&mut free)?;
-    ensure!(
-        caught == bench.is_revocable(),
-        "a callback: {caught}, the mode: {}",
-        bench.lab.setup.mode()
-    );
+    ensure!(caught == bench.is_revocable());
     let mut deregistration = bench.start_deregister(region)?;
     // NVIDIA's nvidia-peermem has no stack frame if it tail-calls nvidia.ko, so nvidia.ko's
     // function is also accepted.
@@ -372,10 +367,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     ensure!(hold.caught(&mut free)?, "the callback puts no module");
     interpose("module_put", "0")?;
     let references = bench.module_references()?;
-    ensure!(
-        references == 0,
-        "{references} references at the callback's last"
-    );
+    ensure!(references == 0);
     let parameters = module::parameters();
     let mut unload = Worker::start("unload", || sys::unload_module(module::NAME))?;
     let ended = unload.ended_or_in(&["nvidia_p2p_put_pages[nvidia]"])?;
@@ -406,10 +398,7 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     let (hold, mut release) = bench.register_until(&memory, "ib_peer_mem/before_put_pages")?;
     drop(failing);
     let mut free = bench.start_free(&memory)?;
-    ensure!(
-        !free.ended_or_in(&["ib_invalidate_peer_memory"])?,
-        "the callback does not wait for ib_core's lock"
-    );
+    ensure!(!free.ended_or_in(&["ib_invalidate_peer_memory"])?);
     // Nothing can be taken down any more, whatever the result.
     bench.lose();
     std::mem::forget(memory);

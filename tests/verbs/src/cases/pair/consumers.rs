@@ -148,12 +148,18 @@ impl Host {
         if let Err(error) = result {
             return Err(error.context(agent.so_far()?));
         }
-        let finished = agent.finish(PATIENCE)?;
+        // This check also passes without a module, because the bytes then go through the host.
+        self.ends(agent, &start, buffers, cuda::NIXL_LEN)
+    }
+
+    /// Waits for a program that succeeds, and checks its pins and that both hosts have sent at least
+    /// `sent` bytes.
+    fn ends(&self, program: Running, start: &Start, buffers: usize, sent: u64) -> Result<()> {
+        let finished = program.finish(PATIENCE)?;
         let wire = start.wire(self.device())?;
         ensure!(finished.success(), "{}", finished.tail(10));
         whole(buffers).have_ended(&self.setup, &start.counters, false)?;
-        // This check also passes without a module, because the bytes then go through the host.
-        self.moved(wire, [cuda::NIXL_LEN, cuda::NIXL_LEN])
+        self.moved(wire, [sent, sent])
     }
 
     /// Runs two ranks of Open MPI, one on each host, which send their GPU memory to each other and
@@ -184,11 +190,7 @@ impl Host {
         if let Err(error) = result {
             return Err(error.context(program.so_far()?));
         }
-        let finished = program.finish(PATIENCE)?;
-        let wire = start.wire(self.device())?;
-        ensure!(finished.success(), "{}", finished.tail(10));
-        buffers.have_ended(&self.setup, &start.counters, false)?;
-        self.moved(wire, [MPI_SENT, MPI_SENT])
+        self.ends(program, &start, MPI_BUFFERS, MPI_SENT)
     }
 
     /// Starts `mpirun`. Instead of a remote shell, `mpirun` runs a script. The script saves the

@@ -9,23 +9,21 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 
 use super::ctl;
 use super::cuda::Places;
+use super::input::errno_of;
 use super::register::peer_region;
 use crate::arena::Arena;
 use crate::counters::{peer_regions, Counters};
-use crate::gpu::GRANULE;
 use crate::ktap::{cases, note};
-use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where};
+use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where, M2};
 use crate::module::Replaced;
 use crate::pattern::Pattern;
 use crate::peer::Peer;
-use crate::rdma::{full_access, Endpoint, Op, Part, Status};
+use crate::rdma::{Endpoint, Op, Part, Status};
 use crate::{counters, ktap, module, rdma, sys};
-
-const M2: usize = GRANULE as usize;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
@@ -186,10 +184,7 @@ impl Host {
             .map(|one| one["state"].as_str().unwrap_or_default())
             .collect();
         found.sort_unstable();
-        ensure!(
-            found == states,
-            "peermemctl list shows {found:?}, and not {states:?}"
-        );
+        ensure!(found == states, "{found:?}, not {states:?}");
         Ok(())
     }
 
@@ -217,10 +212,7 @@ impl Host {
         // Without a reference, the module would be unloaded and wait for the region.
         let references = counters::module_references(module::NAME)?;
         ensure!(references > 0, "no reference to the module under a region");
-        match sys::unload_module(module::NAME) {
-            Err(error) if error.raw_os_error() == Some(libc::EWOULDBLOCK) => {}
-            other => bail!("the module goes under a region: {other:?}"),
-        }
+        module::must_stay().context("under a region")?;
         self.peer.wait()?;
         // Host 1 writes.
         self.peer.wait()?;
@@ -230,10 +222,7 @@ impl Host {
 
         let replaced = Replaced::begin()?;
         let memory = lab.allocate_gpu(M2)?;
-        let errno = match lab.near.register(memory.span(0, M2)?, full_access()) {
-            Ok(_) => bail!("GPU memory is registered without a module"),
-            Err(refused) => refused.errno(),
-        };
+        let errno = errno_of(lab.near.reg_mr(memory.span(0, M2)?));
         note("errno", rdma::errno_name(errno));
         ensure!(errno == libc::EFAULT, "errno {errno} without a module");
         let mut local = Arena::on_host(lab, M2, 3)?;
@@ -291,7 +280,7 @@ impl Host {
 
     fn freeing(&mut self, lab: &Lab) -> Result<()> {
         let mut memory = lab.allocate_gpu(M2)?;
-        let region = lab.near.register(memory.span(0, M2)?, full_access())?;
+        let region = lab.near.reg_mr(memory.span(0, M2)?)?;
         let mut stays = self.arena(lab, 2)?;
         let view = memory.bar_view()?;
         let parts = [region.part(0, M2 as u64)?, stays.part(0, M2)?];
@@ -309,8 +298,7 @@ impl Host {
         self.holds(&["mapped", "revoked"], 1)?;
         // Host 1's requests are refused.
         self.peer.wait()?;
-        let mut found = vec![0; M2];
-        view.read(0, &mut found)?;
+        let found = view.bytes(0, M2)?;
         ensure!(found == next, "bytes changed after the free had returned");
         drop((connected, region));
         let _connected = self.connect(lab, &parts)?;
@@ -329,11 +317,7 @@ impl Host {
         begin(end, from, gone)?;
         self.peer.wait()?;
         let refused = until_refused(end, from, gone)?;
-        ensure!(
-            refused.status == Status::RemoteAccessError,
-            "WRITE into freed memory: {:?}",
-            refused.status
-        );
+        ensure!(refused.status == Status::RemoteAccessError);
         note("requests_done", refused.done);
         self.holds(&["mapped"], 1)?;
         self.peer.wait()?;
@@ -381,11 +365,7 @@ impl Host {
         begin(&mut end, from, theirs)?;
         self.peer.wait()?;
         let refused = until_refused(&mut end, from, theirs)?;
-        ensure!(
-            refused.status == Status::RetryCounterExceededError,
-            "WRITE to a host that is off: {:?}",
-            refused.status
-        );
+        ensure!(refused.status == Status::RetryCounterExceededError);
         let seconds = refused.after.as_secs_f64();
         note("requests_done", refused.done);
         note("seconds_to_the_error", format_args!("{seconds:.1}"));
@@ -394,10 +374,7 @@ impl Host {
         let wait = 4.096e-6 * f64::from(1 << ACK_TIMEOUT);
         let least = wait * f64::from(RETRIES - 1);
         let most = 4.0 * wait * f64::from(RETRIES + 1) * f64::from(sys::slower());
-        ensure!(
-            (least..=most).contains(&seconds),
-            "after {seconds:.1} s, and not {least:.1} to {most:.1}"
-        );
+        ensure!((least..=most).contains(&seconds), "after {seconds:.1} s");
         self.holds(&["mapped"], 1)?;
         // The kernel must clean up the objects that are not dropped.
         std::mem::forget((own, end, lab));

@@ -244,6 +244,36 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// Posts a request, and returns the status of its completion.
+    fn run(&mut self, initiator: Side, op: Op, local: Part, remote: Part) -> Result<Status> {
+        self.post(initiator, op, local, remote)?;
+        let status = self.wait(initiator, Endpoint::poll_sent)?.status;
+        self.end_read();
+        Ok(status)
+    }
+
+    /// Checks the bytes of a transfer by `initiator` that ended with `status` and was to write
+    /// `written`.
+    fn conclude(
+        &mut self,
+        operation: Operation,
+        (initiator, status): (Side, Status),
+        before: &Glance,
+        written: &[(Spot, &[u8])],
+    ) -> Result<()> {
+        if status == Status::Success {
+            for (spot, data) in written {
+                self.expect(*spot, data);
+                self.check(*spot)?;
+            }
+            self.done(operation);
+            return Ok(());
+        }
+        self.excuse_failure(initiator, status, before)?;
+        let mut written = written.iter();
+        written.try_for_each(|(spot, data)| self.settle(*spot, data))
+    }
+
     fn wait(
         &mut self,
         side: Side,
@@ -337,10 +367,9 @@ impl Session<'_> {
         let write = self.once_in(2) || !self.begin_read();
         let len = 1 + self.below(room);
         let (local, remote) = (self.spot(local, len), self.spot(remote, len));
-        let (op, source, target) = if write {
-            (Op::Write, local, remote)
-        } else {
-            (Op::Read, remote, local)
+        let (op, operation, source, target) = match write {
+            true => (Op::Write, Operation::Write, local, remote),
+            false => (Op::Read, Operation::Read, remote, local),
         };
         if let Location::Host(side) = source.at {
             // No two transfers have the same bytes.
@@ -351,21 +380,8 @@ impl Session<'_> {
         let data = self.expected(source).to_vec();
         let before = self.glance();
         let (local, remote) = (self.part(local)?, self.part(remote)?);
-        self.post(initiator, op, local, remote)?;
-        let completion = self.wait(initiator, Endpoint::poll_sent)?;
-        self.end_read();
-        if completion.status == Status::Success {
-            self.expect(target, &data);
-            self.check(target)?;
-            self.done(if write {
-                Operation::Write
-            } else {
-                Operation::Read
-            });
-            return Ok(());
-        }
-        self.excuse_failure(initiator, completion.status, &before)?;
-        self.settle(target, &data)
+        let status = self.run(initiator, op, local, remote)?;
+        self.conclude(operation, (initiator, status), &before, &[(target, &data)])
     }
 
     pub(super) fn atomic(&mut self) -> Result<()> {
@@ -391,38 +407,20 @@ impl Session<'_> {
         }
         let old: [u8; 8] = self.expected(target).try_into()?;
         let (value, other) = (u64::from_le_bytes(old), self.choice.next());
+        let swap = |compare| Op::CompareSwap {
+            compare,
+            swap: other,
+        };
         let (op, new) = match self.choice.below(3) {
             0 => (Op::FetchAdd { add: other }, value.wrapping_add(other)),
-            1 => (
-                Op::CompareSwap {
-                    compare: value,
-                    swap: other,
-                },
-                other,
-            ),
-            _ => (
-                Op::CompareSwap {
-                    compare: !value,
-                    swap: other,
-                },
-                value,
-            ),
+            1 => (swap(value), other),
+            _ => (swap(!value), value),
         };
         let before = self.glance();
         let parts = (self.part(local)?, self.part(target)?);
-        self.post(initiator, op, parts.0, parts.1)?;
-        let completion = self.wait(initiator, Endpoint::poll_sent)?;
-        if completion.status == Status::Success {
-            self.expect(target, &new.to_le_bytes());
-            self.check(target)?;
-            self.expect(local, &old);
-            self.check(local)?;
-            self.done(Operation::Atomic);
-            return Ok(());
-        }
-        self.excuse_failure(initiator, completion.status, &before)?;
-        self.settle(target, &new.to_le_bytes())?;
-        self.settle(local, &old)
+        let status = self.run(initiator, op, parts.0, parts.1)?;
+        let written: [(Spot, &[u8]); 2] = [(target, &new.to_le_bytes()), (local, &old)];
+        self.conclude(Operation::Atomic, (initiator, status), &before, &written)
     }
 
     pub(super) fn send(&mut self) -> Result<()> {
@@ -448,14 +446,7 @@ impl Session<'_> {
             side = sender.other();
             status = self.wait(side, Endpoint::poll_received)?.status;
         }
-        if status == Status::Success {
-            self.expect(target, &data);
-            self.check(target)?;
-            self.done(Operation::Send);
-            return Ok(());
-        }
-        self.excuse_failure(side, status, &before)?;
-        self.settle(target, &data)
+        self.conclude(Operation::Send, (side, status), &before, &[(target, &data)])
     }
 
     // Memory that is freed first
@@ -471,7 +462,8 @@ impl Session<'_> {
         let mut doomed = Vec::new();
         for index in 0..count {
             // Some requests are adjacent.
-            let len = if self.once_in(4) {
+            let whole_part = self.once_in(4);
+            let len = if whole_part {
                 most
             } else {
                 1 + self.below(most)
@@ -490,21 +482,14 @@ impl Session<'_> {
                 len,
             };
             let is_local = initiator == side;
-            let (local, remote) = if is_local {
-                (dying, host)
-            } else {
-                (host, dying)
+            let order = |dying_first| match dying_first {
+                true => (dying, host),
+                false => (host, dying),
             };
-            let (op, into_dying) = if writes {
-                (Op::Write, !is_local)
-            } else {
-                (Op::Read, is_local)
-            };
-            let (source, target) = if into_dying {
-                (host, dying)
-            } else {
-                (dying, host)
-            };
+            let (local, remote) = order(is_local);
+            let op = if writes { Op::Write } else { Op::Read };
+            let into_dying = writes != is_local;
+            let (source, target) = order(!into_dying);
             let data = self.expected(source).to_vec();
             let (local, remote) = (self.part(local)?, self.part(remote)?);
             self.post(initiator, op, local, remote)?;
@@ -562,12 +547,7 @@ impl Session<'_> {
         } = block;
         let len = expected.len();
         // If the mapping stays, its addresses are occupied until the end of this function.
-        let mapping = if keeps_address {
-            Some(memory)
-        } else {
-            drop(memory);
-            None
-        };
+        let mapping = keeps_address.then_some(memory);
         self.done(operation);
 
         let new = self.allocate_block(gpu, len)?;
@@ -677,9 +657,7 @@ impl Session<'_> {
         let write = self.once_in(2) || !self.begin_read();
         let op = if write { Op::Write } else { Op::Read };
         let before = self.glance();
-        self.post(initiator, op, local, remote)?;
-        let status = self.wait(initiator, Endpoint::poll_sent)?.status;
-        self.end_read();
+        let status = self.run(initiator, op, local, remote)?;
         self.connection = None;
         match status {
             Status::Success => wrong!("{op} to a revoked region went through"),
@@ -711,19 +689,11 @@ impl Session<'_> {
         };
         let before = self.glance();
         let (local, remote) = (self.part(host)?, held.region.part(from as u64, len as u64)?);
-        self.post(initiator, Op::Read, local, remote)?;
-        let status = self.wait(initiator, Endpoint::poll_sent)?.status;
-        self.end_read();
-        let data = expected[held.offset + from..held.offset + from + len].to_vec();
-        if status != Status::Success {
-            self.excuse_failure(initiator, status, &before)?;
-            return self.settle(host, &data);
-        }
-        self.expect(host, &data);
-        self.check(host)
-            .context("what a region keeps after its memory was freed")?;
-        self.done(Operation::UseOrphaned);
-        Ok(())
+        let status = self.run(initiator, Op::Read, local, remote)?;
+        let data = &expected[held.offset + from..held.offset + from + len];
+        let ended = (initiator, status);
+        self.conclude(Operation::UseOrphaned, ended, &before, &[(host, data)])
+            .context("what a region keeps after its memory was freed")
     }
 
     /// Posts requests before the session ends without waiting for them.

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The functions that clients call: NVIDIA's, with the stand-in's counters and
- * event log, and with failures of calls that do not reach the resource manager.
+ * The functions that clients call: those of NVIDIA's upper half (nvidia/upper.c)
+ * or of p2p.c and dma.c, with the stand-in's counters, and with failures of
+ * calls that do not reach the resource manager.
  */
 #include <linux/export.h>
 #include <linux/kernel.h>
 #include <linux/pci.h>
-#include <linux/test_hold.h>
 
-#include "../nvidia.h"
+#include "nvidia.h"
 #include "upper.h"
 
-TEST_HOLD(dma_unmap_before_lock);
 
 /*
  * Returns false if the caller's table was freed. NVIDIA's code would use
@@ -19,7 +18,7 @@ TEST_HOLD(dma_unmap_before_lock);
  */
 static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 {
-	if (!WARN(!rm_pin_id(table),
+	if (!WARN(table && !rm_has_table(table),
 		  "nvidia: %s of a page table that is gone\n", who))
 		return true;
 	count(MISUSE);
@@ -47,9 +46,6 @@ int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			      page_table, free_callback, data);
 	if (!ret)
 		count(GET_PAGES_OK);
-	/* The table may already be gone, but only its address is used. */
-	event("get_pages", ret, "pin=%llu va=%#llx length=%#llx",
-	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
 	return ret;
 }
 EXPORT_SYMBOL(nvidia_p2p_get_pages);
@@ -69,8 +65,6 @@ int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 					 flags);
 	if (!ret)
 		count(GET_PAGES_PERSISTENT_OK);
-	event("get_pages_persistent", ret, "pin=%llu va=%#llx length=%#llx",
-	      ret ? 0 : rm_pin_id(*page_table), virtual_address, length);
 	return ret;
 }
 EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
@@ -79,15 +73,10 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			 struct nvidia_p2p_page_table *page_table)
 {
 	CLASS(spent, spent)(SPENT_UNPIN);
-	int ret;
 
 	might_sleep();
 	count(PUT_PAGES);
-
-	ret = upper_put_pages(p2p_token, va_space, virtual_address, page_table);
-	if (ret || !page_table)
-		event("put_pages", ret, "pin=0 result=none");
-	return ret;
+	return upper_put_pages(p2p_token, va_space, virtual_address, page_table);
 }
 EXPORT_SYMBOL(nvidia_p2p_put_pages);
 
@@ -96,20 +85,13 @@ int nvidia_p2p_put_pages_persistent(u64 virtual_address,
 				    u32 flags)
 {
 	CLASS(spent, spent)(SPENT_UNPIN);
-	u64 id = 0;
-	int ret;
 
 	might_sleep();
 	count(PUT_PAGES_PERSISTENT);
 
-	if (page_table) {
-		if (!is_live(page_table, "put_pages_persistent"))
-			return -EINVAL;
-		id = rm_pin_id(page_table);
-	}
-	ret = upper_put_pages_persistent(virtual_address, page_table, flags);
-	event("put_pages_persistent", ret, "pin=%llu", id);
-	return ret;
+	if (!is_live(page_table, "put_pages_persistent"))
+		return -EINVAL;
+	return upper_put_pages_persistent(virtual_address, page_table, flags);
 }
 EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
 
@@ -118,21 +100,16 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 			     struct nvidia_p2p_dma_mapping **dma_mapping)
 {
 	CLASS(spent, spent)(SPENT_MAP);
-	u64 id = 0;
-	int ret = 0;
+	int ret;
 
 	might_sleep();
 	count(DMA_MAP);
 
-	if (page_table) {
-		ret = is_live(page_table, "dma_map") ? 0 : -EINVAL;
-		id = rm_pin_id(page_table);
-	}
+	ret = is_live(page_table, "dma_map") ? 0 : -EINVAL;
 	if (!ret)
 		ret = upper_dma_map_pages(peer, page_table, dma_mapping);
-	count(ret ? DMA_MAP_FAIL : DMA_MAP_OK);
-	event("dma_map", ret, "pin=%llu peer=%s", id,
-	      peer ? pci_name(peer) : "none");
+	if (!ret)
+		count(DMA_MAP_OK);
 	return ret;
 }
 EXPORT_SYMBOL(nvidia_p2p_dma_map_pages);
@@ -142,7 +119,6 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_dma_mapping *dma_mapping)
 {
 	CLASS(spent, spent)(SPENT_UNMAP);
-	u64 id = 0;
 	int ret;
 
 	might_sleep();
@@ -150,19 +126,11 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 
 	ret = fail_here(FAIL_DMA_UNMAP);
 	if (ret)
-		goto log;
+		return ret;
 
-	test_hold_here(&dma_unmap_before_lock);
-
-	if (page_table) {
-		if (!is_live(page_table, "dma_unmap"))
-			goto log;
-		id = rm_pin_id(page_table);
-	}
-	ret = upper_dma_unmap_pages(peer, page_table, dma_mapping);
-log:
-	event("dma_unmap", ret, "pin=%llu", id);
-	return ret;
+	if (!is_live(page_table, "dma_unmap"))
+		return 0;
+	return upper_dma_unmap_pages(peer, page_table, dma_mapping);
 }
 EXPORT_SYMBOL(nvidia_p2p_dma_unmap_pages);
 
@@ -202,8 +170,3 @@ int nvidia_p2p_destroy_mapping(u64 p2p_token)
 	return upper_destroy_mapping(p2p_token);
 }
 EXPORT_SYMBOL(nvidia_p2p_destroy_mapping);
-
-void dma_hold_points(struct dentry *dir)
-{
-	test_hold_debugfs(dir, &dma_unmap_before_lock);
-}

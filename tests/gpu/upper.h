@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Interface of nvidia.ko's three parts: the functions that clients call
- * (front.c), NVIDIA's upper half, renamed (upper.c), and our lower half (rm.c).
+ * Interface of nvidia.ko's parts: the functions that clients call (front.c), and
+ * below them either NVIDIA's upper half, renamed (nvidia/upper.c), over our
+ * lower half (nvidia/rm.c), or p2p.c and dma.c.
  */
 #ifndef _STANDIN_UPPER_H_
 #define _STANDIN_UPPER_H_
@@ -44,7 +45,17 @@ void *upper_memory(const void *table);
 void *upper_table(void *memory);
 size_t upper_memory_size(void);
 
-/* rm.c: ID of the pin of a page table, or 0 if there is no such table. */
-u64 rm_pin_id(const struct nvidia_p2p_page_table *table);
+/*
+ * Returns true if the page table was not freed. p2p.c and dma.c look at the
+ * tables themselves.
+ */
+#ifdef STANDIN_BAR1
+bool rm_has_table(const struct nvidia_p2p_page_table *table);
+#else
+static inline bool rm_has_table(const struct nvidia_p2p_page_table *table)
+{
+	return true;
+}
+#endif
 
 #endif /* _STANDIN_UPPER_H_ */
