@@ -26,8 +26,10 @@ pub(super) const CHECK: Check = Check {
     faults: crate::doctor::tests::Faults::OfSoftware(tests::FAULTS),
 };
 
-/// `CAP_IPC_LOCK` in the masks of `/proc/self/status`.
+/// `CAP_IPC_LOCK` in the masks of `/proc/PID/status`.
 const IPC_LOCK: u64 = 1 << 14;
+/// The first user namespace: the kernel's `PROC_USER_INIT_INO`.
+const FIRST_USERS: &str = "user:[4026531837]";
 
 /// Batch services, whose jobs cannot exceed the service's own limit. A container can have its own
 /// limit: `--ulimit memlock=-1`.
@@ -93,46 +95,56 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         return Vec::new();
     };
     let mut findings = Vec::new();
-    findings.extend(shell(scan, memory));
+    findings.extend(of_process(scan, memory, "self", "this shell"));
     findings.extend(services(scan, memory));
     findings
 }
 
-/// Judges the limits of this process, which are those of the shell that started it.
-fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
+/// Judges the limits of a process, for a machine where the check applies.
+pub(crate) fn memory_lock(scan: &Scan<'_>, pid: u32) -> Option<Finding> {
+    let memory = largest(scan).filter(|_| (CHECK.applies)(scan))?;
+    let finding = of_process(scan, memory, &pid.to_string(), "the process")?;
+    let check = CHECK.name;
+    Some(Finding { check, ..finding })
+}
+
+/// Judges the limits of a process, which is called `who`. The limits of this process are those of
+/// the shell that started it.
+fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<Finding> {
     let at = |level, text: String| Finding::new(level, Subject::Machine, text);
-    let limit = match scan.host.text("/proc/self/limits") {
+    let limit = match scan.host.text(&format!("/proc/{process}/limits")) {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
         Err(why) => {
-            let what = "the limit on locked memory (/proc/self/limits)";
+            let what = format!("the limit on locked memory (/proc/{process}/limits)");
             return Some(Scan::unseen(Subject::Machine, what, &why));
         }
     };
     let (soft, hard) = limit?;
     let capable = scan
         .host
-        .text("/proc/self/status")
+        .text(&format!("/proc/{process}/status"))
         .ok()
         .and_then(|text| {
             let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
             u64::from_str_radix(mask.trim(), 16).ok()
         })
-        .is_some_and(|mask| mask & IPC_LOCK != 0);
+        .is_some_and(|mask| mask & IPC_LOCK != 0)
+        && in_first_namespace(scan, process);
     if capable {
         return Some(at(
             Level::Ok,
             format!(
-                "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
+                "{who} may lock {}, and is not held to it (CAP_IPC_LOCK)",
                 said(soft)
             ),
         ));
     }
     let (all, count) = with_all(scan, memory);
     if soft >= all {
-        return Some(at(Level::Ok, format!("this shell may lock {}", said(soft))));
+        return Some(at(Level::Ok, format!("{who} may lock {}", said(soft))));
     }
     let found = format!(
-        "this shell may lock {} (hard limit {}), and {}",
+        "{who} may lock {} (hard limit {}), and {}",
         said(soft),
         said(hard),
         needed(memory, (all, count), soft)
@@ -144,6 +156,13 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
         memlock=-1 or the capability IPC_LOCK"
     };
     Some(at(Level::Warning, found).why(WHY).fix(fix))
+}
+
+/// Returns `false` if a process is known to have another user namespace than the first, where the
+/// kernel ignores its capabilities.
+fn in_first_namespace(scan: &Scan<'_>, process: &str) -> bool {
+    let namespace = scan.host.link(&format!("/proc/{process}/ns/user"));
+    namespace.is_ok_and(|it| it == FIRST_USERS) || process == "self"
 }
 
 /// Judges the limits of services that start other processes.
