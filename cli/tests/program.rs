@@ -103,6 +103,7 @@ fn every_command_has_a_man_page() {
         "peermemctl-topo.1",
         "peermemctl-doctor.1",
         "peermemctl-record.1",
+        "peermemctl-job.1",
         "peermemctl-man.1",
         "peermemctl-verify.1",
     ] {
@@ -316,7 +317,11 @@ fn a_plugin_that_cannot_look_is_unknown() {
 /// A process of this machine, while it runs and after its end.
 #[test]
 fn a_job_is_a_process_that_runs() {
-    let mut child = Command::new("sleep").arg("60").env("NCCL_IB_DISABLE", "1").spawn().unwrap();
+    let mut child = Command::new("sleep")
+        .arg("60")
+        .env("NCCL_IB_DISABLE", "1")
+        .spawn()
+        .unwrap();
     let pid = child.id().to_string();
     let job = |words: &[&str]| said(&peermemctl().arg("job").args(words).output().unwrap());
     let (status, out, errors) = job(&[&pid, "--all"]);

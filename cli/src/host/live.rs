@@ -216,16 +216,28 @@ mod tests {
         ] {
             std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
         }
-        assert_eq!(Live.text(&format!("{own}{path}/file")).as_deref(), Ok("text"));
-        assert_eq!(Live.text(&format!("{own}{path}/inside")).as_deref(), Ok("text"));
+        assert_eq!(
+            Live.text(&format!("{own}{path}/file")).as_deref(),
+            Ok("text")
+        );
+        assert_eq!(
+            Live.text(&format!("{own}{path}/inside")).as_deref(),
+            Ok("text")
+        );
         assert_eq!(Live.text(&format!("{own}{path}/none")), Err(Unseen::Absent));
         for refused in ["device", "magic"] {
             let answer = Live.text(&format!("{own}{path}/{refused}"));
-            assert!(matches!(answer, Err(Unseen::Failed(_))), "{refused}: {answer:?}");
+            assert!(
+                matches!(answer, Err(Unseen::Failed(_))),
+                "{refused}: {answer:?}"
+            );
         }
         assert_eq!(in_root("/proc/self/root/etc/passwd"), None);
         assert_eq!(in_root("/proc/1/rootx/etc/passwd"), None);
-        assert_eq!(in_root("/proc/1/root/etc/a/root/b"), Some(("/proc/1/root/", "etc/a/root/b")));
+        assert_eq!(
+            in_root("/proc/1/root/etc/a/root/b"),
+            Some(("/proc/1/root/", "etc/a/root/b"))
+        );
     }
 
     #[test]

@@ -34,7 +34,11 @@ const CHECKS: &[(&str, fn(&At<'_>) -> Vec<Finding>)] = &[
 ];
 
 /// Returns the findings about a process.
-pub(super) fn findings(shared: &Shared<'_>, member: &Member, suggested: Option<&str>) -> Vec<Finding> {
+pub(super) fn findings(
+    shared: &Shared<'_>,
+    member: &Member,
+    suggested: Option<&str>,
+) -> Vec<Finding> {
     let at = At {
         shared,
         member,
@@ -43,7 +47,9 @@ pub(super) fn findings(shared: &Shared<'_>, member: &Member, suggested: Option<&
     let of = |(check, run): &(&'static str, fn(&At<'_>) -> Vec<Finding>)| {
         let check = *check;
         let findings = run(&at).into_iter();
-        findings.map(move |finding| Finding { check, ..finding }).collect::<Vec<_>>()
+        findings
+            .map(move |finding| Finding { check, ..finding })
+            .collect::<Vec<_>>()
     };
     // `doctor` names its own check of the limit on locked memory.
     let lock = member.lock.iter().cloned();
@@ -68,8 +74,14 @@ fn visible(it: &At<'_>) -> Vec<Finding> {
         let needs_root = why == Some(&Unseen::Denied);
         findings.extend(why.map(|why| unseen(what, &why.to_string(), needs_root)));
     };
-    lost("the mapped libraries (maps)", it.member.libraries.as_ref().err());
-    lost("the open GPUs and RDMA devices (fd)", it.member.gpus.as_ref().err());
+    lost(
+        "the mapped libraries (maps)",
+        it.member.libraries.as_ref().err(),
+    );
+    lost(
+        "the open GPUs and RDMA devices (fd)",
+        it.member.gpus.as_ref().err(),
+    );
     for source in &it.member.environment {
         if let Some(why) = &source.unseen {
             findings.push(unseen(&source.place, why, source.needs_root));
@@ -138,7 +150,10 @@ fn settings(it: &At<'_>) -> Vec<Finding> {
         let found = format!("{name}={value} ({place}): {meaning}");
         let again = format!("unset {name} ({place}), and start the job again");
         let level = level_of(it, setting.library);
-        let is_by_module = matches!(name.as_str(), "NCCL_DMABUF_ENABLE" | "NVSHMEM_IB_DISABLE_DMABUF");
+        let is_by_module = matches!(
+            name.as_str(),
+            "NCCL_DMABUF_ENABLE" | "NVSHMEM_IB_DISABLE_DMABUF"
+        );
         match setting.effect {
             Effect::Forbids => Some(
                 at(level, found)
@@ -160,12 +175,20 @@ fn by_module_alone(it: &At<'_>, level: Level, found: String, again: String) -> F
     match &it.shared.has_module {
         Ok(true) => at(Level::Note, found),
         Ok(false) => {
-            let level = if level == Level::Warning { Level::Fault } else { level };
+            let level = if level == Level::Warning {
+                Level::Fault
+            } else {
+                level
+            };
             at(level, found)
                 .why("nvidia_peermem is not loaded, and so there is no way to register GPU memory.")
                 .fix(format!("`sudo modprobe nvidia-peermem`, or {again}"))
         }
-        Err(why) => unseen("whether nvidia_peermem is loaded, the only way by this setting", &why.to_string(), false),
+        Err(why) => unseen(
+            "whether nvidia_peermem is loaded, the only way by this setting",
+            &why.to_string(),
+            false,
+        ),
     }
 }
 
@@ -188,14 +211,27 @@ fn nics(it: &At<'_>) -> Vec<Finding> {
             _ => finding,
         };
         if choice.devices.is_empty() {
-            let worst = if level == Level::Warning { Level::Fault } else { level };
-            let found = format!("{named} leaves {} no RDMA device with an active port", choice.library);
+            let worst = if level == Level::Warning {
+                Level::Fault
+            } else {
+                level
+            };
+            let found = format!(
+                "{named} leaves {} no RDMA device with an active port",
+                choice.library
+            );
             findings.push(fix(at(worst, found)));
         } else if !choice.unmatched.is_empty() {
-            let found = format!("{named}: there is no RDMA device {} here", choice.unmatched.join(", "));
+            let found = format!(
+                "{named}: there is no RDMA device {} here",
+                choice.unmatched.join(", ")
+            );
             findings.push(fix(at(level, found)));
         }
-        if !choice.inactive.is_empty() && !choice.devices.is_empty() && !setting.value.starts_with('^') {
+        if !choice.inactive.is_empty()
+            && !choice.devices.is_empty()
+            && !setting.value.starts_with('^')
+        {
             let names = choice.inactive.join(", ");
             let found = format!("{named}: no port of {names} is active");
             findings.push(at(level, found).fix("`peermemctl doctor --only port` says more"));
@@ -209,7 +245,12 @@ fn nics(it: &At<'_>) -> Vec<Finding> {
 
 /// Returns the GPUs whose nearest RDMA devices NCCL may not use.
 fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
-    let far: Vec<&Near> = it.member.near.iter().filter(|near| near.is_farther()).collect();
+    let far: Vec<&Near> = it
+        .member
+        .near
+        .iter()
+        .filter(|near| near.is_farther())
+        .collect();
     if far.is_empty() || choice.devices.is_empty() {
         return None;
     }
@@ -226,7 +267,10 @@ fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
         ),
         None => "no port of the nearest RDMA device is active".to_owned(),
     };
-    let finding = at(level_of(it, Some("NCCL")), format!("{why}: {}", each.join("; ")));
+    let finding = at(
+        level_of(it, Some("NCCL")),
+        format!("{why}: {}", each.join("; ")),
+    );
     let finding = finding.why(match it.member.nccl.has_pxn {
         true => {
             "NCCL uses the farther device, or reaches another GPU's device by NVLink (PXN) and shares that device."
@@ -242,7 +286,8 @@ fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
 /// Compares the paths to NCCL's devices with NCCL's limit.
 fn path(it: &At<'_>) -> Vec<Finding> {
     let nccl = &it.member.nccl;
-    if !it.member.may_use("NCCL") {
+    // A limit that no path meets is the cause, which `settings` reports.
+    if !it.member.may_use("NCCL") || nccl.limit() == "LOC" {
         return Vec::new();
     }
     match &nccl.topology {
@@ -263,8 +308,13 @@ fn path(it: &At<'_>) -> Vec<Finding> {
     let is_for_nccl = |near: &&Near| {
         let hcas = near.chosen.iter().filter_map(|name| machine.hca(name));
         let mut gpus = machine.gpus.iter().filter(|gpu| gpu.index == near.gpu);
-        let is_gpu = gpus.any(|gpu| !gpu.is_stand_in && !gpu.is_coherent && gpu.why_no_gpudirect().is_none());
-        is_gpu && hcas.filter(|hca| !hca.is_software && hca.driver.as_deref() != Some("efa")).count() > 0
+        let is_gpu = gpus
+            .any(|gpu| !gpu.is_stand_in && !gpu.is_coherent && gpu.why_no_gpudirect().is_none());
+        is_gpu
+            && hcas
+                .filter(|hca| !hca.is_software && hca.driver.as_deref() != Some("efa"))
+                .count()
+                > 0
     };
     let is_refused = |near: &&Near| {
         let is_near_enough = |class: Option<Class>| class.is_some_and(|class| nccl.takes(class));
@@ -273,13 +323,17 @@ fn path(it: &At<'_>) -> Vec<Finding> {
         near.chosen_class.is_some() && !is_near_enough(near.chosen_class) && !is_chosen_so
     };
     let near = it.member.near.iter().filter(is_for_nccl).filter(is_refused);
-    near.filter_map(|near| Some(too_far(it, near, near.chosen_class?))).collect()
+    near.filter_map(|near| Some(too_far(it, near, near.chosen_class?)))
+        .collect()
 }
 
 fn too_far(it: &At<'_>, near: &Near, class: Class) -> Finding {
     let nccl = &it.member.nccl;
     let (limit, from) = match &nccl.level {
-        Some(setting) => (setting.value.as_str(), format!("NCCL_NET_GDR_LEVEL, {}", setting.place)),
+        Some(setting) => (
+            setting.value.as_str(),
+            format!("NCCL_NET_GDR_LEVEL, {}", setting.place),
+        ),
         None => (nccl.limit(), "the default".to_owned()),
     };
     at(
@@ -313,11 +367,22 @@ fn ibgda(it: &At<'_>) -> Vec<Finding> {
     };
     let named = format!("{}={} ({})", wanted.name, wanted.value, wanted.place);
     if value("NVSHMEM_IBGDA_NIC_HANDLER").is_some_and(|it| it.value == "cpu") {
-        return vec![at(Level::Ok, format!("{named}: the processor rings the doorbells"))];
+        return vec![at(
+            Level::Ok,
+            format!("{named}: the processor rings the doorbells"),
+        )];
     }
-    let found = it.shared.of_doctor.iter().find(|finding| finding.check == "ibgda");
+    let found = it
+        .shared
+        .of_doctor
+        .iter()
+        .find(|finding| finding.check == "ibgda");
     match found {
-        None => vec![unseen(&named, "whether nvidia.ko allows that is not visible", false)],
+        None => vec![unseen(
+            &named,
+            "whether nvidia.ko allows that is not visible",
+            false,
+        )],
         Some(finding) if finding.level == Level::Ok => {
             vec![at(Level::Ok, format!("{named}: {}", finding.found))]
         }
@@ -345,16 +410,27 @@ fn libraries(it: &At<'_>) -> Vec<Finding> {
         findings.push(
             at(
                 Level::Note,
-                format!("{} was replaced or removed after the process mapped it", library.path),
+                format!(
+                    "{} was replaced or removed after the process mapped it",
+                    library.path
+                ),
             )
             .why("The process runs the older version, which may differ from the installed one.")
             .fix("start the job again"),
         );
     }
     for name in ["NCCL", "UCX", "NVSHMEM", "libibverbs"] {
-        let paths: Vec<&str> = it.member.mapped(name).map(|library| library.path.as_str()).collect();
+        let paths: Vec<&str> = it
+            .member
+            .mapped(name)
+            .map(|library| library.path.as_str())
+            .collect();
         if paths.len() > 1 {
-            let found = format!("{name} is mapped {} times: {}", paths.len(), paths.join(", "));
+            let found = format!(
+                "{name} is mapped {} times: {}",
+                paths.len(),
+                paths.join(", ")
+            );
             findings.push(at(Level::Note, found));
         }
     }
@@ -369,7 +445,11 @@ fn blind(it: &At<'_>, library: &Library) -> Option<Finding> {
     if numbers.as_slice() >= first.as_slice() {
         return None;
     }
-    let consumers = it.shared.of_doctor.iter().filter(|finding| finding.check == "consumers");
+    let consumers = it
+        .shared
+        .of_doctor
+        .iter()
+        .filter(|finding| finding.check == "consumers");
     let mut bad = consumers.filter(|finding| finding.level != Level::Ok);
     let finding = bad.find(|finding| finding.found.contains(consumer))?;
     let version = library.version.as_deref().unwrap_or_default();
@@ -384,24 +464,38 @@ fn blind(it: &At<'_>, library: &Library) -> Option<Finding> {
 
 /// Judges the preload library.
 fn preload(it: &At<'_>) -> Vec<Finding> {
-    let named = it.member.setting("LD_PRELOAD").filter(|it| it.value.contains(PRELOAD));
-    let is_off = it.member.setting("PEERMEM_SHIM").is_some_and(|it| it.value == "off");
+    let named = it
+        .member
+        .setting("LD_PRELOAD")
+        .filter(|it| it.value.contains(PRELOAD));
+    let is_off = it
+        .member
+        .setting("PEERMEM_SHIM")
+        .is_some_and(|it| it.value == "off");
     let mapped = it.member.mapped("peermem preload").next();
     match (mapped, named) {
         (Some(library), _) if is_off => vec![at(
             Level::Note,
-            format!("{} is mapped, and PEERMEM_SHIM=off turns it off", library.path),
+            format!(
+                "{} is mapped, and PEERMEM_SHIM=off turns it off",
+                library.path
+            ),
         )],
         (Some(library), _) => vec![at(
             Level::Ok,
-            format!("{} is mapped: ibv_reg_mr falls back to dma-buf", library.path),
+            format!(
+                "{} is mapped: ibv_reg_mr falls back to dma-buf",
+                library.path
+            ),
         )],
-        (None, Some(setting)) if it.member.libraries.is_ok() => vec![at(
+        (None, Some(setting)) if it.member.libraries.is_ok() => {
+            vec![at(
             Level::Warning,
             format!("LD_PRELOAD={} names the preload library, and it is not mapped", setting.value),
         )
         .why("The dynamic linker did not find the file, or the program is static or set-user-ID.")
-        .fix("the full path of the library as the job sees it, in the container, too")],
+        .fix("the full path of the library as the job sees it, in the container, too")]
+        }
         _ => Vec::new(),
     }
 }

@@ -157,7 +157,9 @@ impl Variables for Environment<'_> {
 /// Returns the home directory in the `/etc/passwd` that the process sees. In a user namespace of
 /// its own, the process has another user ID there.
 fn home_of(host: &dyn Host, pid: u32, uid: u32) -> Option<String> {
-    let map = host.text(&format!("/proc/{pid}/uid_map")).unwrap_or_default();
+    let map = host
+        .text(&format!("/proc/{pid}/uid_map"))
+        .unwrap_or_default();
     let uid = inside(&map, uid);
     let passwd = host.text(&format!("/proc/{pid}/root/etc/passwd")).ok()?;
     passwd.lines().find_map(|line| {
@@ -171,7 +173,10 @@ fn home_of(host: &dyn Host, pid: u32, uid: u32) -> Option<String> {
 /// Returns a user ID as the process sees it, by `/proc/PID/uid_map`.
 fn inside(map: &str, uid: u32) -> u32 {
     let mapped = map.lines().find_map(|line| {
-        let numbers: Vec<u32> = line.split_whitespace().map_while(|it| it.parse().ok()).collect();
+        let numbers: Vec<u32> = line
+            .split_whitespace()
+            .map_while(|it| it.parse().ok())
+            .collect();
         let [first, outside, count] = numbers[..] else {
             return None;
         };
@@ -198,9 +203,15 @@ mod tests {
 
     #[test]
     fn only_known_variables_are_kept() {
-        let kept = variables(b"SECRET=NCCL_A=1\0NCCL_B=2\0UCX_TLS=\xff,rc\0NCCL_C\0NCCL_B=3", 0);
+        let kept = variables(
+            b"SECRET=NCCL_A=1\0NCCL_B=2\0UCX_TLS=\xff,rc\0NCCL_C\0NCCL_B=3",
+            0,
+        );
         let kept: Vec<(&str, &str)> = kept.iter().map(|it| (&*it.0, &*it.1)).collect();
-        assert_eq!(kept, [("NCCL_B", "2"), ("UCX_TLS", "\u{fffd},rc"), ("NCCL_B", "3")]);
+        assert_eq!(
+            kept,
+            [("NCCL_B", "2"), ("UCX_TLS", "\u{fffd},rc"), ("NCCL_B", "3")]
+        );
     }
 
     proptest! {

@@ -172,6 +172,10 @@ impl<'a> Reader<'a> {
     /// Returns the libraries of a process.
     pub(super) fn scan(&self, pid: u32) -> Seen<Vec<Library>> {
         let maps = self.host.text(&format!("/proc/{pid}/maps"))?;
+        if maps.is_empty() {
+            let why = "the process is exiting, or is a thread of the kernel";
+            return Err(Unseen::Failed(why.to_owned()));
+        }
         // A library has several mappings. The first one counts.
         let mut found = BTreeMap::new();
         for mapping in maps.lines().filter_map(mapping) {
@@ -181,7 +185,9 @@ impl<'a> Reader<'a> {
             }
         }
         let found = found.values();
-        Ok(found.map(|(known, mapping)| self.library(pid, known, mapping)).collect())
+        Ok(found
+            .map(|(known, mapping)| self.library(pid, known, mapping))
+            .collect())
     }
 
     fn library(&self, pid: u32, known: &Known, mapping: &Mapping<'_>) -> Library {
@@ -250,7 +256,10 @@ mod tests {
         assert_eq!(name("/usr/lib/libnccl.so.2.28.3"), Some("NCCL"));
         assert_eq!(name("/x/libnccl.so"), Some("NCCL"));
         assert_eq!(name("/x/libnccl-net.so"), None);
-        assert_eq!(name("/x/nixl_cu12.libs/libucp-0f3a1b2c.so.0.0.0"), Some("UCX"));
+        assert_eq!(
+            name("/x/nixl_cu12.libs/libucp-0f3a1b2c.so.0.0.0"),
+            Some("UCX")
+        );
         assert_eq!(name("/x/libucp-sm.so"), None);
         assert_eq!(name("/x/libcudart.so.12"), None);
         assert_eq!(name("/x/libpeermem_preload.so"), Some("peermem preload"));
@@ -269,7 +278,8 @@ mod tests {
 
     #[test]
     fn lines_of_maps() {
-        let line = "7f00-7f10 r-xp 00001000 fe:00 1234                       /a b/libnccl.so.2 (deleted)";
+        let line =
+            "7f00-7f10 r-xp 00001000 fe:00 1234                       /a b/libnccl.so.2 (deleted)";
         let found = mapping(line).unwrap();
         assert_eq!((found.path, found.is_deleted), ("/a b/libnccl.so.2", true));
         assert_eq!((found.range, found.file), ("7f00-7f10", ("fe:00", "1234")));
@@ -280,14 +290,27 @@ mod tests {
 
     #[test]
     fn versions_of_packages_and_texts() {
-        let names = ["nvidia_nccl_cu12-2.27.5.dist-info", "nixl-0.6.0.dist-info", "x.dist-info"];
+        let names = [
+            "nvidia_nccl_cu12-2.27.5.dist-info",
+            "nixl-0.6.0.dist-info",
+            "x.dist-info",
+        ];
         let names = names.map(str::to_owned);
-        assert_eq!(version_of_package(&names, "nvidia_nccl_cu").as_deref(), Some("2.27.5"));
+        assert_eq!(
+            version_of_package(&names, "nvidia_nccl_cu").as_deref(),
+            Some("2.27.5")
+        );
         assert_eq!(version_of_package(&names, "libucx_cu"), None);
         // The first two texts of NCCL 2.28.3.
         let text = "NCCL version mismatch with remote peer\0NCCL version 2.28.3+cuda13.0\0";
-        assert_eq!(version_behind(text, "NCCL version ").as_deref(), Some("2.28.3"));
-        assert_eq!(version_behind("NVSHMEM v3.4.5", "NVSHMEM v").as_deref(), Some("3.4.5"));
+        assert_eq!(
+            version_behind(text, "NCCL version ").as_deref(),
+            Some("2.28.3")
+        );
+        assert_eq!(
+            version_behind("NVSHMEM v3.4.5", "NVSHMEM v").as_deref(),
+            Some("3.4.5")
+        );
         assert_eq!(version_behind("", "NVSHMEM v"), None);
     }
 

@@ -73,9 +73,9 @@ impl Group {
             Self::Pod(uid) => names.any(|name| {
                 // systemd's names have `_` in place of `-`.
                 let name = name.strip_suffix(".slice").unwrap_or(name);
-                let of_pod = name.strip_prefix("pod").or(name
-                    .split_once("-pod")
-                    .map(|(_, behind)| behind));
+                let of_pod = name
+                    .strip_prefix("pod")
+                    .or(name.split_once("-pod").map(|(_, behind)| behind));
                 of_pod.is_some_and(|name| name.replace('_', "-") == *uid)
             }),
         }

@@ -20,9 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{bail, Context as _};
 use serde::Serialize;
 
-use crate::args;
 use crate::debugfs::Missing;
-use crate::doctor;
 use crate::doctor::Scan;
 use crate::finding::{Finding, Level, Status, Subject};
 use crate::host::{Host, Seen, Unseen};
@@ -30,11 +28,11 @@ use crate::machine::pci::Address;
 use crate::machine::Machine;
 use crate::process::{Processes, State};
 use crate::regions::{Usage, Verdict};
-use crate::registrations;
 use crate::registrations::{GpuId, Listing, Share};
 use crate::report::Out;
 use crate::software::nccl::Nccl;
 use crate::software::MODULE;
+use crate::{args, doctor, registrations};
 use environment::{Environment, Source};
 use libraries::{Library, Reader};
 use members::Identity;
@@ -69,7 +67,10 @@ impl<'a> Shared<'a> {
         };
         let of_doctor = doctor::examine(scan, selection)?;
         let has_module = host.has(MODULE);
-        let level = of_doctor.iter().find(|it| it.check == "dma-buf").map(|it| it.level);
+        let level = of_doctor
+            .iter()
+            .find(|it| it.check == "dma-buf")
+            .map(|it| it.level);
         let applies = doctor::checks_of(scan).any(|check| check.name == "dma-buf");
         Ok(Self {
             scan,
@@ -111,7 +112,12 @@ impl Registered {
     fn of(shared: &Shared<'_>, pid: u32) -> Self {
         let mut it = Self::default();
         match &shared.listing {
-            Ok(listing) if listing.registrations.iter().any(|one| one.process == State::Elsewhere) => {
+            Ok(listing)
+                if listing
+                    .registrations
+                    .iter()
+                    .any(|one| one.process == State::Elsewhere) =>
+            {
                 let why = "the module numbers processes as the first PID namespace does, and this program runs in one \
                            of its own";
                 it.not_told.push(why.to_owned());
@@ -119,7 +125,8 @@ impl Registered {
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
                 // The former process of this number is another one.
-                let mut own = holders.filter(|one| one.pid == Some(pid) && one.process != State::Reused);
+                let mut own =
+                    holders.filter(|one| one.pid == Some(pid) && one.process != State::Reused);
                 let own = own.next();
                 it.registrations = Some(own.as_ref().map_or(0, |own| own.registrations));
                 it.bytes = Some(own.as_ref().map_or(0, |own| own.bytes));
@@ -144,7 +151,8 @@ impl Registered {
             }
             Err(why) => {
                 it.gpudirect = Some(Verdict::Unknown);
-                it.not_told.push(format!("the kernel's list of memory regions: {why}"));
+                it.not_told
+                    .push(format!("the kernel's list of memory regions: {why}"));
             }
         }
         let are_elsewhere = matches!(&shared.listing, Ok(_) if it.registrations.is_none());
@@ -193,7 +201,10 @@ struct Member {
 }
 
 /// Serializes what could not be read as null.
-fn seen<T: Serialize, S: serde::Serializer>(it: &Seen<T>, serializer: S) -> Result<S::Ok, S::Error> {
+fn seen<T: Serialize, S: serde::Serializer>(
+    it: &Seen<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     it.as_ref().ok().serialize(serializer)
 }
 
@@ -213,19 +224,32 @@ impl Member {
         };
         let process = processes.of(pid, None);
         let environment = Environment::scan(host, pid, process.uid);
-        let cgroup = host.text(&format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let cgroup = host
+            .text(&format!("/proc/{pid}/cgroup"))
+            .unwrap_or_default();
         let choices = Choice::all(&environment, machine);
         let gpus_open = open_gpus(host, machine, pid);
         let registered = Registered::of(shared, pid);
         let lock = doctor::memory_lock(shared.scan, pid);
-        let mut judged: BTreeSet<Address> = gpus_open.iter().flatten().filter_map(address).collect();
-        judged.extend(registered.gpus.iter().filter_map(|share| address(share.gpu.as_ref()?)));
+        let mut judged: BTreeSet<Address> =
+            gpus_open.iter().flatten().filter_map(address).collect();
+        judged.extend(
+            registered
+                .gpus
+                .iter()
+                .filter_map(|share| address(share.gpu.as_ref()?)),
+        );
         let near = |choice: &Choice| -> Vec<Near> {
-            judged.iter().filter_map(|gpu| Near::of(machine, *gpu, choice)).collect()
+            judged
+                .iter()
+                .filter_map(|gpu| Near::of(machine, *gpu, choice))
+                .collect()
         };
         let member = Self {
             pid,
-            command: process.command.or_else(|| host.text(&format!("/proc/{pid}/comm")).ok()),
+            command: process
+                .command
+                .or_else(|| host.text(&format!("/proc/{pid}/comm")).ok()),
             uid: process.uid,
             user: process.user,
             cgroups: members::groups(&cgroup).map(str::to_owned).collect(),
@@ -249,7 +273,11 @@ impl Member {
     /// Returns `true` if the process may have to do with GPUs or RDMA.
     fn is_concerned(&self) -> bool {
         fn has<T>(seen: &Seen<Vec<T>>) -> bool {
-            !seen.as_ref().is_ok_and(Vec::is_empty)
+            match seen {
+                Ok(list) => !list.is_empty(),
+                // A process that is exiting has neither maps nor open files.
+                Err(why) => matches!(why, Unseen::Denied | Unseen::NotRecorded),
+            }
         }
         has(&self.libraries)
             || has(&self.gpus)
@@ -294,7 +322,11 @@ fn open_files(host: &dyn Host, pid: u32, directory: &str) -> Seen<BTreeSet<Strin
     let mut found = BTreeSet::new();
     for name in host.names(&descriptors)? {
         match host.link(&format!("{descriptors}/{name}")) {
-            Ok(target) => found.extend(target.strip_prefix(directory).map(str::to_owned)),
+            Ok(target) => {
+                // The file may have been made anew.
+                let path = target.strip_suffix(" (deleted)").unwrap_or(&target);
+                found.extend(path.strip_prefix(directory).map(str::to_owned));
+            }
             Err(Unseen::Denied) => return Err(Unseen::Denied),
             // The descriptor was closed.
             Err(_) => {}
@@ -377,7 +409,10 @@ impl Job {
                 None => job.ended.push(*pid),
             }
         }
-        let open = job.processes.iter().flat_map(|member| member.gpus.iter().flatten());
+        let open = job
+            .processes
+            .iter()
+            .flat_map(|member| member.gpus.iter().flatten());
         let gpus: BTreeSet<Address> = open.filter_map(address).collect();
         job.suggested_nccl_ib_hca = nics::suggested(shared.scan.machine, &gpus);
         job.judge(shared);

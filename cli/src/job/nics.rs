@@ -32,7 +32,10 @@ pub(super) struct Choice {
     pub(super) unmatched: Vec<String>,
 }
 
-fn value<S: serde::Serializer>(setting: &Option<Setting>, serializer: S) -> Result<S::Ok, S::Error> {
+fn value<S: serde::Serializer>(
+    setting: &Option<Setting>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     setting.as_ref().map(|it| &it.value).serialize(serializer)
 }
 
@@ -81,7 +84,9 @@ impl Choice {
     /// Returns the choices of a process: NCCL's, and those of other libraries that are set.
     pub(super) fn all(variables: &dyn Variables, machine: &Machine) -> Vec<Self> {
         let of = |(library, variable): (&'static str, &'static str)| {
-            let setting = variables.setting(variable).filter(|it| !it.value.is_empty());
+            let setting = variables
+                .setting(variable)
+                .filter(|it| !it.value.is_empty());
             let is_wanted = library == "NCCL" || setting.is_some();
             is_wanted.then(|| Self::of(library, variable, setting, machine))
         };
@@ -104,13 +109,19 @@ impl Choice {
             Some(rest) => (true, rest),
             None => (library != "NCCL", rest),
         };
-        let words = rest.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let words = rest
+            .split(',')
+            .map(str::trim)
+            .filter(|word| !word.is_empty());
         let words: Vec<&str> = words.filter(|word| *word != "all").collect();
         let parsed = || words.iter().map(|word| Word::parse(word, is_exact));
         let is_named = |hca: &Hca| parsed().any(|word| word.names(hca));
         let is_chosen = |hca: &Hca| words.is_empty() || is_named(hca) != is_excluding;
-        let (active, inactive): (Vec<&Hca>, Vec<&Hca>) =
-            machine.hcas.iter().filter(|hca| is_chosen(hca)).partition(|hca| is_active(hca));
+        let (active, inactive): (Vec<&Hca>, Vec<&Hca>) = machine
+            .hcas
+            .iter()
+            .filter(|hca| is_chosen(hca))
+            .partition(|hca| is_active(hca));
         let names = |hcas: Vec<&Hca>| hcas.iter().map(|hca| hca.name.clone()).collect();
         let is_netdev = |word: &str| {
             let ports = machine.hcas.iter().flat_map(|hca| &hca.ports);
@@ -177,11 +188,16 @@ pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<S
     let mut wanted = BTreeSet::new();
     for gpu in gpus {
         let pairs = machine.pairs_of(*gpu).iter();
-        let mut best = pairs.filter(|pair| pair.is_best && pair.class.is_some()).peekable();
+        let mut best = pairs
+            .filter(|pair| pair.is_best && pair.class.is_some())
+            .peekable();
         best.peek()?;
         wanted.extend(best.map(|pair| pair.hca.as_str()));
     }
-    let hcas = machine.hcas.iter().filter(|hca| wanted.contains(hca.name.as_str()));
+    let hcas = machine
+        .hcas
+        .iter()
+        .filter(|hca| wanted.contains(hca.name.as_str()));
     let usable = hcas.filter(|hca| !hca.is_software && is_active(hca));
     let words: Vec<String> = usable.flat_map(words_of).collect();
     (!words.is_empty()).then(|| format!("={}", words.join(",")))
@@ -190,10 +206,18 @@ pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<S
 /// Returns the words for a device: its name, or if only some of its ports are active, each of
 /// these.
 fn words_of(hca: &Hca) -> Vec<String> {
-    let active: Vec<u32> = hca.ports.iter().filter(|it| it.is_active()).map(|it| it.number).collect();
+    let active: Vec<u32> = hca
+        .ports
+        .iter()
+        .filter(|it| it.is_active())
+        .map(|it| it.number)
+        .collect();
     match active.is_empty() || active.len() == hca.ports.len() {
         true => vec![hca.name.clone()],
-        false => active.iter().map(|port| format!("{}:{port}", hca.name)).collect(),
+        false => active
+            .iter()
+            .map(|port| format!("{}:{port}", hca.name))
+            .collect(),
     }
 }
 
@@ -242,7 +266,10 @@ mod tests {
             assert_eq!(found.unmatched.join(" "), unmatched, "{value}");
         }
         assert_eq!(choice("NCCL_IB_HCA", "=mlx5_0").inactive, ["mlx5_0"]);
-        assert_eq!(choice("UCX_NET_DEVICES", "mlx5_1:1,ens1f0np0").unmatched, [""; 0]);
+        assert_eq!(
+            choice("UCX_NET_DEVICES", "mlx5_1:1,ens1f0np0").unmatched,
+            [""; 0]
+        );
         assert_eq!(choice("UCX_NET_DEVICES", "mlx5").unmatched, ["mlx5"]);
     }
 
@@ -251,7 +278,10 @@ mod tests {
         let machine = Machine::scan(&fixture::hgx().recording).unwrap();
         let all: BTreeSet<Address> = machine.gpus.iter().map(|gpu| gpu.at).collect();
         let value = suggested(&machine, &all).unwrap();
-        assert_eq!(value, "=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7");
+        assert_eq!(
+            value,
+            "=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7"
+        );
         let first: BTreeSet<Address> = all.iter().copied().take(1).collect();
         assert_eq!(suggested(&machine, &first).unwrap(), "=mlx5_0,mlx5_1");
         let machine = Machine::scan(&fixture::dead_rails().recording).unwrap();

@@ -6,13 +6,12 @@ use super::settings::{Effect, Judged};
 use super::{Found, Job, Member};
 use crate::finding::Level;
 use crate::host::Seen;
-use crate::list;
 use crate::machine::Class;
 use crate::regions::Verdict;
 use crate::registrations::GpuId;
-use crate::render;
 use crate::render::{counted, known, Paint, Table};
 use crate::report::Out;
+use crate::{list, render};
 
 /// Note on the variables.
 pub(super) const FIRST_ENVIRONMENT: &str =
@@ -86,9 +85,16 @@ fn registered(member: &Member) -> String {
     if let (Some(count @ 1..), Some(bytes)) = (it.registrations, it.bytes) {
         let gpus = it.gpus.iter().filter_map(|share| share.gpu.as_ref());
         let gpus: Vec<String> = gpus.map(GpuId::name).collect();
-        let on = if gpus.is_empty() { String::new() } else { format!(" of GPU {}", gpus.join(", ")) };
+        let on = if gpus.is_empty() {
+            String::new()
+        } else {
+            format!(" of GPU {}", gpus.join(", "))
+        };
         let bytes = render::bytes(bytes);
-        parts.push(format!("{}, {bytes}{on}, by peer memory", counted(count, "registration")));
+        parts.push(format!(
+            "{}, {bytes}{on}, by peer memory",
+            counted(count, "registration")
+        ));
     }
     if let Some(count @ 1..) = it.dma_buf_regions {
         parts.push(format!("{} by dma-buf", counted(count, "region")));
@@ -111,7 +117,9 @@ fn libraries(member: &Member, out: &mut Out) {
     let Ok(libraries) = &member.libraries else {
         return;
     };
-    let shown = libraries.iter().filter(|library| library.name != "peermem preload");
+    let shown = libraries
+        .iter()
+        .filter(|library| library.name != "peermem preload");
     let mut table = Table::new(&["  LIBRARY", "VERSION", "FILE"]);
     for library in shown {
         let deleted = if library.is_deleted { " (deleted)" } else { "" };
@@ -164,7 +172,9 @@ fn nics(member: &Member, out: &mut Out) {
         out.gap();
         let mut table = Table::new(&["  GPU", "NEAREST NICS", "NICS OF NCCL"]);
         for near in &member.near {
-            let Near { nearest, chosen, .. } = near;
+            let Near {
+                nearest, chosen, ..
+            } = near;
             table.row([
                 format!("  {}", near.gpu),
                 named(nearest, near.nearest_class),
@@ -176,7 +186,10 @@ fn nics(member: &Member, out: &mut Out) {
     let is_set = |choice: &&Choice| choice.setting.is_some() && choice.library != "NCCL";
     for choice in member.nics.iter().filter(is_set) {
         let first = format!("  NICs of {}: ", choice.library);
-        out.paragraph(&first, &known((!choice.devices.is_empty()).then(|| choice.devices.join(", "))));
+        out.paragraph(
+            &first,
+            &known((!choice.devices.is_empty()).then(|| choice.devices.join(", "))),
+        );
     }
 }
 
@@ -193,7 +206,11 @@ fn finding(found: &Found, out: &mut Out) {
     let level = Paint::of_level(it.level).on(it.level.name().replace('_', " "));
     out.line(format!("{level} {}", Paint::Strong.on(it.check)));
     let pids: Vec<String> = found.pids.iter().map(u32::to_string).collect();
-    let word = if pids.len() == 1 { "process" } else { "processes" };
+    let word = if pids.len() == 1 {
+        "process"
+    } else {
+        "processes"
+    };
     out.paragraph("  ", &format!("{word} {}: {}", pids.join(", "), it.found));
     for (word, text) in [("why", &it.why), ("costs", &it.costs), ("fix", &it.fix)] {
         if let Some(text) = text {
@@ -208,10 +225,13 @@ fn others(job: &Job, with_all: bool, out: &mut Out) {
     let most = if with_all { usize::MAX } else { MOST_OTHERS };
     if !job.others.is_empty() {
         let named = job.others.iter().take(most);
-        let named = named.map(|other| match other.command.as_deref().and_then(|it| it.split(' ').next()) {
-            Some(command) => format!("{} ({command})", other.pid),
-            None => other.pid.to_string(),
-        });
+        let named =
+            named.map(
+                |other| match other.command.as_deref().and_then(|it| it.split(' ').next()) {
+                    Some(command) => format!("{} ({command})", other.pid),
+                    None => other.pid.to_string(),
+                },
+            );
         let mut named: Vec<String> = named.collect();
         let more = job.others.len().saturating_sub(most);
         if more > 0 {
@@ -228,7 +248,12 @@ fn others(job: &Job, with_all: bool, out: &mut Out) {
 }
 
 fn summary(job: &Job, with_all: bool) -> String {
-    let count = |level: Level| job.findings.iter().filter(|found| found.finding.level == level).count();
+    let count = |level: Level| {
+        job.findings
+            .iter()
+            .filter(|found| found.finding.level == level)
+            .count()
+    };
     let (faults, warnings) = (count(Level::Fault), count(Level::Warning));
     let mut parts = Vec::new();
     parts.extend((faults > 0).then(|| counted(faults, "fault")));
@@ -239,7 +264,10 @@ fn summary(job: &Job, with_all: bool) -> String {
     let mut text = parts.join(", ");
     let hidden = count(Level::NotVisible);
     if hidden > 0 {
-        let root = job.findings.iter().all(|it| it.finding.level != Level::NotVisible || it.finding.needs_root);
+        let root = job
+            .findings
+            .iter()
+            .all(|it| it.finding.level != Level::NotVisible || it.finding.needs_root);
         let without = if root { " without root" } else { "" };
         text = format!("{text}; {} not visible{without}", counted(hidden, "thing"));
     }

@@ -87,9 +87,18 @@ fn truth(value: &str) -> Option<bool> {
 const RULES: &[Rule] = &[
     rule("NCCL", "NCCL_NET_GDR_LEVEL", |value| {
         Some(match nccl::level_of(value)? {
-            "LOC" => (Forbids, "no path is near enough: NCCL copies through the host"),
-            "SYS" => (Allows, "NCCL uses GPUDirect RDMA on each path, also between NUMA nodes"),
-            _ => (Limits, "NCCL uses GPUDirect RDMA up to this class of path; the default is PXB"),
+            "LOC" => (
+                Forbids,
+                "no path is near enough: NCCL copies through the host",
+            ),
+            "SYS" => (
+                Allows,
+                "NCCL uses GPUDirect RDMA on each path, also between NUMA nodes",
+            ),
+            _ => (
+                Limits,
+                "NCCL uses GPUDirect RDMA up to this class of path; the default is PXB",
+            ),
         })
     }),
     rule("NCCL", "NCCL_NET_GDR_READ", |value| {
@@ -98,15 +107,36 @@ const RULES: &[Rule] = &[
             "the NIC does not read GPU memory: NCCL copies what it sends through the host; what it receives goes \
              directly",
         );
-        switch(value, off, (Allows, "the NIC also reads GPU memory, on machines without NVLink, too"))
+        switch(
+            value,
+            off,
+            (
+                Allows,
+                "the NIC also reads GPU memory, on machines without NVLink, too",
+            ),
+        )
     }),
     rule("NCCL", "NCCL_DMABUF_ENABLE", |value| {
         let off = (Limits, "NCCL registers GPU memory by nvidia_peermem alone");
-        switch(value, off, (Allows, "NCCL tries dma-buf before nvidia_peermem, as by default"))
+        switch(
+            value,
+            off,
+            (
+                Allows,
+                "NCCL tries dma-buf before nvidia_peermem, as by default",
+            ),
+        )
     }),
     rule("NCCL", "NCCL_IB_DISABLE", |value| {
-        let on = (Forbids, "NCCL uses neither InfiniBand nor RoCE, but sockets");
-        switch(value, (Allows, "NCCL uses InfiniBand and RoCE, as by default"), on)
+        let on = (
+            Forbids,
+            "NCCL uses neither InfiniBand nor RoCE, but sockets",
+        );
+        switch(
+            value,
+            (Allows, "NCCL uses InfiniBand and RoCE, as by default"),
+            on,
+        )
     }),
     rule("NCCL", "NCCL_NET", |value| match value {
         "" => None,
@@ -118,31 +148,66 @@ const RULES: &[Rule] = &[
     }),
     rule("NCCL", "NCCL_NET_PLUGIN", |value| match value {
         "" => None,
-        "none" => Some((Allows, "NCCL uses its own InfiniBand transport, and no plugin")),
-        _ => Some((Selects, "this network plugin decides; it may ignore NCCL_IB_ variables")),
+        "none" => Some((
+            Allows,
+            "NCCL uses its own InfiniBand transport, and no plugin",
+        )),
+        _ => Some((
+            Selects,
+            "this network plugin decides; it may ignore NCCL_IB_ variables",
+        )),
     }),
-    rule("NCCL", "NCCL_IB_HCA", |_| Some((Selects, "the RDMA devices that NCCL may use: see NICS"))),
+    rule("NCCL", "NCCL_IB_HCA", |_| {
+        Some((Selects, "the RDMA devices that NCCL may use: see NICS"))
+    }),
     rule("NCCL", "NCCL_P2P_LEVEL", |value| {
         nccl::level_of(value)?;
-        Some((Selects, "copies between GPUs of this host; GPUDirect RDMA is not concerned"))
+        Some((
+            Selects,
+            "copies between GPUs of this host; GPUDirect RDMA is not concerned",
+        ))
     }),
     rule("NCCL", "NCCL_P2P_DISABLE", |value| {
         let on = (
             Limits,
             "no copies between GPUs of this host: NCCL does not reach a NIC through another GPU (PXN)",
         );
-        switch(value, (Allows, "copies between GPUs of this host, as by default"), on)
+        switch(
+            value,
+            (Allows, "copies between GPUs of this host, as by default"),
+            on,
+        )
     }),
     rule("NCCL", "NCCL_PXN_DISABLE", |value| {
-        let on = (Limits, "NCCL does not reach a NIC through another GPU (PXN)");
-        switch(value, (Allows, "NCCL may reach a NIC through another GPU, as by default"), on)
+        let on = (
+            Limits,
+            "NCCL does not reach a NIC through another GPU (PXN)",
+        );
+        switch(
+            value,
+            (
+                Allows,
+                "NCCL may reach a NIC through another GPU, as by default",
+            ),
+            on,
+        )
     }),
     rule("NCCL", "NCCL_TOPO_FILE", |_| {
-        Some((Selects, "NCCL goes by the paths in this file, not by those of sysfs"))
+        Some((
+            Selects,
+            "NCCL goes by the paths in this file, not by those of sysfs",
+        ))
     }),
     rule("NCCL", "NCCL_IB_DATA_DIRECT", |value| {
         let off = (Limits, "NCCL does not use the NIC's Data Direct function");
-        switch(value, off, (Allows, "NCCL uses the NIC's Data Direct function, where it has one"))
+        switch(
+            value,
+            off,
+            (
+                Allows,
+                "NCCL uses the NIC's Data Direct function, where it has one",
+            ),
+        )
     }),
     rule("UCX", "UCX_TLS", transports),
     rule("UCX", "UCX_IB_GPU_DIRECT_RDMA", |value| {
@@ -150,10 +215,14 @@ const RULES: &[Rule] = &[
             "n" | "no" | "0" | "off" | "false" => {
                 Some((Forbids, "UCX does not register GPU memory with the NIC"))
             }
-            "y" | "yes" | "1" | "on" | "true" => {
-                Some((Forces, "UCX registers GPU memory with the NIC, or does not use the NIC"))
-            }
-            "try" | "auto" => Some((Allows, "UCX registers GPU memory where it can, as by default")),
+            "y" | "yes" | "1" | "on" | "true" => Some((
+                Forces,
+                "UCX registers GPU memory with the NIC, or does not use the NIC",
+            )),
+            "try" | "auto" => Some((
+                Allows,
+                "UCX registers GPU memory where it can, as by default",
+            )),
             _ => None,
         }
     }),
@@ -172,26 +241,45 @@ const RULES: &[Rule] = &[
     }),
     rule("NVSHMEM", "NVSHMEM_IB_DISABLE_DMABUF", |value| {
         Some(match truth(value)? {
-            true => (Limits, "NVSHMEM registers GPU memory by nvidia_peermem alone"),
-            false => (Allows, "NVSHMEM tries dma-buf before nvidia_peermem, as by default"),
+            true => (
+                Limits,
+                "NVSHMEM registers GPU memory by nvidia_peermem alone",
+            ),
+            false => (
+                Allows,
+                "NVSHMEM tries dma-buf before nvidia_peermem, as by default",
+            ),
         })
     }),
     rule("NVSHMEM", "NVSHMEM_IB_ENABLE_IBGDA", |value| {
         Some(match truth(value)? {
-            true => (Forces, "kernels on the GPU drive the NIC (IBGDA), for which nvidia.ko needs a setting"),
+            true => (
+                Forces,
+                "kernels on the GPU drive the NIC (IBGDA), for which nvidia.ko needs a setting",
+            ),
             false => (Allows, "the processor drives the NIC, as by default"),
         })
     }),
-    rule("NVSHMEM", "NVSHMEM_IBGDA_NIC_HANDLER", |value| match value {
-        "cpu" => Some((Allows, "a thread of the processor rings the NIC's doorbells")),
-        "gpu" | "auto" => Some((Forces, "the GPU rings the NIC's doorbells")),
-        _ => None,
-    }),
+    rule(
+        "NVSHMEM",
+        "NVSHMEM_IBGDA_NIC_HANDLER",
+        |value| match value {
+            "cpu" => Some((
+                Allows,
+                "a thread of the processor rings the NIC's doorbells",
+            )),
+            "gpu" | "auto" => Some((Forces, "the GPU rings the NIC's doorbells")),
+            _ => None,
+        },
+    ),
     rule("NVSHMEM", "NVSHMEM_HCA_LIST", |_| {
         Some((Selects, "the RDMA devices that NVSHMEM may use: see NICS"))
     }),
     rule("NVSHMEM", "NVSHMEM_HCA_PE_MAPPING", |_| {
-        Some((Selects, "the RDMA devices that NVSHMEM may use, by process: see NICS"))
+        Some((
+            Selects,
+            "the RDMA devices that NVSHMEM may use, by process: see NICS",
+        ))
     }),
 ];
 
@@ -219,8 +307,14 @@ fn transports(value: &str) -> Meaning {
         ),
     };
     Some(match (has_rdma, has_cuda) {
-        (false, _) => (Forbids, "UCX uses none of the transports of InfiniBand and RoCE (ib, rc, dc, ud)"),
-        (_, false) => (Forbids, "UCX does not know GPU memory, for there is no transport cuda among them"),
+        (false, _) => (
+            Forbids,
+            "UCX uses none of the transports of InfiniBand and RoCE (ib, rc, dc, ud)",
+        ),
+        (_, false) => (
+            Forbids,
+            "UCX does not know GPU memory, for there is no transport cuda among them",
+        ),
         _ => (Allows, "UCX may use RDMA, and knows GPU memory"),
     })
 }
@@ -238,7 +332,9 @@ pub(super) fn judged(variables: &[Variable]) -> Vec<Judged> {
             value: variable.setting.value.clone(),
             place: variable.setting.place.clone(),
             effect: meaning.map_or(Effect::NotJudged, |(effect, _)| effect),
-            meaning: meaning.map(|(_, text)| text).or(is_invalid.then_some(invalid)),
+            meaning: meaning
+                .map(|(_, text)| text)
+                .or(is_invalid.then_some(invalid)),
             library: rule.map(|rule| rule.library),
         }
     };
@@ -257,7 +353,10 @@ mod tests {
             place: String::new(),
         };
         let name = name.to_owned();
-        judged(&[Variable { name, setting }]).first().unwrap().effect
+        judged(&[Variable { name, setting }])
+            .first()
+            .unwrap()
+            .effect
     }
 
     #[test]

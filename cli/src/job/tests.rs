@@ -22,7 +22,10 @@ fn says(host: &dyn Host, line: &str) -> (String, Status) {
 /// Returns the output in one line, without wrapping.
 fn said(host: &dyn Host, line: &str) -> (String, Status) {
     let (text, status) = says(host, line);
-    (text.split_whitespace().collect::<Vec<_>>().join(" "), status)
+    (
+        text.split_whitespace().collect::<Vec<_>>().join(" "),
+        status,
+    )
 }
 
 const MAPS: &str = "\
@@ -55,22 +58,43 @@ fn process(fixture: &mut Fixture, pid: u32) {
         ("environ", "HOME=/home/alice\0SECRET=hunter2\0"),
         ("maps", MAPS),
         ("limits", &limits("unlimited")),
-        ("cgroup", "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_0\n"),
+        (
+            "cgroup",
+            "0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_0\n",
+        ),
         ("uid_map", "         0          0 4294967295\n"),
-        ("root/etc/passwd", "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n"),
-        ("root/usr/lib/x86_64-linux-gnu/libnvshmem_host.so.3", "\u{1}\0NVSHMEM v3.4.5\0\n"),
+        (
+            "root/etc/passwd",
+            "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n",
+        ),
+        (
+            "root/usr/lib/x86_64-linux-gnu/libnvshmem_host.so.3",
+            "\u{1}\0NVSHMEM v3.4.5\0\n",
+        ),
     ] {
         fixture.file(&format!("{own}/{file}"), text);
     }
     let packages = "root/opt/venv/lib/python3.12/site-packages";
-    fixture.directory(&format!("{own}/{packages}/nvidia_nccl_cu12-2.27.5.dist-info"));
-    for (number, target) in ["/dev/null", "/dev/nvidiactl", "/dev/nvidia0", "/dev/infiniband/uverbs0", "pipe:[1]"]
-        .iter()
-        .enumerate()
+    fixture.directory(&format!(
+        "{own}/{packages}/nvidia_nccl_cu12-2.27.5.dist-info"
+    ));
+    for (number, target) in [
+        "/dev/null",
+        "/dev/nvidiactl",
+        "/dev/nvidia0",
+        "/dev/infiniband/uverbs0",
+        "pipe:[1]",
+    ]
+    .iter()
+    .enumerate()
     {
         fixture.link(&format!("{own}/fd/{number}"), target);
     }
-    for (link, target) in [("ns/mnt", "mnt:[4026531841]"), ("ns/user", "user:[4026531837]"), ("root", "/")] {
+    for (link, target) in [
+        ("ns/mnt", "mnt:[4026531841]"),
+        ("ns/user", "user:[4026531837]"),
+        ("root", "/"),
+    ] {
         // The fixture has files below root, which is therefore no link.
         if link != "root" {
             fixture.link(&format!("{own}/{link}"), target);
@@ -80,7 +104,10 @@ fn process(fixture: &mut Fixture, pid: u32) {
 
 fn with_job(mut fixture: Fixture) -> Fixture {
     fixture.software();
-    fixture.file("/etc/passwd", "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n");
+    fixture.file(
+        "/etc/passwd",
+        "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n",
+    );
     fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     fixture.file("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0\n");
     fixture.link("/proc/self/ns/mnt", "mnt:[4026531841]");
@@ -126,7 +153,10 @@ fn a_healthy_process_and_one_with_much_to_say() {
         "NCCL_IB_HCA=mlx5_4,mlx5_9 NCCL_DMABUF_ENABLE=0 NCCL_DEBUG=INFO UCX_TLS=rc,sm NVSHMEM_IB_ENABLE_IBGDA=1 \
          LD_PRELOAD=/opt/libpeermem_preload.so",
     );
-    fixture.file("/proc/4711/root/etc/nccl.conf", "NCCL_NET_GDR_LEVEL=PIX\nNCCL_DEBUG=WARN\n");
+    fixture.file(
+        "/proc/4711/root/etc/nccl.conf",
+        "NCCL_NET_GDR_LEVEL=PIX\nNCCL_DEBUG=WARN\n",
+    );
     process(&mut fixture, 4712);
     let (text, status) = says(&fixture.recording, "job --slurm 71 --all");
     assert_eq!(status, Status::Findings, "{text}");
@@ -140,119 +170,303 @@ struct Case {
     says: (&'static str, Level, &'static str),
 }
 
-const fn case(name: &'static str, says: (&'static str, Level, &'static str), inject: fn(&mut Fixture)) -> Case {
+const fn case(
+    name: &'static str,
+    says: (&'static str, Level, &'static str),
+    inject: fn(&mut Fixture),
+) -> Case {
     Case { name, inject, says }
 }
 
 const CASES: &[Case] = &[
-    case("NCCL without InfiniBand", ("settings", Warning, "but sockets"), |it| environ(it, "NCCL_IB_DISABLE=1")),
-    case("a limit that nothing meets", ("settings", Warning, "no path is near enough"), |it| {
-        environ(it, "NCCL_NET_GDR_LEVEL=LOC");
-    }),
-    case("no reads by the NIC", ("settings", Warning, "does not read GPU memory"), |it| {
-        environ(it, "NCCL_NET_GDR_READ=0");
-    }),
-    case("the user's nccl.conf", ("settings", Warning, "in /home/alice/.nccl.conf"), |it| {
-        it.file("/proc/4711/root/home/alice/.nccl.conf", "NCCL_IB_DISABLE=1\n");
-        it.file("/proc/4711/root/etc/nccl.conf", "NCCL_IB_DISABLE=0\n");
-    }),
-    case("a setting of a library that is not mapped", ("settings", Note, "UCX_TLS=tcp"), |it| environ(it, "UCX_TLS=tcp")),
-    case("an unknown value", ("settings", Note, "does not know this value"), |it| environ(it, "NCCL_IB_DISABLE=yes")),
-    case("dma-buf off beside no module", ("settings", Fault, "nvidia_peermem alone"), |it| {
-        it.remove(MODULE);
-        environ(it, "NCCL_DMABUF_ENABLE=0");
-    }),
-    case("dma-buf off beside the module", ("settings", Note, "nvidia_peermem alone"), |it| {
-        environ(it, "NVSHMEM_IB_DISABLE_DMABUF=1");
-    }),
-    case("no module", ("registration", Note, "by dma-buf alone"), |it| it.remove(MODULE)),
-    case("no way to register", ("registration", Fault, "no way to register"), |it| {
-        it.remove(MODULE);
-        it.file(
-            "/proc/driver/nvidia/version",
-            &fixture::software::driver("x86_64 Kernel Module"),
-        );
-    }),
-    case("a device that is not there", ("nics", Fault, "no RDMA device with an active port"), |it| {
-        environ(it, "NCCL_IB_HCA=mlx5_7");
-    }),
-    case("one of two is not there", ("nics", Warning, "there is no RDMA device mlx5_7 here"), |it| {
-        environ(it, "NCCL_IB_HCA=mlx5_0,mlx5_7");
-    }),
-    case("a port that is down", ("nics", Fault, "no RDMA device with an active port"), |it| {
-        environ(it, "NCCL_IB_HCA==mlx5_0");
-        it.hca_file("mlx5_0", "ports/1/state", "1: DOWN\n");
-    }),
-    case("a limit below the path", ("path", Warning, "up to LOC"), |it| environ(it, "NCCL_NET_GDR_LEVEL=LOC")),
-    case("a topology file", ("path", Note, "which are not judged here"), |it| {
-        environ(it, "NCCL_TOPO_FILE=/opt/topo.xml");
-        it.file("/proc/4711/root/opt/topo.xml", "<system/>");
-    }),
-    case("a topology file that is not there", ("path", Warning, "there is no such file"), |it| {
-        environ(it, "NCCL_TOPO_FILE=/opt/topo.xml");
-        it.file("/opt/topo.xml", "<system/>");
-    }),
-    case("IBGDA without the driver's setting", ("ibgda", Warning, "runs without PeerMappingOverride"), |it| {
-        environ(it, "NVSHMEM_IB_ENABLE_IBGDA=1");
-    }),
-    case("GDAKI where the setting is not visible", ("ibgda", Level::NotVisible, "is not visible"), |it| {
-        environ(it, "NCCL_GIN_TYPE=3");
-        it.remove("/proc/driver/nvidia/params");
-    }),
-    case("little locked memory", ("memlock", Warning, "the process may lock 8 MiB"), |it| {
-        it.file("/proc/4711/limits", &limits("8388608"));
-    }),
-    case("a capability of a user namespace", ("memlock", Warning, "the process may lock 8 MiB"), |it| {
-        it.file("/proc/4711/limits", &limits("8388608"));
-        it.file("/proc/4711/status", "Tgid:\t4711\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t000001ffffffffff\n");
-        it.link("/proc/4711/ns/user", "user:[4026532500]");
-    }),
-    case("a replaced library", ("libraries", Note, "was replaced or removed"), |it| {
-        let maps = MAPS.replace("libmlx5.so.1.24.50.0", "libmlx5.so.1.24.50.0 (deleted)");
-        it.file("/proc/4711/maps", &maps);
-    }),
-    case("two NCCLs", ("libraries", Note, "NCCL is mapped 2 times"), |it| {
-        let more = "7f1900000000-7f1900100000 r-xp 00000000 fe:00 9 /usr/lib/libnccl.so.2.20.5\n";
-        it.file("/proc/4711/maps", &format!("{MAPS}{more}"));
-    }),
-    case("an NCCL that is too old for the module", ("libraries", Note, "NCCL 2.21.5 does not find"), |it| {
-        let maps = MAPS.replace("libnccl.so.2\n", "libnccl.so.2.21.5\n");
-        it.file("/proc/4711/maps", &maps);
-        it.remove("/sys/kernel/mm/memory_peers");
-        it.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
-    }),
-    case("a preload that is not mapped", ("preload", Warning, "it is not mapped"), |it| {
-        environ(it, "LD_PRELOAD=/opt/libpeermem_preload.so");
-    }),
-    case("a preload that is off", ("preload", Note, "turns it off"), |it| {
-        environ(it, "PEERMEM_SHIM=off");
-        let more = "7f1900000000-7f1900100000 r-xp 00000000 fe:00 9 /opt/libpeermem_preload.so\n";
-        it.file("/proc/4711/maps", &format!("{MAPS}{more}"));
-    }),
-    case("an environment of another user", ("visible", Level::NotVisible, "environment: not visible without root"), |it| {
-        it.deny("/proc/4711/environ");
-    }),
-    case("regions that are not seen", ("gpudirect", Level::NotVisible, "whether GPU memory is registered"), |it| {
-        it.recording.facts.remove(&Fact::MemoryRegions);
-        it.recording.unseen.insert("fact memory_regions".to_owned(), Unseen::Denied);
-    }),
+    case(
+        "NCCL without InfiniBand",
+        ("settings", Warning, "but sockets"),
+        |it| environ(it, "NCCL_IB_DISABLE=1"),
+    ),
+    case(
+        "a limit that nothing meets",
+        ("settings", Warning, "no path is near enough"),
+        |it| {
+            environ(it, "NCCL_NET_GDR_LEVEL=LOC");
+        },
+    ),
+    case(
+        "no reads by the NIC",
+        ("settings", Warning, "does not read GPU memory"),
+        |it| {
+            environ(it, "NCCL_NET_GDR_READ=0");
+        },
+    ),
+    case(
+        "the user's nccl.conf",
+        ("settings", Warning, "in /home/alice/.nccl.conf"),
+        |it| {
+            it.file(
+                "/proc/4711/root/home/alice/.nccl.conf",
+                "NCCL_IB_DISABLE=1\n",
+            );
+            it.file("/proc/4711/root/etc/nccl.conf", "NCCL_IB_DISABLE=0\n");
+        },
+    ),
+    case(
+        "a setting of a library that is not mapped",
+        ("settings", Note, "UCX_TLS=tcp"),
+        |it| environ(it, "UCX_TLS=tcp"),
+    ),
+    case(
+        "an unknown value",
+        ("settings", Note, "does not know this value"),
+        |it| environ(it, "NCCL_IB_DISABLE=yes"),
+    ),
+    case(
+        "dma-buf off beside no module",
+        ("settings", Fault, "nvidia_peermem alone"),
+        |it| {
+            it.remove(MODULE);
+            environ(it, "NCCL_DMABUF_ENABLE=0");
+        },
+    ),
+    case(
+        "dma-buf off beside the module",
+        ("settings", Note, "nvidia_peermem alone"),
+        |it| {
+            environ(it, "NVSHMEM_IB_DISABLE_DMABUF=1");
+        },
+    ),
+    case(
+        "no module",
+        ("registration", Note, "by dma-buf alone"),
+        |it| it.remove(MODULE),
+    ),
+    case(
+        "no way to register",
+        ("registration", Fault, "no way to register"),
+        |it| {
+            it.remove(MODULE);
+            it.file(
+                "/proc/driver/nvidia/version",
+                &fixture::software::driver("x86_64 Kernel Module"),
+            );
+        },
+    ),
+    case(
+        "a device that is not there",
+        ("nics", Fault, "no RDMA device with an active port"),
+        |it| {
+            environ(it, "NCCL_IB_HCA=mlx5_7");
+        },
+    ),
+    case(
+        "one of two is not there",
+        ("nics", Warning, "there is no RDMA device mlx5_7 here"),
+        |it| {
+            environ(it, "NCCL_IB_HCA=mlx5_0,mlx5_7");
+        },
+    ),
+    case(
+        "a port that is down",
+        ("nics", Fault, "no RDMA device with an active port"),
+        |it| {
+            environ(it, "NCCL_IB_HCA==mlx5_0");
+            it.hca_file("mlx5_0", "ports/1/state", "1: DOWN\n");
+        },
+    ),
+    case(
+        "a limit below the path",
+        ("path", Warning, "up to NVL"),
+        |it| environ(it, "NCCL_NET_GDR_LEVEL=NVL"),
+    ),
+    case(
+        "a topology file",
+        ("path", Note, "which are not judged here"),
+        |it| {
+            environ(it, "NCCL_TOPO_FILE=/opt/topo.xml");
+            it.file("/proc/4711/root/opt/topo.xml", "<system/>");
+        },
+    ),
+    case(
+        "a topology file that is not there",
+        ("path", Warning, "there is no such file"),
+        |it| {
+            environ(it, "NCCL_TOPO_FILE=/opt/topo.xml");
+            it.file("/opt/topo.xml", "<system/>");
+        },
+    ),
+    case(
+        "IBGDA without the driver's setting",
+        ("ibgda", Warning, "runs without PeerMappingOverride"),
+        |it| {
+            environ(it, "NVSHMEM_IB_ENABLE_IBGDA=1");
+        },
+    ),
+    case(
+        "GDAKI where the setting is not visible",
+        ("ibgda", Level::NotVisible, "is not visible"),
+        |it| {
+            environ(it, "NCCL_GIN_TYPE=3");
+            it.remove("/proc/driver/nvidia/params");
+        },
+    ),
+    case(
+        "a capability that may not count",
+        ("memlock", Level::NotVisible, "CAP_IPC_LOCK counts"),
+        |it| {
+            it.file(
+                "/proc/4711/status",
+                "Tgid:\t4711\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n",
+            );
+            it.recording.links.remove("/proc/4711/ns/user");
+            it.recording
+                .unseen
+                .insert("/proc/4711/ns/user".to_owned(), Unseen::Denied);
+            it.recording
+                .unseen
+                .insert("link /proc/4711/ns/user".to_owned(), Unseen::Denied);
+        },
+    ),
+    case(
+        "little locked memory",
+        ("memlock", Warning, "the process may lock 8 MiB"),
+        |it| {
+            it.file("/proc/4711/limits", &limits("8388608"));
+        },
+    ),
+    case(
+        "a capability of a user namespace",
+        ("memlock", Warning, "the process may lock 8 MiB"),
+        |it| {
+            it.file("/proc/4711/limits", &limits("8388608"));
+            it.file(
+                "/proc/4711/status",
+                "Tgid:\t4711\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t000001ffffffffff\n",
+            );
+            it.link("/proc/4711/ns/user", "user:[4026532500]");
+        },
+    ),
+    case(
+        "a replaced library",
+        ("libraries", Note, "was replaced or removed"),
+        |it| {
+            let maps = MAPS.replace("libmlx5.so.1.24.50.0", "libmlx5.so.1.24.50.0 (deleted)");
+            it.file("/proc/4711/maps", &maps);
+        },
+    ),
+    case(
+        "two NCCLs",
+        ("libraries", Note, "NCCL is mapped 2 times"),
+        |it| {
+            let more =
+                "7f1900000000-7f1900100000 r-xp 00000000 fe:00 9 /usr/lib/libnccl.so.2.20.5\n";
+            it.file("/proc/4711/maps", &format!("{MAPS}{more}"));
+        },
+    ),
+    case(
+        "an NCCL that is too old for the module",
+        ("libraries", Note, "NCCL 2.21.5 does not find"),
+        |it| {
+            let maps = MAPS.replace("libnccl.so.2\n", "libnccl.so.2.21.5\n");
+            it.file("/proc/4711/maps", &maps);
+            it.remove("/sys/kernel/mm/memory_peers");
+            it.file(&format!("{MODULE}/parameters/memory_peers"), "N\n");
+        },
+    ),
+    case(
+        "a preload that is not mapped",
+        ("preload", Warning, "it is not mapped"),
+        |it| {
+            environ(it, "LD_PRELOAD=/opt/libpeermem_preload.so");
+        },
+    ),
+    case(
+        "a preload that is off",
+        ("preload", Note, "turns it off"),
+        |it| {
+            environ(it, "PEERMEM_SHIM=off");
+            let more =
+                "7f1900000000-7f1900100000 r-xp 00000000 fe:00 9 /opt/libpeermem_preload.so\n";
+            it.file("/proc/4711/maps", &format!("{MAPS}{more}"));
+        },
+    ),
+    case(
+        "an environment of another user",
+        (
+            "visible",
+            Level::NotVisible,
+            "environment: not visible without root",
+        ),
+        |it| {
+            it.deny("/proc/4711/environ");
+        },
+    ),
+    case(
+        "regions that are not seen",
+        (
+            "gpudirect",
+            Level::NotVisible,
+            "whether GPU memory is registered",
+        ),
+        |it| {
+            it.recording.facts.remove(&Fact::MemoryRegions);
+            it.recording
+                .unseen
+                .insert("fact memory_regions".to_owned(), Unseen::Denied);
+        },
+    ),
 ];
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    /// For all contents of its files, no process causes a panic.
+    #[test]
+    fn no_process_is_a_panic(
+        file in proptest::sample::select(&["status", "stat", "maps", "environ", "limits", "cgroup", "uid_map",
+            "cmdline", "root/etc/passwd", "root/etc/nccl.conf"][..]),
+        bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+        value in "[-^=,:a-z0-9_]{0,12}",
+    ) {
+        let mut fixture = healthy();
+        environ(&mut fixture, &format!("NCCL_IB_HCA={value} UCX_TLS={value} NCCL_NET_GDR_LEVEL={value}"));
+        fixture.bytes(&format!("/proc/{PID}/{file}"), &bytes);
+        for line in ["job 4711 --all", "job 4711 --json", "job --slurm 71"] {
+            let (text, _) = says(&fixture.recording, line);
+            assert!(!text.is_empty(), "{line}");
+        }
+    }
+}
 
 /// Returns the findings of a command as check, level, and text.
 fn findings(host: &dyn Host) -> Vec<(String, String, String)> {
     let (text, _) = says(host, "job 4711 --json");
-    let said: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|why| panic!("{why}: {text}"));
+    let said: serde_json::Value =
+        serde_json::from_str(&text).unwrap_or_else(|why| panic!("{why}: {text}"));
     let word = |it: &serde_json::Value, key: &str| it[key].as_str().unwrap_or_default().to_owned();
     let all = said["findings"].as_array().unwrap();
     all.iter()
-        .map(|it| (word(it, "check"), word(it, "level"), format!("{} {}", word(it, "found"), word(it, "fix"))))
+        .map(|it| {
+            (
+                word(it, "check"),
+                word(it, "level"),
+                format!("{} {}", word(it, "found"), word(it, "fix")),
+            )
+        })
         .collect()
 }
 
 #[test]
 fn each_fault_is_reported() {
     let usual = findings(&healthy().recording);
-    assert!(usual.iter().all(|(_, level, _)| level == "ok" || level == "note"), "{usual:#?}");
+    assert!(
+        usual
+            .iter()
+            .all(|(_, level, _)| level == "ok" || level == "note"),
+        "{usual:#?}"
+    );
     for case in CASES {
         let mut fixture = healthy();
         (case.inject)(&mut fixture);
@@ -261,11 +475,17 @@ fn each_fault_is_reported() {
         let is_it = |(own, its, text): &&(String, String, String)| {
             own == check && its == level.name() && text.contains(words)
         };
-        assert_eq!(found.iter().filter(is_it).count(), 1, "{}: {found:#?}", case.name);
-        // A fault causes one bad finding, apart from a limit below each path.
-        let bad = found.iter().filter(|(_, level, _)| level == "warning" || level == "fault");
-        let most = if words.contains("up to LOC") || words.contains("near enough") { 2 } else { 1 };
-        assert!(bad.count() <= most, "{}: {found:#?}", case.name);
+        assert_eq!(
+            found.iter().filter(is_it).count(),
+            1,
+            "{}: {found:#?}",
+            case.name
+        );
+        // A fault causes one bad finding, without its consequences.
+        let bad = found
+            .iter()
+            .filter(|(_, level, _)| level == "warning" || level == "fault");
+        assert!(bad.count() <= 1, "{}: {found:#?}", case.name);
     }
 }
 
@@ -275,7 +495,10 @@ fn a_selection_that_leaves_out_the_nearest() {
     environ(&mut fixture, "NCCL_IB_HCA==mlx5_4");
     let (text, status) = said(&fixture.recording, "job 4711");
     assert_eq!(status, Status::Findings);
-    assert!(text.contains("leaves out the nearest RDMA device: GPU 0 has mlx5_0, mlx5_1 (PIX)"), "{text}");
+    assert!(
+        text.contains("leaves out the nearest RDMA device: GPU 0 has mlx5_0, mlx5_1 (PIX)"),
+        "{text}"
+    );
     assert!(text.contains("fix NCCL_IB_HCA==mlx5_0,mlx5_1"), "{text}");
     // The path to mlx5_4 is a consequence.
     assert!(!text.contains("warning path"), "{text}");
@@ -284,7 +507,10 @@ fn a_selection_that_leaves_out_the_nearest() {
         fixture.hca_file(hca, "ports/1/state", "1: DOWN\n");
     }
     let (text, _) = said(&fixture.recording, "job 4711");
-    assert!(text.contains("no port of the nearest RDMA device is active: GPU 0"), "{text}");
+    assert!(
+        text.contains("no port of the nearest RDMA device is active: GPU 0"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -292,7 +518,10 @@ fn a_number_without_a_process() {
     let fixture = healthy();
     for (line, words) in [
         ("job 99999", "there is no process 99999"),
-        ("job --slurm 72", "no process that is visible here belongs to Slurm job 72"),
+        (
+            "job --slurm 72",
+            "no process that is visible here belongs to Slurm job 72",
+        ),
         ("job --pod 0-1", "belongs to pod 0-1"),
         ("job --cgroup /none", "belongs to control group /none"),
     ] {
@@ -302,11 +531,22 @@ fn a_number_without_a_process() {
     }
     let (text, status) = said(&Recording::new("another machine"), "job 4711");
     assert_eq!(status, Status::Failed);
-    assert!(text.contains("the recording does not have process 4711"), "{text}");
+    assert!(
+        text.contains("the recording does not have process 4711"),
+        "{text}"
+    );
     use clap::Parser as _;
-    for wrong in [&["job"][..], &["job", "x"], &["job", "1", "--slurm", "7"], &["job", "-1"]] {
+    for wrong in [
+        &["job"][..],
+        &["job", "x"],
+        &["job", "1", "--slurm", "7"],
+        &["job", "-1"],
+    ] {
         let words = std::iter::once("peermemctl").chain(wrong.iter().copied());
-        assert!(crate::args::Cli::try_parse_from(words).is_err(), "{wrong:?}");
+        assert!(
+            crate::args::Cli::try_parse_from(words).is_err(),
+            "{wrong:?}"
+        );
     }
 }
 
@@ -316,7 +556,10 @@ fn a_thread_is_its_process() {
     let mut fixture = healthy();
     fixture.file("/proc/4712/status", "Tgid:\t4711\n");
     let (text, _) = said(&fixture.recording, "job 4712");
-    assert!(text.starts_with("Process 4711 of alice: python3 train.py"), "{text}");
+    assert!(
+        text.starts_with("Process 4711 of alice: python3 train.py"),
+        "{text}"
+    );
 }
 
 /// A process that ends: its files disappear, or its number becomes another's, after `reads` reads
@@ -375,7 +618,10 @@ fn a_process_that_ends_meanwhile() {
             }
             let (text, status) = said(&ending(healthy().recording), "job 4711");
             assert_eq!(status, Status::Failed, "{then:?} {reads}: {text}");
-            assert!(text.contains("process 4711 ended while it was read"), "{text}");
+            assert!(
+                text.contains("process 4711 ended while it was read"),
+                "{text}"
+            );
             let mut fixture = healthy();
             process(&mut fixture, 4712);
             let (text, status) = said(&ending(fixture.recording), "job --slurm 71");
@@ -440,8 +686,14 @@ fn a_process_in_a_container() {
     assert_eq!(status, Status::Findings, "{text}");
     assert!(text.contains("Process 4711 of 100000"), "{text}");
     assert!(text.contains("its own mounts, as in a container"), "{text}");
-    assert!(text.contains("NCCL_IB_DISABLE=1 (in /root/.nccl.conf)"), "{text}");
-    assert!(!text.contains("GDR_LEVEL=LOC") && !text.contains("GDR_READ"), "{text}");
+    assert!(
+        text.contains("NCCL_IB_DISABLE=1 (in /root/.nccl.conf)"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("GDR_LEVEL=LOC") && !text.contains("GDR_READ"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -464,7 +716,13 @@ fn an_environment_of_a_megabyte_that_is_no_text() {
 #[test]
 fn processes_without_gpus_are_named() {
     let mut fixture = healthy();
-    for (pid, maps) in [(4700_u32, "00400000-00452000 r-xp 00000000 fe:00 1 /bin/bash\n"), (4701, "")] {
+    for (pid, maps) in [
+        (
+            4700_u32,
+            "00400000-00452000 r-xp 00000000 fe:00 1 /bin/bash\n",
+        ),
+        (4701, ""),
+    ] {
         process(&mut fixture, pid);
         fixture.file(&format!("/proc/{pid}/maps"), maps);
         fixture.file(&format!("/proc/{pid}/cmdline"), "bash\0job.sh\0");
@@ -472,10 +730,21 @@ fn processes_without_gpus_are_named() {
             fixture.link(&format!("/proc/{pid}/fd/{number}"), "/dev/null");
         }
     }
-    let (text, _) = said(&fixture.recording, "job --cgroup /sys/fs/cgroup/system.slice/slurmstepd.scope/");
-    assert!(text.contains("2 processes with no such library, GPU or RDMA device: 4700 (bash), 4701 (bash)"), "{text}");
+    let (text, _) = said(
+        &fixture.recording,
+        "job --cgroup /sys/fs/cgroup/system.slice/slurmstepd.scope/",
+    );
+    assert!(
+        text.contains(
+            "2 processes with no such library, GPU or RDMA device: 4700 (bash), 4701 (bash)"
+        ),
+        "{text}"
+    );
     let (text, _) = said(&fixture.recording, "job 4700");
-    assert!(text.contains("Process 4700 of alice: bash job.sh"), "{text}");
+    assert!(
+        text.contains("Process 4700 of alice: bash job.sh"),
+        "{text}"
+    );
     assert!(text.contains("GPUs open none"), "{text}");
 }
 
@@ -487,13 +756,24 @@ fn the_version_of_a_removed_library() {
         let maps = MAPS.replace("libnvshmem_host.so.3", "libnvshmem_host.so.3 (deleted)");
         fixture.file("/proc/4711/maps", &maps);
         if with_mapping {
-            fixture.file("/proc/4711/map_files/7f1400000000-7f1400100000", "NVSHMEM v3.2.1\n");
+            fixture.file(
+                "/proc/4711/map_files/7f1400000000-7f1400100000",
+                "NVSHMEM v3.2.1\n",
+            );
         }
         said(&fixture.recording, "job 4711").0
     };
     let line = "/usr/lib/x86_64-linux-gnu/libnvshmem_host.so.3 (deleted)";
-    assert!(removed(true).contains(&format!("NVSHMEM 3.2.1 {line}")), "{}", removed(true));
-    assert!(removed(false).contains(&format!("NVSHMEM - {line}")), "{}", removed(false));
+    assert!(
+        removed(true).contains(&format!("NVSHMEM 3.2.1 {line}")),
+        "{}",
+        removed(true)
+    );
+    assert!(
+        removed(false).contains(&format!("NVSHMEM - {line}")),
+        "{}",
+        removed(false)
+    );
 }
 
 /// In another PID namespace, the module's numbers are other processes'.
@@ -504,5 +784,8 @@ fn the_modules_numbers_are_of_the_first_namespace() {
     fixture.link("/proc/self/ns/pid", "pid:[4026532777]");
     let (text, _) = said(&fixture.recording, "job 4711");
     assert!(text.contains("GPUDirect RDMA not visible"), "{text}");
-    assert!(text.contains("a PID namespace") || text.contains("first PID namespace"), "{text}");
+    assert!(
+        text.contains("a PID namespace") || text.contains("first PID namespace"),
+        "{text}"
+    );
 }

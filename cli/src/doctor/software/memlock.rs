@@ -7,7 +7,7 @@
 
 use crate::doctor::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{facts, Fact, Unseen};
+use crate::host::{facts, Fact, Seen, Unseen};
 
 pub(super) const CHECK: Check = Check {
     name: "memlock",
@@ -128,8 +128,15 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
             let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
             u64::from_str_radix(mask.trim(), 16).ok()
         })
-        .is_some_and(|mask| mask & IPC_LOCK != 0)
-        && in_first_namespace(scan, process);
+        .is_some_and(|mask| mask & IPC_LOCK != 0);
+    let capable = match capable.then(|| in_first_namespace(scan, process)) {
+        None => false,
+        Some(Ok(is_in)) => is_in,
+        Some(Err(why)) => {
+            let what = format!("whether CAP_IPC_LOCK counts (/proc/{process}/ns/user)");
+            return Some(Scan::unseen(Subject::Machine, what, &why));
+        }
+    };
     if capable {
         return Some(at(
             Level::Ok,
@@ -158,11 +165,18 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
     Some(at(Level::Warning, found).why(WHY).fix(fix))
 }
 
-/// Returns `false` if a process is known to have another user namespace than the first, where the
-/// kernel ignores its capabilities.
-fn in_first_namespace(scan: &Scan<'_>, process: &str) -> bool {
-    let namespace = scan.host.link(&format!("/proc/{process}/ns/user"));
-    namespace.is_ok_and(|it| it == FIRST_USERS) || process == "self"
+/// Returns `false` if a process has another user namespace than the first. ib_core ignores its
+/// capabilities then.
+fn in_first_namespace(scan: &Scan<'_>, process: &str) -> Seen<bool> {
+    if process == "self" {
+        return Ok(true);
+    }
+    match scan.host.link(&format!("/proc/{process}/ns/user")) {
+        Ok(namespace) => Ok(namespace == FIRST_USERS),
+        // The kernel has no user namespaces.
+        Err(Unseen::Absent) => Ok(true),
+        Err(why) => Err(why),
+    }
 }
 
 /// Judges the limits of services that start other processes.
