@@ -2,9 +2,11 @@
 //! This machine, read directly.
 
 use std::io::{BufRead as _, Read as _};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::{fs, io};
+
+use rustix::fs::{fstat, openat2, FileType, Mode, OFlags, ResolveFlags};
 
 use super::nldev::Tracked;
 use super::recording::Recorded as _;
@@ -46,16 +48,34 @@ fn in_root(path: &str) -> Option<(&str, &str)> {
     is_pid.then_some((root, below))
 }
 
-/// Opens a regular file below the root directory of a process. The process may have put anything
-/// there: symbolic links stay below the root directory, and nothing but a regular file is opened,
-/// because opening a device can change its state.
-fn open_in(root: &str, below: &str) -> io::Result<fs::File> {
-    use rustix::fs::{fstat, openat2, FileType, Mode, OFlags, ResolveFlags};
-    let root = fs::File::open(root)?;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let place = openat2(&root, below, flags, Mode::empty(), resolve)?;
-    if !FileType::from_raw_mode(fstat(&place)?.st_mode).is_file() {
+/// Opens a regular file below the root directory of a process, or one that a process has mapped.
+/// Returns `None` for all other paths.
+///
+/// The process may have put anything there: symbolic links stay below its root directory, and
+/// nothing but a regular file is opened, because opening a device can change the device's state.
+fn open_of_process(path: &str) -> Option<io::Result<fs::File>> {
+    const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+    let place = match in_root(path) {
+        Some((root, below)) => {
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            let root = rustix::fs::open(root, PLACE, Mode::empty());
+            root.and_then(|root| openat2(&root, below, PLACE, Mode::empty(), resolve))
+        }
+        None if path.starts_with("/proc/") && path.contains("/map_files/") => {
+            rustix::fs::open(path, PLACE, Mode::empty())
+        }
+        None => return None,
+    };
+    Some(
+        place
+            .map_err(io::Error::from)
+            .and_then(|place| regular(&place)),
+    )
+}
+
+/// Opens a regular file for reading.
+fn regular(place: &OwnedFd) -> io::Result<fs::File> {
+    if !FileType::from_raw_mode(fstat(place)?.st_mode).is_file() {
         return Err(io::Error::other("not a regular file"));
     }
     fs::File::open(format!("/proc/self/fd/{}", place.as_raw_fd()))
@@ -63,8 +83,8 @@ fn open_in(root: &str, below: &str) -> io::Result<fs::File> {
 
 /// Opens a file without blocking, even if it is a pipe.
 fn open(path: &str) -> io::Result<fs::File> {
-    if let Some((root, below)) = in_root(path) {
-        return open_in(root, below);
+    if let Some(file) = open_of_process(path) {
+        return file;
     }
     fs::OpenOptions::new()
         .read(true)

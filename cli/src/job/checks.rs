@@ -20,8 +20,10 @@ struct At<'a> {
     suggested: Option<&'a str>,
 }
 
-/// Names of the checks, and their functions.
-const CHECKS: &[(&str, fn(&At<'_>) -> Vec<Finding>)] = &[
+/// A check: its name, and its function.
+type Check = (&'static str, fn(&At<'_>) -> Vec<Finding>);
+
+const CHECKS: &[Check] = &[
     ("visible", visible),
     ("gpudirect", gpudirect),
     ("registration", registration),
@@ -44,7 +46,7 @@ pub(super) fn findings(
         member,
         suggested,
     };
-    let of = |(check, run): &(&'static str, fn(&At<'_>) -> Vec<Finding>)| {
+    let of = |(check, run): &Check| {
         let check = *check;
         let findings = run(&at).into_iter();
         findings
@@ -160,7 +162,7 @@ fn settings(it: &At<'_>) -> Vec<Finding> {
                     .why("This setting keeps the library from GPUDirect RDMA, whatever the machine can do.")
                     .fix(again),
             ),
-            Effect::Limits if is_by_module => Some(by_module_alone(it, level, found, again)),
+            Effect::Limits if is_by_module => Some(by_module_alone(it, level, found, &again)),
             Effect::Limits if name == "NCCL_NET_GDR_READ" => Some(at(level, found).fix(again)),
             Effect::Limits | Effect::Forces => Some(at(Level::Note, found)),
             Effect::NotJudged => Some(at(Level::Note, found)),
@@ -171,7 +173,7 @@ fn settings(it: &At<'_>) -> Vec<Finding> {
 }
 
 /// Judges a variable that turns dma-buf off.
-fn by_module_alone(it: &At<'_>, level: Level, found: String, again: String) -> Finding {
+fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Finding {
     match &it.shared.has_module {
         Ok(true) => at(Level::Note, found),
         Ok(false) => {

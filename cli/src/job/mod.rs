@@ -155,7 +155,7 @@ impl Registered {
                     .push(format!("the kernel's list of memory regions: {why}"));
             }
         }
-        let are_elsewhere = matches!(&shared.listing, Ok(_) if it.registrations.is_none());
+        let are_elsewhere = shared.listing.is_ok() && it.registrations.is_none();
         match it.registrations {
             // The module's list alone proves the use.
             Some(1..) => it.gpudirect = Some(Verdict::Yes),

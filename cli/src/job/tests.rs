@@ -142,6 +142,11 @@ fn a_healthy_process_and_one_with_much_to_say() {
     let (text, status) = says(&fixture.recording, "job 4711");
     assert_eq!(status, Status::Ok, "{text}");
     testing::golden("golden/job.txt", &text);
+    let page = include_str!("../../../docs/peermemctl.md");
+    assert!(
+        page.contains(&text),
+        "docs/peermemctl.md has another output"
+    );
     assert!(!text.contains("hunter2"), "{text}");
     let (text, _) = says(&fixture.recording, "job 4711 --json");
     testing::golden("golden/job.json", &text);
