@@ -388,12 +388,36 @@ fn ibgda(it: &At<'_>) -> Vec<Finding> {
         Some(finding) if finding.level == Level::Ok => {
             vec![at(Level::Ok, format!("{named}: {}", finding.found))]
         }
-        Some(finding) => vec![Finding {
-            why: finding.why.clone(),
-            fix: finding.fix.clone(),
-            ..at(Level::Warning, format!("{named}: {}", finding.found))
-        }],
+        Some(finding) => {
+            let (level, more) = match falls_back(it) {
+                true => (
+                    Level::Note,
+                    "; this NVSHMEM falls back to a thread of the processor",
+                ),
+                false => (Level::Warning, ""),
+            };
+            vec![Finding {
+                why: finding.why.clone(),
+                fix: finding.fix.clone(),
+                ..at(level, format!("{named}: {}{more}", finding.found))
+            }]
+        }
     }
+}
+
+/// Returns `true` if NVSHMEM uses IBGDA without the driver's setting: from 3.4.5 on (its release
+/// notes), unless the GPU must ring the doorbells.
+fn falls_back(it: &At<'_>) -> bool {
+    let handler = it.member.setting("NVSHMEM_IBGDA_NIC_HANDLER");
+    let is_for_gpu =
+        handler.is_some_and(|it| it.value == "gpu") || it.member.setting("NCCL_GIN_TYPE").is_some();
+    let is_new = |library: &Library| {
+        library
+            .numbers()
+            .is_some_and(|it| it.as_slice() >= [3, 4, 5].as_slice())
+    };
+    let mut libraries = it.member.mapped("NVSHMEM").peekable();
+    !is_for_gpu && libraries.peek().is_some() && libraries.all(is_new)
 }
 
 /// Consumers of `doctor`'s check, by library: the first version with another probe, the name of the

@@ -2,9 +2,9 @@
 //! Variables that force, forbid or limit GPUDirect RDMA, and what each value means. One entry of
 //! [`RULES`] has everything about a variable.
 //!
-//! Sources: NCCL's `src/misc/param.cc`, `src/transport/net_ib` and `src/graph`; UCX's
-//! `src/uct/ib/base/ib_md.c` and its documentation of `UCX_TLS`; NVSHMEM's `env_defs.h` and the
-//! page "Environment variables".
+//! Sources: NCCL's page "Environment Variables" and the names in libnccl 2.32.3; UCX's `ib_md.c`
+//! and its page on transports; NVSHMEM's page "Environment Variables" and its release notes. None
+//! of these settings was tried with a GPU and a NIC.
 
 use serde::Serialize;
 
@@ -209,6 +209,14 @@ const RULES: &[Rule] = &[
             ),
         )
     }),
+    rule("NCCL", "NCCL_GIN_TYPE", |value| match value {
+        "2" => Some((Allows, "a thread of the processor drives the NIC (GIN)")),
+        "3" => Some((
+            Forces,
+            "kernels on the GPU drive the NIC (GDAKI), for which nvidia.ko needs a setting",
+        )),
+        _ => None,
+    }),
     rule("UCX", "UCX_TLS", transports),
     rule("UCX", "UCX_IB_GPU_DIRECT_RDMA", |value| {
         match value.to_ascii_lowercase().as_str() {
@@ -338,7 +346,19 @@ pub(super) fn judged(variables: &[Variable]) -> Vec<Judged> {
             library: rule.map(|rule| rule.library),
         }
     };
-    variables.iter().map(judge).collect()
+    let mut all: Vec<Judged> = variables.iter().map(judge).collect();
+    // NVSHMEM loads IBGDA beside the remote transport.
+    let is_ibgda = |it: &Judged| it.name == "NVSHMEM_IB_ENABLE_IBGDA" && it.effect == Forces;
+    if all.iter().any(is_ibgda) {
+        let transport = all
+            .iter_mut()
+            .find(|it| it.name == "NVSHMEM_REMOTE_TRANSPORT");
+        if let Some(none) = transport.filter(|it| it.effect == Forbids) {
+            none.effect = Limits;
+            none.meaning = Some("NVSHMEM uses no transport but IBGDA");
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -357,6 +377,22 @@ mod tests {
             .first()
             .unwrap()
             .effect
+    }
+
+    #[test]
+    fn ibgda_needs_no_other_transport() {
+        let variable = |name: &str, value: &str| {
+            let place = String::new();
+            let value = value.to_owned();
+            let setting = Setting { value, place };
+            let name = name.to_owned();
+            Variable { name, setting }
+        };
+        let both = judged(&[
+            variable("NVSHMEM_IB_ENABLE_IBGDA", "1"),
+            variable("NVSHMEM_REMOTE_TRANSPORT", "none"),
+        ]);
+        assert_eq!(both.get(1).unwrap().effect, Limits);
     }
 
     #[test]

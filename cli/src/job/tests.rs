@@ -155,7 +155,7 @@ fn a_healthy_process_and_one_with_much_to_say() {
     let mut fixture = with_job(fixture::hgx());
     environ(
         &mut fixture,
-        "NCCL_IB_HCA=mlx5_4,mlx5_9 NCCL_DMABUF_ENABLE=0 NCCL_DEBUG=INFO UCX_TLS=rc,sm NVSHMEM_IB_ENABLE_IBGDA=1 \
+        "NCCL_IB_HCA=mlx5_4,mlx5_9 NCCL_DMABUF_ENABLE=0 NCCL_DEBUG=INFO UCX_TLS=rc,sm NCCL_GIN_TYPE=3 \
          LD_PRELOAD=/opt/libpeermem_preload.so",
     );
     fixture.file(
@@ -302,6 +302,23 @@ const CASES: &[Case] = &[
         "IBGDA without the driver's setting",
         ("ibgda", Warning, "runs without PeerMappingOverride"),
         |it| {
+            environ(
+                it,
+                "NVSHMEM_IB_ENABLE_IBGDA=1 NVSHMEM_IBGDA_NIC_HANDLER=gpu",
+            );
+        },
+    ),
+    case(
+        "IBGDA with a thread of the processor",
+        ("ibgda", Note, "falls back to a thread of the processor"),
+        |it| environ(it, "NVSHMEM_IB_ENABLE_IBGDA=1"),
+    ),
+    case(
+        "IBGDA of an NVSHMEM that does not fall back",
+        ("ibgda", Warning, "runs without PeerMappingOverride"),
+        |it| {
+            let file = "/proc/4711/root/usr/lib/x86_64-linux-gnu/libnvshmem_host.so.3";
+            it.file(file, "NVSHMEM v3.4.4");
             environ(it, "NVSHMEM_IB_ENABLE_IBGDA=1");
         },
     ),
