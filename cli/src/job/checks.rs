@@ -24,7 +24,7 @@ struct At<'a> {
 type Check = (&'static str, fn(&At<'_>) -> Vec<Finding>);
 
 const CHECKS: &[Check] = &[
-    ("visible", visible),
+    ("access", visible),
     ("gpudirect", gpudirect),
     ("registration", registration),
     ("settings", settings),

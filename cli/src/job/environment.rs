@@ -107,7 +107,16 @@ impl<'a> Environment<'a> {
         };
         let of_user = named.map(str::to_owned).or_else(home);
         let of_user = of_user.filter(|path| path.starts_with('/'));
-        let of_user = of_user.map(|path| file(&path));
+        let of_user = match (of_user, &first.unseen) {
+            (Some(path), _) => Some(file(&path)),
+            (None, Some(why)) => Some(Source {
+                place: "~/.nccl.conf".to_owned(),
+                unseen: Some(why.clone()),
+                variables: Vec::new(),
+                ..first.clone()
+            }),
+            (None, None) => None,
+        };
         let mut sources = vec![first];
         sources.extend(of_user);
         sources.push(file(FILE));

@@ -413,7 +413,7 @@ const CASES: &[Case] = &[
     case(
         "an environment of another user",
         (
-            "visible",
+            "access",
             Level::NotVisible,
             "environment: not visible without root",
         ),
@@ -671,6 +671,7 @@ fn a_process_of_another_user() {
         "the mapped libraries (maps): not visible without root",
         "the first environment: not visible without root",
         "/etc/nccl.conf: not visible without root",
+        "~/.nccl.conf: not visible without root",
         "things not visible",
     ] {
         assert!(text.contains(words), "{words}: {text}");
