@@ -135,6 +135,30 @@ fn a_recording_of_this_machine_is_one() {
     assert_eq!(here, there);
 }
 
+/// A process of this machine, while it runs and after its end.
+#[test]
+fn a_job_is_a_process_that_runs() {
+    let mut child = Command::new("sleep")
+        .arg("60")
+        .env("NCCL_IB_DISABLE", "1")
+        .spawn()
+        .unwrap();
+    let pid = child.id().to_string();
+    let job = |words: &[&str]| said(&peermemctl().arg("job").args(words).output().unwrap());
+    let (status, out, errors) = job(&[&pid, "--all"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
+    let begin = format!("Process {pid} of ");
+    assert!(out.starts_with(&begin) && out.contains("sleep 60"), "{out}");
+    assert!(out.contains("NCCL_IB_DISABLE=1"), "{out}");
+    let (status, _, errors) = job(&[&pid]);
+    assert_eq!(status, Some(2));
+    assert_eq!(errors, format!("peermemctl: there is no process {pid}\n"));
+    let (status, _, errors) = job(&["1", "--machine", MACHINE]);
+    assert_eq!(status, Some(2), "{errors}");
+}
+
 /// `peermemctl topo >&-`: output that nobody can read is an error.
 #[test]
 fn a_closed_standard_output_is_2() {
@@ -312,28 +336,4 @@ fn a_plugin_that_cannot_look_is_unknown() {
     assert_eq!(said(&output.unwrap()).0, Some(3));
     let help = peermemctl().args(["doctor", "--nagios", "--help"]).output();
     assert_eq!(said(&help.unwrap()).0, Some(0));
-}
-
-/// A process of this machine, while it runs and after its end.
-#[test]
-fn a_job_is_a_process_that_runs() {
-    let mut child = Command::new("sleep")
-        .arg("60")
-        .env("NCCL_IB_DISABLE", "1")
-        .spawn()
-        .unwrap();
-    let pid = child.id().to_string();
-    let job = |words: &[&str]| said(&peermemctl().arg("job").args(words).output().unwrap());
-    let (status, out, errors) = job(&[&pid, "--all"]);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
-    let begin = format!("Process {pid} of ");
-    assert!(out.starts_with(&begin) && out.contains("sleep 60"), "{out}");
-    assert!(out.contains("NCCL_IB_DISABLE=1"), "{out}");
-    let (status, _, errors) = job(&[&pid]);
-    assert_eq!(status, Some(2));
-    assert_eq!(errors, format!("peermemctl: there is no process {pid}\n"));
-    let (status, _, errors) = job(&["1", "--machine", MACHINE]);
-    assert_eq!(status, Some(2), "{errors}");
 }
