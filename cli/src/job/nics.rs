@@ -228,6 +228,15 @@ mod tests {
     use crate::fixture;
     use crate::host::Seen;
 
+    /// Returns `hgx` with one of the two ports near each GPU down.
+    fn dead_rails() -> fixture::Fixture {
+        let mut fixture = fixture::hgx();
+        for hca in [0, 2, 4, 6] {
+            fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/state", "1: DOWN\n");
+        }
+        fixture
+    }
+
     struct Given(&'static str, &'static str);
 
     impl Variables for Given {
@@ -243,7 +252,7 @@ mod tests {
     }
 
     fn choice(variable: &'static str, value: &'static str) -> Choice {
-        let machine = Machine::scan(&fixture::dead_rails().recording).unwrap();
+        let machine = Machine::scan(&dead_rails().recording).unwrap();
         let all = Choice::all(&Given(variable, value), &machine);
         all.into_iter().find(|it| it.variable == variable).unwrap()
     }
@@ -284,7 +293,7 @@ mod tests {
         );
         let first: BTreeSet<Address> = all.iter().copied().take(1).collect();
         assert_eq!(suggested(&machine, &first).unwrap(), "=mlx5_0,mlx5_1");
-        let machine = Machine::scan(&fixture::dead_rails().recording).unwrap();
+        let machine = Machine::scan(&dead_rails().recording).unwrap();
         assert_eq!(suggested(&machine, &first).unwrap(), "=mlx5_1");
         assert_eq!(suggested(&machine, &BTreeSet::new()), None);
         let machine = Machine::scan(&fixture::no_hca().recording).unwrap();
