@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Lists registrations of GPU memory, and the processes that use GPUDirect RDMA (root)
     List(List),
+    /// Shows what decides about GPUDirect RDMA in the processes of one job
+    Job(Job),
     /// Shows the module's counters: registrations, refusals by reason, BAR1 by GPU (root)
     Stats(Stats),
     /// Registers GPU memory in each possible way, moves bytes, and says what works
@@ -101,6 +103,7 @@ impl Command {
             Self::Topo(args) => &args.source,
             Self::Doctor(args) => &args.source,
             Self::List(args) => &args.source,
+            Self::Job(args) => &args.source,
             Self::Stats(args) => &args.source,
             Self::Export(args) => &args.source,
             Self::Record(args) => &args.source,
@@ -266,6 +269,35 @@ pub(crate) struct List {
     pub(crate) by_process: bool,
     /// Shows all memory regions by process, and the processes that use GPUDirect RDMA; needs no module
     #[arg(long, conflicts_with_all = ["gpu", "by_process"])]
+    pub(crate) all: bool,
+}
+
+/// The processes of a job: exactly one of the four.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Processes {
+    /// A process
+    #[arg(value_name = "PID")]
+    pub(crate) pid: Option<u32>,
+    /// All processes of a Slurm job on this host, by the job's number
+    #[arg(long, value_name = "JOB")]
+    pub(crate) slurm: Option<String>,
+    /// All processes of a Kubernetes pod, by the pod's UID
+    #[arg(long, value_name = "UID")]
+    pub(crate) pod: Option<String>,
+    /// All processes of a control group and of those below it, as in /proc/PID/cgroup
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cgroup: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Job {
+    #[command(flatten)]
+    pub(crate) source: Source,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
+    /// Also shows notes, what is not visible, all settings, and processes without these libraries
+    #[arg(long, short)]
     pub(crate) all: bool,
 }
 

@@ -42,6 +42,8 @@ impl Level {
 pub(crate) enum Subject {
     /// The whole machine.
     Machine,
+    /// The processes of `peermemctl job`.
+    Job,
     /// A GPU, by PCI address.
     Gpu { gpu: String },
     /// An RDMA device, by name.

@@ -13,6 +13,7 @@ mod finding;
 #[cfg(test)]
 mod fixture;
 mod host;
+mod job;
 mod list;
 mod machine;
 mod netlink;
@@ -120,6 +121,7 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
         Command::Verify(args) => verify::run(host, args, out),
         Command::VerifyPart(args) => verify::run_part(&args.role).map(|()| Status::Ok),
         Command::List(args) => list::run(host, args, out),
+        Command::Job(args) => job::run(host, args, out),
         Command::Stats(args) => stats::run(host, args, out),
         Command::Export(args) => export::run(host, args, out),
     }

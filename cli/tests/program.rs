@@ -95,7 +95,7 @@ fn every_command_has_a_man_page() {
     std::fs::create_dir_all(&directory).unwrap();
     let output = peermemctl().arg("man").arg(&directory).output();
     assert_eq!(said(&output.unwrap()).0, Some(0));
-    for command in ["", "-topo", "-doctor", "-record", "-man", "-verify"] {
+    for command in ["", "-topo", "-doctor", "-record", "-job", "-man", "-verify"] {
         let page = format!("peermemctl{command}.1");
         let text = std::fs::read_to_string(directory.join(&page)).unwrap();
         assert!(text.contains(".TH peermemctl"), "{page}: {text}");
@@ -117,6 +117,30 @@ fn a_recording_of_this_machine_is_one() {
     assert_eq!(said(&output.unwrap()).0, Some(0));
     let there = format!("topo --machine {}", file.display());
     assert_eq!(ran("topo"), ran(&there));
+}
+
+/// A process of this machine, while it runs and after its end.
+#[test]
+fn a_job_is_a_process_that_runs() {
+    let mut child = Command::new("sleep")
+        .arg("60")
+        .env("NCCL_IB_DISABLE", "1")
+        .spawn()
+        .unwrap();
+    let pid = child.id().to_string();
+    let job = |words: &[&str]| said(&peermemctl().arg("job").args(words).output().unwrap());
+    let (status, out, errors) = job(&[&pid, "--all"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
+    let begin = format!("Process {pid} of ");
+    assert!(out.starts_with(&begin) && out.contains("sleep 60"), "{out}");
+    assert!(out.contains("NCCL_IB_DISABLE=1"), "{out}");
+    let (status, _, errors) = job(&[&pid]);
+    assert_eq!(status, Some(2));
+    assert_eq!(errors, format!("peermemctl: there is no process {pid}\n"));
+    let (status, _, errors) = job(&["1", "--machine", MACHINE]);
+    assert_eq!(status, Some(2), "{errors}");
 }
 
 /// `peermemctl topo >&-`: output that nobody can read is an error.

@@ -23,7 +23,6 @@ mod iommu;
 mod link;
 mod max_payload;
 mod max_read_request;
-mod nccl;
 mod nic_driver;
 mod numa;
 mod packets;
@@ -56,6 +55,7 @@ use expected::Expected;
 use scan::{Baseline, Check};
 
 pub(crate) use scan::Scan;
+pub(crate) use software::memory_lock;
 
 pub(crate) const COUNTERS: &str = counters::CHECK.name;
 

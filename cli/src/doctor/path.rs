@@ -4,16 +4,16 @@
 //! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three kinds of paths. A path through
 //! switches only is best. A path through one processor works but is slower, above all for reads. A
 //! path between processors is severely limited or unreliable. By default, NCCL uses GPUDirect RDMA
-//! only on the best kind ([`super::nccl`]).
+//! only on the best kind ([`nccl`]).
 
 use std::collections::BTreeMap;
 
-use super::nccl;
-use super::nccl::{Nccl, Topology};
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Listed, Pair};
+use crate::software::nccl;
+use crate::software::nccl::{Nccl, Topology};
 
 check! {
     "path": "class of the path to each GPU's nearest RDMA device, and whether NCCL uses GPUDirect RDMA on it",

@@ -114,6 +114,7 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
     for subject in unique(subjects) {
         match subject {
             Subject::Machine => names.push("machine".to_owned()),
+            Subject::Job => names.push("job".to_owned()),
             Subject::Gpu { gpu } => names.push(name_of(gpu)),
             Subject::Hca { hca } => names.push(hca.clone()),
             Subject::Pair { gpu, hca } => pairs.push((gpu, hca)),

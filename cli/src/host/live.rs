@@ -2,8 +2,11 @@
 //! This machine, read directly.
 
 use std::io::{BufRead as _, Read as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::{fs, io};
+
+use rustix::fs::{fstat, openat2, FileType, Mode, OFlags, ResolveFlags};
 
 use super::nldev::Tracked;
 use super::recording::Recorded as _;
@@ -37,8 +40,52 @@ impl From<io::Error> for Unseen {
     }
 }
 
+/// Splits `/proc/PID/root/PATH` into the root directory of a process and a path below it.
+fn in_root(path: &str) -> Option<(&str, &str)> {
+    let (pid, below) = path.strip_prefix("/proc/")?.split_once("/root/")?;
+    let is_pid = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
+    let root = path.strip_suffix(below)?;
+    is_pid.then_some((root, below))
+}
+
+/// Opens a regular file below the root directory of a process, or one that a process has mapped.
+/// Returns `None` for all other paths.
+///
+/// The process may have put anything there: symbolic links stay below its root directory, and
+/// nothing but a regular file is opened, because opening a device can change the device's state.
+fn open_of_process(path: &str) -> Option<io::Result<fs::File>> {
+    const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+    let place = match in_root(path) {
+        Some((root, below)) => {
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            let root = rustix::fs::open(root, PLACE, Mode::empty());
+            root.and_then(|root| openat2(&root, below, PLACE, Mode::empty(), resolve))
+        }
+        None if path.starts_with("/proc/") && path.contains("/map_files/") => {
+            rustix::fs::open(path, PLACE, Mode::empty())
+        }
+        None => return None,
+    };
+    Some(
+        place
+            .map_err(io::Error::from)
+            .and_then(|place| regular(&place)),
+    )
+}
+
+/// Opens a regular file for reading.
+fn regular(place: &OwnedFd) -> io::Result<fs::File> {
+    if !FileType::from_raw_mode(fstat(place)?.st_mode).is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    fs::File::open(format!("/proc/self/fd/{}", place.as_raw_fd()))
+}
+
 /// Opens a file without blocking, even if it is a pipe.
 fn open(path: &str) -> io::Result<fs::File> {
+    if let Some(file) = open_of_process(path) {
+        return file;
+    }
     fs::OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
@@ -174,6 +221,43 @@ mod tests {
         assert_eq!(Live.link("/proc/self/stat"), Err(Unseen::Absent));
         assert_eq!(Live.has("/proc/none"), Ok(false));
         assert_eq!(Live.has("/proc/self"), Ok(true));
+    }
+
+    #[test]
+    fn what_a_process_sees_stays_in_its_root() {
+        let own = format!("/proc/{}/root", std::process::id());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        fs::write(folder.path().join("file"), "text\n").unwrap();
+        for (name, target) in [
+            ("inside", format!("{path}/file")),
+            ("device", "/dev/null".to_owned()),
+            ("magic", "/proc/self/exe".to_owned()),
+        ] {
+            std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+        }
+        assert_eq!(
+            Live.text(&format!("{own}{path}/file")).as_deref(),
+            Ok("text")
+        );
+        assert_eq!(
+            Live.text(&format!("{own}{path}/inside")).as_deref(),
+            Ok("text")
+        );
+        assert_eq!(Live.text(&format!("{own}{path}/none")), Err(Unseen::Absent));
+        for refused in ["device", "magic"] {
+            let answer = Live.text(&format!("{own}{path}/{refused}"));
+            assert!(
+                matches!(answer, Err(Unseen::Failed(_))),
+                "{refused}: {answer:?}"
+            );
+        }
+        assert_eq!(in_root("/proc/self/root/etc/passwd"), None);
+        assert_eq!(in_root("/proc/1/rootx/etc/passwd"), None);
+        assert_eq!(
+            in_root("/proc/1/root/etc/a/root/b"),
+            Some(("/proc/1/root/", "etc/a/root/b"))
+        );
     }
 
     #[test]

@@ -15,3 +15,4 @@ mod usage;
 mod tests;
 
 pub(crate) use print::run;
+pub(crate) use usage::{Usage, Verdict};

@@ -5,6 +5,7 @@ pub(crate) mod fabric;
 pub(crate) mod files;
 pub(crate) mod listed;
 pub(crate) mod log;
+pub(crate) mod nccl;
 pub(crate) mod verbs;
 
 use crate::host::{Fact, Host, Seen, Unseen};

@@ -7,15 +7,17 @@
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{facts, Fact, Unseen};
+use crate::host::{facts, Fact, Seen, Unseen};
 
 check! {
     "memlock": "how much memory this shell and the jobs of batch systems and containers may lock",
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
-/// `CAP_IPC_LOCK` in the masks of `/proc/self/status`.
+/// `CAP_IPC_LOCK` in the masks of `/proc/PID/status`.
 const IPC_LOCK: u64 = 1 << 14;
+/// The first user namespace: the kernel's `PROC_USER_INIT_INO`.
+const FIRST_USERS: &str = "user:[4026531837]";
 
 /// Batch services, whose jobs cannot exceed the service's own limit. A container can have its own
 /// limit: `--ulimit memlock=-1`.
@@ -81,42 +83,59 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         return Vec::new();
     };
     let mut findings = Vec::new();
-    findings.extend(shell(scan, memory));
+    findings.extend(of_process(scan, memory, "self", "this shell"));
     findings.extend(services(scan, memory));
     findings
 }
 
-/// Judges the limits of this process, which are those of the shell that started it.
-fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
-    let limit = match scan.host.text("/proc/self/limits") {
+/// Judges the limits of a process, for a machine where the check applies.
+pub(crate) fn memory_lock(scan: &Scan<'_>, pid: u32) -> Option<Finding> {
+    let memory = largest(scan).filter(|_| (CHECK.applies)(scan))?;
+    let finding = of_process(scan, memory, &pid.to_string(), "the process")?;
+    let check = CHECK.name;
+    Some(Finding { check, ..finding })
+}
+
+/// Judges the limits of a process, which is called `who`. The limits of this process are those of
+/// the shell that started it.
+fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<Finding> {
+    let limit = match scan.host.text(&format!("/proc/{process}/limits")) {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
         Err(why) => {
-            let what = "the limit on locked memory (/proc/self/limits)";
+            let what = format!("the limit on locked memory (/proc/{process}/limits)");
             return Some(Scan::unseen(Subject::Machine, what, &why));
         }
     };
     let (soft, hard) = limit?;
     let capable = scan
         .host
-        .text("/proc/self/status")
+        .text(&format!("/proc/{process}/status"))
         .ok()
         .and_then(|text| {
             let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
             u64::from_str_radix(mask.trim(), 16).ok()
         })
         .is_some_and(|mask| mask & IPC_LOCK != 0);
+    let capable = match capable.then(|| in_first_namespace(scan, process)) {
+        None => false,
+        Some(Ok(is_in)) => is_in,
+        Some(Err(why)) => {
+            let what = format!("whether CAP_IPC_LOCK counts (/proc/{process}/ns/user)");
+            return Some(Scan::unseen(Subject::Machine, what, &why));
+        }
+    };
     if capable {
         return Some(Subject::Machine.ok(format!(
-            "this shell may lock {}, and is not held to it (CAP_IPC_LOCK)",
+            "{who} may lock {}, and is not held to it (CAP_IPC_LOCK)",
             said(soft)
         )));
     }
     let (all, count) = with_all(scan, memory);
     if soft >= all {
-        return Some(Subject::Machine.ok(format!("this shell may lock {}", said(soft))));
+        return Some(Subject::Machine.ok(format!("{who} may lock {}", said(soft))));
     }
     let found = format!(
-        "this shell may lock {} (hard limit {}), and {}",
+        "{who} may lock {} (hard limit {}), and {}",
         said(soft),
         said(hard),
         needed(memory, (all, count), soft)
@@ -128,6 +147,20 @@ fn shell(scan: &Scan<'_>, memory: u64) -> Option<Finding> {
         memlock=-1 or the capability IPC_LOCK"
     };
     Some(Subject::Machine.warning(found).why(WHY).fix(fix))
+}
+
+/// Returns `false` if a process has another user namespace than the first. ib_core ignores its
+/// capabilities then.
+fn in_first_namespace(scan: &Scan<'_>, process: &str) -> Seen<bool> {
+    if process == "self" {
+        return Ok(true);
+    }
+    match scan.host.link(&format!("/proc/{process}/ns/user")) {
+        Ok(namespace) => Ok(namespace == FIRST_USERS),
+        // The kernel has no user namespaces.
+        Err(Unseen::Absent) => Ok(true),
+        Err(why) => Err(why),
+    }
 }
 
 /// Judges the limits of services that start other processes.

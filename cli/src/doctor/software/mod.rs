@@ -33,6 +33,8 @@ mod xid;
 
 use super::scan::{Check, Scan};
 
+pub(crate) use memlock::memory_lock;
+
 /// Returns `true` if a module is loaded on a machine that could use it.
 fn has_module(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.software().loaded().is_some()

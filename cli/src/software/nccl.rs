@@ -7,7 +7,7 @@
 //! NUMA node is PHB. NCCL reads paths from sysfs or from a topology file. A job may have settings
 //! that are not visible here.
 
-use crate::host::Host;
+use crate::host::{Host, Seen};
 use crate::machine::Class;
 
 /// NCCL's classes of paths, nearest first (`topoPathTypeStr`).
@@ -19,22 +19,35 @@ const OLD_LEVELS: [&str; 5] = ["LOC", "PIX", "PXB", "PHB", "SYS"];
 const DEFAULT: &str = "PXB";
 
 const ENVIRONMENT: &str = "/proc/self/environ";
-const FILE: &str = "/etc/nccl.conf";
+/// File of the machine.
+pub(crate) const FILE: &str = "/etc/nccl.conf";
 /// Topology file that NCCL reads by default.
 const VIRTUAL: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
 /// Value of an NCCL variable, and the value's origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Setting {
-    pub(super) value: String,
+pub(crate) struct Setting {
+    pub(crate) value: String,
     /// Origin of the value: `in /etc/nccl.conf`.
-    pub(super) place: String,
+    pub(crate) place: String,
 }
 
-impl Setting {
+/// Variables that NCCL would see in one process.
+pub(crate) trait Variables {
     /// Reads a variable in NCCL's order: environment, the user's file, the machine's file. The
     /// value is not interpreted.
-    fn scan(host: &dyn Host, name: &str) -> Option<Self> {
+    fn setting(&self, name: &str) -> Option<Setting>;
+
+    /// Returns `true` if the process sees this file, or an error if the answer is unknown.
+    fn sees(&self, path: &str) -> Seen<bool>;
+}
+
+/// The shell that started this program.
+struct Shell<'a>(&'a dyn Host);
+
+impl Variables for Shell<'_> {
+    fn setting(&self, name: &str) -> Option<Setting> {
+        let host = self.0;
         let read = |file: &str, name: &str| {
             let lines = host.matching(file, name).ok()?;
             let mut lines = lines.split(['\0', '\n']);
@@ -44,7 +57,7 @@ impl Setting {
         let of = |file: &str, place: &str| {
             let value = read(file, name)?;
             let place = place.to_owned();
-            Some(Self { value, place })
+            Some(Setting { value, place })
         };
         let of_user = || {
             let home = || Some(format!("{}/.nccl.conf", read(ENVIRONMENT, "HOME")?));
@@ -56,11 +69,15 @@ impl Setting {
             .or_else(of_user)
             .or_else(|| of(FILE, "in /etc/nccl.conf"))
     }
+
+    fn sees(&self, path: &str) -> Seen<bool> {
+        self.0.has(path)
+    }
 }
 
 /// Topology file that NCCL uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Topology {
+pub(crate) enum Topology {
     /// No file: NCCL reads sysfs.
     None,
     /// A topology file. The text names the file and, if configured, the setting.
@@ -71,31 +88,38 @@ pub(super) enum Topology {
 
 /// NCCL's settings, as far as visible.
 #[derive(Debug, Clone)]
-pub(super) struct Nccl {
+pub(crate) struct Nccl {
     /// `NCCL_NET_GDR_LEVEL`, as the name of a class.
-    pub(super) level: Option<Setting>,
-    pub(super) topology: Topology,
+    pub(crate) level: Option<Setting>,
+    pub(crate) topology: Topology,
     /// `true` if NCCL may send through another GPU, connected by NVLink, that is nearer to the NIC
     /// (PXN).
-    pub(super) has_pxn: bool,
+    pub(crate) has_pxn: bool,
 }
 
 impl Nccl {
-    pub(super) fn scan(host: &dyn Host) -> Self {
-        let named = Setting::scan(host, "NCCL_TOPO_FILE").filter(|it| !it.value.is_empty());
+    /// Returns the settings of the shell that started this program.
+    pub(crate) fn scan(host: &dyn Host) -> Self {
+        Self::of(&Shell(host))
+    }
+
+    /// Returns the settings of a process.
+    pub(crate) fn of(variables: &dyn Variables) -> Self {
+        let named = variables.setting("NCCL_TOPO_FILE");
+        let named = named.filter(|it| !it.value.is_empty());
         let topology = match named {
-            Some(named) if host.has(&named.value) == Ok(false) => Topology::Missing(named),
+            Some(named) if variables.sees(&named.value) == Ok(false) => Topology::Missing(named),
             Some(Setting { value, place }) => {
                 Topology::File(format!("{value}, which NCCL_TOPO_FILE {place} names"))
             }
-            None if host.has(VIRTUAL) == Ok(true) => Topology::File(VIRTUAL.to_owned()),
+            None if variables.sees(VIRTUAL) == Ok(true) => Topology::File(VIRTUAL.to_owned()),
             None => Topology::None,
         };
-        let level = Setting::scan(host, "NCCL_NET_GDR_LEVEL").and_then(|setting| {
+        let level = variables.setting("NCCL_NET_GDR_LEVEL").and_then(|setting| {
             let value = level_of(&setting.value)?.to_owned();
             Some(Setting { value, ..setting })
         });
-        let disabled = Setting::scan(host, "NCCL_PXN_DISABLE");
+        let disabled = variables.setting("NCCL_PXN_DISABLE");
         Self {
             level,
             topology,
@@ -104,20 +128,20 @@ impl Nccl {
     }
 
     /// Returns the farthest class for which NCCL uses GPUDirect RDMA.
-    pub(super) fn limit(&self) -> &str {
+    pub(crate) fn limit(&self) -> &str {
         self.level
             .as_ref()
             .map_or(DEFAULT, |setting| &setting.value)
     }
 
     /// Returns `true` if NCCL uses GPUDirect RDMA on a path of this class.
-    pub(super) fn takes(&self, class: Class) -> bool {
+    pub(crate) fn takes(&self, class: Class) -> bool {
         rank(name_of(class)) <= rank(self.limit())
     }
 }
 
 /// Returns NCCL's name of a class.
-pub(super) fn name_of(class: Class) -> &'static str {
+pub(crate) fn name_of(class: Class) -> &'static str {
     match class {
         Class::Pix => "PIX",
         Class::Pxb => "PXB",
@@ -132,7 +156,7 @@ fn rank(level: &str) -> Option<usize> {
 
 /// Returns the class that a value of `NCCL_NET_GDR_LEVEL` selects. Returns `None` for an unknown
 /// value, for which NCCL uses its default.
-fn level_of(value: &str) -> Option<&'static str> {
+pub(crate) fn level_of(value: &str) -> Option<&'static str> {
     if let Ok(number) = value.parse::<usize>() {
         return OLD_LEVELS.get(number).or(OLD_LEVELS.last()).copied();
     }
