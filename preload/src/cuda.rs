@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! CUDA's driver API, if the process has loaded it: the owner of an address, and the export of a
+//! range as a dma-buf.
+//!
+//! The numbers and types are those of `cuda.h`, which keeps them for all versions.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ptr::{from_mut, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::verbs::{function, open, symbol};
+
+type Pointer = c_ulonglong;
+type Raw = *mut c_void;
+type Code = c_int;
+
+/// `CUresult` values.
+const SUCCESS: Code = 0;
+const INVALID_CONTEXT: Code = 201;
+pub(crate) const INVALID_VALUE: Code = 1;
+pub(crate) const NOT_SUPPORTED: Code = 801;
+
+/// `CUpointer_attribute` values.
+const CONTEXT: c_int = 1;
+const MEMORY_TYPE: c_int = 2;
+const DEVICE_ORDINAL: c_int = 9;
+/// `CU_MEMORYTYPE_DEVICE`
+const DEVICE: u64 = 2;
+
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
+const DMA_BUF_FD: c_int = 1;
+
+/// Functions of `libcuda.so.1`.
+#[derive(Clone, Copy)]
+pub(crate) struct Cuda {
+    attribute: unsafe extern "C" fn(*mut c_void, c_int, Pointer) -> Code,
+    export: Option<unsafe extern "C" fn(Raw, Pointer, usize, c_int, c_ulonglong) -> Code>,
+    push: unsafe extern "C" fn(Raw) -> Code,
+    pop: unsafe extern "C" fn(*mut Raw) -> Code,
+    count: unsafe extern "C" fn(*mut c_int) -> Code,
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
+    state: unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> Code,
+    retain: unsafe extern "C" fn(*mut Raw, c_int) -> Code,
+    release: unsafe extern "C" fn(c_int) -> Code,
+}
+
+static LOADED: AtomicPtr<Cuda> = AtomicPtr::new(null_mut());
+
+/// Way of mapping that the importer asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mapping {
+    Default,
+    /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`
+    Pcie,
+}
+
+/// Reason of a failed export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// This libcuda has no `cuMemGetHandleForAddressRange`.
+    Old,
+    Code(Code),
+}
+
+/// A dma-buf's file descriptor, which is closed when dropped.
+#[derive(Debug)]
+pub(crate) struct Descriptor(pub(crate) c_int);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: CUDA gave this descriptor to this thread, and nothing else knows its number.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+impl Cuda {
+    /// Returns CUDA's functions, if the process has loaded libcuda. libcuda stays loaded.
+    pub(crate) fn loaded() -> Option<&'static Self> {
+        let known = LOADED.load(Ordering::Acquire);
+        if known.is_null() {
+            let new = Box::into_raw(Box::new(Self::find()?));
+            let kept =
+                match LOADED.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => new,
+                    Err(others) => {
+                        // SAFETY: the box was made above, and LOADED does not hold its address.
+                        drop(unsafe { Box::from_raw(new) });
+                        others
+                    }
+                };
+            // SAFETY: LOADED only ever holds one leaked box.
+            return unsafe { kept.as_ref() };
+        }
+        // SAFETY: as above.
+        unsafe { known.as_ref() }
+    }
+
+    fn find() -> Option<Self> {
+        let handle = open(c"libcuda.so.1", libc::RTLD_LAZY | libc::RTLD_NOLOAD)?.as_ptr();
+        // SAFETY: each type is that of the function's declaration in cuda.h.
+        unsafe {
+            Some(Self {
+                attribute: function(symbol(handle, c"cuPointerGetAttribute"))?,
+                export: function(symbol(handle, c"cuMemGetHandleForAddressRange")),
+                push: function(symbol(handle, c"cuCtxPushCurrent_v2"))?,
+                pop: function(symbol(handle, c"cuCtxPopCurrent_v2"))?,
+                count: function(symbol(handle, c"cuDeviceGetCount"))?,
+                device: function(symbol(handle, c"cuDeviceGet"))?,
+                state: function(symbol(handle, c"cuDevicePrimaryCtxGetState"))?,
+                retain: function(symbol(handle, c"cuDevicePrimaryCtxRetain"))?,
+                release: function(symbol(handle, c"cuDevicePrimaryCtxRelease_v2"))?,
+            })
+        }
+    }
+
+    /// Returns `true` if an address is GPU memory. Threads without a context may ask.
+    pub(crate) fn owns(&self, address: u64) -> bool {
+        self.ask(MEMORY_TYPE, address) == Ok(DEVICE)
+    }
+
+    /// Exports a range of whole pages as a dma-buf, in the context of the memory.
+    pub(crate) fn export(
+        &self,
+        start: u64,
+        length: usize,
+        mapping: Mapping,
+    ) -> Result<Descriptor, Refusal> {
+        let export = self.export.ok_or(Refusal::Old)?;
+        let _entered = self.enter(start);
+        let mut fd: c_int = -1;
+        let flags = match mapping {
+            Mapping::Default => 0,
+            Mapping::Pcie => 1,
+        };
+        // SAFETY: the function writes a file descriptor, an int, for this type of handle.
+        let code = unsafe { export(from_mut(&mut fd).cast(), start, length, DMA_BUF_FD, flags) };
+        match code {
+            SUCCESS if fd >= 0 => Ok(Descriptor(fd)),
+            code => Err(Refusal::Code(code)),
+        }
+    }
+
+    /// Makes the context of an allocation current. Memory of `cuMemCreate` has no context, and its
+    /// device's primary context serves.
+    fn enter(&self, address: u64) -> Option<Entered<'_>> {
+        match self.ask(CONTEXT, address) {
+            Ok(context) if context != 0 => {
+                let context = usize::try_from(context).ok()?;
+                Entered::push(self, context as Raw, None)
+            }
+            _ => {
+                let ordinal = self.ask(DEVICE_ORDINAL, address).ok()?;
+                // The attribute is an int.
+                let ordinal = c_int::try_from(ordinal & 0xffff_ffff).ok()?;
+                Entered::primary(self, self.device_of(ordinal)?)
+            }
+        }
+    }
+
+    /// Asks in a primary context if the thread needs one.
+    fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
+        match self.ask_here(attribute, address) {
+            Err(INVALID_CONTEXT) => {
+                let _entered = self
+                    .devices()
+                    .find_map(|device| Entered::primary(self, device));
+                self.ask_here(attribute, address)
+            }
+            answer => answer,
+        }
+    }
+
+    fn ask_here(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
+        let mut value: u64 = 0;
+        // SAFETY: no attribute that is asked for here is larger than a pointer.
+        match unsafe { (self.attribute)(from_mut(&mut value).cast(), attribute, address) } {
+            SUCCESS => Ok(value),
+            code => Err(code),
+        }
+    }
+
+    fn devices(&self) -> impl Iterator<Item = c_int> + '_ {
+        let mut count = 0;
+        // SAFETY: the function writes an int.
+        let code = unsafe { (self.count)(&mut count) };
+        let count = if code == SUCCESS { count } else { 0 };
+        (0..count).filter_map(|ordinal| self.device_of(ordinal))
+    }
+
+    fn device_of(&self, ordinal: c_int) -> Option<c_int> {
+        let mut device = 0;
+        // SAFETY: the function writes a CUdevice, an int.
+        (unsafe { (self.device)(&mut device, ordinal) } == SUCCESS).then_some(device)
+    }
+}
+
+/// A context that is current until this is dropped.
+struct Entered<'a> {
+    cuda: &'a Cuda,
+    /// Device whose primary context is to be released.
+    primary: Option<c_int>,
+}
+
+impl<'a> Entered<'a> {
+    /// Makes a device's primary context current, unless no one uses it: a new one would take GPU
+    /// memory.
+    fn primary(cuda: &'a Cuda, device: c_int) -> Option<Self> {
+        let (mut flags, mut is_active, mut context) = (0, 0, null_mut());
+        // SAFETY: the functions write an unsigned int, an int and a pointer.
+        unsafe {
+            if (cuda.state)(device, &mut flags, &mut is_active) != SUCCESS
+                || is_active == 0
+                || (cuda.retain)(&mut context, device) != SUCCESS
+            {
+                return None;
+            }
+        }
+        Self::push(cuda, context, Some(device))
+    }
+
+    fn push(cuda: &'a Cuda, context: Raw, primary: Option<c_int>) -> Option<Self> {
+        // SAFETY: the context belongs to live memory, or was retained.
+        if unsafe { (cuda.push)(context) } == SUCCESS {
+            return Some(Self { cuda, primary });
+        }
+        if let Some(device) = primary {
+            // SAFETY: the caller has retained the device's context.
+            unsafe { (cuda.release)(device) };
+        }
+        None
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut context = null_mut();
+        // SAFETY: `push` has pushed a context in this thread, and `primary` was retained.
+        unsafe {
+            (self.cuda.pop)(&mut context);
+            if let Some(device) = self.primary {
+                (self.cuda.release)(device);
+            }
+        }
+    }
+}
