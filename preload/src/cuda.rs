@@ -4,14 +4,13 @@
 //!
 //! The numbers and types are those of `cuda.h`, which keeps them for all versions.
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::ptr::{from_mut, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::verbs::{function, open, symbol};
+use crate::verbs::{function, open, symbol, P};
 
 type Pointer = c_ulonglong;
-type Raw = *mut c_void;
 type Code = c_int;
 
 /// `CUresult` values.
@@ -33,14 +32,14 @@ const DMA_BUF_FD: c_int = 1;
 /// Functions of `libcuda.so.1`.
 #[derive(Clone, Copy)]
 pub(crate) struct Cuda {
-    attribute: unsafe extern "C" fn(*mut c_void, c_int, Pointer) -> Code,
-    export: Option<unsafe extern "C" fn(Raw, Pointer, usize, c_int, c_ulonglong) -> Code>,
-    push: unsafe extern "C" fn(Raw) -> Code,
-    pop: unsafe extern "C" fn(*mut Raw) -> Code,
+    attribute: unsafe extern "C" fn(P, c_int, Pointer) -> Code,
+    export: Option<unsafe extern "C" fn(P, Pointer, usize, c_int, c_ulonglong) -> Code>,
+    push: unsafe extern "C" fn(P) -> Code,
+    pop: unsafe extern "C" fn(*mut P) -> Code,
     count: unsafe extern "C" fn(*mut c_int) -> Code,
     device: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
     state: unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> Code,
-    retain: unsafe extern "C" fn(*mut Raw, c_int) -> Code,
+    retain: unsafe extern "C" fn(*mut P, c_int) -> Code,
     release: unsafe extern "C" fn(c_int) -> Code,
 }
 
@@ -52,14 +51,6 @@ pub(crate) enum Mapping {
     Default,
     /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`
     Pcie,
-}
-
-/// Reason of a failed export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// This libcuda has no `cuMemGetHandleForAddressRange`.
-    Old,
-    Code(Code),
 }
 
 /// A dma-buf's file descriptor, which is closed when dropped.
@@ -76,27 +67,25 @@ impl Drop for Descriptor {
 impl Cuda {
     /// Returns CUDA's functions, if the process has loaded libcuda. libcuda stays loaded.
     pub(crate) fn loaded() -> Option<&'static Self> {
-        let known = LOADED.load(Ordering::Acquire);
+        let mut known = LOADED.load(Ordering::Acquire);
         if known.is_null() {
             let new = Box::into_raw(Box::new(Self::find()?));
-            let kept =
-                match LOADED.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => new,
-                    Err(others) => {
-                        // SAFETY: the box was made above, and LOADED does not hold its address.
-                        drop(unsafe { Box::from_raw(new) });
-                        others
-                    }
-                };
-            // SAFETY: LOADED only ever holds one leaked box.
-            return unsafe { kept.as_ref() };
+            let (done, failed) = (Ordering::AcqRel, Ordering::Acquire);
+            known = match LOADED.compare_exchange(known, new, done, failed) {
+                Ok(_) => new,
+                Err(others) => {
+                    // SAFETY: the box was made above, and LOADED does not hold its address.
+                    drop(unsafe { Box::from_raw(new) });
+                    others
+                }
+            };
         }
-        // SAFETY: as above.
+        // SAFETY: LOADED only ever holds one leaked box.
         unsafe { known.as_ref() }
     }
 
     fn find() -> Option<Self> {
-        let handle = open(c"libcuda.so.1", libc::RTLD_LAZY | libc::RTLD_NOLOAD)?.as_ptr();
+        let handle = open(c"libcuda.so.1")?;
         // SAFETY: each type is that of the function's declaration in cuda.h.
         unsafe {
             Some(Self {
@@ -118,14 +107,15 @@ impl Cuda {
         self.ask(MEMORY_TYPE, address) == Ok(DEVICE)
     }
 
-    /// Exports a range of whole pages as a dma-buf, in the context of the memory.
+    /// Exports a range of whole pages as a dma-buf, in the context of the memory. Returns CUDA's code
+    /// if that fails, and `None` if this libcuda has no such function.
     pub(crate) fn export(
         &self,
         start: u64,
         length: usize,
         mapping: Mapping,
-    ) -> Result<Descriptor, Refusal> {
-        let export = self.export.ok_or(Refusal::Old)?;
+    ) -> Result<Descriptor, Option<Code>> {
+        let export = self.export.ok_or(None)?;
         let _entered = self.enter(start);
         let mut fd: c_int = -1;
         let flags = match mapping {
@@ -136,7 +126,7 @@ impl Cuda {
         let code = unsafe { export(from_mut(&mut fd).cast(), start, length, DMA_BUF_FD, flags) };
         match code {
             SUCCESS if fd >= 0 => Ok(Descriptor(fd)),
-            code => Err(Refusal::Code(code)),
+            code => Err(Some(code)),
         }
     }
 
@@ -146,7 +136,7 @@ impl Cuda {
         match self.ask(CONTEXT, address) {
             Ok(context) if context != 0 => {
                 let context = usize::try_from(context).ok()?;
-                Entered::push(self, context as Raw, None)
+                Entered::push(self, context as P, None)
             }
             _ => {
                 let ordinal = self.ask(DEVICE_ORDINAL, address).ok()?;
@@ -218,7 +208,7 @@ impl<'a> Entered<'a> {
         Self::push(cuda, context, Some(device))
     }
 
-    fn push(cuda: &'a Cuda, context: Raw, primary: Option<c_int>) -> Option<Self> {
+    fn push(cuda: &'a Cuda, context: P, primary: Option<c_int>) -> Option<Self> {
         // SAFETY: the context belongs to live memory, or was retained.
         if unsafe { (cuda.push)(context) } == SUCCESS {
             return Some(Self { cuda, primary });

@@ -4,17 +4,17 @@
 //! The names have no version, and so the dynamic linker takes them for every version that a
 //! provider asks for.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use crate::cuda::Cuda;
-use crate::register::{by_dma_buf, is_ours, Request};
+use crate::register::{by_dma_buf, Request};
 use crate::report::{Mode, Reason};
-use crate::verbs::{Api, InitAttr, Mr, Part, Pd, Response};
+use crate::verbs::{Api, Context, InitAttr, Mr, Pd, P};
 
 /// Bits of `comp_mask` of `struct ibv_mr_init_attr`.
-const MASK_IOVA: u64 = 1;
-const MASK_ADDR: u64 = 1 << 1;
-const MASK_DMAH: u64 = 1 << 4;
+const IOVA: u64 = 1;
+const ADDR: u64 = 1 << 1;
+const DMAH: u64 = 1 << 4;
 
 /// Registers memory as `ibv_cmd_reg_mr` of libibverbs does, or by dma-buf.
 ///
@@ -24,15 +24,15 @@ const MASK_DMAH: u64 = 1 << 4;
 #[no_mangle]
 pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr(
     pd: *mut Pd,
-    addr: *mut c_void,
+    addr: P,
     length: usize,
     iova: u64,
     access: c_int,
     mr: *mut Mr,
-    command: *mut c_void,
-    command_size: usize,
-    response: *mut Response,
-    response_size: usize,
+    cmd: P,
+    cmd_n: usize,
+    resp: P,
+    resp_n: usize,
 ) -> c_int {
     // SAFETY: a pd has a live context.
     let api = unsafe { Api::of((*pd).context) };
@@ -41,20 +41,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr(
     };
     let plain = || {
         // SAFETY: these are the caller's arguments.
-        unsafe {
-            real(
-                pd,
-                addr,
-                length,
-                iova,
-                access,
-                mr,
-                command,
-                command_size,
-                response,
-                response_size,
-            )
-        }
+        unsafe { real(pd, addr, length, iova, access, mr, cmd, cmd_n, resp, resp_n) }
     };
     let other = |error| {
         let request = Request {
@@ -64,12 +51,13 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr(
             access,
             has_dma_handle: false,
         };
-        // SAFETY: this call is in progress, with this pd and mr.
-        let register = |part: &Part| unsafe { api.register(pd, mr, part) };
-        let is_served = by_dma_buf(&api, &request, error, page(), register);
-        if is_served {
-            // SAFETY: the response is the caller's, and the region was registered.
-            unsafe { Response::fill(response, response_size, mr) };
+        let is_served = by_dma_buf(api.fitness(), &request, error, |part| {
+            // SAFETY: this call is in progress, with this pd and mr.
+            unsafe { api.register(pd, mr, part, &request) }
+        });
+        if is_served && resp_n >= size_of::<[u32; 3]>() {
+            // SAFETY: the kernel writes the handle and two keys to the caller's response.
+            unsafe { resp.cast::<[u32; 3]>().write_unaligned((*mr).keys) };
         }
         is_served
     };
@@ -87,35 +75,31 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
     mr: *mut Mr,
     attr: *mut InitAttr,
 ) -> c_int {
-    // SAFETY: a pd has a live context.
-    let api = unsafe { Api::of((*pd).context) };
+    // SAFETY: a pd has a live context, and the caller passes a live attr.
+    let (api, init) = unsafe { (Api::of((*pd).context), &*attr) };
     let Some(real) = api.reg_mr_ex else {
         return missing();
     };
     // SAFETY: these are the caller's arguments.
     let plain = || unsafe { real(pd, mr, attr) };
     let other = |error| {
-        // SAFETY: the caller passes a live attr.
-        let attr = unsafe { &*attr };
         // The program's own dma-buf, and members that are unknown here, are left alone.
-        if attr.mask & !(MASK_IOVA | MASK_DMAH) != MASK_ADDR {
+        if init.mask & !(IOVA | DMAH) != ADDR {
             return false;
         }
-        let address = attr.addr.addr() as u64;
+        let address = init.addr.addr() as u64;
+        let has_iova = init.mask & IOVA != 0;
         let request = Request {
             address,
-            length: attr.length,
-            iova: if attr.mask & MASK_IOVA == 0 {
-                address
-            } else {
-                attr.iova
-            },
-            access: attr.access,
-            has_dma_handle: attr.mask & MASK_DMAH != 0,
+            length: init.length,
+            iova: if has_iova { init.iova } else { address },
+            access: init.access,
+            has_dma_handle: init.mask & DMAH != 0,
         };
-        // SAFETY: this call is in progress, with this pd and mr.
-        let register = |part: &Part| unsafe { api.register(pd, mr, part) };
-        by_dma_buf(&api, &request, error, page(), register)
+        by_dma_buf(api.fitness(), &request, error, |part| {
+            // SAFETY: this call is in progress, with this pd and mr.
+            unsafe { api.register(pd, mr, part, &request) }
+        })
     };
     in_order(api.is_forced, plain, other)
 }
@@ -130,51 +114,60 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
 pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
     mr: *mut Mr,
     flags: u32,
-    addr: *mut c_void,
-    length: usize,
+    addr: P,
+    len: usize,
     iova: u64,
     access: c_int,
     pd: *mut Pd,
-    command: *mut c_void,
-    command_size: usize,
-    response: *mut c_void,
-    response_size: usize,
+    cmd: P,
+    cmd_n: usize,
+    resp: P,
+    resp_n: usize,
 ) -> c_int {
     // SAFETY: a registered region has a live context, and an address that its program gave.
     let (api, old) = unsafe { (Api::of((*mr).context), (*mr).addr) };
     let Some(real) = api.rereg_mr else {
         return missing();
     };
-    // SAFETY: these are the caller's arguments.
-    let error = unsafe {
-        real(
-            mr,
-            flags,
-            addr,
-            length,
-            iova,
-            access,
-            pd,
-            command,
-            command_size,
-            response,
-            response_size,
-        )
+    let plain = || {
+        // SAFETY: these are the caller's arguments.
+        unsafe {
+            real(
+                mr, flags, addr, len, iova, access, pd, cmd, cmd_n, resp, resp_n,
+            )
+        }
     };
+    let error = plain();
     if error != 0 && Mode::get() != Mode::Off {
         keeping_errno(|| {
-            let owned = Cuda::loaded().and_then(|cuda| {
-                [addr, old]
-                    .map(|it| it.addr() as u64)
-                    .into_iter()
-                    .find(|it| *it != 0 && cuda.owns(*it))
-            });
-            if let Some(address) = owned {
-                Reason::rereg(address, error);
+            let mut ranges = [addr, old].map(|it| it.addr() as u64).into_iter();
+            if let Some(address) = Cuda::loaded().and_then(|it| ranges.find(|at| it.owns(*at))) {
+                Reason::REREG.say(address, len, error);
             }
         });
     }
     error
+}
+
+/// Sends a command to the kernel as `execute_ioctl` of libibverbs does. Registers memory of
+/// `mlx5dv_devx_umem_reg` by dma-buf if the kernel cannot pin it.
+///
+/// # Safety
+///
+/// The caller follows the contract of `execute_ioctl` in rdma-core's `cmd_ioctl.h`.
+#[no_mangle]
+pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P) -> c_int {
+    // SAFETY: the caller passes a live context.
+    let api = unsafe { Api::of(context) };
+    let Some(real) = api.execute else {
+        return missing();
+    };
+    // SAFETY: these are the caller's arguments.
+    let plain = || unsafe { real(context, command) };
+    // SAFETY: the context is live, and the real function has just sent the command.
+    let other = |error| unsafe { crate::devx::register(&api, context, command, error) };
+    // `force` does not concern these commands: they get their header from the real function.
+    in_order(false, plain, other)
 }
 
 /// Calls the real function and then, if it fails, the other way. The program gets the real
@@ -185,10 +178,18 @@ fn in_order(
     other: impl FnOnce(c_int) -> bool,
 ) -> c_int {
     if is_forced {
-        return if keeping_errno(|| other(0)) { 0 } else { plain() };
+        return if keeping_errno(|| other(0)) {
+            0
+        } else {
+            plain()
+        };
     }
     let error = plain();
-    if is_ours(error) && keeping_errno(|| other(error)) {
+    let is_ours = matches!(
+        error,
+        libc::EFAULT | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP
+    );
+    if is_ours && keeping_errno(|| other(error)) {
         return 0;
     }
     error
@@ -197,7 +198,7 @@ fn in_order(
 /// Returns the error of a call that has no real function.
 #[cold]
 fn missing() -> c_int {
-    Reason::no_library();
+    Reason::NO_LIBRARY.print(&format_args!("{}", Reason::NO_LIBRARY));
     // SAFETY: errno is this thread's.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
     libc::ENOSYS
@@ -212,9 +213,4 @@ fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
         *errno = kept;
         result
     }
-}
-
-fn page() -> Option<u64> {
-    // SAFETY: sysconf only reads.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()
 }

@@ -12,6 +12,7 @@
 //! its provider.
 
 mod cuda;
+mod devx;
 mod entry;
 mod register;
 mod report;

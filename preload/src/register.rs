@@ -3,13 +3,15 @@
 
 use std::ffi::c_int;
 
-use crate::cuda::{Cuda, Mapping, Refusal, INVALID_VALUE};
-use crate::report::{log, Mode, Reason};
-use crate::verbs::{Api, Part, Unfit};
+use crate::cuda::{Cuda, Mapping, INVALID_VALUE, NOT_SUPPORTED};
+use crate::report::{print, Mode, Reason};
+
+#[cfg(test)]
+mod tests;
 
 /// Flags of `enum ibv_access_flags` that `ibv_cmd_reg_dmabuf_mr` accepts: LOCAL_WRITE, REMOTE_*,
 /// RELAXED_ORDERING.
-const ACCEPTED: c_int = 0xf | 1 << 20;
+pub(crate) const ACCEPTED: c_int = 0xf | 1 << 20;
 /// `IBV_ACCESS_OPTIONAL_RANGE`. A kernel may ignore these flags.
 const OPTIONAL: c_int = 0x3ff0_0000;
 
@@ -49,166 +51,73 @@ impl Pages {
     }
 }
 
-/// Returns `true` if dma-buf may help after an error of `ibv_cmd_reg_mr`.
-pub(crate) fn is_ours(error: c_int) -> bool {
-    matches!(
-        error,
-        libc::EFAULT | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP
-    )
-}
-
-/// Registers GPU memory with `register`, and returns `true` if there is a region. Prints the reason
-/// if there is none. `error` is the program's error, or 0 if its call comes later.
+/// Registers GPU memory with `register`, which gets a descriptor and an offset. Returns `true` if
+/// there is a region, and prints the reason if there is none. `error` is the program's error, or 0
+/// if its call comes later.
 pub(crate) fn by_dma_buf(
-    api: &Api,
+    fitness: Result<(), Reason>,
     request: &Request,
     error: c_int,
-    page: Option<u64>,
-    register: impl Fn(&Part) -> Result<(), c_int>,
+    register: impl Fn((c_int, u64)) -> Result<(), c_int>,
 ) -> bool {
-    let served = page
+    // SAFETY: sysconf only reads.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let served = Pages::around(request, page)
         .filter(|_| Mode::get() != Mode::Off)
-        .and_then(|page| Pages::around(request, page))
         .zip(Cuda::loaded())
         .filter(|(_, cuda)| cuda.owns(request.address));
     let Some((pages, cuda)) = served else {
         return false;
     };
-    let result = attempt(api, cuda, request, pages, register);
+    let attempt = |mapping| {
+        let descriptor = cuda
+            .export(pages.start, pages.length, mapping)
+            .map_err(|code| refused(cuda, request, code))?;
+        register((descriptor.0, pages.offset)).map_err(Reason::of_kernel)
+    };
+    let both = || {
+        // Some platforms accept only a mapping over PCIe. Others do not know the flag, so the first
+        // reason is the one to print.
+        attempt(Mapping::Default).or_else(|reason| match reason.is_final() {
+            true => Err(reason),
+            false => attempt(Mapping::Pcie).map_err(|_| reason),
+        })
+    };
+    let fitness = fitness.and_then(|()| request.fitness());
+    let result = fitness.and_then(|()| both());
     let (address, length) = (request.address, request.length);
     match result {
-        Ok(Mapping::Default) => log(&format_args!("{address:#x}, {length} bytes: by dma-buf")),
-        Ok(Mapping::Pcie) => {
-            log(&format_args!("{address:#x}, {length} bytes: by dma-buf, mapped over PCIe"));
+        Ok(()) if Mode::get() == Mode::Log => {
+            print(&format_args!(
+                "GPU memory {address:#x}, {length} bytes: registered by dma-buf"
+            ));
         }
-        Err(reason) if Mode::get() == Mode::Log => {
-            log(&format_args!("{address:#x}, {length} bytes: {reason}"));
-        }
+        Ok(()) => {}
         Err(reason) => reason.say(address, length, error),
     }
     result.is_ok()
 }
 
-fn attempt(
-    api: &Api,
-    cuda: &Cuda,
-    request: &Request,
-    pages: Pages,
-    register: impl Fn(&Part) -> Result<(), c_int>,
-) -> Result<Mapping, Reason> {
-    api.fitness().map_err(|unfit| match unfit {
-        Unfit::Old => Reason::OldLibrary,
-        Unfit::Unknown => Reason::UnknownLibrary,
-    })?;
-    if request.has_dma_handle {
-        return Err(Reason::DmaHandle);
-    }
-    let unknown = request.access & !(ACCEPTED | OPTIONAL);
-    if unknown != 0 {
-        return Err(Reason::Access(unknown));
-    }
-    let one = |mapping| {
-        let descriptor = cuda
-            .export(pages.start, pages.length, mapping)
-            .map_err(|refusal| refused(cuda, request, refusal))?;
-        let part = Part {
-            fd: descriptor.0,
-            offset: pages.offset,
-            length: request.length,
-            iova: request.iova,
-            access: request.access & ACCEPTED,
-            wanted_access: request.access,
-        };
-        register(&part).map_err(Reason::of_kernel)
-    };
-    match one(Mapping::Default) {
-        Ok(()) => Ok(Mapping::Default),
-        // These do not depend on the mapping.
-        Err(
-            reason @ (Reason::Kernel
-            | Reason::Nic
-            | Reason::OldCuda
-            | Reason::BehindEnd
-            | Reason::UnknownLayout),
-        ) => Err(reason),
-        // Some platforms take only a mapping over PCIe. Others do not know the flag, so the first
-        // reason is the one to print.
-        Err(reason) => one(Mapping::Pcie)
-            .map(|()| Mapping::Pcie)
-            .map_err(|_| reason),
+impl Request {
+    /// Says whether a dma-buf region can have the properties of this one.
+    fn fitness(&self) -> Result<(), Reason> {
+        if self.has_dma_handle {
+            return Err(Reason::DMA_HANDLE);
+        }
+        match self.access & !(ACCEPTED | OPTIONAL) {
+            0 => Ok(()),
+            unknown => Err(Reason::ACCESS.with(unknown)),
+        }
     }
 }
 
-fn refused(cuda: &Cuda, request: &Request, refusal: Refusal) -> Reason {
-    let last = u64::try_from(request.length)
-        .ok()
-        .and_then(|length| request.address.checked_add(length)?.checked_sub(1));
-    match refusal {
-        Refusal::Old => Reason::OldCuda,
-        Refusal::Code(INVALID_VALUE) if !last.is_some_and(|last| cuda.owns(last)) => {
-            Reason::BehindEnd
-        }
-        Refusal::Code(code) => Reason::Export(code),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn request(address: u64, length: usize, iova: u64) -> Request {
-        Request {
-            address,
-            length,
-            iova,
-            access: 1,
-            has_dma_handle: false,
-        }
-    }
-
-    #[test]
-    fn pages_contain_the_range() {
-        let around = |address, length| {
-            let pages = Pages::around(&request(address, length, address), 4096).unwrap();
-            (pages.start, pages.length, pages.offset)
-        };
-        assert_eq!(around(0x10_0000, 4096), (0x10_0000, 4096, 0));
-        assert_eq!(around(0x10_0001, 4095), (0x10_0000, 4096, 1));
-        assert_eq!(around(0x10_0001, 4096), (0x10_0000, 8192, 1));
-        assert_eq!(around(0x10_0fff, 1), (0x10_0000, 4096, 0xfff));
-        assert_eq!(around(0x10_0fff, 2), (0x10_0000, 8192, 0xfff));
-        assert_eq!(around(0x10_0200, 1 << 30), (0x10_0000, (1 << 30) + 4096, 0x200));
-    }
-
-    #[test]
-    fn no_arithmetic_wraps() {
-        for (address, length) in [
-            (0x1000, 0),
-            (0x1000, usize::MAX),
-            (u64::MAX, 1),
-            (u64::MAX - 4095, 4096),
-            (u64::MAX - 4096, 4096),
-        ] {
-            assert_eq!(Pages::around(&request(address, length, address), 4096), None);
-        }
-    }
-
-    #[test]
-    fn the_offset_equals_that_of_the_io_address() {
-        let offset = |address, iova| {
-            Pages::around(&request(address, 100, iova), 65536).map(|pages| pages.offset)
-        };
-        assert_eq!(offset(0x12345, 0x2345), Some(0x2345));
-        assert_eq!(offset(0x12345, 0x12346), None);
-        assert_eq!(offset(0x12345, 0x3345), None);
-    }
-
-    #[test]
-    fn errors_that_dma_buf_may_mend() {
-        let ours: Vec<_> = (0..200).filter(|error| is_ours(*error)).collect();
-        assert_eq!(
-            ours,
-            [libc::EPERM, libc::ENOMEM, libc::EFAULT, libc::EOPNOTSUPP]
-        );
+/// Returns the reason of a failed export. `None` stands for a missing function.
+fn refused(cuda: &Cuda, request: &Request, code: Option<c_int>) -> Reason {
+    let last = (request.address).saturating_add((request.length as u64).saturating_sub(1));
+    match code {
+        None => Reason::OLD_CUDA,
+        Some(NOT_SUPPORTED) => Reason::NO_EXPORT,
+        Some(INVALID_VALUE) if !cuda.owns(last) => Reason::BEHIND_END,
+        Some(code) => Reason::EXPORT.with(code),
     }
 }

@@ -2,15 +2,12 @@
 //! The variable `PEERMEM_SHIM`, and lines on standard error. A reason is printed once for each
 //! process.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, CStr};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
 
-use crate::verbs::{kernel, variable};
-
 /// Value of `PEERMEM_SHIM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Mode {
     /// The variable is not set.
     Normal = 1,
@@ -27,210 +24,149 @@ static MODE: AtomicU8 = AtomicU8::new(0);
 impl Mode {
     /// Reads the variable at the first call.
     pub(crate) fn get() -> Self {
-        let known = MODE.load(Ordering::Relaxed);
-        if let Some(mode) = [Self::Normal, Self::Off, Self::Log, Self::Force]
-            .into_iter()
-            .find(|mode| *mode as u8 == known)
-        {
-            return mode;
+        match MODE.load(Ordering::Relaxed) {
+            0 => Self::read(),
+            2 => Self::Off,
+            3 => Self::Log,
+            4 => Self::Force,
+            _ => Self::Normal,
         }
-        let value = variable(c"PEERMEM_SHIM").map_or(&b""[..], |it| it.to_bytes());
+    }
+
+    fn read() -> Self {
+        // SAFETY: the name is a C string. getenv returns null or a C string, which is read at once.
+        let value = unsafe {
+            let value = libc::getenv(c"PEERMEM_SHIM".as_ptr());
+            (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+        };
         let mode = match value {
-            b"off" => Self::Off,
-            b"log" => Self::Log,
-            b"force" => Self::Force,
+            Some(b"off") => Self::Off,
+            Some(b"log") => Self::Log,
+            Some(b"force") => Self::Force,
             _ => Self::Normal,
         };
         MODE.store(mode as u8, Ordering::Relaxed);
-        if mode == Self::Normal && !value.is_empty() {
-            Reason::Setting.print(&format_args!("PEERMEM_SHIM is not off, log or force"));
+        if mode == Self::Normal && value.is_some_and(|it| !it.is_empty()) {
+            Reason::SETTING.print(&format_args!("{}", Reason::SETTING));
         }
         mode
     }
 }
 
-/// Cause of a registration that dma-buf does not serve. The discriminant is a bit of [`PRINTED`].
+/// Cause of a registration that dma-buf does not serve: its bit of [`PRINTED`], its text, and a
+/// code of CUDA or of the kernel that is not 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// `PEERMEM_SHIM` has another value.
-    Setting,
-    /// No libibverbs was found behind the provider.
-    NoLibrary,
-    /// rdma-core before 34.
-    OldLibrary,
-    UnknownLibrary,
-    UnknownLayout,
-    /// Access flags, or a DMA handle, that a dma-buf region does not have.
-    Access(c_int),
-    DmaHandle,
-    OldCuda,
-    /// The driver exports no dma-buf of this memory, by the code of `CUresult`.
-    Export(c_int),
-    BehindEnd,
-    /// The kernel has no dma-buf regions.
-    Kernel,
-    /// The NIC's driver has no dma-buf regions.
-    Nic,
-    Bar1,
-    /// Another error number of the kernel.
-    Kernels(c_int),
-    Rereg,
-}
+pub(crate) struct Reason(u8, &'static str, c_int);
 
 static PRINTED: AtomicU32 = AtomicU32::new(0);
 
 impl Reason {
-    /// Prints a registration's reason, if it is the first one of its kind.
-    pub(crate) fn say(self, address: u64, length: usize, error: c_int) {
-        self.print(&format_args!(
-            "no dma-buf region for GPU memory {address:#x}, {length} bytes: {self}. ibv_reg_mr keeps its error ({})",
-            Number(error)
-        ));
+    const SETTING: Self = Self(0, "PEERMEM_SHIM is none of off, log and force", 0);
+    pub(crate) const NO_LIBRARY: Self = Self(
+        1,
+        "no libibverbs was found behind the provider. Run the program without this library",
+        0,
+    );
+    pub(crate) const OLD_LIBRARY: Self = Self(2, "libibverbs is older than rdma-core 34", 0);
+    pub(crate) const UNKNOWN_LIBRARY: Self = Self(
+        3,
+        "libibverbs has a private ABI other than IBVERBS_PRIVATE_34 and IBVERBS_PRIVATE_65",
+        0,
+    );
+    const LAYOUT: Self = Self(4, "libibverbs has an unknown layout of struct verbs_mr", 0);
+    pub(crate) const ACCESS: Self = Self(
+        5,
+        "dma-buf regions do not have the access flags MW_BIND 16, ZERO_BASED 32, ON_DEMAND 64, HUGETLB 128, \
+        FLUSH 256 and 512",
+        0,
+    );
+    pub(crate) const DMA_HANDLE: Self = Self(6, "the region has a DMA handle (ibv_alloc_dmah)", 0);
+    pub(crate) const OLD_CUDA: Self = Self(7, "libcuda is older than CUDA 11.7", 0);
+    pub(crate) const NO_EXPORT: Self = Self(
+        8,
+        "nvidia.ko exports no dma-buf: that takes the open kernel modules from 515 on, and a GPU from Turing on",
+        0,
+    );
+    pub(crate) const EXPORT: Self = Self(
+        9,
+        "cuMemGetHandleForAddressRange refuses this memory (managed memory, for example)",
+        0,
+    );
+    pub(crate) const BEHIND_END: Self = Self(10, "the range ends behind the GPU memory", 0);
+    const KERNEL: Self = Self(
+        11,
+        "the kernel is older than 5.12, or than 6.1 for DEVX memory",
+        0,
+    );
+    const NIC: Self = Self(
+        12,
+        "the NIC's driver has no dma-buf regions (mlx5_ib needs CONFIG_INFINIBAND_ON_DEMAND_PAGING)",
+        0,
+    );
+    const BAR1: Self = Self(
+        13,
+        "the kernel had no memory for the region. Is the GPU's BAR1 full? See nvidia-smi -q -d MEMORY",
+        0,
+    );
+    const REFUSED: Self = Self(
+        14,
+        "the kernel refused the dma-buf. Can the GPU and the NIC reach each other? See nvidia-smi topo -m",
+        0,
+    );
+    pub(crate) const REREG: Self = Self(
+        15,
+        "ibv_rereg_mr does not serve it. Deregister the region, and register a new one",
+        0,
+    );
+
+    /// Returns the reason with a code.
+    pub(crate) fn with(self, code: c_int) -> Self {
+        Self(self.0, self.1, code)
     }
 
-    fn print(self, line: &fmt::Arguments<'_>) {
-        let bit = 1_u32 << (self.number() & 31);
-        if PRINTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            print(line);
-        }
-    }
-
-    fn number(self) -> u32 {
-        match self {
-            Self::Setting => 0,
-            Self::NoLibrary => 1,
-            Self::OldLibrary => 2,
-            Self::UnknownLibrary => 3,
-            Self::UnknownLayout => 4,
-            Self::Access(_) => 5,
-            Self::DmaHandle => 6,
-            Self::OldCuda => 7,
-            Self::Export(_) => 8,
-            Self::BehindEnd => 9,
-            Self::Kernel => 10,
-            Self::Nic => 11,
-            Self::Bar1 => 12,
-            Self::Kernels(_) => 13,
-            Self::Rereg => 14,
-        }
-    }
-
-    /// Prints the line of a call that finds no libibverbs.
-    pub(crate) fn no_library() {
-        Self::NoLibrary.print(&format_args!("{}", Self::NoLibrary));
-    }
-
-    /// Prints the line of `ibv_rereg_mr`.
-    pub(crate) fn rereg(address: u64, error: c_int) {
-        Self::Rereg.print(&format_args!(
-            "{} (at {address:#x}, {})",
-            Self::Rereg,
-            Number(error)
-        ));
-    }
-
-    /// Returns the reason of a failed `ibv_cmd_reg_dmabuf_mr`.
+    /// Returns the reason of a failed registration by dma-buf.
     pub(crate) fn of_kernel(error: c_int) -> Self {
         match error {
-            0 => Self::UnknownLayout,
-            libc::EPROTONOSUPPORT | libc::ENOTTY | libc::ENOSYS => Self::Kernel,
-            libc::EOPNOTSUPP => Self::Nic,
-            libc::ENOMEM | libc::ENOSPC => Self::Bar1,
-            other => Self::Kernels(other),
+            0 => Self::LAYOUT,
+            libc::EPROTONOSUPPORT | libc::ENOTTY | libc::ENOSYS => Self::KERNEL,
+            libc::EOPNOTSUPP => Self::NIC,
+            libc::ENOMEM | libc::ENOSPC => Self::BAR1,
+            other => Self::REFUSED.with(other),
+        }
+    }
+
+    /// Returns `false` if a mapping over PCIe may succeed where the default one has failed.
+    pub(crate) fn is_final(self) -> bool {
+        let finals = [Self::LAYOUT, Self::KERNEL, Self::NIC, Self::OLD_CUDA];
+        finals.contains(&self) || self == Self::BEHIND_END
+    }
+
+    /// Prints the reason for a range, if the reason is the first of its kind. `error` is that of
+    /// the program's call.
+    pub(crate) fn say(self, address: u64, length: usize, error: c_int) {
+        let next = match error {
+            0 => "libibverbs is called next",
+            _ => "the program gets the error of its own call",
+        };
+        self.print(&format_args!(
+            "GPU memory {address:#x}, {length} bytes: {self}; {next} ({error})"
+        ));
+    }
+
+    pub(crate) fn print(self, line: &fmt::Arguments<'_>) {
+        let bit = 1_u32 << (self.0 & 31);
+        if Mode::get() == Mode::Log || PRINTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            print(line);
         }
     }
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Setting => f.write_str("PEERMEM_SHIM"),
-            Self::NoLibrary => f.write_str(
-                "found no ibv_cmd_reg_mr behind the provider. Every registration fails: run without this library",
-            ),
-            Self::OldLibrary => f.write_str("libibverbs is older than rdma-core 34"),
-            Self::UnknownLibrary => f.write_str(
-                "this libibverbs has a private ABI other than IBVERBS_PRIVATE_34 and _65, for which this library was \
-                written",
-            ),
-            Self::UnknownLayout => {
-                f.write_str("this libibverbs has another layout of struct verbs_mr than the known ones")
-            }
-            Self::Access(flags) => {
-                write!(f, "dma-buf regions do not take the access flags {flags:#x}:")?;
-                for (flag, name) in FLAGS {
-                    if flags & flag != 0 {
-                        write!(f, " {name}")?;
-                    }
-                }
-                Ok(())
-            }
-            Self::DmaHandle => f.write_str("the registration has a DMA handle (ibv_alloc_dmah)"),
-            Self::OldCuda => f.write_str("libcuda is older than CUDA 11.7"),
-            Self::Export(crate::cuda::NOT_SUPPORTED) => f.write_str(
-                "the NVIDIA driver exports no dma-buf. The open kernel modules from 515 on do, for GPUs from Turing on",
-            ),
-            Self::Export(crate::cuda::INVALID_VALUE) => {
-                f.write_str("CUDA exports no dma-buf of this memory (managed memory, for example)")
-            }
-            Self::Export(code) => write!(f, "cuMemGetHandleForAddressRange returned {code}"),
-            Self::BehindEnd => f.write_str("the range ends behind the GPU memory"),
-            Self::Kernel => match kernel() {
-                Some((major, minor)) if (major, minor) < (5, 12) => {
-                    write!(f, "kernel {major}.{minor} is older than 5.12")
-                }
-                _ => f.write_str("the kernel has no dma-buf regions (Linux 5.12 and newer have)"),
-            },
-            Self::Nic => f.write_str(
-                "the NIC's driver has no dma-buf regions (mlx5_ib needs CONFIG_INFINIBAND_ON_DEMAND_PAGING)",
-            ),
-            Self::Bar1 => f.write_str(
-                "the kernel had no memory for the dma-buf region. The GPU's BAR1 may be full (nvidia-smi -q -d MEMORY)",
-            ),
-            Self::Kernels(error) => write!(
-                f,
-                "the kernel refused the dma-buf ({}). Often the GPU and the NIC cannot reach each other \
-                (nvidia-smi topo -m)",
-                Number(*error)
-            ),
-            Self::Rereg => f.write_str(
-                "ibv_rereg_mr on GPU memory is not served by dma-buf. Deregister the region, and register a new one",
-            ),
+        match self.2 {
+            0 => f.write_str(self.1),
+            code => write!(f, "{} ({code})", self.1),
         }
-    }
-}
-
-/// Flags of `enum ibv_access_flags` that dma-buf regions do not take.
-const FLAGS: [(c_int, &str); 6] = [
-    (1 << 4, "MW_BIND"),
-    (1 << 5, "ZERO_BASED"),
-    (1 << 6, "ON_DEMAND"),
-    (1 << 7, "HUGETLB"),
-    (1 << 8, "FLUSH_GLOBAL"),
-    (1 << 9, "FLUSH_PERSISTENT"),
-];
-
-/// An error number, with its name if it is a usual one.
-struct Number(c_int);
-
-impl fmt::Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.0 {
-            libc::EFAULT => "EFAULT",
-            libc::EPERM => "EPERM",
-            libc::ENOMEM => "ENOMEM",
-            libc::EOPNOTSUPP => "EOPNOTSUPP",
-            libc::EINVAL => "EINVAL",
-            number => return write!(f, "error {number}"),
-        };
-        f.write_str(name)
-    }
-}
-
-/// Prints a line of mode `log`.
-pub(crate) fn log(line: &fmt::Arguments<'_>) {
-    if Mode::get() == Mode::Log {
-        print(line);
     }
 }
 
@@ -242,28 +178,22 @@ struct Line {
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // The last byte is for the line break.
-        let end = self.bytes.len().saturating_sub(1);
-        let room = self.bytes.get_mut(self.length..end).unwrap_or_default();
-        let fits = room.len().min(text.len());
-        if let (Some(room), Some(text)) = (room.get_mut(..fits), text.as_bytes().get(..fits)) {
-            room.copy_from_slice(text);
-            self.length = self.length.saturating_add(fits);
+        for byte in text.bytes() {
+            let place = self.bytes.get_mut(self.length).ok_or(fmt::Error)?;
+            *place = byte;
+            self.length = self.length.saturating_add(1);
         }
         Ok(())
     }
 }
 
-fn print(text: &fmt::Arguments<'_>) {
+/// Prints a line with one call of `write`.
+pub(crate) fn print(text: &fmt::Arguments<'_>) {
     let mut line = Line {
         bytes: [0; 512],
         length: 0,
     };
-    let _ = write!(line, "libpeermem_preload: {text}");
-    if let Some(last) = line.bytes.get_mut(line.length) {
-        *last = b'\n';
-    }
-    let written = line.bytes.get(..line.length.saturating_add(1)).unwrap_or_default();
-    // SAFETY: the slice is valid for reading its length. A lost line changes nothing else.
-    unsafe { libc::write(libc::STDERR_FILENO, written.as_ptr().cast(), written.len()) };
+    let _ = writeln!(line, "libpeermem_preload: {text}");
+    // SAFETY: the bytes are valid for reading up to `length`. A lost line changes nothing else.
+    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
 }

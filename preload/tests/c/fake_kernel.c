@@ -19,7 +19,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/ib_user_verbs.h>
+#include <rdma/mlx5_user_ioctl_cmds.h>
 #include <rdma/rdma_user_ioctl.h>
 
 #include "fake_kernel.h"
@@ -97,6 +99,7 @@ int madvise(void *start, size_t length, int advice)
 	return syscall(SYS_madvise, start, length, advice);
 }
 
+#ifndef KEEP_MALLOC
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 
 void *malloc(size_t size)
@@ -116,6 +119,7 @@ void *realloc(void *old, size_t size)
 	count(allocations);
 	return __libc_realloc(old, size);
 }
+#endif
 
 static atomic_uint handles = 1;
 
@@ -219,6 +223,43 @@ static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 	return 0;
 }
 
+/* The checks of devx_umem_get of mlx5_ib. */
+static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
+{
+	struct ib_uverbs_attr *attr = header->attrs, *end = attr + header->num_attrs;
+	struct ib_uverbs_attr *handle = NULL;
+	uint32_t *id = NULL;
+	struct stat it;
+	int fd = -1;
+
+	if (header->length != sizeof(*header) + header->num_attrs * sizeof(*attr))
+		return EINVAL;
+	if (header->driver_id != RDMA_DRIVER_MLX5)
+		return EINVAL;
+	for (; attr < end; attr++) {
+		switch (attr->attr_id) {
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE: handle = attr; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR: fake_kernel.offset = attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_LEN: fake_kernel.length = attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID: id = (void *)attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD:
+			if (attr->len || attr->flags != UVERBS_ATTR_F_MANDATORY)
+				return EINVAL;
+			fd = attr->data_s64;
+			break;
+		}
+	}
+	if (fake_kernel.dmabuf_error)
+		return fake_kernel.dmabuf_error;
+	if (fstat(fd, &it))
+		return EFAULT;
+	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
+		return EINVAL;
+	handle->data = 12;
+	*id = 4711;
+	return 0;
+}
+
 int ioctl(int fd, unsigned long request, ...)
 {
 	va_list rest;
@@ -236,6 +277,9 @@ int ioctl(int fd, unsigned long request, ...)
 		if (error)
 			count(dmabuf_failed);
 	}
+	if (header->object_id == MLX5_IB_OBJECT_DEVX_UMEM &&
+	    header->method_id == MLX5_IB_METHOD_DEVX_UMEM_REG)
+		error = reg_umem(header);
 	if (!error)
 		return 0;
 	errno = error;
