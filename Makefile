@@ -53,6 +53,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
+PRELOAD = $(TOOLS)/release/libpeermem_preload.so
 
 # For `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
 VM ?=
@@ -175,14 +176,14 @@ uninstall: ## Removes the module, as root
 	packaging/host remove $(MODULES)
 	$(if $(DESTDIR),,depmod $(KVER))
 
-tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md)
-	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl
+tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md), and libpeermem_preload.so (docs/dma-buf.md)
+	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl -p peermem-preload
 
 # Compiled tools are not checked again: root need not have cargo.
-install-tools: $(if $(wildcard $(PEERMEMCTL)),,tools) ## Installs peermemctl, its man pages, completions and units below PREFIX, as root
+install-tools: $(if $(and $(wildcard $(PEERMEMCTL)),$(wildcard $(PRELOAD))),,tools) ## Installs both, with man pages, completions and units, below PREFIX, as root
 	packaging/tools install $(PEERMEMCTL) $(PREFIX) $(abspath $(DESTDIR))
 
-uninstall-tools: ## Removes peermemctl and its files, as root
+uninstall-tools: ## Removes peermemctl, libpeermem_preload.so and their files, as root
 	packaging/tools remove $(PREFIX) $(abspath $(DESTDIR))
 
 deb: ## Builds a Debian package of the source for DKMS in build/deb

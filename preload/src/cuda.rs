@@ -30,10 +30,14 @@ const DEVICE: u64 = 2;
 const DMA_BUF_FD: c_int = 1;
 
 /// Functions of `libcuda.so.1`.
-#[derive(Clone, Copy)]
 pub(crate) struct Cuda {
     attribute: unsafe extern "C" fn(P, c_int, Pointer) -> Code,
     export: Option<unsafe extern "C" fn(P, Pointer, usize, c_int, c_ulonglong) -> Code>,
+    contexts: Option<Contexts>,
+}
+
+/// Functions for threads without a context, or with another one.
+struct Contexts {
     push: unsafe extern "C" fn(P) -> Code,
     pop: unsafe extern "C" fn(*mut P) -> Code,
     count: unsafe extern "C" fn(*mut c_int) -> Code,
@@ -87,10 +91,8 @@ impl Cuda {
     fn find() -> Option<Self> {
         let handle = open(c"libcuda.so.1")?;
         // SAFETY: each type is that of the function's declaration in cuda.h.
-        unsafe {
-            Some(Self {
-                attribute: function(symbol(handle, c"cuPointerGetAttribute"))?,
-                export: function(symbol(handle, c"cuMemGetHandleForAddressRange")),
+        let contexts = || unsafe {
+            Some(Contexts {
                 push: function(symbol(handle, c"cuCtxPushCurrent_v2"))?,
                 pop: function(symbol(handle, c"cuCtxPopCurrent_v2"))?,
                 count: function(symbol(handle, c"cuDeviceGetCount"))?,
@@ -98,6 +100,14 @@ impl Cuda {
                 state: function(symbol(handle, c"cuDevicePrimaryCtxGetState"))?,
                 retain: function(symbol(handle, c"cuDevicePrimaryCtxRetain"))?,
                 release: function(symbol(handle, c"cuDevicePrimaryCtxRelease_v2"))?,
+            })
+        };
+        // SAFETY: as above.
+        unsafe {
+            Some(Self {
+                attribute: function(symbol(handle, c"cuPointerGetAttribute"))?,
+                export: function(symbol(handle, c"cuMemGetHandleForAddressRange")),
+                contexts: contexts(),
             })
         }
     }
@@ -133,30 +143,31 @@ impl Cuda {
     /// Makes the context of an allocation current. Memory of `cuMemCreate` has no context, and its
     /// device's primary context serves.
     fn enter(&self, address: u64) -> Option<Entered<'_>> {
+        let contexts = self.contexts.as_ref()?;
         match self.ask(CONTEXT, address) {
             Ok(context) if context != 0 => {
                 let context = usize::try_from(context).ok()?;
-                Entered::push(self, context as P, None)
+                contexts.push(context as P, None)
             }
             _ => {
                 let ordinal = self.ask(DEVICE_ORDINAL, address).ok()?;
                 // The attribute is an int.
-                let ordinal = c_int::try_from(ordinal & 0xffff_ffff).ok()?;
-                Entered::primary(self, self.device_of(ordinal)?)
+                contexts.primary(c_int::try_from(ordinal & 0xffff_ffff).ok()?)
             }
         }
     }
 
     /// Asks in a primary context if the thread needs one.
     fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
-        match self.ask_here(attribute, address) {
-            Err(INVALID_CONTEXT) => {
-                let _entered = self
-                    .devices()
-                    .find_map(|device| Entered::primary(self, device));
+        match (self.ask_here(attribute, address), &self.contexts) {
+            (Err(INVALID_CONTEXT), Some(contexts)) => {
+                let mut count = 0;
+                // SAFETY: the function writes an int.
+                unsafe { (contexts.count)(&mut count) };
+                let _entered = (0..count).find_map(|ordinal| contexts.primary(ordinal));
                 self.ask_here(attribute, address)
             }
-            answer => answer,
+            (answer, _) => answer,
         }
     }
 
@@ -168,57 +179,46 @@ impl Cuda {
             code => Err(code),
         }
     }
+}
 
-    fn devices(&self) -> impl Iterator<Item = c_int> + '_ {
-        let mut count = 0;
-        // SAFETY: the function writes an int.
-        let code = unsafe { (self.count)(&mut count) };
-        let count = if code == SUCCESS { count } else { 0 };
-        (0..count).filter_map(|ordinal| self.device_of(ordinal))
+impl Contexts {
+    /// Makes a device's primary context current, unless no one uses it: a new one would take GPU
+    /// memory.
+    fn primary(&self, ordinal: c_int) -> Option<Entered<'_>> {
+        let (mut device, mut flags, mut is_active, mut context) = (0, 0, 0, null_mut());
+        // SAFETY: the functions write a CUdevice, which is an int, an unsigned int, an int and a
+        // pointer.
+        unsafe {
+            if (self.device)(&mut device, ordinal) != SUCCESS
+                || (self.state)(device, &mut flags, &mut is_active) != SUCCESS
+                || is_active == 0
+                || (self.retain)(&mut context, device) != SUCCESS
+            {
+                return None;
+            }
+        }
+        self.push(context, Some(device))
     }
 
-    fn device_of(&self, ordinal: c_int) -> Option<c_int> {
-        let mut device = 0;
-        // SAFETY: the function writes a CUdevice, an int.
-        (unsafe { (self.device)(&mut device, ordinal) } == SUCCESS).then_some(device)
+    fn push(&self, context: P, primary: Option<c_int>) -> Option<Entered<'_>> {
+        // SAFETY: the context belongs to live memory, or was retained.
+        if unsafe { (self.push)(context) } == SUCCESS {
+            let contexts = self;
+            return Some(Entered { contexts, primary });
+        }
+        if let Some(device) = primary {
+            // SAFETY: the caller has retained the device's context.
+            unsafe { (self.release)(device) };
+        }
+        None
     }
 }
 
 /// A context that is current until this is dropped.
 struct Entered<'a> {
-    cuda: &'a Cuda,
+    contexts: &'a Contexts,
     /// Device whose primary context is to be released.
     primary: Option<c_int>,
-}
-
-impl<'a> Entered<'a> {
-    /// Makes a device's primary context current, unless no one uses it: a new one would take GPU
-    /// memory.
-    fn primary(cuda: &'a Cuda, device: c_int) -> Option<Self> {
-        let (mut flags, mut is_active, mut context) = (0, 0, null_mut());
-        // SAFETY: the functions write an unsigned int, an int and a pointer.
-        unsafe {
-            if (cuda.state)(device, &mut flags, &mut is_active) != SUCCESS
-                || is_active == 0
-                || (cuda.retain)(&mut context, device) != SUCCESS
-            {
-                return None;
-            }
-        }
-        Self::push(cuda, context, Some(device))
-    }
-
-    fn push(cuda: &'a Cuda, context: P, primary: Option<c_int>) -> Option<Self> {
-        // SAFETY: the context belongs to live memory, or was retained.
-        if unsafe { (cuda.push)(context) } == SUCCESS {
-            return Some(Self { cuda, primary });
-        }
-        if let Some(device) = primary {
-            // SAFETY: the caller has retained the device's context.
-            unsafe { (cuda.release)(device) };
-        }
-        None
-    }
 }
 
 impl Drop for Entered<'_> {
@@ -226,9 +226,9 @@ impl Drop for Entered<'_> {
         let mut context = null_mut();
         // SAFETY: `push` has pushed a context in this thread, and `primary` was retained.
         unsafe {
-            (self.cuda.pop)(&mut context);
+            (self.contexts.pop)(&mut context);
             if let Some(device) = self.primary {
-                (self.cuda.release)(device);
+                (self.contexts.release)(device);
             }
         }
     }

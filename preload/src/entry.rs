@@ -35,10 +35,10 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr(
     resp_n: usize,
 ) -> c_int {
     // SAFETY: a pd has a live context.
-    let api = unsafe { Api::of((*pd).context) };
-    let Some(real) = api.reg_mr else {
+    let Some(api) = (unsafe { Api::of((*pd).context) }) else {
         return missing();
     };
+    let real = api.reg_mr;
     let plain = || {
         // SAFETY: these are the caller's arguments.
         unsafe { real(pd, addr, length, iova, access, mr, cmd, cmd_n, resp, resp_n) }
@@ -75,14 +75,16 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
     mr: *mut Mr,
     attr: *mut InitAttr,
 ) -> c_int {
-    // SAFETY: a pd has a live context, and the caller passes a live attr.
-    let (api, init) = unsafe { (Api::of((*pd).context), &*attr) };
-    let Some(real) = api.reg_mr_ex else {
+    // SAFETY: a pd has a live context.
+    let api = unsafe { Api::of((*pd).context) };
+    let Some((api, real)) = api.and_then(|it| Some((it, it.reg_mr_ex?))) else {
         return missing();
     };
     // SAFETY: these are the caller's arguments.
     let plain = || unsafe { real(pd, mr, attr) };
     let other = |error| {
+        // SAFETY: the caller passes a live attr, and the real function has returned.
+        let init = unsafe { &*attr };
         // The program's own dma-buf, and members that are unknown here, are left alone.
         if init.mask & !(IOVA | DMAH) != ADDR {
             return false;
@@ -126,7 +128,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
 ) -> c_int {
     // SAFETY: a registered region has a live context, and an address that its program gave.
     let (api, old) = unsafe { (Api::of((*mr).context), (*mr).addr) };
-    let Some(real) = api.rereg_mr else {
+    let Some(real) = api.and_then(|it| it.rereg_mr) else {
         return missing();
     };
     let plain = || {
@@ -159,13 +161,13 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
 pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P) -> c_int {
     // SAFETY: the caller passes a live context.
     let api = unsafe { Api::of(context) };
-    let Some(real) = api.execute else {
+    let Some((api, real)) = api.and_then(|it| Some((it, it.execute?))) else {
         return missing();
     };
     // SAFETY: these are the caller's arguments.
     let plain = || unsafe { real(context, command) };
     // SAFETY: the context is live, and the real function has just sent the command.
-    let other = |error| unsafe { crate::devx::register(&api, context, command, error) };
+    let other = |error| unsafe { crate::devx::register(api, context, command, error) };
     // `force` does not concern these commands: they get their header from the real function.
     in_order(false, plain, other)
 }
@@ -185,10 +187,7 @@ fn in_order(
         };
     }
     let error = plain();
-    let is_ours = matches!(
-        error,
-        libc::EFAULT | libc::EPERM | libc::ENOMEM | libc::EOPNOTSUPP
-    );
+    let is_ours = [libc::EFAULT, libc::EPERM, libc::ENOMEM, libc::EOPNOTSUPP].contains(&error);
     if is_ours && keeping_errno(|| other(error)) {
         return 0;
     }

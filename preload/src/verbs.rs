@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_void, CStr};
 use std::mem::{offset_of, transmute_copy, MaybeUninit};
-use std::ptr::{null_mut, NonNull};
+use std::ptr::{from_ref, null_mut, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::register::{Request, ACCEPTED};
@@ -71,14 +71,15 @@ type ReregMr =
     unsafe extern "C" fn(*mut Mr, u32, P, usize, u64, c_int, *mut Pd, P, usize, P, usize) -> c_int;
 type Execute = unsafe extern "C" fn(*mut Context, P) -> c_int;
 type DeregMr = unsafe extern "C" fn(*mut Mr) -> c_int;
-/// Older versions lack the last argument. It is in a register, or in a word of the stack that the
-/// caller removes.
+/// Older versions lack the last argument, which lies in a register or in a word of the stack that
+/// the caller removes.
 type RegDmaBuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int, *mut Mr, P) -> c_int;
 
 /// The real functions of the libibverbs that a provider is linked to.
-#[derive(Clone, Copy, Default)]
 pub(crate) struct Api {
-    pub(crate) reg_mr: Option<RegMr>,
+    /// Address of `reg_mr`.
+    base: usize,
+    pub(crate) reg_mr: RegMr,
     pub(crate) reg_mr_ex: Option<RegMrEx>,
     pub(crate) rereg_mr: Option<ReregMr>,
     pub(crate) execute: Option<Execute>,
@@ -94,17 +95,26 @@ struct Slot {
     api: AtomicPtr<Api>,
 }
 
-const FREE: Slot = Slot {
-    key: AtomicUsize::new(0),
-    api: AtomicPtr::new(null_mut()),
-};
-static SLOTS: [Slot; 16] = [FREE; 16];
+static SLOTS: [Slot; 16] = [const {
+    Slot {
+        key: AtomicUsize::new(0),
+        api: AtomicPtr::new(null_mut()),
+    }
+}; 16];
 
 impl Slot {
-    fn get(&self, key: usize) -> Option<Api> {
-        (key != 0 && self.key.load(Ordering::Acquire) == key)
-            // SAFETY: a slot with a key has a leaked `Api`, which is never written again.
-            .then(|| unsafe { *self.api.load(Ordering::Relaxed) })
+    fn any(&self) -> Option<&'static Api> {
+        // SAFETY: a slot holds null or a leaked `Api`, which is never written again.
+        unsafe { self.api.load(Ordering::Acquire).as_ref() }
+    }
+
+    #[inline]
+    fn get(&self, key: usize) -> Option<&'static Api> {
+        if self.key.load(Ordering::Acquire) == key {
+            self.any()
+        } else {
+            None
+        }
     }
 }
 
@@ -116,43 +126,44 @@ impl Api {
     ///
     /// `context` is null or a live `ibv_context`.
     #[inline]
-    pub(crate) unsafe fn of(context: *const Context) -> Self {
+    pub(crate) unsafe fn of(context: *const Context) -> Option<&'static Self> {
         // SAFETY: the caller passes null or a live context.
-        let key = unsafe { context.as_ref() }.map_or(0, |it| it.ops[POLL_CQ].addr());
-        SLOTS[0].get(key).unwrap_or_else(|| Self::look_up(key))
+        let code = unsafe { context.as_ref() }.map_or(null_mut(), |it| it.ops[POLL_CQ]);
+        let key = code.addr().max(1);
+        SLOTS[0].get(key).or_else(|| Self::look_up(key, code))
     }
 
     #[cold]
-    fn look_up(key: usize) -> Self {
+    fn look_up(key: usize, code: P) -> Option<&'static Self> {
         if let Some(api) = SLOTS.iter().find_map(|slot| slot.get(key)) {
-            return api;
+            return Some(api);
         }
-        let api = Self::resolve(key as P);
-        if api.reg_mr.is_some() && key != 0 {
-            let new = Box::into_raw(Box::new(api));
-            let claimed = SLOTS.iter().find(|slot| {
-                let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-                let claim = slot.api.compare_exchange(null_mut(), new, done, failed);
-                claim.is_ok()
-            });
-            match claimed {
-                Some(slot) => slot.key.store(key, Ordering::Release),
-                // SAFETY: the box was made above, and no slot holds its address.
-                None => drop(unsafe { Box::from_raw(new) }),
-            }
+        // A library that is not found may be loaded later.
+        let new = Self::resolve(code)?;
+        let mut known = SLOTS.iter().filter_map(Slot::any);
+        // Providers of one libibverbs share its functions.
+        let api = known.find(|it| it.base == new.base);
+        let api = api.unwrap_or_else(|| Box::leak(Box::new(new)));
+        let claimed = SLOTS.iter().find(|slot| {
+            let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+            let api = from_ref(api).cast_mut();
+            let claim = slot.api.compare_exchange(null_mut(), api, done, failed);
+            claim.is_ok()
+        });
+        if let Some(slot) = claimed {
+            slot.key.store(key, Ordering::Release);
         }
-        api
+        Some(api)
     }
 
     /// Finds the functions for a provider. The handle stays open, so that neither the provider nor
     /// libibverbs is unloaded while its functions are cached.
-    fn resolve(code: P) -> Self {
+    fn resolve(code: P) -> Option<Self> {
         let provider = object_of(code).and_then(|(_, path)| open(path));
         let others = [NonNull::new(libc::RTLD_NEXT), open(c"libibverbs.so.1")];
         let mut handles = provider.into_iter().chain(others.into_iter().flatten());
-        let Some(handle) = handles.find(|it| real(*it, c"ibv_cmd_reg_mr").is_some()) else {
-            return Self::default();
-        };
+        let found = handles.find_map(|it| Some((it, real(it, c"ibv_cmd_reg_mr")?)));
+        let (handle, reg_mr) = found?;
         let is_known = |version: &&CStr| {
             let name = c"ibv_cmd_reg_mr".as_ptr();
             // SAFETY: the handle is open or RTLD_NEXT, and both names are C strings.
@@ -160,8 +171,9 @@ impl Api {
         };
         // SAFETY: each type is that of the function's declaration in driver.h.
         unsafe {
-            Self {
-                reg_mr: function(real(handle, c"ibv_cmd_reg_mr")),
+            Some(Self {
+                base: reg_mr.addr().get(),
+                reg_mr: function(Some(reg_mr))?,
                 reg_mr_ex: function(real(handle, c"ibv_cmd_reg_mr_ex")),
                 rereg_mr: function(real(handle, c"ibv_cmd_rereg_mr")),
                 execute: function(real(handle, c"execute_ioctl")),
@@ -169,7 +181,7 @@ impl Api {
                 reg_dma_buf: function(real(handle, c"ibv_cmd_reg_dmabuf_mr")),
                 is_known: KNOWN.iter().any(is_known),
                 is_forced: Mode::get() == Mode::Force,
-            }
+            })
         }
     }
 

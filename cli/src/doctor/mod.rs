@@ -59,6 +59,8 @@ pub(crate) use scan::Scan;
 
 /// Name of the check of counters.
 pub(crate) const COUNTERS: &str = counters::CHECK.name;
+/// Name of the check that reads the mapped files of all processes.
+pub(crate) const PRELOAD: &str = software::PRELOAD;
 
 /// Returns all checks. Findings of the same level keep the order of their checks: function first,
 /// then the path, then speed.

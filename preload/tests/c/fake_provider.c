@@ -45,7 +45,7 @@ int provider_rereg_mr(struct mr *mr, void *address, size_t length)
 				&pd, 0x5678);
 }
 
-/* As __mlx5dv_devx_umem_reg_ex of libmlx5. */
+/* Sends the command of __mlx5dv_devx_umem_reg_ex in libmlx5. */
 int provider_umem_reg(int fd, void *address, size_t length, uint32_t access, uint32_t *id,
 		      uint64_t *handle)
 {

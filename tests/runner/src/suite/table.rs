@@ -147,7 +147,7 @@ pub(super) const SUITE: &[Run] = &[
     cargo("the runner's own tests", "test -p runner").src(&["src/compat.h"]),
     cargo(
         "the tools' own tests",
-        "test --release -p gdr -p peermemctl -p peermem-verbs",
+        "test --release -p gdr -p peermemctl -p peermem-verbs -p peermem-preload",
     )
     // These tests read the module's output.
     .src(&[
