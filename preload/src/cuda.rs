@@ -58,7 +58,6 @@ pub(crate) enum Mapping {
 }
 
 /// A dma-buf's file descriptor, which is closed when dropped.
-#[derive(Debug)]
 pub(crate) struct Descriptor(pub(crate) c_int);
 
 impl Drop for Descriptor {

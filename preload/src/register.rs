@@ -5,6 +5,7 @@ use std::ffi::c_int;
 
 use crate::cuda::{Cuda, Mapping, INVALID_VALUE, NOT_SUPPORTED};
 use crate::report::{print, Mode, Reason};
+use crate::verbs::page_size;
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +17,6 @@ pub(crate) const ACCEPTED: c_int = 0xf | 1 << 20;
 const OPTIONAL: c_int = 0x3ff0_0000;
 
 /// A program's registration.
-#[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) address: u64,
     pub(crate) length: usize,
@@ -60,9 +60,7 @@ pub(crate) fn by_dma_buf(
     error: c_int,
     register: impl Fn((c_int, u64)) -> Result<(), c_int>,
 ) -> bool {
-    // SAFETY: sysconf only reads.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let served = Pages::around(request, page)
+    let served = Pages::around(request, page_size())
         .filter(|_| Mode::get() != Mode::Off)
         .zip(Cuda::loaded())
         .filter(|(_, cuda)| cuda.owns(request.address));

@@ -108,7 +108,6 @@ impl Slot {
         unsafe { self.api.load(Ordering::Acquire).as_ref() }
     }
 
-    #[inline]
     fn get(&self, key: usize) -> Option<&'static Api> {
         if self.key.load(Ordering::Acquire) == key {
             self.any()
@@ -232,6 +231,12 @@ impl Api {
         region.access = request.access;
         Ok(())
     }
+}
+
+/// Returns the size of a page, in bytes.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: sysconf only reads.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// Opens a library that the process has loaded.
