@@ -53,6 +53,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
+PRELOAD = $(TOOLS)/release/libpeermem_preload.so
 # The packed peermemctl is linked for the glibc of old hosts, which zig knows.
 ZIG = build/zig
 ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
@@ -140,7 +141,7 @@ dist-module: $(OBJECTS)
 	packaging/dist
 
 dist-tools: $(ZIG)/packages
-	PATH="$(abspath $(ZIG))/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).2.28 -p peermemctl
+	PATH="$(abspath $(ZIG))/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).2.28 -p peermemctl -p peermem-preload
 	packaging/tools pack $(TOOLS)/$(PACKED)/release/peermemctl $(DIST)
 
 $(ZIG)/packages: Makefile
@@ -191,14 +192,14 @@ uninstall: ## Removes the module, as root
 	packaging/host remove $(MODULES)
 	$(if $(DESTDIR),,depmod $(KVER))
 
-tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md)
-	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl
+tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md), and libpeermem_preload.so (docs/dma-buf.md)
+	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl -p peermem-preload
 
 # Compiled tools are not checked again: root need not have cargo.
-install-tools: $(if $(wildcard $(PEERMEMCTL)),,tools) ## Installs peermemctl, its man pages, completions and units below PREFIX, as root
+install-tools: $(if $(and $(wildcard $(PEERMEMCTL)),$(wildcard $(PRELOAD))),,tools) ## Installs both, with man pages, completions and units, below PREFIX, as root
 	packaging/tools install $(PEERMEMCTL) $(PREFIX) $(abspath $(DESTDIR))
 
-uninstall-tools: ## Removes peermemctl and its files, as root
+uninstall-tools: ## Removes peermemctl, libpeermem_preload.so and their files, as root
 	packaging/tools remove $(PREFIX) $(abspath $(DESTDIR))
 
 deb: ## Builds a Debian package of the source for DKMS in build/deb

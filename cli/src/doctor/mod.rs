@@ -58,6 +58,8 @@ pub(crate) use scan::Scan;
 pub(crate) use software::memory_lock;
 
 pub(crate) const COUNTERS: &str = counters::CHECK.name;
+/// Name of the check that reads the mapped files of all processes.
+pub(crate) const PRELOAD: &str = software::PRELOAD;
 
 /// Returns all checks. Findings of the same level keep the order of their checks: function first,
 /// then the path, then speed.

@@ -41,6 +41,17 @@ fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Returns the path of the library for `LD_PRELOAD`. cargo compiles the library beside this program,
+/// or, for a test, into `deps`.
+fn library() -> Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    let places = ["libpeermem_preload.so", "deps/libpeermem_preload.so"];
+    let mut places = places.into_iter().map(|name| here.with_file_name(name));
+    places
+        .find(|path| path.exists())
+        .context("libpeermem_preload.so is missing: cargo build --release -p peermem-preload")
+}
+
 /// Returns the units to install.
 fn units() -> Result<BTreeSet<String>> {
     let folder = repository("packaging/peermemctl");
@@ -66,6 +77,8 @@ fn host() -> Result<Host> {
     // Place in which make expects the output of `make tools`.
     fs::create_dir_all(host.path("synthetic/tools/release"))?;
     symlink(program()?, host.path("synthetic/tools/release/peermemctl"))?;
+    let place = host.path("synthetic/tools/release/libpeermem_preload.so");
+    symlink(library()?, place)?;
     Ok(host)
 }
 
@@ -105,6 +118,7 @@ fn there_and_back(log: Log) -> Result<()> {
     ));
     let mut wanted: BTreeSet<String> = [
         "bin/peermemctl",
+        "lib/libpeermem_preload.so",
         "share/bash-completion/completions/peermemctl",
         "share/fish/vendor_completions.d/peermemctl.fish",
         "share/zsh/site-functions/_peermemctl",

@@ -146,7 +146,8 @@ impl DmaBuf {
         match self.works() {
             Some(true) => {
                 "software that registers by dma-buf (NCCL, UCX and NVSHMEM do first) loses nothing; what calls bare \
-                ibv_reg_mr on GPU memory gets EFAULT"
+                ibv_reg_mr on GPU memory gets EFAULT, unless it runs with LD_PRELOAD=libpeermem_preload.so \
+                (docs/dma-buf.md)"
             }
             Some(false) => {
                 "no GPUDirect RDMA at all: NCCL, UCX and others copy through the host, and mostly do not say so"

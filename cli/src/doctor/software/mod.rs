@@ -22,6 +22,7 @@ mod nvidia_driver;
 mod oops;
 mod pci_log;
 mod peer_memory;
+mod preload;
 mod presence;
 mod rdma_cgroup;
 mod refusals;
@@ -34,6 +35,8 @@ mod xid;
 use super::scan::{Check, Scan};
 
 pub(crate) use memlock::memory_lock;
+/// Name of the check that reads the mapped files of all processes.
+pub(super) const PRELOAD: &str = preload::CHECK.name;
 
 /// Returns `true` if a module is loaded on a machine that could use it.
 fn has_module(scan: &Scan<'_>) -> bool {
@@ -58,5 +61,6 @@ pub(super) const OF_SOFTWARE: &[Check] = &[
     gpu_mode::CHECK,
     ibgda::CHECK,
     dma_buf::CHECK,
+    preload::CHECK,
     module_at_boot::CHECK,
 ];

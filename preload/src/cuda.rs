@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! CUDA's driver API, if the process has loaded it: the owner of an address, and the export of a
+//! range as a dma-buf.
+//!
+//! The numbers and types are those of `cuda.h`, which keeps them for all versions.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ptr::{from_mut, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::verbs::{function, open, symbol, P};
+
+type Pointer = c_ulonglong;
+type Code = c_int;
+
+/// `CUresult` values.
+const SUCCESS: Code = 0;
+const INVALID_CONTEXT: Code = 201;
+pub(crate) const INVALID_VALUE: Code = 1;
+pub(crate) const NOT_SUPPORTED: Code = 801;
+
+/// `CUpointer_attribute` values.
+const CONTEXT: c_int = 1;
+const MEMORY_TYPE: c_int = 2;
+const DEVICE_ORDINAL: c_int = 9;
+/// `CU_MEMORYTYPE_DEVICE`
+const DEVICE: u64 = 2;
+
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
+const DMA_BUF_FD: c_int = 1;
+
+/// Functions of `libcuda.so.1`.
+pub(crate) struct Cuda {
+    attribute: unsafe extern "C" fn(P, c_int, Pointer) -> Code,
+    export: Option<unsafe extern "C" fn(P, Pointer, usize, c_int, c_ulonglong) -> Code>,
+    contexts: Option<Contexts>,
+}
+
+/// Functions for threads without a context, or with another one.
+struct Contexts {
+    push: unsafe extern "C" fn(P) -> Code,
+    pop: unsafe extern "C" fn(*mut P) -> Code,
+    count: unsafe extern "C" fn(*mut c_int) -> Code,
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
+    state: unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> Code,
+    retain: unsafe extern "C" fn(*mut P, c_int) -> Code,
+    release: unsafe extern "C" fn(c_int) -> Code,
+}
+
+static LOADED: AtomicPtr<Cuda> = AtomicPtr::new(null_mut());
+
+/// Way of mapping that the importer asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mapping {
+    Default,
+    /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`
+    Pcie,
+}
+
+/// A dma-buf's file descriptor, which is closed when dropped.
+pub(crate) struct Descriptor(pub(crate) c_int);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: CUDA gave this descriptor to this thread, and nothing else knows its number.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+impl Cuda {
+    /// Returns CUDA's functions, if the process has loaded libcuda. libcuda stays loaded.
+    pub(crate) fn loaded() -> Option<&'static Self> {
+        let mut known = LOADED.load(Ordering::Acquire);
+        if known.is_null() {
+            let new = Box::into_raw(Box::new(Self::find()?));
+            let (done, failed) = (Ordering::AcqRel, Ordering::Acquire);
+            known = match LOADED.compare_exchange(known, new, done, failed) {
+                Ok(_) => new,
+                Err(others) => {
+                    // SAFETY: the box was made above, and LOADED does not hold its address.
+                    drop(unsafe { Box::from_raw(new) });
+                    others
+                }
+            };
+        }
+        // SAFETY: LOADED only ever holds one leaked box.
+        unsafe { known.as_ref() }
+    }
+
+    fn find() -> Option<Self> {
+        let handle = open(c"libcuda.so.1")?;
+        // SAFETY: each type is that of the function's declaration in cuda.h.
+        let contexts = || unsafe {
+            Some(Contexts {
+                push: function(symbol(handle, c"cuCtxPushCurrent_v2"))?,
+                pop: function(symbol(handle, c"cuCtxPopCurrent_v2"))?,
+                count: function(symbol(handle, c"cuDeviceGetCount"))?,
+                device: function(symbol(handle, c"cuDeviceGet"))?,
+                state: function(symbol(handle, c"cuDevicePrimaryCtxGetState"))?,
+                retain: function(symbol(handle, c"cuDevicePrimaryCtxRetain"))?,
+                release: function(symbol(handle, c"cuDevicePrimaryCtxRelease_v2"))?,
+            })
+        };
+        // SAFETY: as above.
+        unsafe {
+            Some(Self {
+                attribute: function(symbol(handle, c"cuPointerGetAttribute"))?,
+                export: function(symbol(handle, c"cuMemGetHandleForAddressRange")),
+                contexts: contexts(),
+            })
+        }
+    }
+
+    /// Returns `true` if an address is GPU memory. Threads without a context may ask.
+    pub(crate) fn owns(&self, address: u64) -> bool {
+        self.ask(MEMORY_TYPE, address) == Ok(DEVICE)
+    }
+
+    /// Exports a range of whole pages as a dma-buf, in the context of the memory. Returns CUDA's code
+    /// if that fails, and `None` if this libcuda has no such function.
+    pub(crate) fn export(
+        &self,
+        start: u64,
+        length: usize,
+        mapping: Mapping,
+    ) -> Result<Descriptor, Option<Code>> {
+        let export = self.export.ok_or(None)?;
+        let _entered = self.enter(start);
+        let mut fd: c_int = -1;
+        let flags = match mapping {
+            Mapping::Default => 0,
+            Mapping::Pcie => 1,
+        };
+        // SAFETY: the function writes a file descriptor, an int, for this type of handle.
+        let code = unsafe { export(from_mut(&mut fd).cast(), start, length, DMA_BUF_FD, flags) };
+        match code {
+            SUCCESS if fd >= 0 => Ok(Descriptor(fd)),
+            code => Err(Some(code)),
+        }
+    }
+
+    /// Makes the context of an allocation current. Memory of `cuMemCreate` has no context, and its
+    /// device's primary context serves.
+    fn enter(&self, address: u64) -> Option<Entered<'_>> {
+        let contexts = self.contexts.as_ref()?;
+        match self.ask(CONTEXT, address) {
+            Ok(context) if context != 0 => {
+                let context = usize::try_from(context).ok()?;
+                contexts.push(context as P, None)
+            }
+            _ => {
+                let ordinal = self.ask(DEVICE_ORDINAL, address).ok()?;
+                // The attribute is an int.
+                contexts.primary(c_int::try_from(ordinal & 0xffff_ffff).ok()?)
+            }
+        }
+    }
+
+    /// Asks in a primary context if the thread needs one.
+    fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
+        match (self.ask_here(attribute, address), &self.contexts) {
+            (Err(INVALID_CONTEXT), Some(contexts)) => {
+                let mut count = 0;
+                // SAFETY: the function writes an int.
+                unsafe { (contexts.count)(&mut count) };
+                let _entered = (0..count).find_map(|ordinal| contexts.primary(ordinal));
+                self.ask_here(attribute, address)
+            }
+            (answer, _) => answer,
+        }
+    }
+
+    fn ask_here(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
+        let mut value: u64 = 0;
+        // SAFETY: no attribute that is asked for here is larger than a pointer.
+        match unsafe { (self.attribute)(from_mut(&mut value).cast(), attribute, address) } {
+            SUCCESS => Ok(value),
+            code => Err(code),
+        }
+    }
+}
+
+impl Contexts {
+    /// Makes a device's primary context current, unless no one uses it: a new one would take GPU
+    /// memory.
+    fn primary(&self, ordinal: c_int) -> Option<Entered<'_>> {
+        let (mut device, mut flags, mut is_active, mut context) = (0, 0, 0, null_mut());
+        // SAFETY: the functions write a CUdevice, which is an int, an unsigned int, an int and a
+        // pointer.
+        unsafe {
+            if (self.device)(&mut device, ordinal) != SUCCESS
+                || (self.state)(device, &mut flags, &mut is_active) != SUCCESS
+                || is_active == 0
+                || (self.retain)(&mut context, device) != SUCCESS
+            {
+                return None;
+            }
+        }
+        self.push(context, Some(device))
+    }
+
+    fn push(&self, context: P, primary: Option<c_int>) -> Option<Entered<'_>> {
+        // SAFETY: the context belongs to live memory, or was retained.
+        if unsafe { (self.push)(context) } == SUCCESS {
+            let contexts = self;
+            return Some(Entered { contexts, primary });
+        }
+        if let Some(device) = primary {
+            // SAFETY: the caller has retained the device's context.
+            unsafe { (self.release)(device) };
+        }
+        None
+    }
+}
+
+/// A context that is current until this is dropped.
+struct Entered<'a> {
+    contexts: &'a Contexts,
+    /// Device whose primary context is to be released.
+    primary: Option<c_int>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut context = null_mut();
+        // SAFETY: `push` has pushed a context in this thread, and `primary` was retained.
+        unsafe {
+            (self.contexts.pop)(&mut context);
+            if let Some(device) = self.primary {
+                (self.contexts.release)(device);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! Memory of `mlx5dv_devx_umem_reg` and `mlx5dv_devx_umem_reg_ex`, which libmlx5 registers by an
+//! ioctl: the same ioctl with a dma-buf.
+//!
+//! The ioctl is the kernel's interface (`ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`). Of
+//! libibverbs only the place of the header in a command is used, and the header is checked. No
+//! software device has these commands: this file was checked against the sources of libmlx5 and
+//! mlx5_ib, and not run on a NIC.
+
+use std::ffi::c_int;
+
+use crate::register::{by_dma_buf, Request, ACCEPTED};
+use crate::verbs::{Api, Context, P};
+
+/// Offset of `hdr` in `struct ibv_command_buffer`.
+const HEADER: usize = 32;
+
+/// `RDMA_VERBS_IOCTL`
+const IOCTL: u64 = 0xc018_1b01;
+const DRIVER_MLX5: u32 = 1;
+/// `MLX5_IB_OBJECT_DEVX_UMEM` and `MLX5_IB_METHOD_DEVX_UMEM_REG`.
+const OBJECT: u16 = 0x1002;
+const METHOD: u16 = 0x1000;
+/// `MLX5_IB_ATTR_DEVX_UMEM_REG_*`
+const ADDR: u16 = 0x1001;
+const LEN: u16 = 0x1002;
+const ACCESS: u16 = 0x1003;
+const DMABUF_FD: u16 = 0x1006;
+/// `UVERBS_ATTR_F_MANDATORY`: a kernel that does not know the attribute refuses the command.
+const MANDATORY: u16 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    length: u16,
+    object: u16,
+    method: u16,
+    attrs: u16,
+    reserved: u64,
+    driver: u32,
+    reserved_too: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Attr {
+    id: u16,
+    length: u16,
+    flags: u16,
+    reserved: u16,
+    data: u64,
+}
+
+/// Attributes of the largest command, and the descriptor.
+const MOST: usize = 8;
+
+#[repr(C)]
+struct Command {
+    header: Header,
+    attrs: [Attr; MOST],
+}
+
+/// Sends a failed registration again, with a dma-buf.
+///
+/// # Safety
+///
+/// `context` is live, and `command` is a `struct ibv_command_buffer` that `execute_ioctl` has just
+/// sent.
+pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, error: c_int) -> bool {
+    if api.fitness().is_err() {
+        return false;
+    }
+    let header = command.wrapping_byte_add(HEADER).cast::<Header>();
+    // SAFETY: a command has a header.
+    let seen = unsafe { *header };
+    let count = usize::from(seen.attrs);
+    let length = count * size_of::<Attr>() + size_of::<Header>();
+    let is_ours = (seen.object, seen.method, seen.driver) == (OBJECT, METHOD, DRIVER_MLX5)
+        && usize::from(seen.length) == length
+        && count < MOST;
+    if !is_ours {
+        return false;
+    }
+    // SAFETY: the attributes follow the header. The caller's command is not used meanwhile.
+    let attrs = unsafe { std::slice::from_raw_parts_mut(header.add(1).cast::<Attr>(), count) };
+    let value = |id| Some(attrs.iter().find(|it| it.id == id)?.data);
+    let (Some(address), Some(length), Some(access), None) =
+        (value(ADDR), value(LEN), value(ACCESS), value(DMABUF_FD))
+    else {
+        return false;
+    };
+    let (Ok(length), Ok(access)) = (usize::try_from(length), c_int::try_from(access)) else {
+        return false;
+    };
+    let request = Request {
+        address,
+        length,
+        iova: address,
+        access,
+        has_dma_handle: false,
+    };
+    let answer = std::cell::Cell::new([Attr::default(); MOST]);
+    let is_served = by_dma_buf(Ok(()), &request, error, |(fd, offset)| {
+        let mut again = Command {
+            header: Header {
+                length: seen.length + size_of::<Attr>() as u16,
+                attrs: seen.attrs + 1,
+                ..seen
+            },
+            attrs: [Attr::default(); MOST],
+        };
+        for (new, old) in again.attrs.iter_mut().zip(attrs.iter()) {
+            *new = *old;
+            match new.id {
+                ADDR => new.data = offset,
+                ACCESS => new.data = (access & ACCEPTED) as u64,
+                _ => {}
+            }
+        }
+        again.attrs[count] = Attr {
+            id: DMABUF_FD,
+            flags: MANDATORY,
+            data: fd as u64,
+            ..Attr::default()
+        };
+        // SAFETY: the command has as many attributes as its header says, and the pointers in them
+        // are those of the caller's command.
+        if unsafe { libc::ioctl((*context).cmd_fd, IOCTL, &mut again) } != 0 {
+            // SAFETY: errno is this thread's.
+            return Err(unsafe { *libc::__errno_location() });
+        }
+        answer.set(again.attrs);
+        Ok(())
+    });
+    if is_served {
+        // The handle of the new object. The program's address stays as it is.
+        let answer = answer.get();
+        let new = attrs
+            .iter_mut()
+            .zip(answer)
+            .filter(|(old, _)| old.id != ADDR);
+        new.for_each(|(old, new)| *old = new);
+    }
+    is_served
+}

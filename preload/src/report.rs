@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! The variable `PEERMEM_SHIM`, and lines on standard error. A reason is printed once for each
+//! process.
+
+use std::ffi::{c_int, CStr};
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
+
+/// Value of `PEERMEM_SHIM`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The variable is not set.
+    Normal = 1,
+    /// Every call goes to libibverbs, and nothing is tried afterwards.
+    Off,
+    /// Prints a line for each registration of GPU memory that reaches this library.
+    Log,
+    /// Tries dma-buf first.
+    Force,
+}
+
+static MODE: AtomicU8 = AtomicU8::new(0);
+
+impl Mode {
+    /// Reads the variable at the first call.
+    pub(crate) fn get() -> Self {
+        match MODE.load(Ordering::Relaxed) {
+            0 => Self::read(),
+            2 => Self::Off,
+            3 => Self::Log,
+            4 => Self::Force,
+            _ => Self::Normal,
+        }
+    }
+
+    fn read() -> Self {
+        // SAFETY: the name is a C string. getenv returns null or a C string, which is read at once.
+        let value = unsafe {
+            let value = libc::getenv(c"PEERMEM_SHIM".as_ptr());
+            (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+        };
+        let mode = match value {
+            Some(b"off") => Self::Off,
+            Some(b"log") => Self::Log,
+            Some(b"force") => Self::Force,
+            _ => Self::Normal,
+        };
+        MODE.store(mode as u8, Ordering::Relaxed);
+        if mode == Self::Normal && value.is_some_and(|it| !it.is_empty()) {
+            Reason::SETTING.print(&format_args!("{}", Reason::SETTING));
+        }
+        mode
+    }
+}
+
+/// Cause of a registration that dma-buf does not serve: its bit of [`PRINTED`], its text, and a
+/// code of CUDA or of the kernel that is not 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Reason(u8, &'static str, c_int);
+
+static PRINTED: AtomicU32 = AtomicU32::new(0);
+
+impl Reason {
+    const SETTING: Self = Self(0, "PEERMEM_SHIM is none of off, log and force", 0);
+    pub(crate) const NO_LIBRARY: Self = Self(
+        1,
+        "no libibverbs was found behind the provider. Run the program without this library",
+        0,
+    );
+    pub(crate) const OLD_LIBRARY: Self = Self(2, "libibverbs is older than rdma-core 34", 0);
+    pub(crate) const UNKNOWN_LIBRARY: Self = Self(
+        3,
+        "libibverbs has a private ABI other than IBVERBS_PRIVATE_34 and IBVERBS_PRIVATE_65",
+        0,
+    );
+    const LAYOUT: Self = Self(4, "libibverbs has an unknown layout of struct verbs_mr", 0);
+    pub(crate) const ACCESS: Self = Self(
+        5,
+        "dma-buf regions do not have the access flags MW_BIND 16, ZERO_BASED 32, ON_DEMAND 64, HUGETLB 128, \
+        FLUSH 256 and 512",
+        0,
+    );
+    pub(crate) const DMA_HANDLE: Self = Self(6, "the region has a DMA handle (ibv_alloc_dmah)", 0);
+    pub(crate) const OLD_CUDA: Self = Self(7, "libcuda is older than CUDA 11.7", 0);
+    pub(crate) const NO_EXPORT: Self = Self(
+        8,
+        "nvidia.ko exports no dma-buf: that takes the open kernel modules from 515 on, and a GPU from Turing on",
+        0,
+    );
+    pub(crate) const EXPORT: Self = Self(
+        9,
+        "cuMemGetHandleForAddressRange refuses this memory (managed memory, for example)",
+        0,
+    );
+    pub(crate) const BEHIND_END: Self = Self(10, "the range ends behind the GPU memory", 0);
+    const KERNEL: Self = Self(
+        11,
+        "the kernel is older than 5.12, or than 6.1 for DEVX memory",
+        0,
+    );
+    const NIC: Self = Self(
+        12,
+        "the NIC's driver has no dma-buf regions (mlx5_ib needs CONFIG_INFINIBAND_ON_DEMAND_PAGING)",
+        0,
+    );
+    const BAR1: Self = Self(
+        13,
+        "the kernel had no memory for the region. Is the GPU's BAR1 full? See nvidia-smi -q -d MEMORY",
+        0,
+    );
+    const REFUSED: Self = Self(
+        14,
+        "the kernel refused the dma-buf. Can the GPU and the NIC reach each other? See nvidia-smi topo -m",
+        0,
+    );
+    pub(crate) const REREG: Self = Self(
+        15,
+        "ibv_rereg_mr does not serve it. Deregister the region, and register a new one",
+        0,
+    );
+
+    /// Returns the reason with a code.
+    pub(crate) fn with(self, code: c_int) -> Self {
+        Self(self.0, self.1, code)
+    }
+
+    /// Returns the reason of a failed registration by dma-buf.
+    pub(crate) fn of_kernel(error: c_int) -> Self {
+        match error {
+            0 => Self::LAYOUT,
+            libc::EPROTONOSUPPORT | libc::ENOTTY | libc::ENOSYS => Self::KERNEL,
+            libc::EOPNOTSUPP => Self::NIC,
+            libc::ENOMEM | libc::ENOSPC => Self::BAR1,
+            other => Self::REFUSED.with(other),
+        }
+    }
+
+    /// Returns `false` if a mapping over PCIe may succeed where the default one has failed.
+    pub(crate) fn is_final(self) -> bool {
+        let finals = [Self::LAYOUT, Self::KERNEL, Self::NIC, Self::OLD_CUDA];
+        finals.contains(&self) || self == Self::BEHIND_END
+    }
+
+    /// Prints the reason for a range, if the reason is the first of its kind. `error` is that of
+    /// the program's call.
+    pub(crate) fn say(self, address: u64, length: usize, error: c_int) {
+        let next = match error {
+            0 => "libibverbs is called next",
+            _ => "the program gets the error of its own call",
+        };
+        self.print(&format_args!(
+            "GPU memory {address:#x}, {length} bytes: {self}; {next} ({error})"
+        ));
+    }
+
+    pub(crate) fn print(self, line: &fmt::Arguments<'_>) {
+        let bit = 1_u32 << (self.0 & 31);
+        if Mode::get() == Mode::Log || PRINTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            print(line);
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.2 {
+            0 => f.write_str(self.1),
+            code => write!(f, "{} ({code})", self.1),
+        }
+    }
+}
+
+/// A line on the stack: nothing is allocated, and a fork in another thread leaves no lock behind.
+struct Line {
+    bytes: [u8; 512],
+    length: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            let place = self.bytes.get_mut(self.length).ok_or(fmt::Error)?;
+            *place = byte;
+            self.length = self.length.saturating_add(1);
+        }
+        Ok(())
+    }
+}
+
+/// Prints a line with one call of `write`.
+pub(crate) fn print(text: &fmt::Arguments<'_>) {
+    let mut line = Line {
+        bytes: [0; 512],
+        length: 0,
+    };
+    let _ = writeln!(line, "libpeermem_preload: {text}");
+    // SAFETY: the bytes are valid for reading up to `length`. A lost line changes nothing else.
+    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+/*
+ * A kernel with one RDMA device, for the real libibverbs and librxe. A test preloads this library:
+ * the calls for /dev/infiniband/uverbs0 end here. The kernel knows the old write() interface, and
+ * of the ioctl() interface only registrations by dma-buf.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <rdma/ib_user_ioctl_cmds.h>
+#include <rdma/ib_user_ioctl_verbs.h>
+#include <rdma/ib_user_verbs.h>
+#include <rdma/mlx5_user_ioctl_cmds.h>
+#include <rdma/rdma_user_ioctl.h>
+
+#include "fake_kernel.h"
+
+struct fake_kernel fake_kernel = { .reg_error = EFAULT };
+
+#define count(field) __atomic_fetch_add(&fake_kernel.field, 1, __ATOMIC_RELAXED)
+
+static const char device[] = "/dev/infiniband/uverbs0";
+static int cdev = -1;
+
+static const char *redirect(const char *path)
+{
+	return strcmp(path, device) ? path : "/dev/null";
+}
+
+static int do_open(const char *path, int flags, mode_t mode)
+{
+	int fd = syscall(SYS_openat, AT_FDCWD, redirect(path), flags, mode);
+
+	if (!strcmp(path, device))
+		cdev = fd;
+	return fd;
+}
+
+static mode_t mode_of(int flags, va_list rest)
+{
+	return flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
+}
+
+int open(const char *path, int flags, ...)
+{
+	va_list rest;
+	va_start(rest, flags);
+	int fd = do_open(path, flags, mode_of(flags, rest));
+	va_end(rest);
+	return fd;
+}
+
+int open64(const char *path, int flags, ...)
+{
+	va_list rest;
+	va_start(rest, flags);
+	int fd = do_open(path, flags, mode_of(flags, rest));
+	va_end(rest);
+	return fd;
+}
+
+int stat(const char *path, struct stat *it)
+{
+	return fstatat(AT_FDCWD, redirect(path), it, 0);
+}
+
+int stat64(const char *path, struct stat64 *it)
+{
+	return fstatat64(AT_FDCWD, redirect(path), it, 0);
+}
+
+/* Without netlink, libibverbs reads SYSFS_PATH. */
+int socket(int domain, int type, int protocol)
+{
+	if (domain == AF_NETLINK && protocol == 20) {
+		errno = EPROTONOSUPPORT;
+		return -1;
+	}
+	return syscall(SYS_socket, domain, type, protocol);
+}
+
+int madvise(void *start, size_t length, int advice)
+{
+	if (advice == MADV_DONTFORK)
+		count(dontfork);
+	if (advice == MADV_DOFORK)
+		count(dofork);
+	return syscall(SYS_madvise, start, length, advice);
+}
+
+#ifndef KEEP_MALLOC
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+
+void *malloc(size_t size)
+{
+	count(allocations);
+	return __libc_malloc(size);
+}
+
+void *calloc(size_t number, size_t size)
+{
+	count(allocations);
+	return __libc_calloc(number, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+	count(allocations);
+	return __libc_realloc(old, size);
+}
+#endif
+
+static atomic_uint handles = 1;
+
+/* The checks of ib_uverbs_reg_mr, as far as they concern the caller's memory. */
+static int reg_mr(const struct ib_uverbs_reg_mr *in)
+{
+	struct ib_uverbs_reg_mr_resp *out = (void *)in->response;
+
+	count(reg);
+	if (in->start + in->length > fake_kernel.gpu_start && in->start < fake_kernel.gpu_end) {
+		count(reg_failed);
+		return fake_kernel.reg_error;
+	}
+	if (!in->start) {
+		count(reg_failed);
+		return EFAULT;
+	}
+	out->mr_handle = handles++;
+	out->lkey = out->rkey = out->mr_handle << 8;
+	return 0;
+}
+
+ssize_t write(int fd, const void *buffer, size_t size)
+{
+	const struct ib_uverbs_cmd_hdr *header = buffer;
+	int error = 0;
+
+	if (fd != cdev || cdev < 0)
+		return syscall(SYS_write, fd, buffer, size);
+	switch (header->command) {
+	case IB_USER_VERBS_CMD_GET_CONTEXT: {
+		const struct ib_uverbs_get_context *in = (void *)(header + 1);
+		struct ib_uverbs_get_context_resp *out = (void *)in->response;
+		out->async_fd = syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDONLY, 0);
+		out->num_comp_vectors = 1;
+		break;
+	}
+	case IB_USER_VERBS_CMD_ALLOC_PD: {
+		const struct ib_uverbs_alloc_pd *in = (void *)(header + 1);
+		struct ib_uverbs_alloc_pd_resp *out = (void *)in->response;
+		out->pd_handle = handles++;
+		break;
+	}
+	case IB_USER_VERBS_CMD_REG_MR:
+		error = reg_mr((void *)(header + 1));
+		break;
+	case IB_USER_VERBS_CMD_DEREG_MR:
+		count(dereg);
+		break;
+	case IB_USER_VERBS_CMD_REREG_MR:
+		count(rereg);
+		error = EOPNOTSUPP;
+		break;
+	}
+	if (error) {
+		errno = error;
+		return -1;
+	}
+	return size;
+}
+
+/* The checks of UVERBS_METHOD_REG_DMABUF_MR and ib_umem_dmabuf_get. */
+static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
+{
+	struct ib_uverbs_attr *attr = header->attrs, *end = attr + header->num_attrs;
+	struct ib_uverbs_attr *handle = NULL;
+	uint32_t *lkey = NULL, *rkey = NULL;
+	struct stat it;
+	int fd = -1, is_pcie;
+	unsigned int number = handles++;
+
+	count(dmabuf);
+	for (; attr < end; attr++) {
+		switch (attr->attr_id) {
+		case UVERBS_ATTR_REG_DMABUF_MR_HANDLE: handle = attr; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_OFFSET: fake_kernel.offset = attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_LENGTH: fake_kernel.length = attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_IOVA: fake_kernel.iova = attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_FD: fd = attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS: fake_kernel.access = attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY: lkey = (void *)attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY: rkey = (void *)attr->data; break;
+		}
+	}
+	if (fake_kernel.dmabuf_error)
+		return fake_kernel.dmabuf_error;
+	if (fake_kernel.access & ~(0xfu | 1u << 20))
+		return EINVAL;
+	/* The stand-in libcuda marks a mapping over PCIe by the mode. */
+	if (fstat(fd, &it))
+		return EBADF;
+	is_pcie = it.st_mode & S_IXOTH;
+	if (fake_kernel.dmabuf_default_error && !is_pcie)
+		return fake_kernel.dmabuf_default_error;
+	if ((fake_kernel.offset ^ fake_kernel.iova) & 4095)
+		return EINVAL;
+	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
+		return EINVAL;
+	handle->data = number;
+	*lkey = *rkey = number << 8;
+	return 0;
+}
+
+/* The checks of devx_umem_get of mlx5_ib. */
+static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
+{
+	struct ib_uverbs_attr *attr = header->attrs, *end = attr + header->num_attrs;
+	struct ib_uverbs_attr *handle = NULL;
+	uint32_t *id = NULL;
+	struct stat it;
+	int fd = -1;
+
+	if (header->length != sizeof(*header) + header->num_attrs * sizeof(*attr))
+		return EINVAL;
+	if (header->driver_id != RDMA_DRIVER_MLX5)
+		return EINVAL;
+	for (; attr < end; attr++) {
+		switch (attr->attr_id) {
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE: handle = attr; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR: fake_kernel.offset = attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_LEN: fake_kernel.length = attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID: id = (void *)attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD:
+			if (attr->len || attr->flags != UVERBS_ATTR_F_MANDATORY)
+				return EINVAL;
+			fd = attr->data_s64;
+			break;
+		}
+	}
+	if (fake_kernel.dmabuf_error)
+		return fake_kernel.dmabuf_error;
+	if (fstat(fd, &it))
+		return EFAULT;
+	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
+		return EINVAL;
+	handle->data = 12;
+	*id = 4711;
+	return 0;
+}
+
+int ioctl(int fd, unsigned long request, ...)
+{
+	va_list rest;
+	va_start(rest, request);
+	void *argument = va_arg(rest, void *);
+	va_end(rest);
+	if (fd != cdev || cdev < 0 || request != RDMA_VERBS_IOCTL)
+		return syscall(SYS_ioctl, fd, request, argument);
+
+	struct ib_uverbs_ioctl_hdr *header = argument;
+	int error = ENOTTY;
+	if (header->object_id == UVERBS_OBJECT_MR &&
+	    header->method_id == UVERBS_METHOD_REG_DMABUF_MR) {
+		error = reg_dmabuf(header);
+		if (error)
+			count(dmabuf_failed);
+	}
+	if (header->object_id == MLX5_IB_OBJECT_DEVX_UMEM &&
+	    header->method_id == MLX5_IB_METHOD_DEVX_UMEM_REG)
+		error = reg_umem(header);
+	if (!error)
+		return 0;
+	errno = error;
+	return -1;
+}
