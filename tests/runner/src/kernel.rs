@@ -13,7 +13,8 @@ use anyhow::{Context as _, Result};
 pub(crate) use self::finished::{arch_of, archs, by_path, Kernel, Signing};
 use self::finished::{has_rust, is_set, release_of, separates_output};
 pub(crate) use self::table::{
-    all, flavour, of, others, Again, Flavour, Smoke, ARM64, DEBUG, DEBUG_PORTABLE, DEFAULT, EARLIER,
+    all, flavour, of, others, Again, Flavour, Smoke, ARM64, DEBUG, DEBUG_PORTABLE, DEFAULT, DMABUF,
+    EARLIER,
 };
 #[cfg(test)]
 pub(crate) use self::table::{ARM64_64K, ON_ARM64};

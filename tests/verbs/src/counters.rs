@@ -13,13 +13,15 @@ use crate::sys;
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
 /// Counters that must be zero when nobody holds anything.
-const LIVE: [&str; 6] = [
+const LIVE: [&str; 8] = [
     "pins_live",
     "pins_persistent_live",
     "mappings_live",
     "device_refs",
     "bar_bytes_pinned",
     "allocs_live",
+    "dmabufs_live",
+    "dmabuf_maps_live",
 ];
 /// Counters that must never increase.
 const NEVER: [&str; 2] = ["misuse", "callbacks_after_put"];

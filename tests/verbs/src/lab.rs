@@ -18,6 +18,9 @@ use crate::{counters, ktap};
 pub(crate) enum Peermem {
     Ours,
     Nvidia,
+    /// No module, but the library that registers GPU memory by dma-buf, which this program and its
+    /// children have preloaded.
+    Preload,
     None,
 }
 
@@ -28,8 +31,9 @@ impl FromStr for Peermem {
         match text {
             "ours" => Ok(Self::Ours),
             "nvidia" => Ok(Self::Nvidia),
+            "preload" => Ok(Self::Preload),
             "none" => Ok(Self::None),
-            _ => bail!("{text:?} is not one of ours, nvidia, none"),
+            _ => bail!("{text:?} is not one of ours, nvidia, preload, none"),
         }
     }
 }
@@ -39,6 +43,7 @@ impl fmt::Display for Peermem {
         f.write_str(match self {
             Self::Ours => "ours",
             Self::Nvidia => "nvidia",
+            Self::Preload => "preload",
             Self::None => "none",
         })
     }

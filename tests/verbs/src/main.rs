@@ -35,7 +35,7 @@ use lab::{Lab, Peermem, Setup};
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Arguments {
-    /// The peermem module under test: ours, nvidia or none
+    /// The peermem module under test: ours, nvidia or none; or preload, the library without a module
     #[arg(long, env = "PEERMEM", default_value = "ours", global = true)]
     peermem: Peermem,
     /// Seed of all random choices and bytes
@@ -93,6 +93,18 @@ enum Verb {
         #[command(flatten)]
         places: cases::cuda::Places,
         filter: Vec<String>,
+    },
+    /// Run the cases of GPU memory by dma-buf whose name begins with a FILTER, results in KTAP
+    Dmabuf {
+        #[command(flatten)]
+        places: cases::dmabuf::Places,
+        filter: Vec<String>,
+    },
+    /// Register memory as often as given, and print what came of it
+    #[command(hide = true)]
+    Register {
+        kind: cases::dmabuf::Kind,
+        times: u32,
     },
     /// Run the cases between two hosts whose name begins with a FILTER, at once on both hosts, results in KTAP
     Pair(cases::pair::Options),
@@ -172,6 +184,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
         Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
         Verb::Cuda { places, filter } => cases::cuda::run(&setup(false), places, filter),
+        Verb::Dmabuf { places, filter } => cases::dmabuf::run(&setup(false), places, filter),
+        Verb::Register { kind, times } => {
+            cases::dmabuf::register(&setup(false), *kind, *times).map(|()| true)
+        }
         Verb::Pair(options) => cases::pair::run(&setup(false), options),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),

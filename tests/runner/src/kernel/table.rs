@@ -49,6 +49,10 @@ pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
+/// Debian 13's own kernel with its own ib_core, which has no peer memory, and an rxe that registers
+/// dma-bufs.
+pub(crate) const DMABUF: &str = "6.12-dmabuf";
+
 /// Debian 13's own kernel for arm64, with pages of 4 KiB.
 const STOCK_ARM64: &str = "6.12-arm64";
 
@@ -265,6 +269,17 @@ const FLAVOURS: &[Flavour] = &[
             Smoke::Proprietary,
             Smoke::ProprietaryRevocable,
         ],
+        ..STOCK
+    },
+    Flavour {
+        name: DMABUF,
+        package: "linux-source-6.12",
+        suites: &["trixie"],
+        patches: &["6.12-dmabuf"],
+        // Only the runs of the library that registers by dma-buf use this kernel.
+        smoke: &[],
+        again: Again::Nothing,
+        only_in_full: true,
         ..STOCK
     },
     Flavour {

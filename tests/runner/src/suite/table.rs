@@ -7,7 +7,7 @@ use super::setting::Setting::{
     Host2IsLost, Ib, Icount, Iommu, Kernel, Kunit, Memory, MemoryPeers, Pair, Param, Peermem,
     Provider, Rdma, Rxe, Signed, Smp, Timeout, Topology, WithControl,
 };
-use crate::kernel::{DEBUG, DEBUG_PORTABLE, EARLIER};
+use crate::kernel::{DEBUG, DEBUG_PORTABLE, DMABUF, EARLIER};
 use crate::results::Format;
 use crate::{debian, topology, vm as machine};
 
@@ -81,6 +81,10 @@ const PAIR: &str =
     "{gdr} pair --library {cuda} --perftest {perftest} --nixl {nixl} --ucx {ucx} --mpi {mpi}";
 const PAIR_LOST: &str = "{gdr} pair pair.lost_in_traffic";
 const PYVERBS: &str = "{repo}/tests/vm/pyverbs {pyverbs}";
+/// Export and registration by dma-buf, and each answer of the library that programs preload.
+const DMA_BUF: &str = "{gdr} dmabuf --preload {preload} --library {cuda}";
+/// Cases that need no module, by the preloaded library.
+const PRELOADED: &str = "{gdr} test move. register. process. persist.";
 
 /// KUnit's suites and their numbers of tests. The suite `life` runs with eight sets of parameters.
 const KUNIT_SUITES: &[(&str, usize)] = &[
@@ -111,6 +115,8 @@ pub(super) const NVIDIA: Setting = Peermem(machine::Peermem::Nvidia);
 /// An HCA without support for callbacks, so NVIDIA's client without callbacks serves.
 const NO_INVALIDATION: Setting = Rxe("peer_inval=0");
 const NO_MODULE: Setting = Peermem(machine::Peermem::None);
+/// No module but the preloaded library, on [`DMABUF`].
+const PRELOAD: Setting = Peermem(machine::Peermem::Preload);
 const STOCK_RDMA: Setting = Rdma(machine::Rdma::Stock);
 /// The upper half of nvidia.ko: the stand-in's own p2p.c, or the nv-p2p.c of 555.
 const STAND_IN: Setting = Provider(machine::Provider::Ours);
@@ -555,4 +561,40 @@ pub(super) const SUITE: &[Run] = &[
         .with(&[NO_MODULE, Gpus(1)])
         .format(Format::Unittest)
         .same_as(same("pyverbs: stock rxe")),
+    // The runs of the library that registers by dma-buf need one more kernel, so that they are not
+    // in `make test`.
+    vm("dma-buf: the driver, rxe, and the library's answers", DMA_BUF)
+        .with(&[NO_MODULE])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: verbs by the library", PRELOADED)
+        .with(&[PRELOAD, SMOKE_BAR])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: perftest by the library", PERFTEST)
+        .with(&[PRELOAD])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: perftest without the library", PERFTEST)
+        .with(&[NO_MODULE])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: CUDA by the library", CUDA)
+        .with(&[PRELOAD])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: NIXL by the library", NIXL)
+        .with(&[PRELOAD])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: UCX by the library", UCX)
+        .with(&[PRELOAD])
+        .on(DMABUF)
+        .only_in_full(),
+    vm("dma-buf: pyverbs beside the library", PYVERBS)
+        .with(&[PRELOAD, Gpus(1)])
+        .on(DMABUF)
+        .format(Format::Unittest)
+        .same_as(same("pyverbs: stock rxe"))
+        .only_in_full(),
 ];

@@ -17,6 +17,8 @@ pub(crate) enum Peermem {
     Ours,
     /// NVIDIA's own C module, the control
     Nvidia,
+    /// No module: the library of preload/ registers GPU memory by dma-buf, on an ib_core without peer memory
+    Preload,
     /// No peer-memory client at all
     None,
 }
@@ -26,8 +28,14 @@ impl Peermem {
         match self {
             Self::Ours => "ours",
             Self::Nvidia => "nvidia",
+            Self::Preload => "preload",
             Self::None => "none",
         }
+    }
+
+    /// Returns `true` if the VM loads a module.
+    pub(crate) fn is_module(self) -> bool {
+        matches!(self, Self::Ours | Self::Nvidia)
     }
 }
 
@@ -176,7 +184,8 @@ pub(crate) struct Options {
         long,
         value_name = "FLAVOUR|PATH",
         default_value = crate::kernel::DEFAULT,
-        default_value_if("arch", "arm64", crate::kernel::ARM64)
+        default_value_if("arch", "arm64", crate::kernel::ARM64),
+        default_value_if("peermem", "preload", crate::kernel::DMABUF)
     )]
     pub(crate) kernel: String,
     /// Build of our module [default: in-tree if the kernel supports Rust]

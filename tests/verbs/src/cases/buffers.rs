@@ -30,7 +30,7 @@ impl Parts {
         match module {
             Peermem::None => false,
             Peermem::Nvidia => self.count == 1,
-            Peermem::Ours => true,
+            Peermem::Ours | Peermem::Preload => true,
         }
     }
 }
@@ -95,10 +95,14 @@ impl Buffers {
         note("bytes", len);
         note("entries", found[0].entries);
         let counters = Counters::read()?;
-        let live = counters.live_pins()?;
+        let (live, expected) = match setup.peermem {
+            // A dma-buf may have several parts.
+            Peermem::Preload => (counters.get("dmabuf_maps_live")?, number),
+            _ => (counters.live_pins()?, number * self.parts.count),
+        };
         ensure!(
-            live == number * self.parts.count,
-            "{live} pins are live under {number} regions"
+            live == expected,
+            "{live} pins or mapped dma-bufs are live under {number} regions"
         );
         let pinned = counters.since(before, "bar_bytes_pinned")?;
         ensure!(
@@ -149,14 +153,15 @@ impl Buffers {
         let mut activity = Activity::default();
         sys::wait_until(PATIENCE, || {
             activity = Counters::read()?.activity(before)?;
-            Ok(activity.unpins + activity.callbacks == activity.pins)
+            let dma_bufs = Counters::read()?.get("dmabufs_live")?;
+            Ok(activity.unpins + activity.callbacks == activity.pins && dma_bufs == 0)
         })?;
         note("pins", activity.pins);
         let number = self.number as u64;
         let Parts { count, refused } = self.parts;
         let registers = self.parts.are_registered(setup.peermem);
         let [pins, refused, maps] = match setup.peermem {
-            Peermem::None => [0, 0, 0],
+            Peermem::None | Peermem::Preload => [0, 0, 0],
             // The number of UCX's attempts is not fixed.
             Peermem::Nvidia if !registers => [0, activity.attempts.max(1), 0],
             // nvidia-peermem pins each buffer twice.

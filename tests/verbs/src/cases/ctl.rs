@@ -364,7 +364,9 @@ fn at_rest(machine: &Machine) -> Result<Vec<Complaint>> {
         // Consumers that look in `memory_peers` do not find the module, because this ib_core has no
         // `memory_peers`.
         Peermem::Nvidia => expected.push(Complaint::new("consumers", "machine")),
-        Peermem::None => expected.push(Complaint::new("module", "machine")),
+        Peermem::Preload | Peermem::None => {
+            expected.push(Complaint::new("module", "machine"));
+        }
     }
     Ok(expected)
 }

@@ -86,7 +86,7 @@ pub(crate) fn expected_pins(peermem: Peermem) -> u64 {
     match peermem {
         Peermem::Ours => 1,
         Peermem::Nvidia => 2,
-        Peermem::None => 0,
+        Peermem::Preload | Peermem::None => 0,
     }
 }
 

@@ -249,7 +249,7 @@ impl Consumers {
 
         let count = way.parts.count;
         let [pins, refused] = match self.setup.peermem {
-            Peermem::None => [0, 0],
+            Peermem::Preload | Peermem::None => [0, 0],
             // The number of UCX's attempts is not fixed.
             Peermem::Nvidia if !way.parts.are_registered(self.setup.peermem) => {
                 [0, activity.attempts.max(1)]
