@@ -95,6 +95,7 @@ pub(crate) fn ensure(
         products: paths.cache.join("modules").join(flavour.name),
         make: flavour.make,
         detectors: flavour.detectors,
+        has_peer_memory: flavour.peer_memory,
         is_stock,
         signing: tree.signing(),
     })

@@ -221,6 +221,12 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     if stock && options.peermem.is_module() {
         bail!("the stock RDMA modules have no peer memory: give --peermem none");
     }
+    if !kernel.has_peer_memory && options.peermem.is_module() {
+        bail!(
+            "the ib_core of kernel {} has no peer memory: give --peermem preload or none",
+            options.kernel
+        );
+    }
     let root = foreign::root(paths, kernel.arch)?;
     let preloaded = match options.peermem {
         Peermem::Preload => vec![

@@ -154,6 +154,8 @@ pub(crate) struct Flavour {
     pub(super) make: &'static [&'static str],
     /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
+    /// `true` if the kernel's ib_core has peer memory, which our module needs.
+    pub(super) peer_memory: bool,
     /// `true` if the RDMA modules are also built from the pristine source.
     pub(super) pristine_rdma: bool,
     /// `true` if the configuration has the detectors of `debug.config`. Every VM must then show
@@ -183,6 +185,7 @@ const BUILT: Flavour = Flavour {
     config: &[],
     make: &[],
     compiler: "gcc",
+    peer_memory: true,
     pristine_rdma: false,
     detectors: false,
     smoke: &[],
@@ -276,6 +279,7 @@ const FLAVOURS: &[Flavour] = &[
         package: "linux-source-6.12",
         suites: &["trixie"],
         patches: &["6.12-dmabuf"],
+        peer_memory: false,
         // Only the runs of the library that registers by dma-buf use this kernel.
         smoke: &[],
         again: Again::Nothing,
