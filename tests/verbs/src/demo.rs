@@ -64,7 +64,10 @@ fn preloaded(setup: &Setup) -> Result<()> {
     let before = Counters::read()?;
     let lab = Lab::open(setup)?;
     machine(&lab)?;
-    println!("  no peer-memory module; preloaded: {}", env::var("LD_PRELOAD")?);
+    println!(
+        "  no peer-memory module; preloaded: {}",
+        env::var("LD_PRELOAD")?
+    );
 
     let len = 16 * GRANULE as usize;
     let memory = lab.allocate_gpu(len)?;
@@ -97,7 +100,10 @@ fn preloaded(setup: &Setup) -> Result<()> {
     println!("\n4. Freed under a live registration");
     let (status, _, _) = freed(&lab)?;
     println!("   the region keeps the pages, a WRITE ends with {status:?}");
-    ensure!(status == Status::Success, "the memory did not outlive the free");
+    ensure!(
+        status == Status::Success,
+        "the memory did not outlive the free"
+    );
 
     ktap::check_rest(&before)?;
     let now = Counters::read()?;

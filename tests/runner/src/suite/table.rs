@@ -563,10 +563,13 @@ pub(super) const SUITE: &[Run] = &[
         .same_as(same("pyverbs: stock rxe")),
     // The runs of the library that registers by dma-buf need one more kernel, so that they are not
     // in `make test`.
-    vm("dma-buf: the driver, rxe, and the library's answers", DMA_BUF)
-        .with(&[NO_MODULE])
-        .on(DMABUF)
-        .only_in_full(),
+    vm(
+        "dma-buf: the driver, rxe, and the library's answers",
+        DMA_BUF,
+    )
+    .with(&[NO_MODULE])
+    .on(DMABUF)
+    .only_in_full(),
     vm("dma-buf: verbs by the library", PRELOADED)
         .with(&[PRELOAD, SMOKE_BAR])
         .on(DMABUF)

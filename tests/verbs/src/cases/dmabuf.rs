@@ -102,9 +102,19 @@ fn try_register(
 }
 
 /// Registers a part of memory, all of which is exported.
-fn register_part(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<FragileRegion> {
+fn register_part(
+    lab: &Lab,
+    memory: &Allocation,
+    offset: usize,
+    len: usize,
+) -> Result<FragileRegion> {
     let all = export(lab, memory, memory.rounded_len())?;
-    Ok(try_register(lab, &all, offset as u64, memory.span(offset, len)?)??)
+    Ok(try_register(
+        lab,
+        &all,
+        offset as u64,
+        memory.span(offset, len)?,
+    )??)
 }
 
 fn deregister(region: FragileRegion) -> Result<()> {
@@ -117,13 +127,23 @@ fn live(what: &str, expected: u64) -> Result<()> {
 
 /// Writes to and reads from a region that begins at `start` of the memory, and looks at the bytes in
 /// the BAR.
-fn moves(lab: &Lab, memory: &Allocation, region: &FragileRegion, start: usize, len: usize) -> Result<()> {
+fn moves(
+    lab: &Lab,
+    memory: &Allocation,
+    region: &FragileRegion,
+    start: usize,
+    len: usize,
+) -> Result<()> {
     let mut host = Arena::on_host(lab, 2 * len, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let remote = region.part(0, len as u64)?;
     let data = host.expected(0, len)?.to_vec();
-    connection.near.transfer(Op::Write, host.part(0, len)?, remote)?;
-    connection.near.transfer(Op::Read, host.part(len, len)?, remote)?;
+    connection
+        .near
+        .transfer(Op::Write, host.part(0, len)?, remote)?;
+    connection
+        .near
+        .transfer(Op::Read, host.part(len, len)?, remote)?;
     ensure!(host.bytes(len, len)? == data, "other bytes came back");
     host.expect(len, &data)?;
     let mut there = vec![0; len];
@@ -147,7 +167,13 @@ fn bytes_arrive(lab: &Lab) -> Result<()> {
 /// Registers ranges that begin and end inside pages, of NVIDIA's size and the kernel's.
 fn parts_of_pages(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
-    for (offset, len) in [(0, 1), (4095, 2), (65535, 65538), (123, 1_000_000), (M2 - 1, 1)] {
+    for (offset, len) in [
+        (0, 1),
+        (4095, 2),
+        (65535, 65538),
+        (123, 1_000_000),
+        (M2 - 1, 1),
+    ] {
         let region = register_part(lab, &memory, offset, len)?;
         moves(lab, &memory, &region, offset, len).with_context(|| format!("{offset}, {len}"))?;
         deregister(region)?;
@@ -185,7 +211,9 @@ fn export_rules(lab: &Lab) -> Result<()> {
         let behind = Span::anywhere(start + offset, length + 1)?;
         let longer = try_register(lab, &buffer, 0, behind)?;
         ensure!(
-            longer.as_ref().is_err_and(|refused| refused.errno() == libc::EINVAL),
+            longer
+                .as_ref()
+                .is_err_and(|refused| refused.errno() == libc::EINVAL),
             "{longer:?}"
         );
     }
@@ -218,13 +246,18 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
     next.write(0, &vec![0x5a; M2])?;
     let host = Arena::on_host(lab, M2, 3)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.near.transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
+    connection
+        .near
+        .transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
     let mut there = vec![0; M2];
     gpu.bar_view(place, M2)?.read(0, &mut there)?;
     ensure!(there == host.expected(0, M2)?, "the bytes went elsewhere");
     let mut own = vec![0; M2];
     next.read(0, &mut own)?;
-    ensure!(own.iter().all(|byte| *byte == 0x5a), "another owner's bytes changed");
+    ensure!(
+        own.iter().all(|byte| *byte == 0x5a),
+        "another owner's bytes changed"
+    );
     deregister(region)?;
     live("dmabufs_live", 0)
 }
@@ -328,16 +361,22 @@ fn refusals(lab: &Lab) -> Result<()> {
                 .err()
                 .map(|refused| refused.errno()),
         };
-        ensure!(found == Some(obstacle.error), "{}: {found:?}", obstacle.name);
+        ensure!(
+            found == Some(obstacle.error),
+            "{}: {found:?}",
+            obstacle.name
+        );
         drop(put);
         live("dmabufs_live", 0)?;
         live("bar_bytes_pinned", 0)?;
     }
-    for (place, errno) in [("dmabuf_export", libc::ENOMEM), ("dmabuf_map", libc::ENOMEM)] {
+    for (place, errno) in [
+        ("dmabuf_export", libc::ENOMEM),
+        ("dmabuf_map", libc::ENOMEM),
+    ] {
         fail_next(place, errno)?;
-        let found = export(lab, &memory, GRANULE).and_then(|buffer| {
-            Ok(try_register(lab, &buffer, 0, span)??)
-        });
+        let found = export(lab, &memory, GRANULE)
+            .and_then(|buffer| Ok(try_register(lab, &buffer, 0, span)??));
         ensure!(found.is_err(), "{place}: {found:?}");
         live("dmabufs_live", 0)?;
     }
@@ -345,7 +384,10 @@ fn refusals(lab: &Lab) -> Result<()> {
     let buffer = export(lab, &memory, GRANULE)?;
     let apart = memory.span(1, 4096)?;
     let found = try_register(lab, &buffer, 0, apart)?;
-    ensure!(found.is_err_and(|refused| refused.errno() == libc::EINVAL), "an offset of its own");
+    ensure!(
+        found.is_err_and(|refused| refused.errno() == libc::EINVAL),
+        "an offset of its own"
+    );
     deregister(register_part(lab, &memory, 0, M2)?)
 }
 
@@ -396,7 +438,12 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     }
     if let Some((descriptors, pages)) = before {
         let now = state()?;
-        ensure!(now.0 == descriptors, "{} descriptors, {} before", now.0, descriptors);
+        ensure!(
+            now.0 == descriptors,
+            "{} descriptors, {} before",
+            now.0,
+            descriptors
+        );
         ensure!(now.1 <= pages + 16, "{} pages, {pages} before", now.1);
     }
     println!("ok");
@@ -404,7 +451,13 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
 }
 
 /// Runs the child. Returns its outcome, and the library's lines.
-fn ask(bench: &Bench, kind: &str, shim: Option<&str>, preload: bool, times: u32) -> Result<(String, Vec<String>)> {
+fn ask(
+    bench: &Bench,
+    kind: &str,
+    shim: Option<&str>,
+    preload: bool,
+    times: u32,
+) -> Result<(String, Vec<String>)> {
     let mut command = Command::new(env::current_exe()?);
     let cuda = bench.places.library.join("libcuda.so.1");
     let mut libraries: Vec<&Path> = vec![&cuda];
@@ -434,7 +487,10 @@ fn expect(what: &str, found: &(String, Vec<String>), outcome: &str, words: &[&st
         note("line", line);
     }
     let said = lines.len() == words.len()
-        && lines.iter().zip(words).all(|(line, words)| line.contains(words));
+        && lines
+            .iter()
+            .zip(words)
+            .all(|(line, words)| line.contains(words));
     ensure!(came == outcome && said, "{what}: {found:?}");
     Ok(())
 }
@@ -445,14 +501,33 @@ fn efault() -> String {
 }
 
 fn without(bench: &Bench) -> Result<()> {
-    expect("GPU memory", &ask(bench, "gpu", None, false, 1)?, &efault(), &[])
+    expect(
+        "GPU memory",
+        &ask(bench, "gpu", None, false, 1)?,
+        &efault(),
+        &[],
+    )
 }
 
 fn host_memory(bench: &Bench) -> Result<()> {
-    for (preload, shim) in [(false, None), (true, None), (true, Some("log")), (true, Some("force"))] {
+    for (preload, shim) in [
+        (false, None),
+        (true, None),
+        (true, Some("log")),
+        (true, Some("force")),
+    ] {
         let before = Counters::read()?;
-        expect("host memory", &ask(bench, "host", shim, preload, 2)?, "ok", &[])?;
-        same("exports", Counters::read()?.since(&before, "dmabuf_export")?, 0)?;
+        expect(
+            "host memory",
+            &ask(bench, "host", shim, preload, 2)?,
+            "ok",
+            &[],
+        )?;
+        same(
+            "exports",
+            Counters::read()?.since(&before, "dmabuf_export")?,
+            0,
+        )?;
     }
     Ok(())
 }
@@ -461,11 +536,36 @@ fn host_memory(bench: &Bench) -> Result<()> {
 fn answers(bench: &Bench) -> Result<()> {
     let efault = efault();
     expect("served", &ask(bench, "gpu", None, true, 2)?, "ok", &[])?;
-    expect("log", &ask(bench, "gpu", Some("log"), true, 1)?, "ok", &["by dma-buf"])?;
-    expect("force", &ask(bench, "gpu", Some("force"), true, 1)?, "ok", &[])?;
-    expect("off", &ask(bench, "gpu", Some("off"), true, 1)?, &efault, &[])?;
-    expect("flags", &ask(bench, "bind", None, true, 1)?, &efault, &["MW_BIND"])?;
-    expect("end", &ask(bench, "behind", None, true, 1)?, &efault, &["ends behind the GPU memory"])?;
+    expect(
+        "log",
+        &ask(bench, "gpu", Some("log"), true, 1)?,
+        "ok",
+        &["by dma-buf"],
+    )?;
+    expect(
+        "force",
+        &ask(bench, "gpu", Some("force"), true, 1)?,
+        "ok",
+        &[],
+    )?;
+    expect(
+        "off",
+        &ask(bench, "gpu", Some("off"), true, 1)?,
+        &efault,
+        &[],
+    )?;
+    expect(
+        "flags",
+        &ask(bench, "bind", None, true, 1)?,
+        &efault,
+        &["MW_BIND"],
+    )?;
+    expect(
+        "end",
+        &ask(bench, "behind", None, true, 1)?,
+        &efault,
+        &["ends behind the GPU memory"],
+    )?;
     for obstacle in OBSTACLES {
         // One failure: the library's second try would succeed.
         if obstacle.words.is_empty() {
