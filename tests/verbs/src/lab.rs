@@ -24,6 +24,13 @@ pub(crate) enum Peermem {
     None,
 }
 
+impl Peermem {
+    /// Returns `true` if a peer-memory module is loaded.
+    pub(crate) fn is_module(self) -> bool {
+        matches!(self, Self::Ours | Self::Nvidia)
+    }
+}
+
 impl FromStr for Peermem {
     type Err = anyhow::Error;
 
