@@ -294,3 +294,26 @@ impl Default for Options {
         Bare::parse_from(["runner"]).options
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preloaded_library_chooses_its_kernel() {
+        let kernel = |words: &str| {
+            let words = format!("runner {words}");
+            let options = Options::parse(words.split_whitespace()).unwrap();
+            (options.kernel, options.peermem.is_module())
+        };
+        assert_eq!(
+            kernel("--peermem preload"),
+            (crate::kernel::DMABUF.to_owned(), false)
+        );
+        assert_eq!(
+            kernel("--peermem preload --kernel 6.1"),
+            ("6.1".to_owned(), false)
+        );
+        assert_eq!(kernel(""), (crate::kernel::DEFAULT.to_owned(), true));
+    }
+}
