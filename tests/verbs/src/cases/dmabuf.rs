@@ -315,7 +315,7 @@ const OBSTACLES: &[Obstacle] = &[
         name: "topology",
         knob: Some(["nvidia", "dmabuf_topology_deny", "Y"]),
         error: ENOTSUPP,
-        words: "cannot reach each other",
+        words: "reach each other",
     },
     Obstacle {
         name: "a NIC's driver without dma-buf regions",
@@ -327,7 +327,7 @@ const OBSTACLES: &[Obstacle] = &[
         name: "no room in BAR1",
         knob: Some(["nvidia", "bar1_reserve_mib", "1000000"]),
         error: libc::ENOMEM,
-        words: "BAR1 may be full",
+        words: "BAR1 full",
     },
     Obstacle {
         name: "a NIC without a PCI device",
