@@ -75,9 +75,12 @@ impl Counters {
             .with_context(|| format!("counter {name} ran backwards"))
     }
 
-    /// Returns the number of live pins of both modes.
+    /// Returns the number of live pins of both modes, and of mapped dma-bufs, which hold memory like
+    /// persistent pins.
     pub(crate) fn live_pins(&self) -> Result<u64> {
-        Ok(self.get("pins_live")? + self.get("pins_persistent_live")?)
+        Ok(self.get("pins_live")?
+            + self.get("pins_persistent_live")?
+            + self.get("dmabuf_maps_live")?)
     }
 
     /// Returns all counters that are wrong at rest.

@@ -87,10 +87,10 @@ fn preloaded(setup: &Setup) -> Result<()> {
         "   exports {}, mapped dma-bufs {}, pins {}, scatter-list entries {entries:?}",
         now.since(&before, "dmabuf_export")?,
         now.get("dmabuf_maps_live")?,
-        now.live_pins()?
+        now.get("pins_persistent_live")?
     );
     ensure!(
-        now.get("dmabuf_maps_live")? == 1 && now.live_pins()? == 0 && entries.len() == 1,
+        now.get("dmabuf_maps_live")? == 1 && now.live_pins()? == 1 && entries.len() == 1,
         "the region is not one dma-buf"
     );
     drop(region);

@@ -240,6 +240,15 @@ impl Lab {
         Ok(())
     }
 
+    /// Skips the case if it is about the pins or the scatter list of a peermem module.
+    pub(crate) fn needs_pins(&self) -> Result<()> {
+        self.needs_module()?;
+        if !self.setup.peermem.is_module() {
+            return ktap::skip("a dma-buf instead of a module's pins");
+        }
+        Ok(())
+    }
+
     /// Skips the case if it expects more than NVIDIA's nvidia-peermem does.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {

@@ -95,10 +95,11 @@ impl Buffers {
         note("bytes", len);
         note("entries", found[0].entries);
         let counters = Counters::read()?;
-        let (live, expected) = match setup.peermem {
+        let live = counters.live_pins()?;
+        let expected = match setup.peermem {
             // A dma-buf may have several parts.
-            Peermem::Preload => (counters.get("dmabuf_maps_live")?, number),
-            _ => (counters.live_pins()?, number * self.parts.count),
+            Peermem::Preload => number,
+            _ => number * self.parts.count,
         };
         ensure!(
             live == expected,
