@@ -37,7 +37,7 @@ fn outlive(lab: &Lab) -> Result<()> {
         drop(memory);
         let after = Counters::read()?;
         let callbacks = after.activity(&before)?.callbacks;
-        let live = after.get("pins_persistent_live")?;
+        let live = after.live_pins()?;
         note("callbacks", callbacks);
         note("pins_persistent_live", live);
         ensure!(callbacks == 0, "{callbacks} callbacks");
@@ -58,7 +58,7 @@ fn outlive(lab: &Lab) -> Result<()> {
             "the bytes behind the BAR are not those that were written"
         );
         drop(region);
-        let live = Counters::read()?.get("pins_persistent_live")?;
+        let live = Counters::read()?.live_pins()?;
         ensure!(live == 0, "{live} pins are live after deregistration");
     }
     Ok(())
