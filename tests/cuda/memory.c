@@ -8,11 +8,18 @@
  *
  * If CUDA_PART_MIB is in the environment, cuMemAlloc() makes memory of parts of
  * that size in MiB, for programs that do not use cuMemMap().
+ *
+ * If CUDA_KNOWS_ALL is in the environment, the library initialises itself, and
+ * memory that the program has mapped from /dev/nvidia<N> without CUDA is CUDA's
+ * memory, too. Such an allocation counts as a part: it may be exported together
+ * with its neighbour.
  */
+#include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 
 #include <cuda.h>
@@ -39,6 +46,9 @@
 		"	jmp " STRING(body) "\n"	\
 		".size " STRING(name) ", . - " STRING(name))
 #define BODY	__attribute__((used, noinline, noclone))
+
+/* Unit of exported ranges, in bytes. */
+#define EXPORT_PAGE	4096
 
 /* Result of cuMemCreate(). It lives while it has handles or an allocation. */
 struct part {
@@ -96,6 +106,38 @@ static struct allocation *find(CUdeviceptr address)
 	return NULL;
 }
 
+static int knows_all;
+
+__attribute__((constructor)) static void initialise(void)
+{
+	knows_all = getenv("CUDA_KNOWS_ALL") != NULL;
+	if (knows_all)
+		cuInit(0);
+}
+
+/* Asks the driver for an allocation that the program has made without CUDA. */
+static int ask_driver(CUdeviceptr address, struct allocation *copy)
+{
+	static struct part foreign;
+	struct standin_info info;
+	int error = errno, gpu;
+
+	for (gpu = 0; knows_all && check_device(gpu) == CUDA_SUCCESS; gpu++) {
+		memset(&info, 0, sizeof(info));
+		info.va = address;
+		if (!address || ioctl(gpus[gpu].fd, STANDIN_IOC_INFO, &info))
+			continue;
+		memset(copy, 0, sizeof(*copy));
+		copy->start = info.start;
+		copy->size = info.length;
+		copy->device = gpu;
+		copy->part = &foreign;
+		return 1;
+	}
+	errno = error;
+	return 0;
+}
+
 /* Copies the allocation at an address. Returns false if there is none. */
 static int look_up(CUdeviceptr address, struct allocation *copy)
 {
@@ -106,7 +148,7 @@ static int look_up(CUdeviceptr address, struct allocation *copy)
 	if (found)
 		*copy = *found;
 	pthread_mutex_unlock(&lock);
-	return found != NULL;
+	return found || ask_driver(address, copy);
 }
 
 /*
@@ -274,19 +316,52 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 	return CUDA_SUCCESS;
 }
 
+/* Returns the part of an allocation's last page that the program did not ask for. */
+static size_t rest_of_page(size_t size)
+{
+	return (EXPORT_PAGE - size % EXPORT_PAGE) % EXPORT_PAGE;
+}
+
 /*
- * Always fails. The stand-in GPU exports nothing, so consumers must register
- * the address.
+ * Exports a range of whole pages, in one allocation or in adjacent parts, like
+ * two H200 with 580.159.04: a range that ends behind the memory is an invalid
+ * value, and the flag for a mapping over PCIe is not supported.
  */
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
 				       unsigned long long flags)
 {
-	(void)handle;
-	(void)type;
-	(void)flags;
-	return is_device(address, size) ? CUDA_ERROR_NOT_SUPPORTED :
-					  CUDA_ERROR_INVALID_VALUE;
+	struct standin_export arg = { .va = address, .length = size };
+	CUcontext context;
+	struct allocation it;
+
+	cuCtxGetCurrent(&context);
+	if (!context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !size ||
+	    address % EXPORT_PAGE || size % EXPORT_PAGE || flags > 1 ||
+	    !look_up(address, &it))
+		return CUDA_ERROR_INVALID_VALUE;
+	/* An allocation has all of its last page. */
+	if (!is_device(address, size) &&
+	    (it.part || address + size != it.start + it.size + rest_of_page(it.size)))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (flags)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!ioctl(gpus[it.device].fd, STANDIN_IOC_EXPORT, &arg)) {
+		*(int *)handle = arg.fd;
+		return CUDA_SUCCESS;
+	}
+	switch (errno) {
+	case EINVAL:
+		return CUDA_ERROR_INVALID_VALUE;
+	case ENOMEM:
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	case EOPNOTSUPP:
+		return CUDA_ERROR_NOT_SUPPORTED;
+	default:
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
 }
 
 /* Memory with addresses that are reserved first */

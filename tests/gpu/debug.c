@@ -24,6 +24,8 @@ static const char * const counter_names[NR_COUNTERS] = {
 	[DEVICE_REFS]			= "device_refs",
 	[BAR_BYTES_PINNED]		= "bar_bytes_pinned",
 	[ALLOCS_LIVE]			= "allocs_live",
+	[DMABUFS_LIVE]			= "dmabufs_live",
+	[DMABUF_MAPS_LIVE]		= "dmabuf_maps_live",
 	[GET_PAGES]			= "get_pages",
 	[GET_PAGES_OK]			= "get_pages_ok",
 	[GET_PAGES_PERSISTENT]		= "get_pages_persistent",
@@ -39,6 +41,7 @@ static const char * const counter_names[NR_COUNTERS] = {
 	[CALLBACKS_AFTER_PUT]		= "callbacks_after_put",
 	[MISUSE]			= "misuse",
 	[RECORD_BYTES]			= "record_bytes",
+	[DMABUF_EXPORT]			= "dmabuf_export",
 };
 
 static atomic64_t counters[NR_COUNTERS];
@@ -120,6 +123,8 @@ static struct fail fails[NR_FAIL_SITES] = {
 	[FAIL_DMA_UNMAP]		= { "dma_unmap" },
 	[FAIL_FREE_PAGE_TABLE]		= { "free_page_table" },
 	[FAIL_FREE_DMA_MAPPING]		= { "free_dma_mapping" },
+	[FAIL_DMABUF_EXPORT]		= { "dmabuf_export" },
+	[FAIL_DMABUF_MAP]		= { "dmabuf_map" },
 };
 
 static DEFINE_SPINLOCK(fails_lock);

@@ -506,6 +506,7 @@ static long memory_ioctl_info(struct gpu *gpu, void __user *argp)
 
 	out.va = arg.va;
 	out.gpu = gpu->minor;
+	out.dma_buf = dmabuf_is_supported();
 	out.bar_start = gpu->bar_start;
 	out.bar_length = gpu->bar_end - gpu->bar_start + 1;
 	memcpy(out.uuid, gpu->uuid, sizeof(out.uuid));
@@ -570,6 +571,8 @@ static long memory_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return memory_ioctl_info(gpu, (void __user *)arg);
 	case STANDIN_IOC_ADMIT:
 		return memory_ioctl_admit(gpu, (void __user *)arg);
+	case STANDIN_IOC_EXPORT:
+		return dmabuf_ioctl(gpu, (void __user *)arg);
 	default:
 		return -ENOTTY;
 	}

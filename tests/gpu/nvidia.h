@@ -5,6 +5,8 @@
  * Lock order, outermost first:
  *
  *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
+ *	dma_resv		held by importers while they map a dma-buf
+ *	export->lock		the mappings of one dma-buf
  *	API lock		api_lock() in lock.c
  *	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
  *	pin->lock		the DMA mappings of one page table
@@ -305,6 +307,10 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page);
 phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 			     bool persistent);
 
+/* dmabuf.c */
+long dmabuf_ioctl(struct gpu *gpu, void __user *argp);
+bool dmabuf_is_supported(void);
+
 /* nvidia/bar1.c, where memory can move */
 #ifdef STANDIN_BAR1
 int bar1_add_gpu(struct gpu *gpu);
@@ -361,6 +367,8 @@ enum counter {
 	DEVICE_REFS,
 	BAR_BYTES_PINNED,
 	ALLOCS_LIVE,
+	DMABUFS_LIVE,
+	DMABUF_MAPS_LIVE,
 	GET_PAGES,
 	GET_PAGES_OK,
 	GET_PAGES_PERSISTENT,
@@ -376,6 +384,7 @@ enum counter {
 	CALLBACKS_AFTER_PUT,
 	MISUSE,
 	RECORD_BYTES,
+	DMABUF_EXPORT,
 	NR_COUNTERS,
 };
 
@@ -394,6 +403,8 @@ enum fail_site {
 	FAIL_DMA_UNMAP,
 	FAIL_FREE_PAGE_TABLE,
 	FAIL_FREE_DMA_MAPPING,
+	FAIL_DMABUF_EXPORT,
+	FAIL_DMABUF_MAP,
 	NR_FAIL_SITES,
 };
 

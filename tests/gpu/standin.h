@@ -47,7 +47,7 @@ struct standin_free {
  * @bar_length: length of the BAR
  * @bar_pinned: number of bytes of the BAR that are pinned now
  * @gpu: the N of /dev/nvidia<N>
- * @reserved: 0
+ * @dma_buf: 1 if memory can be exported, else 0
  * @uuid: UUID of the GPU
  * @pci: PCI address of the GPU as text
  */
@@ -61,7 +61,7 @@ struct standin_info {
 	__u64 bar_length;
 	__u64 bar_pinned;
 	__u32 gpu;
-	__u32 reserved;
+	__u32 dma_buf;
 	__u8 uuid[16];
 	char pci[16];
 };
@@ -81,8 +81,27 @@ struct standin_admit {
 	__u32 reserved;
 };
 
+/**
+ * struct standin_export - export memory of the calling process as a dma-buf
+ * @va: (in) start address
+ * @length: (in) number of bytes
+ * @flags: 0
+ * @fd: (out) the descriptor, closed on exec
+ *
+ * The range may span adjacent allocations on this GPU. Fails with -EINVAL if
+ * the range is not of whole pages of the kernel or is not all memory, and with
+ * -EOPNOTSUPP if the driver exports nothing.
+ */
+struct standin_export {
+	__u64 va;
+	__u64 length;
+	__u32 flags;
+	__s32 fd;
+};
+
 #define STANDIN_IOC_FREE	_IOW('G', 1, struct standin_free)
 #define STANDIN_IOC_INFO	_IOWR('G', 2, struct standin_info)
 #define STANDIN_IOC_ADMIT	_IOW('G', 3, struct standin_admit)
+#define STANDIN_IOC_EXPORT	_IOWR('G', 4, struct standin_export)
 
 #endif /* _STANDIN_H_ */

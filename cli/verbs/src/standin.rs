@@ -5,7 +5,7 @@
 //! The ioctls are those of `tests/gpu/standin.h`.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::{fs, io};
@@ -55,6 +55,16 @@ struct RawAdmit {
     reserved: u32,
 }
 
+/// `struct standin_export`.
+#[repr(C)]
+#[derive(Debug, Default, Clone, Copy)]
+struct RawExport {
+    va: u64,
+    length: u64,
+    flags: u32,
+    fd: i32,
+}
+
 const FREE_KTHREAD: u32 = 1;
 
 /// Thread that frees memory, and thereby runs nvidia.ko's callbacks.
@@ -67,6 +77,7 @@ pub enum Freer {
 const IOC_FREE: libc::c_ulong = write_ioctl::<RawFree>(1);
 const IOC_INFO: libc::c_ulong = read_write_ioctl::<RawInfo>(2);
 const IOC_ADMIT: libc::c_ulong = write_ioctl::<RawAdmit>(3);
+const IOC_EXPORT: libc::c_ulong = read_write_ioctl::<RawExport>(4);
 
 const fn ioctl_number<T>(direction: u64, number: u64) -> libc::c_ulong {
     const TYPE: u64 = b'G' as u64;
@@ -244,6 +255,22 @@ impl Gpu {
         // SAFETY: The ioctl reads exactly this structure.
         match unsafe { libc::ioctl(self.device.as_raw_fd(), IOC_ADMIT, &request) } {
             0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Exports `length` bytes of this process's memory from `va` on as a dma-buf. Both numbers are
+    /// multiples of the kernel's page size.
+    pub fn export(&self, va: u64, length: u64) -> io::Result<OwnedFd> {
+        let mut request = RawExport {
+            va,
+            length,
+            ..RawExport::default()
+        };
+        // SAFETY: The ioctl reads and writes exactly this structure.
+        match unsafe { libc::ioctl(self.device.as_raw_fd(), IOC_EXPORT, &mut request) } {
+            // SAFETY: The driver has made this descriptor for the caller.
+            0 => Ok(unsafe { OwnedFd::from_raw_fd(request.fd) }),
             _ => Err(io::Error::last_os_error()),
         }
     }

@@ -331,6 +331,7 @@ impl Host<'_> {
             signing: None,
             is_stock: true,
             host: true,
+            preloaded: Vec::new(),
         };
         // The VM's root is the host's root. This machine's files are below /host.
         let program = guest::in_machine(&programs::gdr(self.paths, Arch::X86_64));

@@ -14,7 +14,9 @@ pub(crate) use self::finished::{arch_of, archs, by_path, Kernel, Signing};
 use self::finished::{has_rust, is_set, release_of, separates_output};
 #[cfg(test)]
 pub(crate) use self::table::ARM64_64K;
-pub(crate) use self::table::{all, flavour, of, others, Again, Flavour, ARM64, DEFAULT, EARLIER};
+pub(crate) use self::table::{
+    all, flavour, of, others, Again, Flavour, ARM64, DEFAULT, DMABUF, EARLIER,
+};
 use self::tree::Tree;
 use crate::paths::Paths;
 use crate::stamp;
@@ -92,6 +94,7 @@ pub(crate) fn ensure(
         products: paths.cache.join("modules").join(flavour.name),
         make: flavour.make,
         detectors: flavour.detectors,
+        has_peer_memory: flavour.peer_memory,
         is_stock,
         signing: tree.signing(),
     })

@@ -103,9 +103,13 @@ enum Action {
             long,
             value_name = "FLAVOUR",
             default_value = kernel::DEFAULT,
-            default_value_if("arch", "arm64", kernel::ARM64)
+            default_value_if("arch", "arm64", kernel::ARM64),
+            default_value_if("peermem", "preload", kernel::DMABUF)
         )]
         kernel: String,
+        /// Peer-memory module to load, ours or none but the library
+        #[arg(long, value_enum, default_value = "ours")]
+        peermem: vm::Peermem,
     },
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
@@ -174,7 +178,9 @@ fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
         Action::Quick => quick::run(paths),
         Action::Stress(selection) => stress::run(paths, &selection),
         Action::Mutants(selection) => mutants::run(paths, &selection),
-        Action::Demo { kernel, .. } => test::demo(paths, kernel),
+        Action::Demo {
+            kernel, peermem, ..
+        } => test::demo(paths, kernel, peermem),
         Action::Hazards => hazards::write(paths),
         Action::Bench(selection) => bench::run(paths, &selection),
         Action::Cost(selection) => bench::count(paths, &selection),

@@ -413,6 +413,9 @@ impl<'a> Builder<'a> {
     /// Builds all modules for this kernel. Only kernels with Rust have benchmarks and neighbours of
     /// other drivers.
     pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
+        if !self.kernel.has_peer_memory {
+            return Ok(vec![self.gpu()?, self.gpu_with_upper()?]);
+        }
         let mut files = vec![
             self.gpu()?,
             self.gpu_with_upper()?,

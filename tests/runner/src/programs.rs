@@ -141,10 +141,46 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{mpi}", consumers::mpi),
     ("{nixl}", consumers::nixl),
     ("{perftest}", consumers::perftest),
+    ("{preload}", preload),
     ("{promtool}", promtool),
     ("{pyverbs}", pyverbs),
     ("{ucx}", consumers::ucx),
 ];
+
+/// Compiles the library that registers GPU memory by dma-buf, and returns its path.
+pub(crate) fn preload(paths: &Paths) -> Result<PathBuf> {
+    const LIBRARY: &str = "libpeermem_preload.so";
+
+    let toolchain = Toolchain::find(paths)?;
+    let _lock = Lock::take(paths, "programs")?;
+    let product = directory(paths, Arch::X86_64).join(LIBRARY);
+    let stamp = product.with_extension("stamp");
+    let mut key = Key::default();
+    key.text("tools", &toolchain.versions("gcc")?);
+    for input in ["Cargo.toml", "Cargo.lock", "preload"] {
+        key.path(&paths.repo, &paths.repo.join(input))?;
+    }
+    let key = key.finish();
+    if product.exists() && stamp::is_fresh(&stamp, &key) {
+        return Ok(product);
+    }
+    let mut stage = Stage::begin("library peermem-preload: compiling".to_owned());
+    let crates = stage.run(
+        toolchain
+            .cargo(paths)
+            .args(["build", "--release", "--locked", "-p", "peermem-preload"])
+            .current_dir(&paths.repo),
+        &paths.cache.join("logs/programs.txt"),
+        "crates",
+        |line| line.trim_start().starts_with("Compiling"),
+    )?;
+    let built = paths.cache.join("target/release").join(LIBRARY);
+    let contents = fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
+    stamp::replace(&product, &contents)?;
+    stamp::set(&stamp, &key)?;
+    stage.done(&format!("{crates} crates"));
+    Ok(product)
+}
 
 /// Returns Prometheus's program for checking metrics and rules.
 pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {

@@ -16,7 +16,7 @@ use crate::paths::Paths;
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
 use crate::vm::{Build, Named as _, Peermem, Provider};
-use crate::{apt, foreign, kernel, modules, programs, vm};
+use crate::{apt, consumers, foreign, kernel, modules, programs, vm};
 
 /// Finds the compilers, after installing their packages.
 pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
@@ -65,6 +65,9 @@ pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>)
 pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
     beside_programs(paths, &[options.arch()], &[programs::GDR], |toolchain| {
         let kernel = find_kernel(paths, toolchain, &options.kernel, Extent::Patched)?;
+        if !options.peermem.is_module() {
+            return Ok(());
+        }
         let _lock = Lock::take(paths, "modules")?;
         let builder = Builder::new(paths, toolchain, &kernel, false);
         builder.ours()?;
@@ -187,7 +190,7 @@ fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) 
                 index.add(builder.other_client()?);
             }
             Peermem::Nvidia => index.add(builder.control()?),
-            Peermem::None => {}
+            Peermem::Preload | Peermem::None => {}
         }
     }
     if options.kunit {
@@ -215,10 +218,23 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         (false, false) => Extent::Patched,
     };
     let kernel = find_kernel(paths, &toolchain, &options.kernel, extent)?;
-    if stock && options.peermem != Peermem::None {
+    if stock && options.peermem.is_module() {
         bail!("the stock RDMA modules have no peer memory: give --peermem none");
     }
+    if !kernel.has_peer_memory && options.peermem.is_module() {
+        bail!(
+            "the ib_core of kernel {} has no peer memory: give --peermem preload or none",
+            options.kernel
+        );
+    }
     let root = foreign::root(paths, kernel.arch)?;
+    let preloaded = match options.peermem {
+        Peermem::Preload => vec![
+            programs::preload(paths)?,
+            consumers::cuda(paths)?.join("libcuda.so.1"),
+        ],
+        _ => Vec::new(),
+    };
     let _lock = Lock::take(paths, "modules")?;
     let mut builder = Builder::new(paths, &toolchain, &kernel, options.frozen)
         .with(options.build)?
@@ -278,5 +294,6 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         detectors: kernel.detectors,
         is_stock: kernel.is_stock,
         host: false,
+        preloaded,
     })
 }

@@ -26,7 +26,7 @@ use crate::paths::Paths;
 use crate::results::{Test, Verdict};
 use crate::suite::{again, every_run, Place, Run, Same};
 use crate::toolchain::Toolchain;
-use crate::vm::{Channels, Options};
+use crate::vm::{Channels, Options, Peermem};
 use crate::{
     cases, contact, debian, documents, guest, history, kept, lint, mutants, packages, preflight,
     programs, results, setup, vm,
@@ -457,10 +457,11 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 const DEMO_OK: &str = "demo: ok";
 
 /// Runs the demo. The result is decided here, because the kernel log counts too.
-pub(crate) fn demo(paths: &Paths, kernel: String) -> Result<i32> {
+pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
-        with_control: true,
+        with_control: peermem.is_module(),
+        peermem,
         // The BAR has room for a region of 1 GiB.
         bar: 4096,
         kernel,

@@ -13,13 +13,15 @@ use crate::{ktap, module_files, sys};
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
 /// Counters that must be zero when nobody holds anything.
-const LIVE: [&str; 6] = [
+const LIVE: [&str; 8] = [
     "pins_live",
     "pins_persistent_live",
     "mappings_live",
     "device_refs",
     "bar_bytes_pinned",
     "allocs_live",
+    "dmabufs_live",
+    "dmabuf_maps_live",
 ];
 /// Counters that must never increase.
 const NEVER: [&str; 2] = ["misuse", "callbacks_after_put"];
@@ -73,9 +75,12 @@ impl Counters {
             .with_context(|| format!("counter {name} ran backwards"))
     }
 
-    /// Returns the number of live pins of both modes.
+    /// Returns the number of live pins of both modes, and of mapped dma-bufs, which hold memory like
+    /// persistent pins.
     pub(crate) fn live_pins(&self) -> Result<u64> {
-        Ok(self.get("pins_live")? + self.get("pins_persistent_live")?)
+        Ok(self.get("pins_live")?
+            + self.get("pins_persistent_live")?
+            + self.get("dmabuf_maps_live")?)
     }
 
     /// Returns all counters that are wrong at rest.

@@ -9,9 +9,9 @@ use std::{env, fs};
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
-use crate::counters::Counters;
+use crate::counters::{peer_regions, Counters};
 use crate::gpu::{Allocation, GRANULE};
-use crate::lab::{Lab, PinMode, Setup};
+use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::measure::Measurement;
 use crate::module::Replaced;
 use crate::pattern::{difference, Pattern};
@@ -27,6 +27,9 @@ const OFFSET: usize = 65_536 + 123;
 
 /// Runs the demo. Fails if a check fails.
 pub(crate) fn run(setup: &Setup) -> Result<()> {
+    if setup.peermem == Peermem::Preload {
+        return preloaded(setup);
+    }
     let before = Counters::read()?;
     let mode = setup.mode();
     ensure!(mode == PinMode::Persistent);
@@ -45,6 +48,66 @@ pub(crate) fn run(setup: &Setup) -> Result<()> {
         "\n5. What is left: {} pins, {} DMA mappings, {} references on a GPU, {} bytes pinned in a BAR",
         now.live_pins()?,
         now.get("mappings_live")?,
+        now.get("device_refs")?,
+        now.get("bar_bytes_pinned")?
+    );
+    println!("demo: ok");
+    Ok(())
+}
+
+/// Runs the demo without a module, on an ib_core without peer memory. A preloaded library registers
+/// GPU memory by dma-buf.
+fn preloaded(setup: &Setup) -> Result<()> {
+    let before = Counters::read()?;
+    let lab = Lab::open(setup)?;
+    machine(&lab)?;
+    println!(
+        "  no peer-memory module; preloaded: {}",
+        env::var("LD_PRELOAD")?
+    );
+
+    let len = 16 * GRANULE as usize;
+    let memory = lab.allocate_gpu(len)?;
+    let region = lab.far.reg_mr(memory.span(0, len)?)?;
+    let entries: Vec<_> = peer_regions(lab.far.name())?
+        .iter()
+        .map(|region| region.entries)
+        .collect();
+    let now = Counters::read()?;
+    println!(
+        "\n1. ibv_reg_mr of {} MiB of GPU memory at {:#x}",
+        len >> 20,
+        memory.mapping().addr()
+    );
+    println!("   ib_core refused it, and the library registered a dma-buf of it.");
+    println!(
+        "   exports {}, mapped dma-bufs {}, pins {}, scatter-list entries {entries:?}",
+        now.since(&before, "dmabuf_export")?,
+        now.get("dmabuf_maps_live")?,
+        now.get("pins_persistent_live")?
+    );
+    ensure!(
+        now.get("dmabuf_maps_live")? == 1 && now.live_pins()? == 1 && entries.len() == 1,
+        "the region is not one dma-buf"
+    );
+    drop(region);
+    drop(memory);
+
+    write_and_read(&lab)?;
+    println!("\n4. Freed under a live registration");
+    let (status, _, _) = freed(&lab)?;
+    println!("   the region keeps the pages, a WRITE ends with {status:?}");
+    ensure!(
+        status == Status::Success,
+        "the memory did not outlive the free"
+    );
+
+    ktap::check_rest(&before)?;
+    let now = Counters::read()?;
+    println!(
+        "\n5. What is left: {} dma-bufs, {} of them mapped, {} references on a GPU, {} bytes pinned in a BAR",
+        now.get("dmabufs_live")?,
+        now.get("dmabuf_maps_live")?,
         now.get("device_refs")?,
         now.get("bar_bytes_pinned")?
     );
@@ -81,7 +144,7 @@ fn control(setup: &Setup) -> Result<Option<Measurement>> {
     ))
 }
 
-fn introduce(lab: &Lab) -> Result<()> {
+fn machine(lab: &Lab) -> Result<()> {
     let gpu = lab.gpu(0)?;
     let information = fs::read_to_string(format!(
         "/proc/driver/nvidia/gpus/{}/information",
@@ -107,6 +170,11 @@ fn introduce(lab: &Lab) -> Result<()> {
         lab.near.name(),
         lab.far.name()
     );
+    Ok(())
+}
+
+fn introduce(lab: &Lab) -> Result<()> {
+    machine(lab)?;
     println!(
         "  peer-memory module: {} {}",
         module::NAME,

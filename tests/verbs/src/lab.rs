@@ -20,7 +20,17 @@ pub(crate) const M2: usize = GRANULE as usize;
 pub(crate) enum Peermem {
     Ours,
     Nvidia,
+    /// No module, but the library that registers GPU memory by dma-buf, which this program and its
+    /// children have preloaded.
+    Preload,
     None,
+}
+
+impl Peermem {
+    /// Returns `true` if a peer-memory module is loaded.
+    pub(crate) fn is_module(self) -> bool {
+        matches!(self, Self::Ours | Self::Nvidia)
+    }
 }
 
 impl fmt::Display for Peermem {
@@ -183,6 +193,15 @@ impl Lab {
         }
         if self.setup.peermem == Peermem::None {
             return ktap::skip("no peermem module is loaded");
+        }
+        Ok(())
+    }
+
+    /// Skips the case if it is about the pins or the scatter list of a peermem module.
+    pub(crate) fn needs_pins(&self) -> Result<()> {
+        self.needs_module()?;
+        if !self.setup.peermem.is_module() {
+            return ktap::skip("a dma-buf instead of a module's pins");
         }
         Ok(())
     }

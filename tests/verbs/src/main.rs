@@ -100,6 +100,18 @@ enum Verb {
         places: cases::cuda::Places,
         filter: Vec<String>,
     },
+    /// Run the cases of GPU memory by dma-buf whose name begins with a FILTER, results in KTAP
+    Dmabuf {
+        #[command(flatten)]
+        places: cases::dmabuf::Places,
+        filter: Vec<String>,
+    },
+    /// Register memory as often as given, and print what came of it
+    #[command(hide = true)]
+    Register {
+        kind: cases::dmabuf::Kind,
+        times: u32,
+    },
     /// Run the cases between two hosts whose name begins with a FILTER, at once on both hosts, results in KTAP
     Pair(cases::pair::Options),
     /// Load the module where it cannot work, or where only signed modules load, results in KTAP
@@ -178,6 +190,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
         Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
         Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
         Verb::Cuda { places, filter } => cases::cuda::run(&setup(false), places, filter),
+        Verb::Dmabuf { places, filter } => cases::dmabuf::run(&setup(false), places, filter),
+        Verb::Register { kind, times } => {
+            cases::dmabuf::register(&setup(false), *kind, *times).map(|()| true)
+        }
         Verb::Pair(options) => cases::pair::run(&setup(false), options),
         Verb::Loading => Ok(cases::loading::run(&setup(false))),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),

@@ -319,6 +319,60 @@ impl Hca {
         Ok(self.fragile(mr, span))
     }
 
+    /// Does the same as [`Self::register_dmabuf`] by libibverbs' function for providers, because
+    /// Debian 12's provider for rxe has no `ibv_reg_dmabuf_mr`.
+    pub fn register_dmabuf_by_command(
+        &self,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        span: Span,
+        access: AccessFlags,
+    ) -> Result<std::result::Result<FragileRegion, Refused>> {
+        /// `ibv_cmd_reg_dmabuf_mr`
+        type Register = unsafe extern "C" fn(
+            *mut rdma_mummy_sys::ibv_pd,
+            u64,
+            usize,
+            u64,
+            libc::c_int,
+            libc::c_int,
+            *mut ibv_mr,
+        ) -> libc::c_int;
+        /// Room for `struct verbs_mr` of any version, in bytes. rxe's provider frees the structure.
+        const ROOM: usize = 256;
+
+        let len = usize::try_from(span.len())?;
+        // SAFETY: The binding has already loaded the same library.
+        let library = unsafe { libloading::Library::new(LIBRARY) }?;
+        // SAFETY: The function has this type in all versions.
+        let register = unsafe { library.get::<Register>(b"ibv_cmd_reg_dmabuf_mr") }?;
+        // SAFETY: The size is not 0.
+        let mr = NonNull::new(unsafe { libc::calloc(1, ROOM) }.cast::<ibv_mr>());
+        let mr = mr.context("no memory")?;
+        // SAFETY: The domain lives as long as the region, the descriptor is open during the call,
+        // and `struct verbs_mr` begins with a `struct ibv_mr`.
+        let code = unsafe {
+            register(
+                self.domain.pd().as_ptr(),
+                offset,
+                len,
+                span.addr(),
+                buffer.as_raw_fd(),
+                access.into(),
+                mr.as_ptr(),
+            )
+        };
+        if code != 0 {
+            // SAFETY: calloc made this, and nothing else has it.
+            unsafe { libc::free(mr.as_ptr().cast()) };
+            return Ok(Err(Refused {
+                call: "ibv_cmd_reg_dmabuf_mr",
+                error: io::Error::from_raw_os_error(code),
+            }));
+        }
+        Ok(Ok(self.fragile(mr, span)))
+    }
+
     fn fragile(&self, mr: NonNull<ibv_mr>, span: Span) -> FragileRegion {
         FragileRegion {
             mr,

@@ -33,6 +33,8 @@ pub(crate) struct Kernel {
     pub(crate) make: &'static [&'static str],
     /// `true` if the kernel has the detectors of `debug.config`.
     pub(crate) detectors: bool,
+    /// `true` if the kernel's ib_core has peer memory.
+    pub(crate) has_peer_memory: bool,
     /// `true` if the kernel is Debian's own image.
     pub(crate) is_stock: bool,
     /// `true` if Rust modules can be compiled against the build tree.
@@ -215,6 +217,7 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
             _ => arch.make(),
         },
         detectors: false,
+        has_peer_memory: true,
         is_stock: false,
         has_rust: has_rust(&build),
         has_symbol_versions: is_set(&build, "MODVERSIONS"),

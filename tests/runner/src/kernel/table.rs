@@ -38,6 +38,10 @@ pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
+/// Debian 13's own kernel with its own ib_core, which has no peer memory, and an rxe that registers
+/// dma-bufs.
+pub(crate) const DMABUF: &str = "6.12-dmabuf";
+
 /// Debian 13's own kernel for arm64, with pages of 4 KiB.
 const STOCK_ARM64: &str = "6.12-arm64";
 
@@ -95,6 +99,8 @@ pub(crate) struct Flavour {
     pub(super) make: &'static [&'static str],
     /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
+    /// `true` if the kernel's ib_core has peer memory, which our module needs.
+    pub(super) peer_memory: bool,
     /// `true` if the RDMA modules are also built from the pristine source.
     pub(crate) pristine_rdma: bool,
     /// `true` if the configuration has the detectors of `debug.config`. Every VM must then show
@@ -124,6 +130,7 @@ const BUILT: Flavour = Flavour {
     config: &[],
     make: &[],
     compiler: "gcc",
+    peer_memory: true,
     pristine_rdma: false,
     detectors: false,
     smoke: &[],
@@ -210,6 +217,18 @@ const FLAVOURS: &[Flavour] = &[
             "ours, beside a proprietary nvidia.ko",
             "ours, beside a proprietary nvidia.ko, revocable",
         ],
+        ..STOCK
+    },
+    Flavour {
+        name: DMABUF,
+        package: "linux-source-6.12",
+        suites: &["trixie"],
+        patches: &["6.12-dmabuf"],
+        peer_memory: false,
+        // Only the runs of the library that registers by dma-buf use this kernel.
+        smoke: &[],
+        again: Again::Nothing,
+        only_in_full: true,
         ..STOCK
     },
     Flavour {

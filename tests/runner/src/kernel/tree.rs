@@ -330,14 +330,15 @@ impl Tree<'_> {
                 fs::write(&target, contents)?;
             }
         }
+        // A kernel's patches may change files of the overlay.
+        for file in &overlaid {
+            let target = work.join(file.strip_prefix(&overlay)?);
+            fs::write(&target, fs::read(file)?)?;
+        }
         for patch in &patches {
             // Uses the default fuzz of patch(1), because a point release may change lines around a
             // patch.
             patch::apply(&work, patch, 2)?;
-        }
-        for file in &overlaid {
-            let target = work.join(file.strip_prefix(&overlay)?);
-            fs::write(&target, fs::read(file)?)?;
         }
         let mut files = Files::new();
         for path in pristine.into_keys() {

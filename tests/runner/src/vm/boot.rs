@@ -72,4 +72,6 @@ pub(crate) struct Boot {
     /// `true` if the root is a complete host, which loads its modules itself. `modules` then has
     /// only the modules for the host's file systems.
     pub(crate) host: bool,
+    /// Libraries that the command and its children preload.
+    pub(crate) preloaded: Vec<PathBuf>,
 }

@@ -71,6 +71,12 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
         export("TESTVM_HOST", &number.to_string());
         export("TESTVM_PEER", &format!("10.77.0.{}", 3 - number));
     }
+    if !boot.preloaded.is_empty() {
+        let paths: Vec<String> = boot.preloaded.iter().map(|file| in_machine(file)).collect();
+        export("LD_PRELOAD", &paths.join(":"));
+        // The stand-in for CUDA's library then knows memory that a program maps without CUDA.
+        export("CUDA_KNOWS_ALL", "1");
+    }
     for variable in &options.env {
         let (name, value) = variable
             .split_once('=')

@@ -27,8 +27,17 @@ pub(crate) enum Peermem {
     Ours,
     /// NVIDIA's own C module, the control
     Nvidia,
+    /// No module: the library of preload/ registers GPU memory by dma-buf, on an ib_core without peer memory
+    Preload,
     /// No peer-memory client at all
     None,
+}
+
+impl Peermem {
+    /// Returns `true` if the VM loads a module.
+    pub(crate) fn is_module(self) -> bool {
+        matches!(self, Self::Ours | Self::Nvidia)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -146,7 +155,8 @@ pub(crate) struct Options {
         long,
         value_name = "FLAVOUR|PATH",
         default_value = crate::kernel::DEFAULT,
-        default_value_if("arch", "arm64", crate::kernel::ARM64)
+        default_value_if("arch", "arm64", crate::kernel::ARM64),
+        default_value_if("peermem", "preload", crate::kernel::DMABUF)
     )]
     pub(crate) kernel: String,
     /// Build of our module [default: in-tree if the kernel supports Rust]
@@ -253,5 +263,28 @@ impl Options {
 impl Default for Options {
     fn default() -> Self {
         Bare::parse_from(["runner"]).options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preloaded_library_chooses_its_kernel() {
+        let kernel = |words: &str| {
+            let words = format!("runner {words}");
+            let options = Options::parse(words.split_whitespace()).unwrap();
+            (options.kernel, options.peermem.is_module())
+        };
+        assert_eq!(
+            kernel("--peermem preload"),
+            (crate::kernel::DMABUF.to_owned(), false)
+        );
+        assert_eq!(
+            kernel("--peermem preload --kernel 6.1"),
+            ("6.1".to_owned(), false)
+        );
+        assert_eq!(kernel(""), (crate::kernel::DEFAULT.to_owned(), true));
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{bail, Context as _, Result};
 
 use super::boot::Boot;
-use super::options::{Options, Peermem, Rdma};
+use super::options::{Options, Rdma};
 use crate::arch::Arch;
 use crate::command::system_path;
 use crate::guest::{DEVICES, EARLY, EARLY_ON_HOST};
@@ -32,7 +32,7 @@ pub(super) struct Plan {
 pub(super) fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     let wanted = [EARLY, EARLY_ON_HOST].concat();
     let mut modules = vec!["ib_uverbs", "rdma_ucm", "rdma_rxe", "nvidia"];
-    if options.peermem != Peermem::None {
+    if options.peermem.is_module() {
         modules.push("nvidia-peermem");
     }
     Ok(Plan {
@@ -53,15 +53,17 @@ pub(super) fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     })
 }
 
-/// Returns the module that has ib_core's peer memory and its parameters. On older kernels, umem.c
-/// is in ib_uverbs.
-fn peer_memory(boot: &Boot) -> Result<&'static str> {
-    let file = boot.modules.get("ib_uverbs");
-    let has = file.map(|file| index::has_parameter(file, "peer_mem_sysfs"));
-    Ok(match has.transpose()? {
-        Some(true) => "ib_uverbs",
-        _ => "ib_core",
-    })
+/// Returns the module that has ib_core's peer memory and its parameters, if there is one. On older
+/// kernels, umem.c is in ib_uverbs.
+fn peer_memory(boot: &Boot) -> Result<Option<&'static str>> {
+    for name in ["ib_uverbs", "ib_core"] {
+        let file = boot.modules.get(name);
+        let has = file.map(|file| index::has_parameter(file, "peer_mem_sysfs"));
+        if has.transpose()? == Some(true) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
@@ -74,11 +76,12 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     add("rdma_rxe", &options.rxe_param);
     add("nvidia", &options.gpu_param);
     let mut ib_param = options.ib_param.clone();
-    if options.rdma == Rdma::Patched {
+    let peer_memory = peer_memory(boot)?;
+    if options.rdma == Rdma::Patched && peer_memory.is_some() {
         let shows = if options.memory_peers { "Y" } else { "N" };
         ib_param.push(format!("peer_mem_sysfs={shows}"));
     }
-    add(peer_memory(boot)?, &ib_param);
+    add(peer_memory.unwrap_or("ib_core"), &ib_param);
     add("nvidia_peermem", &options.param);
 
     let early = boot.modules.closure_of_present(EARLY)?;
@@ -91,7 +94,7 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
     if options.gpus > 0 {
         if boot.modules.contains("nvidia") {
             wanted.push("nvidia");
-        } else if options.peermem != Peermem::None {
+        } else if options.peermem.is_module() {
             bail!("the stand-in GPU's driver (nvidia.ko) is not built");
         }
     }
@@ -99,7 +102,7 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         // The bench sees only clients that register after it is loaded.
         wanted.push("test_bench");
     }
-    if options.peermem != Peermem::None {
+    if options.peermem.is_module() {
         wanted.push("nvidia_peermem");
     }
     if options.interpose {

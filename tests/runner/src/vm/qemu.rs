@@ -225,6 +225,7 @@ mod tests {
             detectors: false,
             is_stock: false,
             host: false,
+            preloaded: Vec::new(),
         }
     }
 

@@ -31,7 +31,7 @@ impl Parts {
         match module {
             Peermem::None => false,
             Peermem::Nvidia => self.count == 1,
-            Peermem::Ours => true,
+            Peermem::Ours | Peermem::Preload => true,
         }
     }
 }
@@ -94,7 +94,12 @@ impl Buffers {
         note("entries", found[0].entries);
         let counters = Counters::read()?;
         let live = counters.live_pins()?;
-        ensure!(live == number * self.parts.count);
+        let expected = match setup.peermem {
+            // A dma-buf may have several parts.
+            Peermem::Preload => number,
+            _ => number * self.parts.count,
+        };
+        ensure!(live == expected);
         let pinned = counters.since(before, "bar_bytes_pinned")?;
         ensure!(pinned >= number * len);
         if setup.peermem == Peermem::Ours {
@@ -135,14 +140,15 @@ impl Buffers {
         let mut activity = Activity::default();
         sys::wait_until(PATIENCE, || {
             activity = Counters::read()?.activity(before)?;
-            Ok(activity.unpins + activity.callbacks == activity.pins)
+            let dma_bufs = Counters::read()?.get("dmabufs_live")?;
+            Ok(activity.unpins + activity.callbacks == activity.pins && dma_bufs == 0)
         })?;
         note("pins", activity.pins);
         let number = self.number as u64;
         let Parts { count, refused } = self.parts;
         let registers = self.parts.are_registered(setup.peermem);
         let [pins, refused, maps] = match setup.peermem {
-            Peermem::None => [0, 0, 0],
+            Peermem::None | Peermem::Preload => [0, 0, 0],
             // The number of UCX's attempts is not fixed.
             Peermem::Nvidia if !registers => [0, activity.attempts.max(1), 0],
             // nvidia-peermem pins each buffer twice.

@@ -316,7 +316,7 @@ fn at_rest(machine: &Machine) -> Result<Vec<String>> {
         // Consumers that look in `memory_peers` do not find the module, because this ib_core has no
         // `memory_peers`.
         Peermem::Nvidia => expected.push(complaint("consumers", "machine")),
-        Peermem::None => expected.push(complaint("module", "machine")),
+        Peermem::Preload | Peermem::None => expected.push(complaint("module", "machine")),
     }
     Ok(expected)
 }

@@ -8,6 +8,7 @@ mod consumers;
 pub(crate) mod ctl;
 pub(crate) mod cuda;
 mod dma;
+pub(crate) mod dmabuf;
 pub(crate) mod hazards;
 mod hca;
 mod identity;

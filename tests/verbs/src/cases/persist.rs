@@ -35,7 +35,7 @@ fn outlive(lab: &Lab) -> Result<()> {
         drop(memory);
         let after = Counters::read()?;
         let callbacks = after.activity(&before)?.callbacks;
-        let live = after.get("pins_persistent_live")?;
+        let live = after.live_pins()?;
         note("callbacks", callbacks);
         note("pins_persistent_live", live);
         ensure!(callbacks == 0, "{callbacks} callbacks");
@@ -46,7 +46,7 @@ fn outlive(lab: &Lab) -> Result<()> {
         connection.transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
         ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "bytes");
         drop(region);
-        let live = Counters::read()?.get("pins_persistent_live")?;
+        let live = Counters::read()?.live_pins()?;
         ensure!(live == 0, "{live} pins are live after deregistration");
     }
     Ok(())

@@ -85,7 +85,7 @@ pub(crate) fn expected_pins(peermem: Peermem) -> u64 {
     match peermem {
         Peermem::Ours => 1,
         Peermem::Nvidia => 2,
-        Peermem::None => 0,
+        Peermem::Preload | Peermem::None => 0,
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn allocate_aligned(lab: &Lab, len: u64, align: u64) -> Result<Alloca
 }
 
 fn one_pin(lab: &Lab) -> Result<()> {
-    lab.needs_module()?;
+    lab.needs_pins()?;
     let memory = lab.allocate_gpu(M2)?;
     for _ in 0..3 {
         let before = Counters::read()?;
@@ -178,7 +178,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
 
 /// Checks that a region across a multiple of 2 GiB has an entry on each side of the multiple.
 fn entry_boundary(lab: &Lab) -> Result<()> {
-    lab.needs_module()?;
+    lab.needs_pins()?;
     let gpu = lab.gpu(0)?;
     let boundary = sys::free_address(2 * ENTRY_BOUNDARY, ENTRY_BOUNDARY)? + ENTRY_BOUNDARY;
     let len = 4 * M2;

@@ -4,7 +4,8 @@
 //! memory of several allocations, as with PyTorch's expandable segments.
 //!
 //! Without a peermem module, UCX moves the same bytes by copies through the host: see
-//! [`cuda`](super::cuda).
+//! [`cuda`](super::cuda). UCX looks for a module's files, or for dma-buf regions of its own, so that
+//! a preloaded library changes nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -205,7 +206,7 @@ impl Consumers {
         let expected = [consumers::NV_MEM, consumers::MODULE]
             .into_iter()
             .find(|path| Path::new(path).exists());
-        let is_there = self.setup.peermem != Peermem::None;
+        let is_there = self.setup.peermem.is_module();
         ensure!(
             found.as_deref() == expected
                 && found.is_some() == is_there
@@ -244,7 +245,7 @@ impl Consumers {
 
         let count = way.parts.count;
         let [pins, refused] = match self.setup.peermem {
-            Peermem::None => [0, 0],
+            Peermem::Preload | Peermem::None => [0, 0],
             // The number of UCX's attempts is not fixed.
             Peermem::Nvidia if !way.parts.are_registered(self.setup.peermem) => {
                 [0, activity.attempts.max(1)]
@@ -270,7 +271,9 @@ impl Consumers {
 
     /// Checks the pins and the listed registrations of the program's memory.
     fn kept(&self, start: &Start, way: &Way, kept: Kept) -> Result<()> {
-        let is_registered = way.is_cached && way.parts.are_registered(self.setup.peermem);
+        let peermem = self.setup.peermem;
+        let is_registered =
+            peermem.is_module() && way.is_cached && way.parts.are_registered(peermem);
         let count = way.parts.count;
         // In revocable mode, freed memory is unpinned at once. All other memory stays pinned until
         // the deregistration.
