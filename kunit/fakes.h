@@ -137,6 +137,7 @@ void fake_directory(bool made);
  */
 int fake_sysfs_new(void);
 void fake_sysfs_free(void);
+void fake_sysfs_without_mm(void);
 void fake_sysfs_occupy(const char *client);
 int fake_sysfs_refs(void);
 bool fake_sysfs_has(const char *client, const char *file);

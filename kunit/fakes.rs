@@ -123,6 +123,7 @@ unsafe extern "C" {
     );
     safe fn fake_sysfs_new() -> c_int;
     safe fn fake_sysfs_free();
+    pub(crate) safe fn fake_sysfs_without_mm();
     fn fake_sysfs_occupy(client: *const c_char);
     safe fn fake_sysfs_refs() -> c_int;
     fn fake_sysfs_has(client: *const c_char, file: *const c_char) -> bool;

@@ -94,6 +94,11 @@ void fake_sysfs_free(void)
 	free_kobj(&fake_kernel_kobj);
 }
 
+void fake_sysfs_without_mm(void)
+{
+	free_kobj(&fake_mm);
+}
+
 void fake_sysfs_occupy(const char *client)
 {
 	if (!others)

@@ -53,6 +53,12 @@ suite!(
         logged![];
     }
 
+    fn without_sys_kernel_mm_nothing_is_shown() {
+        fake_sysfs_without_mm();
+        drop(MemoryPeers::probe(FIRST)?.show(&two()));
+        logged![];
+    }
+
     fn what_was_there_before_is_left_alone() {
         for (client, clients) in rows([
             // A stranger's directory lacks a client.
