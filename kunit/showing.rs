@@ -54,7 +54,7 @@ suite!(
     }
 
     fn without_sys_kernel_mm_nothing_is_shown() {
-        fake_sysfs_without_mm();
+        crate::fakes::fake_sysfs_without_mm();
         drop(MemoryPeers::probe(FIRST)?.show(&two()));
         logged![];
     }
