@@ -13,7 +13,7 @@ use crate::regions::Verdict;
 use crate::software::nccl;
 use crate::software::nccl::Topology;
 
-/// What a check examines.
+/// A process of the job, and the facts that its checks need.
 struct At<'a> {
     shared: &'a Shared<'a>,
     member: &'a Member,

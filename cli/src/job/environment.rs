@@ -98,7 +98,7 @@ impl<'a> Environment<'a> {
         let bytes = host.bytes(&format!("/proc/{pid}/environ"));
         let first = Source::of(FIRST, bytes, b'\0');
         let file = |path: &str| Source::of(path, host.bytes(&format!("{root}{path}")), b'\n');
-        // As in NCCL: `NCCL_CONF_FILE`, or else the file in the home directory of the user.
+        // NCCL reads `NCCL_CONF_FILE`, or else the file in the home directory of the user.
         let named = first.get("NCCL_CONF_FILE").filter(|path| !path.is_empty());
         let home = || {
             let of_user = uid.and_then(|uid| home_of(host, pid, uid));

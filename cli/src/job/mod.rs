@@ -42,7 +42,7 @@ use settings::Judged;
 const SCHEMA: &str = "peermemctl.job";
 const VERSION: u32 = 1;
 
-/// What all processes of the job share.
+/// Facts that all processes of the job share.
 struct Shared<'a> {
     scan: &'a Scan<'a>,
     listing: Result<Listing, Missing>,

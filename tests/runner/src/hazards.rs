@@ -653,7 +653,10 @@ mod tests {
         assert_eq!(killed.defects(), died.defects());
         // Without an oops, the death is a defect of its own.
         let hangs = outcome(&["x"], &[DEATH]);
-        assert_eq!(hangs.defects().as_deref(), Some("x; the kernel crashes or hangs"));
+        assert_eq!(
+            hangs.defects().as_deref(),
+            Some("x; the kernel crashes or hangs")
+        );
     }
 
     #[test]

@@ -393,14 +393,27 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
         }
         Ok(())
     };
-    // CUDA's interface prescribes the type names of these sources. These sources do not have the
-    // kernel's macros for attributes.
-    let (cuda, sources): (Vec<_>, Vec<_>) = sources
-        .into_iter()
-        .partition(|name| name.starts_with("tests/cuda/"));
-    run(&["--file"], &sources)?;
+    // CUDA's interface prescribes the type names of these sources. Programs do not have the kernel's
+    // macros for attributes, and set errno to positive numbers. The tests of the library for
+    // LD_PRELOAD define functions of other libraries.
+    let of = |folder: &str| {
+        sources
+            .iter()
+            .filter(|name| name.starts_with(folder))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let (cuda, preload) = (of("tests/cuda/"), of("preload/"));
+    let kernel: Vec<_> = sources
+        .iter()
+        .filter(|name| !cuda.contains(name) && !preload.contains(name))
+        .cloned()
+        .collect();
+    run(&["--file"], &kernel)?;
     let ignored = "NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO";
     run(&["--file", "--ignore", ignored], &cuda)?;
+    let ignored = format!("{ignored},AVOID_EXTERNS,COMPLEX_MACRO,EMBEDDED_FUNCTION_NAME,FUNCTION_ARGUMENTS,SYMBOLIC_PERMS,USE_NEGATIVE_ERRNO");
+    run(&["--file", "--ignore", &ignored], &preload)?;
     run(&["--no-signoff"], &patches)?;
     if !problems.is_empty() {
         bail!("{}", problems.join("\n"));
