@@ -225,7 +225,7 @@ impl Out {
         Ok(())
     }
 
-    /// Clears the terminal before the next round. Does nothing elsewhere.
+    /// Clears the terminal before the next round. Does nothing if the output is not a terminal.
     pub(crate) fn clear(&mut self) {
         if self.repeated && self.terminal {
             self.gathered.push_str("\x1b[H\x1b[2J");

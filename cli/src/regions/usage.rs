@@ -415,7 +415,7 @@ impl Search<'_> {
     }
 
     /// Classifies the remaining regions as other memory, unless there is a doubt. Returns the
-    /// doubts that matter, or all doubts if `is_open`.
+    /// doubts that matter, or all doubts if `is_open` is set.
     fn rest(&mut self, is_open: bool) -> Vec<String> {
         let mut reasons = BTreeSet::new();
         for (owner, holder) in &mut self.holders {

@@ -69,7 +69,7 @@ pub(crate) enum Verb {
 pub(crate) enum Moved {
     /// All bytes were moved: total number, and duration.
     Done { bytes: u64, took: Duration },
-    /// The transfer ended with a completion of this status.
+    /// The transfer ended with a completion that has this status.
     Refused(String),
 }
 
@@ -494,8 +494,8 @@ impl<B: Bench> Run<'_, B> {
         })
     }
 
-    /// Checks that freed memory is either unchanged for the device, or out of its reach. The step
-    /// only reads: if the check fails, the memory may belong to another process.
+    /// Checks that the device sees freed memory unchanged, or does not reach the memory at all. The
+    /// step only reads: if the check fails, the memory may belong to another process.
     fn free_while_registered(
         &mut self,
         way: Way,

@@ -471,7 +471,7 @@ fn no_way_is_a_failure() {
     assert_eq!(outcomes(&steps, Outcome::Failed), [ANY_WAY]);
 }
 
-/// A failure before the call to the kernel has no errno, not 0.
+/// A failure before the call to the kernel has no errno, instead of the errno 0.
 #[test]
 fn what_has_no_errno_says_none() {
     let failed = Unable::from(Refusal::from(anyhow::anyhow!("no such range")));
