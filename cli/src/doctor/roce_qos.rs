@@ -163,7 +163,8 @@ impl<'a> Interface<'a> {
         )
     }
 
-    /// Returns a finding with the settings, or a finding that the settings are not visible.
+    /// Returns a finding with the settings, or a finding that says that the settings are not
+    /// visible.
     fn finding(&self) -> Finding {
         let name = &self.name;
         let pfc = match (self.pfc(), &self.dcb) {
