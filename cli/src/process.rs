@@ -248,8 +248,8 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Returns the users of `/etc/passwd` by user ID. If a user ID has several names, returns the first
-/// one.
+/// Returns the users of `/etc/passwd` by user ID. If a user ID has several names, the first name is
+/// used.
 fn users(passwd: &str) -> BTreeMap<u32, String> {
     let mut users = BTreeMap::new();
     for line in passwd.lines() {

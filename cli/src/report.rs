@@ -135,8 +135,8 @@ impl Out {
         self.repeated = true;
     }
 
-    /// Returns `true` if the user wants JSON. The command then calls [`Out::json`] once (with
-    /// `--watch`, once per round) and prints no text.
+    /// Returns `true` if the user wants JSON. In that case, the command calls [`Out::json`] once
+    /// (with `--watch`, once per round) and prints no text.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }

@@ -53,7 +53,7 @@ pub(crate) struct Maker {
     /// this namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thread: Option<u32>,
-    /// Name of the kernel's part that created the object, if no process did.
+    /// Name of the part of the kernel that created the object, if no process created the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
     /// Number of the protection domain.

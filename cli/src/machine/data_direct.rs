@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Data Direct function of ConnectX-8: a second PCI function through which the NIC accesses memory
-//! that is registered for it. The function may be below a GPU's switch while the NIC's own function
-//! is in another PCI domain.
+//! that is registered for Data Direct. The function may be below a GPU's switch while the NIC's own
+//! function is in another PCI domain.
 //!
 //! mlx5_ib matches the two functions by VUID: one VUID comes from the NIC's firmware, and the other
 //! VUID from the function's VPD (Linux's `drivers/infiniband/hw/mlx5/data_direct.c`). No file

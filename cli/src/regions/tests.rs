@@ -553,8 +553,8 @@ fn another_pid_namespace_has_its_own_numbers() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
-    // Process 4711 of the module's list is another process than 4711 here. The names belong to this
-    // namespace.
+    // Process 4711 of the module's list is not the process with the ID 4711 here. The names belong
+    // to this namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
     has(&answer, "reasons", "PID namespace");

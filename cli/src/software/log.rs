@@ -239,7 +239,8 @@ mod tests {
         }
         for line in [
             "nvidia_peermem: loading out-of-tree module taints kernel.",
-            // Linux logs this line when it loads a module beside the proprietary nvidia.ko.
+            // Linux logs this line when it loads a module that uses symbols of the proprietary
+            // nvidia.ko.
             "nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia, inheriting taint.",
             "nvidia-peermem: revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot \
             see of which OFED ib_core is",

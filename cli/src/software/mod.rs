@@ -192,8 +192,9 @@ impl Driver {
         version.split('.').next()?.parse().ok()
     }
 
-    /// Returns `true` for drivers before 535, which introduced `nvidia_p2p_get_pages_persistent()`.
-    /// peermem-rs calls that function (docs/compatibility.md).
+    /// Returns `true` for drivers before version 535, which introduced
+    /// `nvidia_p2p_get_pages_persistent()`. The module peermem-rs calls this function
+    /// (docs/compatibility.md).
     pub(crate) fn is_old(&self) -> bool {
         self.major().is_some_and(|major| major < 535)
     }

@@ -32,7 +32,7 @@ impl From<anyhow::Error> for Unable {
 /// Refusal of a registration, as the caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// This machine does not support this way, for this reason.
+    /// This machine does not support this way of registration. The text gives the reason.
     NoSuchWay(String),
     /// The registration was refused.
     Refused { errno: Option<i32>, why: String },

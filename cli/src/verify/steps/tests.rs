@@ -22,7 +22,7 @@ enum Fault {
     HostRefused,
     /// The transfer with this number changes a byte that it moves.
     Corrupts(usize),
-    /// The transfer changes the byte before its first one.
+    /// The transfer changes the byte before the first byte that it moves.
     Spills(usize),
     /// The transfer ends with an error.
     Status(usize),
