@@ -10,7 +10,7 @@ check! {
     applies, check, OfSoftware(tests::FAULTS)
 }
 
-/// Directories of systemd's units, of the administrator and of the distribution.
+/// Directories that contain systemd's units from the administrator and from the distribution.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
