@@ -111,7 +111,7 @@ impl Out {
     }
 
     /// Creates an output that only gathers, for a test or for a command that runs another.
-    /// [`Out::into_text`] returns the text.
+    /// `Out::into_text` returns the text.
     pub(crate) fn gather(json: bool) -> Self {
         Self {
             json,

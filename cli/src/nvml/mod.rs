@@ -129,7 +129,8 @@ impl GpuReport {
 }
 
 impl Nvml {
-    /// Returns the report of the host's NVML, or [`Unseen::Absent`] if there is no library.
+    /// Returns the report of the host's NVML, or [`Absent`](crate::host::Unseen::Absent) if there
+    /// is no library.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         Self::of(host)
     }
