@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The command line. Completions and man pages are generated from it.
+//! The command line, from which completions and man pages are generated.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
@@ -143,7 +143,8 @@ fn size(text: &str) -> Result<u64, String> {
 pub(crate) struct Listen {
     /// The argument as given.
     pub(crate) text: String,
-    /// All addresses that the argument resolves to. The server uses the first one that it can bind.
+    /// All addresses that the argument resolves to. The server uses the first address that it can
+    /// bind.
     pub(crate) addresses: Vec<SocketAddr>,
 }
 

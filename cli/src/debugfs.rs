@@ -19,7 +19,7 @@ pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
 /// no files in debugfs.
 pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
 /// Supported versions of the line format. Version 2 counts memory with struct pages as
-/// `not_in_bar`, version 3 counts it as `has_struct_pages`.
+/// `not_in_bar`. Version 3 counts such memory as `has_struct_pages`.
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Reason why the module's files cannot be read.
@@ -35,7 +35,7 @@ pub(crate) enum Missing {
     /// The kernel has no debugfs.
     NoDebugfs,
     NotMounted,
-    /// debugfs is mounted, but the module's directory is neither there nor in `/proc`.
+    /// debugfs is mounted, but neither debugfs nor `/proc` contains the module's directory.
     NoFiles,
     /// Unknown format version, or an invalid version line, unchanged.
     Format(String),
@@ -197,7 +197,7 @@ impl Module {
             why => missing(host, file, why),
         })?;
         let text = String::from_utf8_lossy(&bytes);
-        // A line without its end may be cut off, and a cut-off number is a wrong number.
+        // A line without a line break may be truncated, and a truncated number is a wrong number.
         let (whole, cut) = text.rsplit_once('\n').unwrap_or(("", &text));
         let mut read = records(whole, of);
         if !cut.is_empty() {
@@ -218,8 +218,8 @@ pub(crate) fn is_mounted(host: &dyn Host) -> Result<(), Missing> {
     }
 }
 
-/// Returns the directory of the module's files, or their place in debugfs. Every user can see
-/// whether the directory in `/proc` exists.
+/// Returns the directory of the module's files: the directory in `/proc` if it exists, or else the
+/// directory in debugfs. Every user can see whether the directory in `/proc` exists.
 pub(crate) fn directory(host: &dyn Host) -> &'static str {
     match host.has(PROC) {
         Ok(true) => PROC,
@@ -398,7 +398,7 @@ impl Time {
 
 /// Converts microseconds to seconds.
 pub(crate) fn seconds(microseconds: u64) -> f64 {
-    // CAST: Exact below 2^53 microseconds, which is 285 years.
+    // CAST: The conversion is exact below 2^53 microseconds, which is 285 years.
     microseconds as f64 / 1e6
 }
 

@@ -45,10 +45,10 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
     }
 }
 
-/// Meaning of a line. Names that users give to dma-bufs appear in the file, with line breaks in
-/// them. A line is therefore accepted only where the format allows it.
+/// Meaning of a line. Names that users give to dma-bufs appear in the file, and may contain line
+/// breaks. A line is therefore accepted only where the format allows it.
 ///
-/// A record needs all its digits, which do not fit into a name.
+/// A valid record has more digits than fit into a name.
 enum Line<'a> {
     Record {
         bytes: u64,

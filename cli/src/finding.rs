@@ -13,7 +13,7 @@ pub(crate) enum Level {
     Note,
     /// The subject could not be examined; `found` says why.
     NotVisible,
-    /// The problem reduces performance, or may do so.
+    /// The problem reduces performance, or may reduce performance.
     Warning,
     /// The subject does not work.
     Fault,
@@ -53,7 +53,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// Creates a finding that all is well.
+    /// Creates a finding that says that all is well.
     pub(crate) fn ok(self, found: impl Into<String>) -> Finding {
         Finding::new(Level::Ok, self, found)
     }
@@ -150,7 +150,7 @@ pub(crate) enum Status {
     Ok,
     /// 1: the command succeeded, and something is wrong.
     Findings,
-    /// 2: the command failed. Standard error has the reason.
+    /// 2: the command failed. Standard error contains the reason.
     Failed,
     /// Exit status of a monitoring plugin, whose numbers 0, 1, 2 and 3 have other meanings.
     Plugin(Plugin),

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Err(error) if is_plugin && !is_closed_pipe(&error) => Ok(doctor::unknown(&error, &mut out)),
         other => other,
     };
-    // Prints the output from before the error, too.
+    // Prints the output that precedes the error, too.
     let written = out.flush();
     let status = match (status, written) {
         (Err(error), _) if is_closed_pipe(&error) => Status::Ok,
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         }
         (Ok(status), Ok(())) => status,
     };
-    // A monitoring system takes 2 for CRITICAL.
+    // A monitoring system takes exit status 2 for CRITICAL.
     let status = match status {
         Status::Failed if is_plugin => Status::Plugin(finding::Plugin::Unknown),
         other => other,
@@ -84,8 +84,8 @@ fn main() -> ExitCode {
     ExitCode::from(status.code())
 }
 
-/// Prints a usage error, or the help text. A monitoring system takes the 2 of a usage error for
-/// CRITICAL, so `doctor --nagios` reports UNKNOWN.
+/// Prints a usage error, or the help text. A monitoring system takes exit status 2, which a usage
+/// error has, for CRITICAL, so `doctor --nagios` reports UNKNOWN.
 fn misused(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let has = |word: &str| words.iter().any(|one| one == word);
@@ -93,7 +93,7 @@ fn misused(error: &clap::Error) -> ExitCode {
         let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
         let first = render::clean(first.trim_start_matches("error: "));
-        // Without standard output, the exit status must suffice.
+        // If standard output is not writable, only the exit status reports the error.
         let _ = writeln!(io::stdout(), "GPUDIRECT UNKNOWN - {first}");
         return ExitCode::from(Status::Plugin(finding::Plugin::Unknown).code());
     }

@@ -135,8 +135,8 @@ fn request(
 /// An answer that is being received.
 struct Answer {
     sequence: u32,
-    /// `true` if the answer has several messages and an end marker. Otherwise, one message is the
-    /// answer.
+    /// `true` if the answer has several messages and an end marker, `false` if the answer is one
+    /// message.
     is_list: bool,
     payloads: Vec<Vec<u8>>,
     size: usize,
@@ -292,7 +292,7 @@ pub(crate) mod tests {
         .concat();
         let whole = || (vec![b"first".to_vec(), b"second!!".to_vec()], true);
         assert_eq!(taken(&[two.clone(), done.clone()]), Ok(whole()));
-        // One datagram has the whole answer, with the end marker of an old kernel.
+        // One datagram contains the whole answer, with the end marker of an old kernel.
         assert_eq!(taken(&[[two.clone(), done].concat()]), Ok(whole()));
         assert_eq!(
             taken(&[two.clone(), message(NLMSG_DONE, 7, b"")]),
@@ -366,7 +366,7 @@ pub(crate) mod tests {
             }
         }
 
-        /// Messages with one wrong byte, which pass more of the checks.
+        /// Messages with one wrong byte, which pass more checks than random bytes.
         #[test]
         fn no_message_is_a_panic(
             kinds in prop::collection::vec((0..6_u16, prop::collection::vec(any::<u8>(), 0..12)), 1..6),

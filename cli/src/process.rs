@@ -2,7 +2,7 @@
 //! Lookup of a process by the process ID that the module recorded.
 //!
 //! The module records process IDs of the first PID namespace. Another process may have the recorded
-//! ID by now. Data from `/proc` counts only if the process that has the ID now is old enough.
+//! ID by now. Data from `/proc` is used only if the process that has the ID now is old enough.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ const LONGEST: usize = 4096;
 /// Time unit of `/proc/PID/stat`, in microseconds. `USER_HZ` is 100 on each architecture with
 /// NVIDIA's driver.
 const TICK: u64 = 10_000;
-/// Page size of the GPU, in which nvidia.ko pins. A registration covers whole pages, even if only a
-/// part of the last page belongs to the process.
+/// Page size of the GPU, which is the unit in which nvidia.ko pins memory. A registration covers
+/// whole pages, even if only a part of the last page belongs to the process.
 pub(crate) const GPU_PAGE: u64 = 64 << 10;
 
 /// Present state of a process.
@@ -248,7 +248,8 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Returns the users of `/etc/passwd` by user ID. The first of several names counts.
+/// Returns the users of `/etc/passwd` by user ID. If a user ID has several names, the first name is
+/// used.
 fn users(passwd: &str) -> BTreeMap<u32, String> {
     let mut users = BTreeMap::new();
     for line in passwd.lines() {

@@ -66,7 +66,7 @@ pub(crate) struct Registration {
     pub(crate) entries: Option<u64>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) hca: Option<HcaId>,
-    /// Path class. The farthest of several GPUs counts.
+    /// Path class of the GPU, or of the farthest of several GPUs.
     pub(crate) class: Option<Class>,
     pub(crate) pid: Option<u32>,
     pub(crate) thread: Option<u32>,
@@ -100,7 +100,7 @@ pub(crate) struct Share {
     pub(crate) registrations: u64,
     /// Sum of the lengths.
     pub(crate) bytes: u64,
-    /// Sum of the lengths, but memory that one process registered several times counts once.
+    /// Sum of the lengths, where memory that one process registered several times counts once.
     /// nvidia.ko maps such memory into BAR1 once.
     pub(crate) distinct_bytes: u64,
 }
@@ -234,8 +234,8 @@ impl Freed {
         freed
     }
 
-    /// Keeps registrations that still exist in `now`. Thus, software that deregisters memory
-    /// shortly after the free causes no finding.
+    /// Keeps registrations that still exist in `now`. Software that deregisters memory shortly
+    /// after the free therefore causes no finding.
     fn keep_held(&mut self, now: &[debugfs::Registration]) {
         let held: BTreeSet<u64> = holding(now).map(|one| one.id).collect();
         self.0.retain(|id, bytes| *bytes == 0 || held.contains(id));
@@ -376,7 +376,7 @@ impl PciNames<'_> {
 
     fn class(&self, gpus: &[GpuId], hca: &HcaId) -> Option<Class> {
         let device = hca.devices.first()?;
-        // The module maps for the RDMA device's own function.
+        // The module maps GPU memory for the RDMA device's own function.
         let class = |gpu: &GpuId| {
             let pair = self.0?.pair_of(gpu.address.parse().ok()?, device)?;
             pair.by_own_function().class
@@ -513,7 +513,7 @@ mod tests {
         )
     }
 
-    /// The module maps for the RDMA device's own function, regardless of dma-buf.
+    /// The module maps GPU memory for the RDMA device's own function, regardless of dma-buf.
     #[test]
     fn a_registration_goes_by_the_function_that_it_was_made_for() {
         let machine = Machine::scan(&crate::fixture::data_direct().recording).unwrap();

@@ -45,7 +45,7 @@ impl Paint {
         }
     }
 
-    /// Returns the paint whose start mark this is. `Some(None)` stands for the end mark.
+    /// Returns the paint that begins with this mark. `Some(None)` stands for the end mark.
     pub(crate) fn of_mark(mark: char) -> Option<Option<Self>> {
         if mark == PLAIN {
             return Some(None);
@@ -144,8 +144,8 @@ impl Table {
     /// Returns the lines, wrapped between words at `columns`. Long words make a line wider.
     pub(crate) fn lines(&self, columns: usize) -> Vec<String> {
         let mut table = self.table.clone();
-        // Two spaces separate columns, none precede the first. No word is broken, since it may be
-        // an address.
+        // Two spaces separate columns, and no space precedes the first column. No word is broken,
+        // since it may be an address.
         let longest: Vec<usize> = (0..table.column_count())
             .map(|column| self.longest(column))
             .collect();

@@ -111,7 +111,7 @@ impl Out {
     }
 
     /// Creates an output that only gathers, for a test or for a command that runs another.
-    /// [`Out::into_text`] returns the text.
+    /// `Out::into_text` returns the text.
     pub(crate) fn gather(json: bool) -> Self {
         Self {
             json,
@@ -135,8 +135,8 @@ impl Out {
         self.repeated = true;
     }
 
-    /// Returns `true` if the user wants JSON. The command then calls [`Out::json`] once (with
-    /// `--watch`, once per round) and prints no text.
+    /// Returns `true` if the user wants JSON. In that case, the command calls [`Out::json`] once
+    /// (with `--watch`, once per round) and prints no text.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
@@ -225,7 +225,7 @@ impl Out {
         Ok(())
     }
 
-    /// Clears the terminal before the next round. Does nothing elsewhere.
+    /// Clears the terminal before the next round. Does nothing if the output is not a terminal.
     pub(crate) fn clear(&mut self) {
         if self.repeated && self.terminal {
             self.gathered.push_str("\x1b[H\x1b[2J");

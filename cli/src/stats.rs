@@ -27,8 +27,8 @@ const LAST: usize = 5;
 pub(crate) struct Counted {
     #[serde(flatten)]
     pub(crate) counter: Counter,
-    /// Change since the last round of `--watch`. Negative if fewer registrations are alive, or if
-    /// the module was reloaded.
+    /// Change since the last round of `--watch`. Negative if the number of live registrations has
+    /// decreased, or if the module was reloaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) more: Option<i128>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,8 +42,8 @@ pub(crate) struct Counted {
 pub(crate) struct Held {
     /// The GPU, or `None` for registrations whose GPU the module does not know.
     pub(crate) gpu: Option<GpuId>,
-    /// Number of registrations. `None` if the module has no list of registrations, like `bytes` and
-    /// `distinct_bytes`.
+    /// Number of registrations. The fields `registrations`, `bytes` and `distinct_bytes` are `None`
+    /// if the module has no list of registrations.
     pub(crate) registrations: Option<u64>,
     pub(crate) bytes: Option<u64>,
     pub(crate) distinct_bytes: Option<u64>,

@@ -95,8 +95,10 @@ pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
 }
 
 /// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
-/// which may be left out. Below it are words that its output has in one line: with `^ ` at its
-/// beginning, with `~ ` at its end, with `= ` once, with `! ` nowhere. Returns the last output.
+/// which may be left out. Any other line contains words that the output of the command must
+/// contain. Before the comparison, the output is joined to one line. A prefix restricts the match:
+/// `^ ` at the beginning, `~ ` at the end, `= ` exactly once, `! ` nowhere. Returns the last
+/// output.
 #[track_caller]
 pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
     let mut said = String::new();
@@ -173,7 +175,7 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
     }
 }
 
-/// Every machine survives a round trip through its file. `MACHINES=DIR` keeps the files there, for
+/// Every machine survives a round trip through its file. `MACHINES=DIR` keeps the files in DIR, for
 /// `--machine`.
 #[test]
 fn a_machine_is_the_same_from_its_file() {
@@ -190,7 +192,7 @@ fn a_machine_is_the_same_from_its_file() {
 #[test]
 fn the_large_machine_is_written_down() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();
-    // Files of one PCI device share a line, and so do its links.
+    // Files of one PCI device share a line, and links of one PCI device share a line.
     let group = |line: &str| -> Option<Vec<String>> {
         let path = line.trim_start().strip_prefix("\"/")?.split('"').next()?;
         let parts: Vec<&str> = path.split('/').collect();

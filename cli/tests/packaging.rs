@@ -104,7 +104,7 @@ fn the_units_leave_netlink() {
     }
 }
 
-/// Checks that the module's service runs when it cannot load the module.
+/// Runs the checks of `doctor` that the module's service runs after a failure.
 #[test]
 fn the_service_names_checks_that_exist() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -163,7 +163,8 @@ impl Node {
         fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs a script. Returns its status, its output, and its messages to Slurm or the log.
+    /// Runs a script. Returns the script's status, its output, and its messages to Slurm or the
+    /// log.
     fn run(&self, script: &str, variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
         let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/peermemctl");
         let text = fs::read_to_string(packaging.join(script)).unwrap();

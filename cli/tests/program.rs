@@ -193,7 +193,7 @@ impl Drop for Running {
     }
 }
 
-/// Time limit that is longer than any of these steps takes on a busy machine.
+/// Time limit, longer than any step of these tests takes on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 #[test]
@@ -276,7 +276,7 @@ fn list_says_why_a_recording_has_none() {
     assert!(errors.starts_with(&begin), "{errors}");
 }
 
-/// A monitoring system takes 2 for CRITICAL, and shows only standard output.
+/// A monitoring system takes exit status 2 for CRITICAL, and shows only standard output.
 #[test]
 fn a_plugin_that_cannot_look_is_unknown() {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");

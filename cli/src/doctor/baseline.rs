@@ -203,7 +203,7 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
     })
 }
 
-/// Reports a link with fewer lanes than before or, if `with_speed`, with lower speed.
+/// Reports a link that has fewer lanes than before or, if `with_speed` is set, a lower speed.
 fn narrower(
     scan: &Scan<'_>,
     before: &Machine,
@@ -259,7 +259,7 @@ mod tests {
     fn a_baseline_finds_what_is_gone() {
         let mut before = fixture::hgx().with_software();
         let folder = tempfile::tempdir().unwrap();
-        // A count of one has no plural.
+        // The text for a count of one uses the singular.
         let one = folder.path().join("one.json");
         let small = fixture::small().with_software();
         std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();
@@ -276,7 +276,7 @@ mod tests {
         are_found(&before, "baseline", file, FAULTS);
         let lines = "2$ doctor --baseline /none.json\n2$ export --baseline /none.json";
         testing::session(&before.recording, lines);
-        // `export` has the finding, too.
+        // `export` reports the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &format!("export --baseline {file}"));
         let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";

@@ -5,7 +5,7 @@
 //! A port with ACS can send packets between devices up to the root complex instead of straight
 //! across. Only the ports of a switch above both devices can send packets either way. A switch
 //! above only one device sends all packets up. Ports above the common switch do not see packets
-//! between the devices. Packets between root ports already are in the root complex, where
+//! between the devices. Packets between root ports are already in the root complex, where
 //! redirection costs nothing. Each ACS bit acts on certain packets (PCI Express 7.0, 6.12.3):
 //!
 //! - Request Redirect acts on incoming requests: the NIC's at the NIC's port, the GPU's at the
@@ -19,10 +19,10 @@
 //! - Direct Translated lets requests with an address that the IOMMU has translated (ATS) go
 //!   straight, despite redirection. Translation Blocking drops such requests.
 //!
-//! nvidia.ko gives Data Direct the PCI addresses of GPU memory, bypassing the IOMMU, only if both
-//! functions are in one IOMMU group (`nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` of
-//! the open driver). Linux forms the groups from the ACS settings that it reads when it enumerates
-//! the devices.
+//! nvidia.ko gives Data Direct the PCI addresses of GPU memory, which bypass the IOMMU, only if
+//! both functions are in one IOMMU group. The open driver's
+//! `nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` decide. Linux forms the groups from
+//! the ACS settings that it reads when it enumerates the devices.
 
 use std::collections::BTreeMap;
 
@@ -125,7 +125,7 @@ impl<'a> Turn<'a> {
             ))
         };
         Some(both().map(|(nic, gpu)| Self {
-            // If ATS is not visible, it counts as off.
+            // ATS that is not visible is treated as off.
             straight: nic.set & (Acs::DT | Acs::TB) == Acs::DT
                 && translates(route.nic).unwrap_or(false),
             nic,
@@ -165,7 +165,7 @@ pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
             continue;
         };
         let wanted: Vec<Wanted<'a>> = match (for_data_direct(pair, &route), Turn::of(&route)) {
-            // Linux sets the other ports correctly by default.
+            // Linux sets a port whose `off` is 0 correctly by default.
             (Some(Ok(wanted)), _) => wanted.into_iter().filter(|it| it.off != 0).collect(),
             (None, Some(Ok(turn))) if turn.level() == Level::Warning => {
                 turn.redirecting().collect()

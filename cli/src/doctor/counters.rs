@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Error counters of ports and PCI functions: growth with `--interval`, totals without.
+//! Error counters of ports and PCI functions: growth with `--interval`, totals without
+//! `--interval`.
 //!
 //! A total does not say when errors happened: the errors of a replaced cable remain in the total.
 //! Only growth is therefore a warning.
@@ -60,7 +61,7 @@ fn errors(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the names and values of the counters of one kind that are not 0.
+/// Returns the names and values of the nonzero counters of one kind.
 fn listed(values: &[Option<u64>], kind: Kind) -> Vec<(&'static str, u64)> {
     let counters = COUNTERS.iter().zip(values);
     counters
@@ -179,7 +180,7 @@ fn growth(
 }
 
 fn above(count: u64, seconds: f64, per_second: f64) -> Level {
-    // CAST: Exact up to 2^53.
+    // CAST: The conversion is exact up to 2^53.
     match count as f64 / seconds > per_second {
         true => Level::Warning,
         false => Level::Note,

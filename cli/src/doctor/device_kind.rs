@@ -28,7 +28,7 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
             );
         }
         if gpu.is_coherent {
-            // If Data Direct reaches the memory, that path is judged.
+            // If Data Direct reaches the memory, the path through Data Direct is judged.
             let judged = match scan.pci_gpus().any(|it| it.at == gpu.at) {
                 true => "The path to it is not a BAR behind bridges, but for Data Direct, whose path is judged.",
                 false => "The path to it is not a BAR behind bridges, so the checks of paths say nothing.",

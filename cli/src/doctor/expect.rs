@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Comparison with a file that is written by hand or by `--write-expect`: number of GPUs and RDMA
-//! devices of each model, their links, ports and firmware, and versions of modules.
+//! Comparison with a file that is written by hand or by `--write-expect`. The file contains the
+//! number of GPUs and RDMA devices of each model, their links, ports and firmware, and versions of
+//! modules.
 //!
 //! Unlike a recording (`baseline.rs`), the file contains no slots. One file therefore serves all
 //! nodes of a model. Omitted values are not compared.
@@ -115,7 +116,7 @@ fn count(
     })
 }
 
-/// Names the GPUs on PCI that do not count because NVML does not list them.
+/// Names in a finding the GPUs on PCI that the count leaves out, because NVML does not list them.
 fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Finding {
     if finding.level != Level::Fault || unlisted.is_empty() {
         return finding;
@@ -329,7 +330,7 @@ mod tests {
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "expect", file, FAULTS);
-        // `export` has the finding, too.
+        // `export` reports the finding, too.
         before.unplug("0000:3b:00.0");
         let (text, _) = testing::says(&before.recording, &format!("export --expect {file}"));
         let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";

@@ -3,7 +3,7 @@
 //!
 //! If the IOMMU translates, the NIC uses addresses that switches cannot route to the GPU. Each
 //! packet goes up to the root complex to be translated, even if the GPU is below the same switch.
-//! The NIC's IOMMU group decides, because the GPU only answers.
+//! The NIC's IOMMU group decides about translation, because the GPU only answers.
 
 use super::controls::{
     at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
@@ -185,7 +185,7 @@ const PARAMETERS: &str = "/proc/driver/nvidia/params";
 /// Judges whether Data Direct and a coherent GPU are in one IOMMU group. Returns `None` if ACS is
 /// wrong, because groups follow from ACS, and the check of ACS reports the fault.
 fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
-    // nvidia.ko gives PCI addresses of a GPU that is not coherent to functions of any group.
+    // If a GPU is not coherent, nvidia.ko gives its PCI addresses to functions of any group.
     scan.gpu(pair.gpu).filter(|gpu| gpu.is_coherent)?;
     let route = Route::of(scan, pair)?;
     if let Some(Ok(ports)) = for_data_direct(pair, &route) {

@@ -9,7 +9,7 @@ use super::software::netns;
 use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Function, MELLANOX};
 
-// One pair has an RDMA device.
+// A pair selected by `--pair` has an RDMA device, so this check does not apply.
 check! {
     "nic-driver": "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
     |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic), nic_driver, OnPaths(tests::FAULTS)

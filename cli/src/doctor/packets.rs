@@ -21,7 +21,7 @@ pub(super) fn express(function: &Function) -> Seen<Option<Express>> {
 const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x101c, 0x101e];
 
 /// Returns the function whose registers control the packets of `function`. For a virtual function,
-/// this is the physical function, because the bits are reserved in the virtual one (Linux's
+/// returns the physical function, because the bits are reserved in a virtual function (Linux's
 /// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
     // A virtual machine does not show that a function is virtual. The device ID, or a link that is

@@ -197,7 +197,8 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }))
 }
 
-/// Returns a GPU on NVLink with a NIC that is near enough for NCCL, and the NIC's name.
+/// Returns another GPU that NVLink connects to `gpu`, with a NIC that is near enough for NCCL, and
+/// the NIC's name.
 fn by_nvlink<'a>(scan: &Scan<'a>, nccl: &Nccl, gpu: &Gpu) -> Option<(&'a Gpu, &'a str)> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let is_joined = |at: Address| {

@@ -192,8 +192,8 @@ struct Faster {
     count: usize,
 }
 
-/// Returns the properties that RDMA devices of equal speed share: model, function number of the
-/// NIC, and distance to the GPUs for which they are best. A storage NIC of the same model is
+/// Returns model, function number of the NIC, and distance to the GPUs for which the RDMA device is
+/// best. RDMA devices of equal speed share these properties. A storage NIC of the same model is
 /// farther away.
 pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = scan.machine.functions.get(&hca.at?)?;

@@ -101,7 +101,7 @@ fn by_key<K: Copy + Eq + Hash, T>(all: impl IntoIterator<Item = (K, T)>) -> Vec<
     groups
 }
 
-/// Formats subjects as short as possible: a GPU by its index, and pairs as GPUs with their common
+/// Formats subjects as briefly as possible: a GPU by its index, and pairs as GPUs with their common
 /// RDMA devices.
 fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject>) -> String {
     let name_of = |at: &str| {
@@ -194,7 +194,8 @@ fn summary(counts: Counts) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the exit status. Findings of level `fail_on` and worse count.
+/// Returns the exit status: [`Status::Findings`] if any finding has level `fail_on` or worse, or
+/// else [`Status::Ok`].
 pub(super) fn status(findings: &[Finding], fail_on: Level) -> Status {
     match findings.iter().any(|finding| finding.level >= fail_on) {
         true => Status::Findings,
@@ -286,7 +287,7 @@ pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     let checks = unique(bad.map(|finding| finding.check));
     let mut text = match summary(counts) {
         none if none.is_empty() => "nothing wrong was seen".to_owned(),
-        // The text has no vertical bar, which would start the performance data.
+        // The text contains no vertical bar, which would start the performance data.
         some => format!("{some}: {}", checks.join(", ")),
     };
     if counts.needs_root > 0 {

@@ -193,7 +193,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::{fixture, testing};
 
-    /// The two sockets stand for two machines. Each has the MTU and the GIDs that RoCE needs.
+    /// The two sockets stand for two machines. Each socket has the MTU and the GIDs that RoCE
+    /// needs.
     #[test]
     fn roce_has_its_mtu_and_gids() {
         use fixture::{ADDRESS, LINK_LOCAL};

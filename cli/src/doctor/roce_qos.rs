@@ -31,7 +31,7 @@ struct Interface<'a> {
     /// Bit mask of the priorities with ECN, for each entry of [`ECN`].
     ecn: Seen<[u8; 2]>,
     /// Traffic class that the driver of MLNX_OFED gives to all queue pairs. `None`: each queue pair
-    /// has its own.
+    /// has its own traffic class.
     class: Seen<Option<u8>>,
     /// RDMA CM's traffic class, if its directory exists. 0: not set.
     cm_class: Option<u8>,
@@ -130,7 +130,7 @@ impl<'a> Interface<'a> {
             },
             ecn: np.and_then(|np| Ok([np, rp?])),
             class: class.map(|text| {
-                // All other lines have rules for single destinations.
+                // All other lines contain rules for single destinations.
                 let global = text
                     .lines()
                     .find_map(|line| line.strip_prefix("Global tclass="));
@@ -163,7 +163,8 @@ impl<'a> Interface<'a> {
         )
     }
 
-    /// Returns a finding with the settings, or a finding that the settings are not visible.
+    /// Returns a finding with the settings, or a finding that says that the settings are not
+    /// visible.
     fn finding(&self) -> Finding {
         let name = &self.name;
         let pfc = match (self.pfc(), &self.dcb) {
@@ -294,8 +295,8 @@ impl<'a> Interface<'a> {
 /// A setting that should be the same on ports of one kind.
 struct Aspect {
     what: &'static str,
-    /// Returns the setting of an interface, or `None` if not visible. `mask` has the priorities
-    /// with PFC on any port.
+    /// Returns the setting of an interface, or `None` if not visible. `mask` contains the
+    /// priorities with PFC on any port.
     of: fn(one: &Interface<'_>, mask: u8) -> Option<String>,
     /// Returns how to copy a setting from one interface to another, if there is a command.
     fix: fn(like: &Interface<'_>, odd: &Interface<'_>, mask: u8) -> Option<String>,

@@ -58,7 +58,7 @@ pub(crate) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Makes a scan of a machine that judges the best pairs of each GPU.
+    /// Makes a scan of a machine. The scan judges the best pairs of each GPU.
     pub(crate) fn new(host: &'a dyn Host, machine: &'a Machine) -> Self {
         Self {
             host,
@@ -104,7 +104,7 @@ impl<'a> Scan<'a> {
 
     /// Returns `true` if modprobe would load peermem-rs, but peermem-rs does not load beside the
     /// present nvidia.ko. Such an nvidia.ko is older than version 535, or is proprietary while
-    /// peermem-rs is built for the open one.
+    /// peermem-rs is built for the open nvidia.ko.
     pub(super) fn is_closed_to_ours(&self) -> bool {
         let software = self.software();
         let is_built_for_open = || {
@@ -136,8 +136,8 @@ impl<'a> Scan<'a> {
         self.machine.gpus.iter().filter(asked)
     }
 
-    /// Returns `true` if there is an RDMA device, and a GPU with GPUDirect RDMA. Otherwise only the
-    /// checks of presence apply.
+    /// Returns `true` if there is an RDMA device, and a GPU with GPUDirect RDMA. If the RDMA device
+    /// or the GPU is missing, only the checks of presence apply.
     pub(super) fn has_both(&self) -> bool {
         let mut gpus = self.machine.gpus.iter();
         gpus.any(|gpu| gpu.why_no_gpudirect().is_none()) && !self.machine.hcas.is_empty()
@@ -181,7 +181,7 @@ impl<'a> Scan<'a> {
         hcas.filter(move |hca| near.contains(hca.name.as_str()))
     }
 
-    /// Returns the devices whose log lines count.
+    /// Returns the devices whose lines in the kernel log are reported.
     pub(super) fn devices(&self) -> Devices {
         let mut devices = BTreeMap::new();
         for pair in self.pairs() {
@@ -200,15 +200,15 @@ impl<'a> Scan<'a> {
         devices
     }
 
-    /// Returns `true` if faults of this pair count: the pair is the best of its GPU, or is selected
-    /// by `--pair`.
+    /// Returns `true` if faults of this pair are more than notes: the pair is the best of its GPU,
+    /// or is selected by `--pair`.
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)
     }
 
-    /// Returns `true` if the RDMA device has pairs that count, and all of them use its Data Direct
-    /// function.
+    /// Returns `true` if the RDMA device has pairs for which [`Self::counts`] is true, and all
+    /// these pairs use its Data Direct function.
     pub(super) fn is_by_data_direct(&self, hca: &Hca) -> bool {
         let mut pairs = self
             .pairs()
@@ -217,7 +217,7 @@ impl<'a> Scan<'a> {
         pairs.peek().is_some() && pairs.all(Pair::is_data_direct)
     }
 
-    /// Limits a level to a note if the pair does not count.
+    /// Limits a level to a note if [`Self::counts`] is false for the pair.
     pub(crate) fn level(&self, pair: &Pair, level: Level) -> Level {
         match self.counts(pair) {
             true => level,
@@ -225,7 +225,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Limits the level of a finding to a note if the pair does not count.
+    /// Limits the level of a finding to a note if [`Self::counts`] is false for the pair.
     pub(crate) fn judged(&self, pair: &Pair, finding: Finding) -> Finding {
         Finding {
             level: self.level(pair, finding.level),
@@ -233,7 +233,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Limits a level to a note if the RDMA device is in no pair that counts.
+    /// Limits a level to a note if [`Self::counts`] is false for all pairs of the RDMA device.
     pub(crate) fn level_of(&self, hca: &Hca, level: Level) -> Level {
         let mut pairs = self.pairs().filter(|pair| pair.hca == hca.name);
         match pairs.any(|pair| pair.is_best || self.only.is_some()) {

@@ -33,7 +33,7 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let link = joined.most.megabits();
     let active = hca.ports.iter().filter(|port| port.is_active());
     let port = active.filter_map(Port::megabits).max()?;
-    // A port's rate is all data. A link's rate includes headers, which no slot can avoid.
+    // A port's rate covers only data. A link's rate also covers headers, which no slot can avoid.
     if link == 0 || port <= link {
         return Some(Subject::hca(hca).ok(format!(
             "slot and NIC can {}, for a port of {} Gb/s",

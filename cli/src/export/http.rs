@@ -366,8 +366,8 @@ mod tests {
     fn a_request_has_an_end() {
         let address = server(limits(), || Ok(String::new()));
         let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
-        // The request has exactly the limit, so that the server reads all of the request before it
-        // answers.
+        // The request is exactly as long as the limit, so that the server reads all of the request
+        // before it answers.
         long.resize(limits().request, b'x');
         assert!(answer(address, &long).starts_with("HTTP/1.1 431 "));
         let mut many = b"GET /metrics HTTP/1.1\r\n".to_vec();
@@ -418,7 +418,7 @@ mod tests {
         third.read_to_string(&mut got).unwrap();
         assert!(got.starts_with("HTTP/1.1 503 "), "{got}");
         drop(places);
-        // Retries until the server has noticed that both are closed.
+        // Retries until the server has noticed that both connections are closed.
         let begin = Instant::now();
         loop {
             let mut stream = TcpStream::connect(address).unwrap();

@@ -23,11 +23,13 @@ use crate::{debugfs, doctor, registrations, stats};
 /// The metrics of one scrape.
 struct Metrics {
     registry: Registry,
-    /// For each collector: its name, `true` if it could read its data, and its duration in seconds.
+    /// Name of each collector, `true` if the collector could read its data, and the duration in
+    /// seconds.
     parts: Vec<(&'static str, bool, Option<f64>)>,
 }
 
-/// Returns the seconds since `begin` by the host's clock. A recording takes no time.
+/// Returns the seconds since `begin` by the host's clock. The clock of a recording stands still, so
+/// the result is 0.
 fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
     let begin = begin?;
     registrations::now(host).map(|now| debugfs::seconds(begin.until(now)))
@@ -169,7 +171,7 @@ impl Metrics {
 
 /// Converts a number to Prometheus' only numeric type.
 fn float(number: u64) -> f64 {
-    // CAST: Exact up to 2^53.
+    // CAST: The conversion is exact up to 2^53.
     number as f64
 }
 
@@ -334,8 +336,8 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, (u64, u64, Option<u64>)> = BTreeMap::new();
     for one in &listing.registrations {
-        // Only the first of several GPUs counts. A registration in several series would make sums
-        // wrong.
+        // A registration over several GPUs is counted only for the first. A registration in several
+        // series would make sums wrong.
         let gpu = one.gpus.first();
         let labels = vec![
             known(gpu.map(|gpu| &gpu.address)),

@@ -15,7 +15,8 @@ const SYMBOLS: [&str; 6] = [
     "nvidia_p2p_get_pages_persistent",
     "nvidia_p2p_put_pages",
 ];
-/// Suffix of the function that registers a dma-buf. Each RDMA driver puts its own name before it.
+/// Suffix of the function that registers a dma-buf. Each RDMA driver puts its own name before the
+/// suffix.
 const DMA_BUF: &str = "_reg_user_mr_dmabuf";
 
 /// Services that start RDMA processes and pass on their limits. sshd is not in the list, because

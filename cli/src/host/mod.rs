@@ -62,7 +62,8 @@ pub(crate) enum Fact {
     /// JSON of [`crate::software::files`].
     ModuleFiles,
     /// Running services that pass on their limits to RDMA processes, one a line: name, process ID,
-    /// and the soft and hard limit on locked memory in bytes, `unlimited`, or `?`.
+    /// and the soft and hard limit on locked memory. A limit is a number of bytes, `unlimited`, or
+    /// `?`.
     Services,
     /// PFC and DSCP of the network interfaces, as the JSON of [`crate::host::dcb`].
     Dcb,

@@ -53,7 +53,7 @@ pub(crate) struct Maker {
     /// this namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thread: Option<u32>,
-    /// Name of the kernel's part that created the object, if no process did.
+    /// Name of the part of the kernel that created the object, if no process created the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
     /// Number of the protection domain.
@@ -373,7 +373,8 @@ mod tests {
         for entry in [no_length, short_length, long_pid] {
             assert!(regions(&[message(40, &[entry])]).is_err());
         }
-        // Truncated inside the table. A message that ends before the table lists nothing.
+        // The message is truncated inside the table. A message that ends before the table lists
+        // nothing.
         let whole = message(40, &[region(4096, 2, Some(1))]);
         for length in 0..whole.len() {
             let read = regions(&[whole[..length].to_vec()]);

@@ -21,7 +21,8 @@ const VERSION: u32 = 1;
 /// Upper bound on the size of a file that a recording holds as `hex:…`, in bytes.
 const LONGEST: usize = 8 << 20;
 
-/// Upper bound on the size of a recording, in bytes. A large machine needs less than a hundredth.
+/// Upper bound on the size of a recording, in bytes. The recording of a large machine needs less
+/// than a hundredth of this size.
 const LARGEST: u64 = 256 << 20;
 
 /// Upper bound on the symbolic links in one path, as in the kernel.
@@ -42,8 +43,8 @@ pub(crate) struct Recording {
     /// Description of the recording's origin.
     pub(crate) about: String,
     /// Contents of files. Text is unchanged. Other bytes, and text that begins with `hex:`, are
-    /// written as `hex:…`, with `+N` for N zeroes at the end. The key `PATH?WORD` has the lines of
-    /// PATH that contain WORD.
+    /// written as `hex:…`, with `+N` for N zeroes at the end. The key `PATH?WORD` holds the lines
+    /// of PATH that contain WORD.
     pub(crate) files: BTreeMap<String, String>,
     /// Names in each directory.
     pub(crate) directories: BTreeMap<String, Vec<String>>,
@@ -217,7 +218,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
 /// target of a link.
 fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let mut followed = 0_usize;
-    // Components still to walk. The last one comes next.
+    // Components still to walk. The last component comes next.
     let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
     let mut walked: Vec<String> = Vec::new();
     while let Some(next) = todo.pop() {

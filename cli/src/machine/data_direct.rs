@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Data Direct function of ConnectX-8: a second PCI function through which the NIC accesses memory
-//! that is registered for it. The function may be below a GPU's switch while the NIC's own function
-//! is in another PCI domain.
+//! that is registered for Data Direct. The function may be below a GPU's switch while the NIC's own
+//! function is in another PCI domain.
 //!
-//! mlx5_ib matches the two functions by VUID: one comes from the NIC's firmware, the other from the
-//! function's VPD (Linux's `drivers/infiniband/hw/mlx5/data_direct.c`). No file has the firmware's
-//! answer. This module therefore compares field V3 of both VPDs, which is the same for all
-//! functions of a chip. rdma-core's `rdma_topo` and mstflint do the same.
+//! mlx5_ib matches the two functions by VUID: one VUID comes from the NIC's firmware, and the other
+//! VUID from the function's VPD (Linux's `drivers/infiniband/hw/mlx5/data_direct.c`). No file
+//! contains the firmware's answer. This module therefore compares field V3 of both VPDs, which is
+//! the same for all functions of a chip. rdma-core's `rdma_topo` and mstflint do the same.
 
 use std::collections::BTreeMap;
 
@@ -234,7 +234,7 @@ mod tests {
             (vec![None, some(second)], vec![first.to_owned()], true)
         );
         // Two ports of a chip share a Data Direct function. If there are two functions, each device
-        // gets the one with the device's function number.
+        // gets the function with the device's function number.
         let mut ports = well.clone();
         let chip = "0a5efb8958deed118000946dae000000";
         ports.pci("0000:02:00.0", "0000:03:00.1", &Pci::connectx8(0));

@@ -235,7 +235,7 @@ fn share_out(host: &dyn Host, ports: &mut [Port], netdevs: &[String]) {
             continue;
         }
         let index = match several {
-            // `dev_port` counts from 0, ports count from 1.
+            // `dev_port` starts at 0, and port numbers start at 1.
             true => host
                 .number(&format!("{NET}/{netdev}/dev_port"))
                 .unwrap_or(0),
@@ -285,8 +285,8 @@ fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Add
 }
 
 /// Returns the network interfaces that the traffic of `netdev` may use: itself, and the other
-/// members of its bond. If `with_lower`, for an interface that belongs to no NIC, also returns all
-/// interfaces below it.
+/// members of its bond. If `with_lower` is set, for an interface that belongs to no NIC, also
+/// returns all interfaces below `netdev`.
 pub(crate) fn netdevs_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut todo = vec![netdev.to_owned()];

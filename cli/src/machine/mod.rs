@@ -22,8 +22,8 @@ pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
 ///
 /// The class is derived from sysfs. Functions that meet below a root port are PIX if only one
 /// switch or one bus lies between them, and PXB otherwise. Functions that meet in the same host
-/// bridge (`pci0000:00` in the path) are PHB. All others are NODE within a NUMA node, and SYS
-/// between NUMA nodes.
+/// bridge (`pci0000:00` in the path) are PHB. All other functions are NODE within a NUMA node, and
+/// SYS between NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
@@ -126,7 +126,7 @@ pub(crate) struct Pair {
     pub(crate) is_best: bool,
     /// Path through the RDMA device's own function, if this path uses the NIC's Data Direct
     /// function. Memory registered through nvidia_peermem uses the device's own function. A dma-buf
-    /// also does if its registration does not ask for Data Direct.
+    /// whose registration does not ask for Data Direct also uses the device's own function.
     pub(crate) own: Option<Box<Self>>,
 }
 
@@ -253,7 +253,7 @@ impl Machine {
             0x02 | 0x03 => true,
             // Memory controllers.
             0x05 => is("vendor", STAND_IN.0),
-            // Data Direct may have any class.
+            // A Data Direct function may have any class.
             _ => {
                 let (vendor, device) = pci::DATA_DIRECT;
                 is("vendor", vendor) && is("device", device)
@@ -307,7 +307,7 @@ impl Machine {
     }
 
     /// Returns this machine's counterpart of an RDMA device from another machine or another time.
-    /// Names may change at a boot, addresses do not.
+    /// Names may change at a boot, but addresses do not.
     pub(crate) fn same_hca(&self, hca: &Hca) -> Option<&Hca> {
         let mut hcas = self.hcas.iter();
         let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
@@ -347,7 +347,7 @@ impl Machine {
     }
 
     /// Returns the NICs (addresses without the function) with several RDMA devices of their own, or
-    /// several ports. Virtual functions do not count.
+    /// several ports. Virtual functions are not counted.
     pub(crate) fn nics_of_several(&self) -> Vec<String> {
         let mut nics: BTreeMap<String, usize> = BTreeMap::new();
         for hca in &self.hcas {
@@ -530,8 +530,8 @@ impl Machine {
     }
 }
 
-/// Returns the BAR that NVIDIA calls BAR1, assigned or not. BAR 0 has the registers. A 64-bit BAR 0
-/// takes two numbers, which makes BAR1 number 2 instead of 1. Later BARs are not GPU memory.
+/// Returns the BAR that NVIDIA calls BAR1, assigned or not. BAR 0 contains the registers. A 64-bit
+/// BAR 0 takes two numbers, which makes BAR1 number 2 instead of 1. Later BARs are not GPU memory.
 fn bar1(function: &Function) -> Option<pci::Bar> {
     let bars = function.bars.iter().flatten();
     let mut large = bars.filter(|bar| bar.is_64_bit && bar.is_prefetchable);

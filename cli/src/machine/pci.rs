@@ -185,7 +185,7 @@ pub(crate) fn way(path: &str) -> Option<(String, Vec<Address>)> {
             root = Some(name.to_owned());
             addresses.clear();
         } else if root.is_some() {
-            // Only full addresses such as `0000:3b:00.0` count.
+            // Only full addresses such as `0000:3b:00.0` are accepted.
             if let (12.., Ok(address)) = (name.len(), name.parse()) {
                 addresses.push(address);
             }

@@ -23,7 +23,7 @@ pub(crate) use library::{Memory, VERSION_MISMATCH};
 
 /// Maximum number of GPUs. A larger count from the library is reduced to this number.
 const MOST_GPUS: u32 = 1024;
-/// Maximum number of NVLinks of a GPU; nvml.h has 18.
+/// Maximum number of NVLinks of a GPU; nvml.h allows 18.
 const MOST_LINKS: u32 = 64;
 
 /// Report of NVML.
@@ -129,7 +129,8 @@ impl GpuReport {
 }
 
 impl Nvml {
-    /// Returns the report of the host's NVML, or [`Unseen::Absent`] if there is no library.
+    /// Returns the report of the host's NVML, or [`Absent`](crate::host::Unseen::Absent) if there
+    /// is no library.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         Self::of(host)
     }
@@ -308,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Defines calls that answer with a value, or fail by their name.
+    /// Defines calls that return a value, or that fail if `fails` contains the call's name.
     macro_rules! answers {
         ($($call:ident($($argument:ty),*) -> $type:ty: $name:literal, $value:expr;)*) => {
             $(fn $call(&self, $(_: $argument),*) -> Result<$type, Code> {
@@ -452,8 +453,8 @@ mod tests {
             between(Some(&[(SWITCH, 18)]), Some(&[(SWITCH, 17)])),
             Some((17, true))
         );
-        // Links to a switch count only if both GPUs have some, and links to a third GPU do not
-        // count.
+        // Links to a switch are counted only if both GPUs have such links. Links to a third GPU are
+        // not counted.
         assert_eq!(between(Some(&[(SWITCH, 18)]), Some(&[])), Some((0, false)));
         assert_eq!(
             between(Some(&[("0000:5d:00.0", 4)]), Some(&[])),

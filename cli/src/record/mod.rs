@@ -85,13 +85,13 @@ mod tests {
             for keep in [true, false] {
                 let recording = recorded(&fixture.recording, keep);
                 for line in COMMANDS {
-                    // The output has names of processes and users, which are removed.
+                    // The output contains names of processes and users, which are removed.
                     if !keep && line.starts_with("list") {
                         continue;
                     }
                     let hosts = [&fixture.recording, &recording];
                     let [there, here] = hosts.map(|host| testing::says(host, line));
-                    // No output depends on an identity, apart from things like bounds of versions.
+                    // No output depends on an identity, except in cases such as bounds of versions.
                     assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
                 }
             }

@@ -3,7 +3,7 @@
 //!
 //! Two measures remove secrets. Files with arbitrary contents are kept only in part ([`part_of`]
 //! keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere. Senders should
-//! still read a recording first: names that people gave to network interfaces and the like stay.
+//! still read a recording first: names that people gave, for example to network interfaces, stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;

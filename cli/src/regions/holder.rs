@@ -93,7 +93,7 @@ impl Holder {
         self.take_on(devices, lengths).map(|(_, length)| length)
     }
 
-    /// Removes a region like `take`, and gives up its ownership.
+    /// Removes a region like `take`, and no longer counts the region as the owner's.
     pub(super) fn give(
         &mut self,
         devices: &Devices,
@@ -145,7 +145,8 @@ pub(super) fn holders(devices: &[Device], processes: &Processes<'_>) -> BTreeMap
     };
     let mut holders: BTreeMap<Owner, Holder> = BTreeMap::new();
     for device in devices {
-        // If the creating thread has ended, the owner is the process with its protection domain.
+        // If the creating thread has ended, the owner is the only process with objects in the same
+        // protection domain.
         let mut domains: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let makers = device.regions.iter().map(|regions| &regions.maker);
         for maker in makers.chain(&device.domains) {

@@ -16,7 +16,7 @@ const MODULE: &str = "/sys/module/nvidia_peermem";
 /// PCI addresses of RDMA devices of the machine.
 const MLX5_0: &str = "0000:18:00.0";
 const MLX5_1: &str = "0000:1a:00.0";
-/// A function of a NIC that is not an RDMA device.
+/// A NIC's function that is not an RDMA device.
 const DATA_DIRECT: &str = "0000:1f:00.0";
 
 const MIB: u64 = 1 << 20;
@@ -157,7 +157,7 @@ fn is_told(answer: &Value, pid: Option<u32>, verdict: &str, parts: [u64; 4]) {
     assert_eq!(of(answer, pid), (verdict.to_owned(), parts), "{answer:#}");
 }
 
-/// Checks that the reasons, or the notes, have these words.
+/// Checks that the reasons, or the notes, contain these words.
 #[track_caller]
 fn has(answer: &Value, key: &str, words: &str) {
     let text = answer[key].to_string();
@@ -221,7 +221,8 @@ fn what_peermem_rs_lists_is_gpu_memory() {
     let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
     assert_eq!(bytes, &json!(GIB - 4096));
     assert_eq!(of(&answer, Some(4800)).0, "no");
-    // A registration that is not mapped yet, or no longer mapped, makes no region GPU memory.
+    // A registration that is not mapped yet, or no longer mapped, does not make any region count as
+    // GPU memory.
     for state in ["revoked", "orphaned", "pinned"] {
         let answer = json(&ours(&registration(1, state, 4711, GIB, MLX5_0)));
         assert_eq!(of(&answer, Some(4711)).0, "no", "{state}");
@@ -237,7 +238,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
         assert!(says(&fixture, "list --all").contains("in no memory region"));
     }
-    // A process without anything else.
+    // A process that has a registration, but no regions.
     let answer = json(&ours(&mapped(99, GIB)));
     is_told(&answer, Some(99), "yes", [0; 4]);
 }
@@ -302,7 +303,7 @@ fn a_dma_buf_is_its_only_users() {
         is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
         assert_eq!(answer["processes"][0]["dma_buf"]["bytes"], json!(2 * GIB));
     }
-    // A device that nobody uses, another GPU, and a disk.
+    // A device that no process uses, another GPU, and a disk.
     for device in ["0000:29:00.0", "0000:1b:00.0", "0000:99:00.0", "card0"] {
         attached(&mut fixture, "nv_dmabuf", device);
         assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
@@ -496,7 +497,7 @@ fn what_cannot_be_asked_fails() {
     }
     fixture.fact(Fact::MemoryRegions, "{\"devices\":7}");
     testing::session(&fixture.recording, "2$ list --all\nnot understood");
-    // A machine without a device has an answer.
+    // On a machine without an RDMA device, the command succeeds.
     let without = fixture::no_hca().recording;
     testing::session(&without, "0$ list --all\nnothing uses RDMA now");
 }
@@ -516,7 +517,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     is_told(&answer, Some(4711), "no", [0, 0, 3, 0]);
     is_told(&answer, None, "no", [0, 0, 2, 0]);
     has(&answer, "notes", "of 2 regions the kernel does not name");
-    // The module knows the owner of the others.
+    // The module knows the owner of a region whose owner the kernel does not name.
     let mut known = ours(&registration(1, "mapped", 4800, GIB, MLX5_1));
     known.recording.facts = fixture.recording.facts.clone();
     let answer = json(&known);
@@ -552,8 +553,8 @@ fn another_pid_namespace_has_its_own_numbers() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
-    // Process 4711 of the module's list is another process than 4711 here. The names belong to this
-    // namespace.
+    // Process 4711 of the module's list is not the process with the ID 4711 here. The names belong
+    // to this namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
     has(&answer, "reasons", "PID namespace");

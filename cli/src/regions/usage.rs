@@ -225,7 +225,7 @@ impl Search<'_> {
             };
             let function = one.hca.as_deref().unwrap_or_default();
             let devices = Some(self.devices_of(function)).filter(|devices| !devices.is_empty());
-            // The module pins whole pages. Not every line has the page size.
+            // The module pins whole pages. Not every line contains the page size.
             let pages = one.page.unwrap_or(GPU_PAGE).saturating_mul(2);
             let lengths = len.saturating_sub(pages)..=len;
             let owner = match processes.of(pid, one.since).state {
@@ -336,7 +336,7 @@ impl Search<'_> {
         }
     }
 
-    /// Returns text about the users of these devices, with the verb.
+    /// Returns text about the users of these devices, including the verb.
     fn who_uses(&self, devices: &Devices) -> String {
         let users = self.users_of(devices);
         let numbers = users.iter().filter_map(|user| match user {
@@ -415,7 +415,7 @@ impl Search<'_> {
     }
 
     /// Classifies the remaining regions as other memory, unless there is a doubt. Returns the
-    /// doubts that matter, or all doubts if `is_open`.
+    /// doubts that matter, or all doubts if `is_open` is set.
     fn rest(&mut self, is_open: bool) -> Vec<String> {
         let mut reasons = BTreeSet::new();
         for (owner, holder) in &mut self.holders {

@@ -3,7 +3,7 @@
 //! loaded: the fact [`ModuleFiles`](crate::host::Fact::ModuleFiles), as JSON.
 //!
 //! Sections and symbols are those of kbuild's `modpost` and the kernel's `kernel/module/version.c`.
-//! libkmod reads the same ones.
+//! libkmod reads the same sections and symbols.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -292,7 +292,8 @@ impl File {
             .then(|| flavour == Some("proprietary"))
     }
 
-    /// Returns `true` if the file has CRCs. The kernel then compares CRCs instead of its release.
+    /// Returns `true` if the file has CRCs. For such a file, the kernel compares the CRCs instead
+    /// of the kernel release.
     pub(crate) fn has_crcs(&self) -> bool {
         self.needs.values().any(Option::is_some)
     }
@@ -489,7 +490,8 @@ mod tests {
             file.needs[REGISTER]
         };
         assert_eq!(needs(&table.concat()), Some(0x00ab_cdef));
-        // A truncated entry, and entries that end before their name, after the table, or nowhere.
+        // A truncated entry, and entries that end before their name, end after the table, or have
+        // no length.
         let mut table = table.concat();
         assert_eq!(needs(&table[..table.len() - 40]), None);
         for length in [0, 7, 8, 1000, u32::MAX] {
@@ -580,7 +582,7 @@ mod tests {
                 why,
                 format!("it is compressed ({format}): it has more than 6 bytes")
             );
-            // Truncated at each byte after the magic number.
+            // The data is truncated at each byte after the magic number.
             for end in 6..bytes.len() {
                 let cut = decompressed(bytes[..end].to_vec(), LONGEST);
                 assert!(cut.is_err(), "{format} of {end} bytes: {cut:?}");

@@ -12,8 +12,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Returns a text with the number of such lines, and the time and text of this line, the last
-    /// one.
+    /// Returns a text with the number of similar lines, and the time and text of this line, which
+    /// is the last one.
     pub(crate) fn counted(&self, count: u64) -> String {
         let times = match count {
             1 => "once".to_owned(),
@@ -74,8 +74,8 @@ pub(crate) struct NotLoaded<'a> {
 /// Maximum time between lines from one attempt, in seconds.
 const ONE_TRY: u64 = 2;
 
-/// Returns the most telling line about the last attempt. The kernel ends its own lines with
-/// "Unknown symbol".
+/// Returns the most telling line about the last attempt. The last of the kernel's own lines about
+/// an attempt contains "Unknown symbol".
 pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
     let reported =
         |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));
@@ -107,8 +107,8 @@ fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     if unsigned {
         return Some((OF_LOADING.len(), UNSIGNED));
     }
-    // These two lines also appear when the module loads successfully. Linux logs the first line
-    // beside the proprietary nvidia.ko, and the module logs the second line in revocable mode.
+    // These two lines also appear when the module loads successfully. Linux logs the first line if
+    // nvidia.ko is proprietary, and the module logs the second line in revocable mode.
     let is_loaded = ["inheriting taint", "revocable mode needs"].map(|words| line.contains(words));
     if !is_of_module(line) || is_loaded.contains(&true) {
         return None;
@@ -130,7 +130,7 @@ const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol
 
 /// Parts of lines about a failed load, each with the fix.
 const OF_LOADING: [(&str, &str); 12] = [
-    // Peer memory is in one of the two modules, and ib_uverbs loads ib_core.
+    // Peer memory is in ib_core or in ib_uverbs, and ib_uverbs loads ib_core.
     ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     (
@@ -234,12 +234,13 @@ mod tests {
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {
             let (rank, _) = why_not_loaded(line).expect(line);
-            // Only the last entry means no more than "about this module".
+            // The last entry only means that a line is about this module.
             assert_ne!(rank, OF_LOADING.len() - 1, "{line}");
         }
         for line in [
             "nvidia_peermem: loading out-of-tree module taints kernel.",
-            // Linux logs this line when it loads a module beside the proprietary nvidia.ko.
+            // Linux logs this line when it loads a module that uses symbols of the proprietary
+            // nvidia.ko.
             "nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia, inheriting taint.",
             "nvidia-peermem: revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot \
             see of which OFED ib_core is",

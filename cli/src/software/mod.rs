@@ -61,8 +61,8 @@ pub(crate) struct Symbol {
 }
 
 impl Software {
-    /// Reads all software except the modules' files ([`files::Files`]), which take long and few
-    /// callers need.
+    /// Reads all software except the modules' files ([`files::Files`]), which take long to read and
+    /// which few callers need.
     pub(crate) fn scan(host: &dyn Host) -> Self {
         let kernel = host.text("/proc/sys/kernel/osrelease");
         Self {
@@ -88,8 +88,8 @@ impl Software {
         self.driver.as_ref().ok().and_then(Option::as_ref)
     }
 
-    /// Returns `true` if modprobe would load peermem-rs. The file name of peermem-rs has an
-    /// underscore, that of NVIDIA's module has dashes.
+    /// Returns `true` if modprobe would load peermem-rs. The file name of peermem-rs contains an
+    /// underscore. The file name of NVIDIA's module contains dashes.
     pub(crate) fn would_load_ours(&self) -> bool {
         let file = self.installed.as_ref().ok().and_then(Option::as_ref);
         file.is_some_and(|file| is_ours(file))
@@ -121,7 +121,8 @@ impl Module {
             return Ok(None);
         }
         let version = host.text(&format!("{MODULE}/version")).ok();
-        // The version identifies peermem-rs, and so does a parameter that NVIDIA's module lacks.
+        // The version identifies peermem-rs. A parameter that NVIDIA's module lacks identifies
+        // peermem-rs, too.
         let says = version
             .as_ref()
             .is_some_and(|version| version.contains("-rs"));
@@ -192,8 +193,9 @@ impl Driver {
         version.split('.').next()?.parse().ok()
     }
 
-    /// Returns `true` for drivers before 535, which introduced `nvidia_p2p_get_pages_persistent()`.
-    /// peermem-rs calls that function (docs/compatibility.md).
+    /// Returns `true` for drivers before version 535, which introduced
+    /// `nvidia_p2p_get_pages_persistent()`. The module peermem-rs calls this function
+    /// (docs/compatibility.md).
     pub(crate) fn is_old(&self) -> bool {
         self.major().is_some_and(|major| major < 535)
     }

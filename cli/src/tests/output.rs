@@ -24,14 +24,14 @@ const REGISTRATIONS: &str = concat!(
      gpus=0000:19:00.0 hca=0000:18:00.0 tgid=4711 pid=4712 since=3000.500000 comm=pt_main_thread\n",
     "id=2 state=mapped mode=persistent addr=0x7f0040000000 len=1073741824 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0 hca=0000:1a:00.0 tgid=4711 pid=4713 since=3000.750000 comm=pt_main_thread\n",
-    // A NIC of another node, and two allocations. Then a device unknown to PCI, and a process that
-    // is gone.
+    // The first line has a NIC of another node, and two allocations. The second line has a device
+    // unknown to PCI, and a process that is gone.
     "id=3 state=mapped mode=revocable addr=0x7f1000000000 len=4194304 page=65536 chunks=2 entries=2 \
      gpus=0000:1b:00.0 hca=0000:c2:00.0 tgid=4800 pid=4800 since=3599.000000 comm=gdr\n",
     "id=5 state=orphaned mode=revocable addr=0x7f2000000000 len=65536 page=65536 chunks=1 entries=1 \
      gpus=0000:1b:00.0 hca=0000:ee:00.0 tgid=4801 pid=4801 since=1.000000 comm=a\\x20b\\x1b[2J\n",
-    // A registration that is not mapped yet, with a reused process ID. Then revoked memory, and a
-    // key of a future version.
+    // The first line has a registration that is not mapped yet, and a reused process ID. The second
+    // line has revoked memory, and a key of a future version.
     "id=6 state=pinned mode=persistent addr=0x7f3000000000 len=131072 page=65536 chunks=1 entries=0 \
      gpus=- hca=- tgid=4900 pid=4900 since=2000.000000 comm=old\n",
     "id=9 state=revoked mode=revocable addr=0x7f4000000000 len=131072 page=65536 chunks=1 entries=1 \
@@ -475,7 +475,7 @@ fn nothing() -> Fixture {
     fixture
 }
 
-/// Each reason for missing data has its own sentence, and status 2.
+/// Each reason for missing data causes its own sentence, and exit status 2.
 #[test]
 fn why_nothing_can_be_seen_is_said() {
     let with = |change: fn(&mut Fixture)| {
@@ -622,7 +622,7 @@ fn ten_thousand_registrations_are_listed() {
     );
 }
 
-/// A recording of such a machine has the same output.
+/// The recording of a machine with registrations gives the same output as the machine.
 #[test]
 fn a_recording_has_the_registrations() {
     let busy = busy();

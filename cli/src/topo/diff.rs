@@ -12,7 +12,7 @@ use crate::render;
 use crate::render::{counted, known, Table};
 use crate::report::{object, Out};
 
-/// Incremented when a key is removed or changes its meaning.
+/// Version of the JSON keys, incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
 
 /// A difference.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Matrix of the GPUs: the NVLinks between each two, or the class of the PCI path, as in
+//! Matrix of the GPUs: the NVLinks between two GPUs, or the class of the PCI path, as in
 //! `nvidia-smi topo -m`. The matrix also shows the GPU numbers of other programs.
 
 use std::collections::BTreeSet;

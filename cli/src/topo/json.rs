@@ -51,7 +51,7 @@ pub(super) fn topology<'a>(
     }
 }
 
-/// Calls a function with each two elements.
+/// Calls a function with each pair of elements.
 fn each_two<'a, T, R>(all: &'a [T], each: impl Fn(&'a T, &'a T) -> R) -> Vec<R> {
     let others = |(index, one)| all.iter().skip(index + 1).map(move |other| (one, other));
     let pairs = all.iter().enumerate().flat_map(others);

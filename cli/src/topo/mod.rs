@@ -19,7 +19,7 @@ use crate::render::{known, Paint, Table};
 use crate::report::Out;
 use crate::{args, render};
 
-/// Incremented when a key is removed or changes its meaning.
+/// Version of the JSON keys, incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
 
 /// Shows the paths of a machine and judges nothing. Succeeds if PCI can be read.
@@ -134,7 +134,7 @@ fn widest(machine: &Machine) -> usize {
     names.max().unwrap_or(0)
 }
 
-/// Prints the class of the path between each two RDMA devices. Rails that meet below one switch
+/// Prints the class of the path between any two RDMA devices. Rails that meet below one switch
 /// share its uplink.
 fn between_hcas(machine: &Machine, out: &mut Out) {
     if machine.hcas.len() < 2 {
@@ -620,7 +620,8 @@ mod tests {
         // link.
         assert_eq!(class(&sriov, 0, "mlx5_0"), ("PIX", true));
         assert_eq!(class(&sriov, 0, "mlx5_1"), ("PIX", true));
-        // The class of each two RDMA devices does not depend on their order.
+        // The class of the path between two RDMA devices does not depend on the order of the
+        // devices.
         let hcas = |fixture: &fixture::Fixture, one: &str, other: &str| {
             let machine = Machine::scan(&fixture.recording).unwrap();
             let (one, other) = (machine.hca(one).unwrap(), machine.hca(other).unwrap());
@@ -663,7 +664,7 @@ mod tests {
     fn two_switches_between_are_pxb() {
         let mut fixture = fixture::small();
         let port = |port| fixture::Pci::switch_port(port, 0);
-        // A second switch below the second port of the first one, with a NIC.
+        // A second switch, which has a NIC, is below the second port of the first switch.
         fixture.pci("0000:17:00.0", "0000:30:00.0", &port(5));
         fixture.pci("0000:30:00.0", "0000:31:00.0", &port(6));
         fixture.pci("0000:31:00.0", "0000:32:00.0", &fixture::Pci::connectx7(0));

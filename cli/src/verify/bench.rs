@@ -195,7 +195,7 @@ impl Real {
         match (exported, has) {
             (Ok(buffer), _) => Ok(buffer),
             (Err(error), Ok(true)) => Err(error.into()),
-            // An old driver does not support the query either.
+            // An old driver supports neither the export nor the query.
             (Err(error), Ok(false) | Err(_)) => Err(Unable::Impossible(format!(
                 "the GPU's driver exports none: {error:#}"
             ))),
@@ -254,7 +254,7 @@ const NO_DMA_BUF: [i32; 4] = [
 /// Number of simultaneous transfers in speed measurements.
 const UNDER_WAY: usize = 4;
 
-/// Posts one transfer to the other end, `far`. Posts a receive there before a SEND.
+/// Posts one transfer to the other end, `far`. Before a SEND, posts a receive at `far`.
 fn post(near: &mut Endpoint, far: &mut Endpoint, verb: Verb, from: Part, to: Part) -> Result<()> {
     match verb {
         Verb::Write => near.post(Op::Write, from, to)?,

@@ -131,7 +131,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Creates a report without measurements and errno.
+    /// Creates a report without measurements and without an errno.
     pub(crate) fn new(
         way: Option<Way>,
         step: Name,

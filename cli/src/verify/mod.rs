@@ -2,11 +2,12 @@
 //! The command `verify`.
 //!
 //! The command registers GPU memory in every way, moves and compares bytes, frees memory under a
-//! registration, and kills a process that has a registration. docs/verify.md lists the proof and
-//! the limits of each step.
+//! registration, and kills a process that has a registration. The page docs/verify.md lists the
+//! proof and the limits of each step.
 //!
-//! [`steps`] has the steps, which run on the devices of [`bench`]. [`worker`] is the process that
-//! runs the steps, and [`supervisor`] watches the worker. [`tell`] prints the results.
+//! [`steps`] contains the steps, which run on the devices of [`mod@bench`]. [`worker`] is the
+//! process that runs the steps, and [`supervisor`] watches the worker. [`mod@print`] prints the
+//! results.
 
 mod bench;
 mod event;

@@ -32,7 +32,7 @@ impl From<anyhow::Error> for Unable {
 /// Refusal of a registration, as the caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// This machine does not support this way, for this reason.
+    /// This machine does not support this way of registration. The text gives the reason.
     NoSuchWay(String),
     /// The registration was refused.
     Refused { errno: Option<i32>, why: String },
@@ -69,7 +69,7 @@ pub(crate) enum Verb {
 pub(crate) enum Moved {
     /// All bytes were moved: total number, and duration.
     Done { bytes: u64, took: Duration },
-    /// The transfer ended with a completion of this status.
+    /// The transfer ended with a completion that has this status.
     Refused(String),
 }
 
@@ -494,8 +494,8 @@ impl<B: Bench> Run<'_, B> {
         })
     }
 
-    /// Checks that freed memory is either unchanged for the device, or out of its reach. The step
-    /// only reads: if the check fails, the memory may belong to another process.
+    /// Checks that the device sees freed memory unchanged, or does not reach the memory at all. The
+    /// step only reads: if the check fails, the memory may belong to another process.
     fn free_while_registered(
         &mut self,
         way: Way,

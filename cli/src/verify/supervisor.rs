@@ -42,7 +42,7 @@ pub(crate) struct Followed {
 }
 
 impl Followed {
-    /// Adds a failure for a step without an end.
+    /// Adds a failure for a step that did not end.
     fn lost(&mut self, (way, step): (Option<Way>, Name), why: String) {
         self.steps
             .push(Step::new(way, step, Outcome::Failed, Some(why)));

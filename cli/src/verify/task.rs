@@ -7,7 +7,7 @@
 //! end the program.
 //!
 //! This file defines the tasks of the child processes and starts the processes. [`super::worker`]
-//! has the code of the processes.
+//! contains the code of the processes.
 
 use std::io;
 use std::io::{BufRead as _, BufReader};

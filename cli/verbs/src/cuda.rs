@@ -6,7 +6,8 @@
 //! documentation of CUDA's driver API. The library may lack functions that are newer than CUDA
 //! 11.0. A call to a missing function returns an error.
 //!
-//! A context does not survive fork. A process that has loaded CUDA must start others by exec.
+//! A context does not survive fork. A process that has loaded CUDA must start other processes by
+//! exec.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -361,8 +362,8 @@ impl Allocation {
     /// Copies to the GPU. Returns when the bytes have arrived.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.check_alive(offset, data.len())?;
-        // CUDA reads as many bytes as the slice has. Copies to this memory are synchronous by its
-        // attribute.
+        // CUDA reads as many bytes as the slice has. Copies to this memory are synchronous because
+        // of the memory's attribute.
         call!(
             self.context.gpu.cuda,
             copy_in,

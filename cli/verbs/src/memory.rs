@@ -10,7 +10,8 @@ use std::{fs, io, ptr};
 use anyhow::{ensure, Context, Result};
 
 /// A range of this process's addresses, for registration. No Rust object lies in the range, by
-/// construction. A device that writes there therefore cannot corrupt the program's own memory.
+/// construction. A device that writes into the range therefore cannot corrupt the program's own
+/// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     addr: u64,
@@ -18,8 +19,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns a range that may be invalid: unmapped, freed, across mappings, or wrapping. All of
-    /// its mapped parts must be device memory of the stand-in GPU.
+    /// Returns a range that may be invalid: unmapped, freed, across mappings, or wrapping. All
+    /// mapped parts of the range must be device memory of the stand-in GPU.
     pub fn anywhere(addr: u64, len: u64) -> Result<Self> {
         let end = addr.saturating_add(len);
         for line in fs::read_to_string("/proc/self/maps")?.lines() {

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 /// Maximum time that counts between two checks. In a longer interval, the caller did not run, and
-/// perhaps the awaited work did not run either.
+/// perhaps the awaited work did not run.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// A timeout that only counts time in which the caller kept checking. The timeout is made for loops
-/// that sleep briefly between two checks.
+/// A timeout that counts only the time in which the caller kept checking. The timeout is made for
+/// loops that sleep briefly between two checks.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,

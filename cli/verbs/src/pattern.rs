@@ -55,7 +55,7 @@ impl Pattern {
 pub struct Choice(u64);
 
 impl Choice {
-    /// Creates a generator that repeats with `seed`.
+    /// Creates a generator whose numbers depend only on `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -121,7 +121,7 @@ impl Gpu {
             .collect()
     }
 
-    /// Opens the GPU at a PCI address. `index` is the number of its character device.
+    /// Opens the GPU at a PCI address. `index` is the number of the GPU's character device.
     pub fn open(index: usize, bdf: String) -> Result<Self> {
         let (bar_start, bar_len) = bar(&bdf)?;
         let device = memory::open_rw(&format!("/dev/nvidia{index}"))?;
@@ -384,7 +384,7 @@ impl Allocation {
         self.bar_address.load(Ordering::Relaxed)
     }
 
-    /// Returns the place of a byte, and the length of the run behind it.
+    /// Returns the place of a byte, and the length of the contiguous run that begins at the byte.
     pub fn place(&self, offset: usize) -> Result<Place> {
         self.gpu.place_of(self.mapping.addr() + offset as u64)
     }

@@ -195,7 +195,7 @@ fn neither_pfc_nor_ecn_is_a_note() {
     assert!(found.iter().all(|one| one.level == Level::Note));
     let says = "PFC on no priority, ECN on no priority";
     assert!(found[0].found.contains(says), "{found:#?}");
-    // PFC without ECN, or ECN without PFC, can be intended and is no finding.
+    // PFC without ECN, or ECN without PFC, may be intended, and causes no finding.
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
         all(&mut fixture, pfc, ecn, ecn);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Visibility of the module to NCCL, UCX and other consumers. Each consumer has its own test, which
-//! is repeated here. docs/identity.md has the table of consumers.
+//! is repeated here. The table of consumers is in docs/identity.md.
 //! tests/verbs/src/cases/consumers.rs names the source of each test.
 
 use super::clients::MEMORY_PEERS;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Registration of GPU memory by dma-buf, without a peer-memory module. docs/dma-buf.md has the
-//! requirements of dma-buf.
+//! Registration of GPU memory by dma-buf, without a peer-memory module. The requirements of dma-buf
+//! are listed in docs/dma-buf.md.
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -175,7 +175,7 @@ fn release(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Returns the RDMA driver of a NIC, if it registers dma-buf.
+/// Returns the RDMA driver of a NIC, if the driver registers dma-buf.
 fn rdma_driver<'a>(scan: &Scan<'_>, hca: &'a Hca) -> Option<&'a str> {
     if hca.is_software {
         return None;
@@ -220,7 +220,7 @@ mod tests {
     faults! {
         "ours loaded beside the proprietary driver, and the file that is installed is another build",
             "note dma-buf: …proprietary" => proprietary;
-        // The module works, only dma-buf does not.
+        // The module works, but dma-buf does not.
         "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf takes the open one" => |fixture| {
             nvidias(fixture, "570.86.15");
             fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");

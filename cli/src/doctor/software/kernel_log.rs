@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Lines of the kernel log about the module, the driver, the GPUs and the NICs.
 //!
-//! The log is a ring buffer, and only its present contents are examined. Lines about loading count
-//! only while the module is not loaded ([`super::module`] reports them). Lines about devices count
-//! only for devices that were found, or that are gone.
+//! The log is a ring buffer, and only its present contents are examined. Lines about loading matter
+//! only while the module is not loaded, and [`super::module`] reports such lines. Lines about a
+//! device are reported only if the device was found, or is gone.
 //!
 //! Reports of several lines have their own files: [`super::xid`], [`super::oops`],
 //! [`super::pci_log`].
@@ -27,7 +27,7 @@ check! {
 struct Pattern {
     level: Level,
     matches: fn(&str) -> bool,
-    /// `true` if the line counts only for devices that it names.
+    /// `true` if the line is reported only for a device that the line names.
     of_device: bool,
     why: &'static str,
     fix: Option<&'static str>,
@@ -151,7 +151,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     };
     let devices = scan.devices();
     let mut seen: BTreeMap<(usize, Subject), Seen<'_>> = BTreeMap::new();
-    // The module's counters are more exact, and cover the time since loading.
+    // The module's counters are more exact than the log, and cover the time since loading.
     let has_counters = scan
         .host
         .text(&debugfs::path(scan.host, super::refusals::COUNTERS))
@@ -167,7 +167,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let subject = match pattern.of_device {
                 true => addresses(&record.text)
                     .iter()
-                    // The device that reports an error comes first, the device with the error last.
+                    // The device that reports an error comes first, and the device with the error
+                    // comes last.
                     .rev()
                     .find_map(|at| devices.get(at).cloned())
                     .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),

@@ -2,8 +2,8 @@
 //! Limits on locked memory.
 //!
 //! ib_core charges registered memory to `RLIMIT_MEMLOCK` before it asks any module. GPU memory that
-//! is registered through nvidia_peermem counts like host memory. A process with `CAP_IPC_LOCK` is
-//! exempt. dma-buf is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
+//! is registered through nvidia_peermem is charged like host memory. A process with `CAP_IPC_LOCK`
+//! is exempt. dma-buf is not charged (Linux 7.3, `drivers/infiniband/core/umem.c`).
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
@@ -63,7 +63,7 @@ fn with_all(scan: &Scan<'_>, memory: u64) -> (u64, u64) {
     (memory.saturating_mul(count), count)
 }
 
-/// Describes the memory that a process needs to lock, for a limit that is too low.
+/// Describes the memory that a process needs to lock, for a finding about a limit that is too low.
 fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
     match limit < memory {
         true => format!("a GPU has {}", said(memory)),
@@ -207,7 +207,7 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
                     unit (systemctl edit), and restart it"
                 }
             });
-        // The service has a process for each job.
+        // A service may run a process for each job, and all these processes cause the same finding.
         if !findings.contains(&finding) {
             findings.push(finding);
         }

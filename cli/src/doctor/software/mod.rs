@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Checks of the software that GPUDirect RDMA needs ([`crate::software`]).
 //!
-//! If several things are missing, only the first is reported, not its consequences. If there is no
-//! GPU or no RDMA device, these checks report nothing else. A missing module is not reported if
-//! ib_core could not use the module.
+//! If several things are missing, only the first is reported, not its consequences. If the machine
+//! has no GPU or no RDMA device, these checks report only the lack of the GPU or the RDMA device. A
+//! missing module is not reported if ib_core could not use the module.
 
 mod bar1_free;
 mod clients;

@@ -10,7 +10,7 @@ check! {
     applies, check, OfSoftware(tests::FAULTS)
 }
 
-/// Directories of systemd's units, of the administrator and of the distribution.
+/// Directories that contain systemd's units from the administrator and from the distribution.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system",
     "/usr/lib/systemd/system",
@@ -23,8 +23,8 @@ const MODULES_LOAD: [&str; 4] = [
     "/lib/modules-load.d",
 ];
 
-/// Returns `true` if a module is loaded and systemd's directory exists. Otherwise the system is a
-/// container, or does not boot with systemd.
+/// Returns `true` if a module is loaded and systemd's directory exists. A system without the
+/// directory is a container, or does not boot with systemd.
 fn applies(scan: &Scan<'_>) -> bool {
     super::has_module(scan) && scan.host.names("/etc/systemd/system").is_ok()
 }

@@ -3,7 +3,7 @@
 //!
 //! A report begins with a headline, and contains a line with the instruction: `RIP: 0010:` on x86,
 //! `pc :` on Arm. If the instruction is in the kernel itself, the first module function in the call
-//! trace counts.
+//! trace decides.
 
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
@@ -52,8 +52,8 @@ fn has(text: &str, words: &[&str]) -> bool {
     words.iter().any(|words| text.contains(words))
 }
 
-/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. User-space instructions have
-/// another segment than `0010`.
+/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. The segment of user-space
+/// instructions is not `0010`.
 fn instruction(text: &str) -> Option<&str> {
     let (_, rest) = text
         .split_once("RIP: 0010:")

@@ -30,8 +30,7 @@ fn rdma(line: &str) -> Option<(&str, u64, u64)> {
     Some((device, handles?, objects?))
 }
 
-/// Returns the directories of this process's cgroup with an RDMA controller, and of all cgroups
-/// above.
+/// Returns the directories of this process's RDMA cgroup, and of all cgroups above that cgroup.
 fn cgroups(scan: &Scan<'_>) -> Vec<String> {
     let text = scan.host.text("/proc/self/cgroup").unwrap_or_default();
     let mut folders = Vec::new();

@@ -36,7 +36,7 @@ struct Refused {
     times: u64,
     /// Time of the last refusal on the monotonic clock, in seconds.
     last: u64,
-    /// Process that was refused last.
+    /// Name of the thread whose registration was refused last.
     comm: String,
     text: String,
 }

@@ -2,9 +2,10 @@
 //! NVIDIA's Xids in the kernel log: numbered reports of GPU errors by the driver.
 //!
 //! The level follows the column "Immediate Action" of NVIDIA's Xid catalog
-//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). A reset, a reboot or a
-//! lost GPU is a fault. A restart of the application, or no action, is silent. Anything else is a
-//! warning. Xid 154 carries its own action, one of NVML's `nvmlDeviceGpuRecoveryAction_t`.
+//! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). An Xid that asks for a
+//! reset or a reboot, or reports a lost GPU, is a fault. An Xid that asks for a restart of the
+//! application, or for no action, causes no finding. Any other Xid is a warning. Xid 154 carries
+//! its own action, one of NVML's `nvmlDeviceGpuRecoveryAction_t`.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cases that were reported from real machines, on synthetic machines. The cause is the first and
-//! only finding.
+//! Cases that were reported from real machines, rebuilt on synthetic machines. The cause is the
+//! first and only finding.
 
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
@@ -75,7 +75,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
              \"count\": 7"
         ),
     );
-    // The log has the reason.
+    // The log contains the reason.
     let line = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x55:2477)";
     fixture.fact(Fact::KernelLog, &format!("6,1,20000000,-;{line}\n"));
     let told = format!("$ doctor --only gpu-driver\nThe kernel's log: {line}");

@@ -179,7 +179,7 @@ fn one_pair_is_told_hop_by_hop() {
     assert_eq!(json["findings"].as_array().unwrap().len(), 0);
 }
 
-/// `--fail-on` changes the exit status and no output.
+/// `--fail-on` changes the exit status, but not the output.
 #[test]
 fn what_counts_as_failing_can_be_chosen() {
     let healthy = fixture::small().with_software();
@@ -259,7 +259,8 @@ fn json_is_as_before() {
     );
 }
 
-/// `doctor` reports the fault of each synthetic machine that has one, and nothing on the others.
+/// `doctor` reports the fault of each synthetic machine that has one, and reports nothing on a
+/// machine without a fault.
 #[test]
 fn made_up_machines_have_what_was_made_in_them() {
     for (name, fixture) in fixture::all() {
@@ -291,8 +292,8 @@ fn made_up_machines_have_what_was_made_in_them() {
     }
 }
 
-/// Sixteen good pairs are redirected. The output has one reason, a line for each pair, and a
-/// command for each port.
+/// The packets of sixteen good pairs are redirected. The output contains one reason, a line for
+/// each pair, and a command for each port.
 #[test]
 fn a_large_machine_is_told_of_in_little() {
     let mut fixture = fixture::hgx();
@@ -387,7 +388,7 @@ fn a_slow_rail_is_found() {
     }
 }
 
-/// A slow link of an idle GPU is a note. A slow link of a GPU that works, by NVML's report, is a
+/// A slow link of an idle GPU is a note. A slow link of a GPU that NVML reports as working is a
 /// warning.
 #[test]
 fn a_slow_link_of_a_busy_gpu_is_a_warning() {
@@ -450,8 +451,8 @@ fn pairs_are_not_listed_one_by_one() {
     assert!(payload.lines().count() <= 4, "{payload}");
 }
 
-/// Applies each change to a machine that is compared with a file. `check` is also the name of the
-/// option. The findings of a change are the beginnings of groups in the output.
+/// Applies each change to a machine, and compares the machine with a file. `check` names the check
+/// and the option. The expected findings of a change are the beginnings of groups in the output.
 pub(super) fn are_found(
     before: &fixture::Fixture,
     check: &str,
@@ -567,7 +568,8 @@ pub(super) fn told(finding: &Finding) -> String {
     format!("{level} {check}: {} fix {fix}", finding.found)
 }
 
-/// Returns `true` if a text has this form, in which `…` stands for any text. The end is free.
+/// Returns `true` if a text has this form, in which `…` stands for any text. Any text may follow
+/// the form.
 pub(super) fn is_like(text: &str, form: &str) -> bool {
     let mut parts = form.split('…');
     let mut rest = text.strip_prefix(parts.next().unwrap_or_default());

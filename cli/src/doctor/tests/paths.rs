@@ -11,12 +11,13 @@ use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::{fixture, testing};
 
-/// Offsets of capabilities in the config space of functions that have them ([`Pci::config`]).
+/// Offsets of capabilities in the config space of functions with such capabilities
+/// ([`Pci::config`]).
 pub(in crate::doctor) const EXPRESS: usize = 0x60;
 pub(in crate::doctor) const ACS: usize = 0x148;
 pub(in crate::doctor) const ATS: usize = 0x148;
 
-/// Functions of the socket at a bus: root port, switch ports, GPU and NIC.
+/// PCI functions of one socket: root port, switch ports, GPU and NIC.
 pub(in crate::doctor) struct Socket {
     pub(in crate::doctor) root_port: Address,
     pub(in crate::doctor) upstream: Address,
@@ -46,7 +47,8 @@ pub(in crate::doctor) fn socket(bus: u8) -> Socket {
 pub(in crate::doctor) const FIRST: u8 = 0x10;
 pub(in crate::doctor) const SECOND: u8 = 0x80;
 
-/// A machine with two sockets, as a scan and as a recording. Faults are injected into either one.
+/// A machine with two sockets, as a scan and as a recording. Faults are injected into the scan or
+/// into the recording.
 pub(in crate::doctor) struct TwoSockets {
     pub(in crate::doctor) machine: Machine,
     pub(in crate::doctor) host: Recording,
@@ -135,7 +137,7 @@ impl TwoSockets {
     }
 }
 
-/// Defines the faults of a check that are injected into [`TwoSockets`].
+/// Defines a check's faults, which are injected into [`TwoSockets`].
 macro_rules! faults {
     ($($faults:tt)*) => {
         $crate::doctor::tests::faults_of! { $crate::doctor::tests::paths::TwoSockets; $($faults)* }

@@ -22,7 +22,7 @@ enum Fault {
     HostRefused,
     /// The transfer with this number changes a byte that it moves.
     Corrupts(usize),
-    /// The transfer changes the byte before its first one.
+    /// The transfer changes the byte before the first byte that it moves.
     Spills(usize),
     /// The transfer ends with an error.
     Status(usize),
@@ -471,7 +471,7 @@ fn no_way_is_a_failure() {
     assert_eq!(outcomes(&steps, Outcome::Failed), [ANY_WAY]);
 }
 
-/// A failure before the call to the kernel has no errno, not 0.
+/// A failure before the call to the kernel has no errno, instead of the errno 0.
 #[test]
 fn what_has_no_errno_says_none() {
     let failed = Unable::from(Refusal::from(anyhow::anyhow!("no such range")));

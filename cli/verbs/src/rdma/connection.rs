@@ -336,7 +336,7 @@ impl Completions {
             if idle < 50 {
                 std::thread::yield_now();
             } else {
-                // The device's work runs on the same few processors.
+                // The device's work runs on the same few processors as this thread.
                 std::thread::sleep(Duration::from_micros(50));
             }
         }

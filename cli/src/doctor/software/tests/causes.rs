@@ -78,7 +78,8 @@ fn upgraded(fixture: &mut Fixture, modules: &str) {
     fixture.file("/proc/modules", modules);
 }
 
-// The only finding of each case is the first, with words of its reason, too.
+// Only the first finding of a case may be a warning or a fault. The expected text also contains
+// words of the finding's reason.
 faults! {
     "Xid 119", "fault kernel-log: …119…GSP…nvidia-smi --gpu-reset -i 0000:3b:00.0" => |fixture| {
         log(fixture, &["NVRM: Xid (PCI:0000:3b:00): 119, pid=4711, Timeout after 45s of waiting for RPC response from \

@@ -132,7 +132,7 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
     );
 }
 
-/// Defines the faults of a check that are injected into [`healthy`].
+/// Defines a check's faults, which are injected into [`healthy`].
 macro_rules! faults {
     ($($faults:tt)*) => {
         $crate::doctor::tests::faults_of! { $crate::fixture::Fixture; $($faults)* }
@@ -159,7 +159,8 @@ fn each_fault_is_told_and_nothing_else() {
         let mut fixture = healthy();
         inject(&mut fixture);
         let found = findings(&fixture);
-        // The table of the check of refusals has its own words for logs.
+        // The check of refusals takes its fixes from the module's table, whose words are made for
+        // logs.
         let own = found.iter().filter(|it| it.check != refusals::CHECK.name);
         own.for_each(testing::commands_are_marked);
         let is_said = |(finding, says): (&Finding, &&str)| is_like(&told(finding), says);
