@@ -199,10 +199,10 @@ where
         self.first.saturating_add(at.saturating_mul(UNIT))
     }
 
-    /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is the
-    /// length of a pin from `at` on, and the pin. If `known` is `None`, even the first unit may not
-    /// be GPU memory. The caller knows that `high` units from `at` on are not in one allocation, or
-    /// exceed the span.
+    /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is
+    /// a pin from `at` on, after its length in units. If `known` is `None`, even the first unit may
+    /// not be GPU memory. The caller knows that `high` units from `at` on are not in one allocation,
+    /// or exceed the span.
     fn measure(
         &mut self,
         at: u64,

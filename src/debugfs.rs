@@ -38,9 +38,9 @@ pub(crate) trait Contents: Sized + Send + 'static {
     /// Makes a reader when the file is opened.
     fn new() -> impl PinInit<Self>;
 
-    /// Moves to the first record whose number is at least `number`, and returns its number. 0 stands
-    /// for the beginning of the file. Records that come or go between two calls do not shift the
-    /// other records. By default, the whole file is one record.
+    /// Moves to the first record whose number is at least `number`, and returns its number. 0
+    /// stands for the beginning of the file. Records that come or go between two calls do not shift
+    /// the other records. By default, the whole file is one record.
     fn find(&self, number: u64) -> Option<u64> {
         (number == 0).then_some(0)
     }

@@ -43,7 +43,8 @@ use crate::{
     task, //
 };
 
-/// Calls `cond_resched()` each time [`MAX_STEP`] bytes have been mapped or unmapped.
+/// Calls `cond_resched()` each time [`MAX_STEP`] bytes have been mapped or unmapped. Holds the
+/// number of bytes since the last call.
 #[derive(Default)]
 struct Resched(u64);
 

@@ -40,6 +40,8 @@ enum Counter {
     FreeCallbacks,
 }
 
+const _: () = assert!(Counter::FreeCallbacks as usize + 1 == c::PEERMEM_COUNTERS as usize);
+
 /// The counters of one client since the module was loaded, by [`Counter`]. C code reads the
 /// counters without a lock.
 #[repr(transparent)]
@@ -52,6 +54,7 @@ impl PeerStats {
 
     #[inline(always)]
     fn add(&self, counter: Counter, number: u64) {
+        // CAST: The number of a counter is an index of the array.
         if let Some(counter) = self.0.get(counter as usize) {
             counter.add(number, Relaxed);
         }
