@@ -187,13 +187,24 @@ impl Write for Line {
     }
 }
 
-/// Prints a line with one call of `write`.
+/// Prints a line with one call of `write`. Nothing is printed if that would block, or end the
+/// program by SIGPIPE.
 pub(crate) fn print(text: &fmt::Arguments<'_>) {
     let mut line = Line {
         bytes: [0; 512],
         length: 0,
     };
     let _ = writeln!(line, "libpeermem_preload: {text}");
-    // SAFETY: the bytes are valid for reading up to `length`. A lost line changes nothing else.
-    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
+    let mut output = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: poll writes to `output`. The bytes are valid for reading up to `length`. A lost line
+    // changes nothing else.
+    unsafe {
+        if libc::poll(&mut output, 1, 0) == 1 && output.revents == libc::POLLOUT {
+            libc::write(output.fd, line.bytes.as_ptr().cast(), line.length);
+        }
+    }
 }

@@ -10,6 +10,7 @@ use std::mem::{offset_of, transmute_copy, MaybeUninit};
 use std::ptr::{from_ref, null_mut, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use crate::entry::keeping_errno;
 use crate::register::{Request, ACCEPTED};
 use crate::report::{Mode, Reason};
 
@@ -138,7 +139,7 @@ impl Api {
             return Some(api);
         }
         // A library that is not found may be loaded later.
-        let new = Self::resolve(code)?;
+        let new = keeping_errno(|| Self::resolve(code))?;
         let mut known = SLOTS.iter().filter_map(Slot::any);
         // Providers of one libibverbs share its functions.
         let api = known.find(|it| it.base == new.base);

@@ -207,7 +207,8 @@ fn assert_says(lines: Option<Vec<String>>, expected: &[&str]) {
 #[test]
 fn gpu_memory_is_registered() {
     for group in [
-        "basic", "parts", "errors", "contexts", "pcie", "many", "threads", "forks",
+        "basic", "parts", "errors", "contexts", "pcie", "many", "threads", "forks", "cancels",
+        "pipes",
     ] {
         assert_says(RUN.lines("cases", &[group]), &[]);
     }
