@@ -126,8 +126,8 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
     resp: P,
     resp_n: usize,
 ) -> c_int {
-    // SAFETY: a registered region has a live context, and an address that its program gave.
-    let (api, old) = unsafe { (Api::of((*mr).context), (*mr).addr) };
+    // SAFETY: a registered region has a live context, and the range that its program gave.
+    let (api, old) = unsafe { (Api::of((*mr).context), ((*mr).addr, (*mr).length)) };
     let Some(real) = api.and_then(|it| it.rereg_mr) else {
         return missing();
     };
@@ -142,9 +142,10 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
     let error = plain();
     if error != 0 && Mode::get() != Mode::Off {
         keeping_errno(|| {
-            let mut ranges = [addr, old].map(|it| it.addr() as u64).into_iter();
-            if let Some(address) = Cuda::loaded().and_then(|it| ranges.find(|at| it.owns(*at))) {
-                Reason::REREG.say(address, len, error);
+            let ranges = [(addr, len), old].map(|(at, length)| (at.addr() as u64, length));
+            let owned = |cuda: &Cuda| ranges.into_iter().find(|range| cuda.owns(range.0));
+            if let Some((address, length)) = Cuda::loaded().and_then(owned) {
+                Reason::REREG.say(address, length, error);
             }
         });
     }

@@ -3,7 +3,8 @@
 //! process.
 
 use std::ffi::{c_int, CStr};
-use std::fmt::{self, Write};
+use std::fmt;
+use std::io::Write;
 use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
 
 /// Value of `PEERMEM_SHIM`.
@@ -177,41 +178,23 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A line on the stack: nothing is allocated, and a fork in another thread leaves no lock behind.
-struct Line {
-    bytes: [u8; 512],
-    length: usize,
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            let place = self.bytes.get_mut(self.length).ok_or(fmt::Error)?;
-            *place = byte;
-            self.length = self.length.saturating_add(1);
-        }
-        Ok(())
-    }
-}
-
 /// Prints a line with one call of `write`. Nothing is printed if that would block, or end the
 /// program by SIGPIPE.
 pub(crate) fn print(text: &fmt::Arguments<'_>) {
-    let mut line = Line {
-        bytes: [0; 512],
-        length: 0,
-    };
-    let _ = writeln!(line, "libpeermem_preload: {text}");
+    // On the stack: nothing is allocated, and a fork in another thread leaves no lock behind.
+    let mut line = [0; 512];
+    let mut rest = &mut line[..];
+    let _ = writeln!(rest, "libpeermem_preload: {text}");
+    let unused = rest.len();
     let mut output = libc::pollfd {
         fd: libc::STDERR_FILENO,
         events: libc::POLLOUT,
         revents: 0,
     };
-    // SAFETY: poll writes to `output`. The bytes are valid for reading up to `length`. A lost line
-    // changes nothing else.
+    // SAFETY: poll writes to `output`. The bytes are those of `line`. A lost line changes nothing else.
     unsafe {
         if libc::poll(&mut output, 1, 0) == 1 && output.revents == libc::POLLOUT {
-            libc::write(output.fd, line.bytes.as_ptr().cast(), line.length);
+            libc::write(output.fd, line.as_ptr().cast(), line.len() - unused);
         }
     }
 }

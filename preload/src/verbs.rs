@@ -41,7 +41,7 @@ pub(crate) struct Mr {
     pub(crate) context: *mut Context,
     pd: *mut Pd,
     pub(crate) addr: P,
-    length: usize,
+    pub(crate) length: usize,
     pub(crate) keys: [u32; 3],
     /// The end of `struct ibv_mr`.
     padding: u32,
@@ -110,11 +110,8 @@ impl Slot {
     }
 
     fn get(&self, key: usize) -> Option<&'static Api> {
-        if self.key.load(Ordering::Acquire) == key {
-            self.any()
-        } else {
-            None
-        }
+        let is_known = self.key.load(Ordering::Acquire) == key;
+        is_known.then(|| self.any()).flatten()
     }
 }
 
