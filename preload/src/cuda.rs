@@ -4,7 +4,7 @@
 //!
 //! The numbers and types are those of `cuda.h`, which keeps them for all versions.
 
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint, c_ulonglong, CStr};
 use std::ptr::{from_mut, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -83,7 +83,7 @@ impl Cuda {
     }
 
     fn find() -> Option<Self> {
-        let handle = open(c"libcuda.so.1")?;
+        let handle = is_loaded().then(|| open(c"libcuda.so.1"))??;
         // SAFETY: each type is that of the function's declaration in cuda.h.
         unsafe {
             Some(Self {
@@ -195,6 +195,19 @@ impl Cuda {
         }
         None
     }
+}
+
+/// Returns `true` if the process has loaded libcuda. If it has not, `dlopen` would search the file
+/// system for libcuda, for each registration that fails.
+fn is_loaded() -> bool {
+    unsafe extern "C" fn is_cuda(info: *mut libc::dl_phdr_info, _: usize, _: P) -> c_int {
+        // SAFETY: dl_iterate_phdr passes a live description, whose name is a C string.
+        let name = unsafe { CStr::from_ptr((*info).dlpi_name) }.to_bytes();
+        let file = name.rsplit(|byte| *byte == b'/').next();
+        c_int::from(file.is_some_and(|it| it.starts_with(b"libcuda.so")))
+    }
+    // SAFETY: the callback fits, and needs no data.
+    unsafe { libc::dl_iterate_phdr(Some(is_cuda), null_mut()) != 0 }
 }
 
 /// A context that is current until this is dropped.

@@ -273,6 +273,22 @@ fn host_memory_costs_nothing() {
     assert_eq!(with, cost(false));
 }
 
+/// If a program has no CUDA, a registration that fails does not search the file system for libcuda.
+#[test]
+fn without_cuda_nothing_is_searched() {
+    let run = Run {
+        before: &["env", "LD_DEBUG=libs"],
+        ..RUN
+    };
+    let Some(output) = run.output("cases", &["no_cuda"]) else {
+        return;
+    };
+    let searches = text(&output.stderr);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    assert!(searches.contains("find library=libibverbs"), "{searches}");
+    assert!(!searches.contains("find library=libcuda"), "{searches}");
+}
+
 #[test]
 fn versions_of_libibverbs() {
     let provider = |name: &str| {

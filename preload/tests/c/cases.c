@@ -432,6 +432,15 @@ static void cost(void)
 	       kernel->reg - calls);
 }
 
+/* Host memory beyond RLIMIT_MEMLOCK, in a program without CUDA. */
+static void no_cuda(void)
+{
+	kernel->gpu_end = UINTPTR_MAX / 2;
+	kernel->reg_error = ENOMEM;
+	refused(host, sizeof(host), 7);
+	refused(host, sizeof(host), 7);
+}
+
 static void off(void)
 {
 	refused(gpu, 8192, 7);
@@ -484,8 +493,8 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "forks") && verbs.fork_init())
 		return 101;
 	open_device();
-	if (!strcmp(argv[1], "cost")) {
-		cost();
+	if (!strcmp(argv[1], "cost") || !strcmp(argv[1], "no_cuda")) {
+		strcmp(argv[1], "cost") ? no_cuda() : cost();
 		return failures;
 	}
 	open_cuda();
