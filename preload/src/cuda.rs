@@ -4,7 +4,7 @@
 //!
 //! The numbers and types are those of `cuda.h`, which keeps them for all versions.
 
-use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint, c_ulonglong, CStr};
 use std::ptr::{from_mut, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -29,15 +29,10 @@ const DEVICE: u64 = 2;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
 const DMA_BUF_FD: c_int = 1;
 
-/// Functions of `libcuda.so.1`.
+/// Functions of `libcuda.so.1`. Versions before CUDA 11.7 lack `export`.
 pub(crate) struct Cuda {
     attribute: unsafe extern "C" fn(P, c_int, Pointer) -> Code,
     export: Option<unsafe extern "C" fn(P, Pointer, usize, c_int, c_ulonglong) -> Code>,
-    contexts: Option<Contexts>,
-}
-
-/// Functions for threads without a context, or with another one.
-struct Contexts {
     push: unsafe extern "C" fn(P) -> Code,
     pop: unsafe extern "C" fn(*mut P) -> Code,
     count: unsafe extern "C" fn(*mut c_int) -> Code,
@@ -88,10 +83,12 @@ impl Cuda {
     }
 
     fn find() -> Option<Self> {
-        let handle = open(c"libcuda.so.1")?;
+        let handle = is_loaded().then(|| open(c"libcuda.so.1"))??;
         // SAFETY: each type is that of the function's declaration in cuda.h.
-        let contexts = || unsafe {
-            Some(Contexts {
+        unsafe {
+            Some(Self {
+                attribute: function(symbol(handle, c"cuPointerGetAttribute"))?,
+                export: function(symbol(handle, c"cuMemGetHandleForAddressRange")),
                 push: function(symbol(handle, c"cuCtxPushCurrent_v2"))?,
                 pop: function(symbol(handle, c"cuCtxPopCurrent_v2"))?,
                 count: function(symbol(handle, c"cuDeviceGetCount"))?,
@@ -99,14 +96,6 @@ impl Cuda {
                 state: function(symbol(handle, c"cuDevicePrimaryCtxGetState"))?,
                 retain: function(symbol(handle, c"cuDevicePrimaryCtxRetain"))?,
                 release: function(symbol(handle, c"cuDevicePrimaryCtxRelease_v2"))?,
-            })
-        };
-        // SAFETY: as above.
-        unsafe {
-            Some(Self {
-                attribute: function(symbol(handle, c"cuPointerGetAttribute"))?,
-                export: function(symbol(handle, c"cuMemGetHandleForAddressRange")),
-                contexts: contexts(),
             })
         }
     }
@@ -142,32 +131,27 @@ impl Cuda {
     /// Makes the context of an allocation current. Memory of `cuMemCreate` has no context, and its
     /// device's primary context serves.
     fn enter(&self, address: u64) -> Option<Entered<'_>> {
-        let contexts = self.contexts.as_ref()?;
         match self.ask(CONTEXT, address) {
-            Ok(context) if context != 0 => {
-                let context = usize::try_from(context).ok()?;
-                contexts.push(context as P, None)
-            }
+            Ok(context) if context != 0 => self.push(usize::try_from(context).ok()? as P, None),
             _ => {
                 let ordinal = self.ask(DEVICE_ORDINAL, address).ok()?;
                 // The attribute is an int.
-                contexts.primary(c_int::try_from(ordinal & 0xffff_ffff).ok()?)
+                self.enter_primary(c_int::try_from(ordinal & 0xffff_ffff).ok()?)
             }
         }
     }
 
     /// Asks in a primary context if the thread needs one.
     fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
-        match (self.ask_here(attribute, address), &self.contexts) {
-            (Err(INVALID_CONTEXT), Some(contexts)) => {
-                let mut count = 0;
-                // SAFETY: the function writes an int.
-                unsafe { (contexts.count)(&mut count) };
-                let _entered = (0..count).find_map(|ordinal| contexts.primary(ordinal));
-                self.ask_here(attribute, address)
-            }
-            (answer, _) => answer,
+        let answer = self.ask_here(attribute, address);
+        if answer != Err(INVALID_CONTEXT) {
+            return answer;
         }
+        let mut count = 0;
+        // SAFETY: the function writes an int.
+        unsafe { (self.count)(&mut count) };
+        let _entered = (0..count).find_map(|ordinal| self.enter_primary(ordinal));
+        self.ask_here(attribute, address)
     }
 
     fn ask_here(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
@@ -178,12 +162,10 @@ impl Cuda {
             code => Err(code),
         }
     }
-}
 
-impl Contexts {
     /// Makes a device's primary context current, unless no one uses it: a new one would take GPU
     /// memory.
-    fn primary(&self, ordinal: c_int) -> Option<Entered<'_>> {
+    fn enter_primary(&self, ordinal: c_int) -> Option<Entered<'_>> {
         let (mut device, mut flags, mut is_active, mut context) = (0, 0, 0, null_mut());
         // SAFETY: the functions write a CUdevice, which is an int, an unsigned int, an int and a
         // pointer.
@@ -202,8 +184,10 @@ impl Contexts {
     fn push(&self, context: P, primary: Option<c_int>) -> Option<Entered<'_>> {
         // SAFETY: the context belongs to live memory, or was retained.
         if unsafe { (self.push)(context) } == SUCCESS {
-            let contexts = self;
-            return Some(Entered { contexts, primary });
+            return Some(Entered {
+                cuda: self,
+                primary,
+            });
         }
         if let Some(device) = primary {
             // SAFETY: the caller has retained the device's context.
@@ -213,9 +197,22 @@ impl Contexts {
     }
 }
 
+/// Returns `true` if the process has loaded libcuda. If it has not, `dlopen` would search the file
+/// system for libcuda, for each registration that fails.
+fn is_loaded() -> bool {
+    unsafe extern "C" fn is_cuda(info: *mut libc::dl_phdr_info, _: usize, _: P) -> c_int {
+        // SAFETY: dl_iterate_phdr passes a live description, whose name is a C string.
+        let name = unsafe { CStr::from_ptr((*info).dlpi_name) }.to_bytes();
+        let file = name.rsplit(|byte| *byte == b'/').next();
+        c_int::from(file.is_some_and(|it| it.starts_with(b"libcuda.so")))
+    }
+    // SAFETY: the callback fits, and needs no data.
+    unsafe { libc::dl_iterate_phdr(Some(is_cuda), null_mut()) != 0 }
+}
+
 /// A context that is current until this is dropped.
 struct Entered<'a> {
-    contexts: &'a Contexts,
+    cuda: &'a Cuda,
     /// Device whose primary context is to be released.
     primary: Option<c_int>,
 }
@@ -225,9 +222,9 @@ impl Drop for Entered<'_> {
         let mut context = null_mut();
         // SAFETY: `push` has pushed a context in this thread, and `primary` was retained.
         unsafe {
-            (self.contexts.pop)(&mut context);
+            (self.cuda.pop)(&mut context);
             if let Some(device) = self.primary {
-                (self.contexts.release)(device);
+                (self.cuda.release)(device);
             }
         }
     }

@@ -126,8 +126,8 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
     resp: P,
     resp_n: usize,
 ) -> c_int {
-    // SAFETY: a registered region has a live context, and an address that its program gave.
-    let (api, old) = unsafe { (Api::of((*mr).context), (*mr).addr) };
+    // SAFETY: a registered region has a live context, and the range that its program gave.
+    let (api, old) = unsafe { (Api::of((*mr).context), ((*mr).addr, (*mr).length)) };
     let Some(real) = api.and_then(|it| it.rereg_mr) else {
         return missing();
     };
@@ -142,9 +142,10 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
     let error = plain();
     if error != 0 && Mode::get() != Mode::Off {
         keeping_errno(|| {
-            let mut ranges = [addr, old].map(|it| it.addr() as u64).into_iter();
-            if let Some(address) = Cuda::loaded().and_then(|it| ranges.find(|at| it.owns(*at))) {
-                Reason::REREG.say(address, len, error);
+            let ranges = [(addr, len), old].map(|(at, length)| (at.addr() as u64, length));
+            let owned = |cuda: &Cuda| ranges.into_iter().find(|range| cuda.owns(range.0));
+            if let Some((address, length)) = Cuda::loaded().and_then(owned) {
+                Reason::REREG.say(address, length, error);
             }
         });
     }
@@ -173,12 +174,14 @@ pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P)
 }
 
 /// Calls the real function and then, if it fails, the other way. The program gets the real
-/// function's result and `errno` if both fail. `is_forced` turns the order around.
+/// function's result and `errno` if both fail. A success of the other way leaves `errno` as it was.
+/// `is_forced` turns the order around.
 fn in_order(
     is_forced: bool,
     plain: impl FnOnce() -> c_int,
     other: impl FnOnce(c_int) -> bool,
 ) -> c_int {
+    let before = errno();
     if is_forced {
         return if keeping_errno(|| other(0)) {
             0
@@ -189,6 +192,7 @@ fn in_order(
     let error = plain();
     let is_ours = [libc::EFAULT, libc::EPERM, libc::ENOMEM, libc::EOPNOTSUPP].contains(&error);
     if is_ours && keeping_errno(|| other(error)) {
+        set_errno(before);
         return 0;
     }
     error
@@ -198,18 +202,23 @@ fn in_order(
 #[cold]
 fn missing() -> c_int {
     Reason::NO_LIBRARY.print(&format_args!("{}", Reason::NO_LIBRARY));
-    // SAFETY: errno is this thread's.
-    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    set_errno(libc::ENOSYS);
     libc::ENOSYS
 }
 
-fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
+pub(crate) fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
+    let kept = errno();
+    let result = call();
+    set_errno(kept);
+    result
+}
+
+fn errno() -> c_int {
     // SAFETY: errno is this thread's, for as long as the thread lives.
-    unsafe {
-        let errno = libc::__errno_location();
-        let kept = *errno;
-        let result = call();
-        *errno = kept;
-        result
-    }
+    unsafe { *libc::__errno_location() }
+}
+
+fn set_errno(value: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = value };
 }

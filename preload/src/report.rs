@@ -3,7 +3,8 @@
 //! process.
 
 use std::ffi::{c_int, CStr};
-use std::fmt::{self, Write};
+use std::fmt;
+use std::io::Write;
 use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
 
 /// Value of `PEERMEM_SHIM`.
@@ -13,7 +14,7 @@ pub(crate) enum Mode {
     Normal = 1,
     /// Every call goes to libibverbs, and nothing is tried afterwards.
     Off,
-    /// Prints a line for each registration of GPU memory that reaches this library.
+    /// Prints a line for each registration by dma-buf, and for each one that fails.
     Log,
     /// Tries dma-buf first.
     Force,
@@ -61,30 +62,35 @@ pub(crate) struct Reason(u8, &'static str, c_int);
 static PRINTED: AtomicU32 = AtomicU32::new(0);
 
 impl Reason {
-    const SETTING: Self = Self(0, "PEERMEM_SHIM is none of off, log and force", 0);
+    const SETTING: Self = Self(
+        0,
+        "PEERMEM_SHIM is ignored: it must be off, log or force",
+        0,
+    );
     pub(crate) const NO_LIBRARY: Self = Self(
         1,
-        "no libibverbs was found behind the provider. Run the program without this library",
+        "no libibverbs was found for the provider. Run the program without this library",
         0,
     );
     pub(crate) const OLD_LIBRARY: Self = Self(2, "libibverbs is older than rdma-core 34", 0);
     pub(crate) const UNKNOWN_LIBRARY: Self = Self(
         3,
-        "libibverbs has a private ABI other than IBVERBS_PRIVATE_34 and IBVERBS_PRIVATE_65",
+        "the private ABI of libibverbs is neither IBVERBS_PRIVATE_34 nor IBVERBS_PRIVATE_65",
         0,
     );
     const LAYOUT: Self = Self(4, "libibverbs has an unknown layout of struct verbs_mr", 0);
     pub(crate) const ACCESS: Self = Self(
         5,
-        "dma-buf regions do not have the access flags MW_BIND 16, ZERO_BASED 32, ON_DEMAND 64, HUGETLB 128, \
-        FLUSH 256 and 512",
+        "dma-buf regions do not support the access flags MW_BIND 16, ZERO_BASED 32, ON_DEMAND 64, \
+        HUGETLB 128, FLUSH_GLOBAL 256 and FLUSH_PERSISTENT 512",
         0,
     );
     pub(crate) const DMA_HANDLE: Self = Self(6, "the region has a DMA handle (ibv_alloc_dmah)", 0);
     pub(crate) const OLD_CUDA: Self = Self(7, "libcuda is older than CUDA 11.7", 0);
     pub(crate) const NO_EXPORT: Self = Self(
         8,
-        "nvidia.ko exports no dma-buf: that takes the open kernel modules from 515 on, and a GPU from Turing on",
+        "nvidia.ko cannot export a dma-buf: that requires the open kernel modules, version 515 or \
+        newer, and a GPU of the Turing generation or newer",
         0,
     );
     pub(crate) const EXPORT: Self = Self(
@@ -92,7 +98,8 @@ impl Reason {
         "cuMemGetHandleForAddressRange refuses this memory (managed memory, for example)",
         0,
     );
-    pub(crate) const BEHIND_END: Self = Self(10, "the range ends behind the GPU memory", 0);
+    pub(crate) const BEHIND_END: Self =
+        Self(10, "the range extends past the end of the GPU memory", 0);
     const KERNEL: Self = Self(
         11,
         "the kernel is older than 5.12, or than 6.1 for DEVX memory",
@@ -100,7 +107,8 @@ impl Reason {
     );
     const NIC: Self = Self(
         12,
-        "the NIC's driver has no dma-buf regions (mlx5_ib needs CONFIG_INFINIBAND_ON_DEMAND_PAGING)",
+        "the NIC's driver does not support dma-buf regions (mlx5_ib needs \
+        CONFIG_INFINIBAND_ON_DEMAND_PAGING)",
         0,
     );
     const BAR1: Self = Self(
@@ -115,7 +123,7 @@ impl Reason {
     );
     pub(crate) const REREG: Self = Self(
         15,
-        "ibv_rereg_mr does not serve it. Deregister the region, and register a new one",
+        "this library cannot change a region (ibv_rereg_mr). Deregister it, and register a new one",
         0,
     );
 
@@ -144,13 +152,13 @@ impl Reason {
     /// Prints the reason for a range, if the reason is the first of its kind. `error` is that of
     /// the program's call.
     pub(crate) fn say(self, address: u64, length: usize, error: c_int) {
-        let next = match error {
-            0 => "libibverbs is called next",
-            _ => "the program gets the error of its own call",
-        };
-        self.print(&format_args!(
-            "GPU memory {address:#x}, {length} bytes: {self}; {next} ({error})"
-        ));
+        let range = format_args!("GPU memory {address:#x}, {length} bytes");
+        match error {
+            0 => self.print(&format_args!("{range}: {self}; libibverbs is called next")),
+            _ => self.print(&format_args!(
+                "{range}: {self}; the program gets its original error ({error})"
+            )),
+        }
     }
 
     pub(crate) fn print(self, line: &fmt::Arguments<'_>) {
@@ -170,30 +178,23 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A line on the stack: nothing is allocated, and a fork in another thread leaves no lock behind.
-struct Line {
-    bytes: [u8; 512],
-    length: usize,
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes() {
-            let place = self.bytes.get_mut(self.length).ok_or(fmt::Error)?;
-            *place = byte;
-            self.length = self.length.saturating_add(1);
-        }
-        Ok(())
-    }
-}
-
-/// Prints a line with one call of `write`.
+/// Prints a line with one call of `write`. Nothing is printed if that would block, or end the
+/// program by SIGPIPE.
 pub(crate) fn print(text: &fmt::Arguments<'_>) {
-    let mut line = Line {
-        bytes: [0; 512],
-        length: 0,
+    // On the stack: nothing is allocated, and a fork in another thread leaves no lock behind.
+    let mut line = [0; 512];
+    let mut rest = &mut line[..];
+    let _ = writeln!(rest, "libpeermem_preload: {text}");
+    let unused = rest.len();
+    let mut output = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
     };
-    let _ = writeln!(line, "libpeermem_preload: {text}");
-    // SAFETY: the bytes are valid for reading up to `length`. A lost line changes nothing else.
-    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
+    // SAFETY: poll writes to `output`. The bytes are those of `line`. A lost line changes nothing else.
+    unsafe {
+        if libc::poll(&mut output, 1, 0) == 1 && output.revents == libc::POLLOUT {
+            libc::write(output.fd, line.as_ptr().cast(), line.len() - unused);
+        }
+    }
 }

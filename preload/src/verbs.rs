@@ -10,6 +10,7 @@ use std::mem::{offset_of, transmute_copy, MaybeUninit};
 use std::ptr::{from_ref, null_mut, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use crate::entry::keeping_errno;
 use crate::register::{Request, ACCEPTED};
 use crate::report::{Mode, Reason};
 
@@ -40,7 +41,7 @@ pub(crate) struct Mr {
     pub(crate) context: *mut Context,
     pd: *mut Pd,
     pub(crate) addr: P,
-    length: usize,
+    pub(crate) length: usize,
     pub(crate) keys: [u32; 3],
     /// The end of `struct ibv_mr`.
     padding: u32,
@@ -109,11 +110,8 @@ impl Slot {
     }
 
     fn get(&self, key: usize) -> Option<&'static Api> {
-        if self.key.load(Ordering::Acquire) == key {
-            self.any()
-        } else {
-            None
-        }
+        let is_known = self.key.load(Ordering::Acquire) == key;
+        is_known.then(|| self.any()).flatten()
     }
 }
 
@@ -138,7 +136,7 @@ impl Api {
             return Some(api);
         }
         // A library that is not found may be loaded later.
-        let new = Self::resolve(code)?;
+        let new = keeping_errno(|| Self::resolve(code))?;
         let mut known = SLOTS.iter().filter_map(Slot::any);
         // Providers of one libibverbs share its functions.
         let api = known.find(|it| it.base == new.base);

@@ -207,7 +207,8 @@ fn assert_says(lines: Option<Vec<String>>, expected: &[&str]) {
 #[test]
 fn gpu_memory_is_registered() {
     for group in [
-        "basic", "parts", "errors", "contexts", "pcie", "many", "threads", "forks",
+        "basic", "parts", "errors", "contexts", "pcie", "many", "threads", "forks", "cancels",
+        "pipes",
     ] {
         assert_says(RUN.lines("cases", &[group]), &[]);
     }
@@ -230,7 +231,7 @@ fn a_failure_keeps_the_error_and_is_said_once() {
         "topo -m (121)",
         "open kernel modules",
         "refuses this memory (managed memory, for example) (1)",
-        "ends behind",
+        "past the end",
     ];
     assert_says(RUN.lines("cases", &["failing"]), &says);
     let says = ["MW_BIND 16"];
@@ -245,14 +246,14 @@ fn a_failure_keeps_the_error_and_is_said_once() {
 fn modes() {
     let mode = |mode| Run { mode, ..RUN };
     assert_says(mode("off").lines("cases", &["off"]), &[]);
-    let says = ["has no dma-buf regions"];
+    let says = ["CONFIG_INFINIBAND_ON_DEMAND_PAGING); libibverbs is called next"];
     assert_says(mode("force").lines("cases", &["force"]), &says);
     let says = ["8192 bytes: registered by dma-buf"];
     assert_says(mode("log").lines("cases", &["basic"]), &says);
     let failure = ["failure", "-", "12"];
     assert_says(RUN.lines("cases", &failure), &["BAR1"]);
     assert_says(mode("log").lines("cases", &failure), &["BAR1", "BAR1"]);
-    let says = ["none of off, log and force"];
+    let says = ["must be off, log or force"];
     assert_says(mode("yes").lines("cases", &["basic"]), &says);
 }
 
@@ -272,6 +273,22 @@ fn host_memory_costs_nothing() {
     assert_eq!(with, cost(false));
 }
 
+/// If a program has no CUDA, a registration that fails does not search the file system for libcuda.
+#[test]
+fn without_cuda_nothing_is_searched() {
+    let run = Run {
+        before: &["env", "LD_DEBUG=libs"],
+        ..RUN
+    };
+    let Some(output) = run.output("cases", &["no_cuda"]) else {
+        return;
+    };
+    let searches = text(&output.stderr);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    assert!(searches.contains("find library=libibverbs"), "{searches}");
+    assert!(!searches.contains("find library=libcuda"), "{searches}");
+}
+
 #[test]
 fn versions_of_libibverbs() {
     let provider = |name: &str| {
@@ -279,16 +296,14 @@ fn versions_of_libibverbs() {
         path.to_str().unwrap().to_owned()
     };
     let (v34, v65) = (provider("v34"), provider("v65"));
-    let usual = ["DMA handle", "ibv_rereg_mr", "6.1 for DEVX"];
+    let rereg = "8192 bytes: this library cannot change a region";
+    let usual = ["DMA handle", rereg, "6.1 for DEVX"];
     // Each copy of libibverbs gets its own calls.
     assert_says(RUN.lines("copies", &["served", &v34, &v65]), &usual);
     for (name, says) in [
-        ("v99", &["IBVERBS_PRIVATE_34 and", "ibv_rereg_mr"][..]),
-        ("v25", &["older than rdma-core 34", "ibv_rereg_mr"]),
-        (
-            "shifted",
-            &["layout", "DMA handle", "ibv_rereg_mr", "6.1 for DEVX"],
-        ),
+        ("v99", &["IBVERBS_PRIVATE_34 nor", rereg][..]),
+        ("v25", &["older than rdma-core 34", rereg]),
+        ("shifted", &["layout", "DMA handle", rereg, "6.1 for DEVX"]),
     ] {
         assert_says(RUN.lines("copies", &["refused", &provider(name)]), says);
     }

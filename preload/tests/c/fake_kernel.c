@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -149,6 +150,7 @@ ssize_t write(int fd, const void *buffer, size_t size)
 
 	if (fd != cdev || cdev < 0)
 		return syscall(SYS_write, fd, buffer, size);
+	pthread_testcancel();
 	switch (header->command) {
 	case IB_USER_VERBS_CMD_GET_CONTEXT: {
 		const struct ib_uverbs_get_context *in = (void *)(header + 1);
