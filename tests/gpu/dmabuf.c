@@ -215,28 +215,25 @@ free_sgt:
 
 static int dmabuf_attach(struct dma_buf *buf, struct dma_buf_attachment *attach)
 {
-	int ret = 0;
-
 	if (READ_ONCE(dmabuf_topology_deny))
-		ret = -ENOTSUPP;
+		return -ENOTSUPP;
 	/* A BAR has no struct pages, and this importer needs them. */
-	else if (attach->importer_ops && !attach->peer2peer)
-		ret = -ENOTSUPP;
-	event("dmabuf_attach", ret, "peer=%s", dev_name(attach->dev));
-	return ret;
+	if (attach->importer_ops && !attach->peer2peer)
+		return -ENOTSUPP;
+	return 0;
 }
 
 static struct sg_table *dmabuf_map(struct dma_buf_attachment *attach,
 				   enum dma_data_direction direction)
 {
 	struct export *export = attach->dmabuf->priv;
-	struct sg_table *sgt = NULL;
+	struct sg_table *sgt;
 
 	guard(mutex)(&export->lock);
 	if (fail_here(FAIL_DMABUF_MAP))
-		goto log;
+		return NULL;
 	if (!export->mapped && get_places(export))
-		goto log;
+		return NULL;
 	sgt = map_entries(export, attach->dev);
 	if (sgt) {
 		export->mapped++;
@@ -244,9 +241,6 @@ static struct sg_table *dmabuf_map(struct dma_buf_attachment *attach,
 	} else if (!export->mapped) {
 		put_places(export, export->count);
 	}
-log:
-	event("dmabuf_map", sgt ? 0 : -ENOMEM, "entries=%u peer=%s",
-	      sgt ? sgt->nents : 0, dev_name(attach->dev));
 	return sgt;
 }
 
@@ -263,7 +257,6 @@ static void dmabuf_unmap(struct dma_buf_attachment *attach,
 	if (!--export->mapped)
 		put_places(export, export->count);
 	uncount(DMABUF_MAPS_LIVE);
-	event("dmabuf_unmap", 0, "peer=%s", dev_name(attach->dev));
 }
 
 static void export_free(struct export *export)
@@ -282,7 +275,6 @@ static void dmabuf_release(struct dma_buf *buf)
 
 	WARN_ON(export->mapped);
 	uncount(DMABUFS_LIVE);
-	event("dmabuf_release", 0, "length=%#zx", buf->size);
 	export_free(export);
 }
 
@@ -385,8 +377,6 @@ long dmabuf_ioctl(struct gpu *gpu, void __user *argp)
 		return -EINVAL;
 	buf = export_range(gpu, arg.va, arg.length);
 	count(DMABUF_EXPORT);
-	event("dmabuf_export", PTR_ERR_OR_ZERO(buf), "va=%#llx length=%#llx",
-	      arg.va, arg.length);
 	if (IS_ERR(buf))
 		return PTR_ERR(buf);
 
