@@ -177,10 +177,12 @@ static void parts(void)
 	served(gpu + 1, SIZE - 2, 7);
 	/* An I/O address with the same offset in its page, and one with another. */
 	void *mr = verbs.reg_mr_iova2(pd, gpu + 0x80, 4096, 0x7000080, 7);
+
 	check(mr && kernel->iova == 0x7000080 && kernel->offset == 0x80);
 	if (mr)
 		verbs.dereg_mr(mr);
 	long before = kernel->dmabuf;
+
 	check(!verbs.reg_mr_iova2(pd, gpu + 0x80, 4096, 0x7000084, 7));
 	check(errno == EFAULT && kernel->dmabuf == before);
 }
@@ -195,6 +197,7 @@ static void errors(void)
 		served(gpu, 8192, 7);
 	}
 	long before = cuda->questions;
+
 	for (int at = 0; at < 4; at++) {
 		kernel->reg_error = others[at];
 		refused(gpu, 8192, 7);
@@ -269,6 +272,7 @@ static void pcie(void)
 	/* The kernel, and then CUDA, accept only a mapping over PCIe. */
 	kernel->dmabuf_default_error = EREMOTEIO;
 	void *mr = reg(gpu, 8192, 7);
+
 	check(mr);
 	if (mr)
 		verbs.dereg_mr(mr);
@@ -320,6 +324,7 @@ static void *thread(void *index)
 	for (int at = 0; at < 2000; at++) {
 		void *mr = verbs.reg_mr(pd, gpu + own * 65536 + at, 4096, 7);
 		void *other = verbs.reg_mr(pd, host + own * 4096, 4096, 7);
+
 		check(mr && other);
 		if (mr)
 			verbs.dereg_mr(mr);
@@ -340,6 +345,7 @@ static void threads(void)
 	/* Children of a process whose threads are registering. */
 	for (int at = 0; at < 20; at++) {
 		pid_t child = fork();
+
 		if (!child) {
 			alarm(20);
 			_exit(reg(gpu, 4096, 7) && reg(host, 4096, 7) ? 0 : 1);
@@ -365,11 +371,12 @@ static void *cancelled(void *memory)
 /* A thread that is cancelled in a registration ends, and the process does not. */
 static void cancels(void)
 {
-	char *memory[] = { host, gpu };
+	char *const memory[] = { host, gpu };
 
 	for (int at = 0; at < 2; at++) {
 		pthread_t one;
 		void *result = NULL;
+
 		pthread_create(&one, NULL, cancelled, memory[at]);
 		pthread_join(one, &result);
 		check(result == PTHREAD_CANCELED);
@@ -411,6 +418,7 @@ static void forks(void)
 static void rereg(void)
 {
 	void *mr = reg(gpu, 8192, 7);
+
 	check(mr);
 	errno = 0;
 	/* librxe of some versions has no rereg_mr. The error is that of the program's call. */
@@ -423,6 +431,7 @@ static void rereg(void)
 static void cost(void)
 {
 	void *mr = reg(host, 4096, 7);
+
 	verbs.dereg_mr(mr);
 	long allocations = kernel->allocations, calls = kernel->reg;
 
@@ -457,11 +466,13 @@ static void force(void)
 	check(kernel->reg == 0);
 	kernel->dmabuf_error = EOPNOTSUPP;
 	void *mr = reg(gpu, 8192, 7);
+
 	check(mr && kernel->reg == 1);
 	verbs.dereg_mr(mr);
 	kernel->gpu_end = kernel->gpu_start + SIZE;
 	refused(gpu, 8192, 7);
 	long before = kernel->dmabuf;
+
 	mr = reg(host, 4096, 7);
 	check(mr && kernel->dmabuf == before);
 	verbs.dereg_mr(mr);
@@ -471,6 +482,7 @@ static void basic(void)
 {
 	served(gpu, 8192, 7);
 	void *mr = reg(host, 4096, 7);
+
 	check(mr);
 	if (mr)
 		verbs.dereg_mr(mr);

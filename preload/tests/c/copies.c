@@ -34,6 +34,7 @@ static struct fake_kernel *kernel;
 static void provider(const char *path, int is_served)
 {
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+
 	if (!library) {
 		printf("%s\n", dlerror());
 		failures++;
@@ -65,6 +66,7 @@ static void provider(const char *path, int is_served)
 	/* ibv_reg_mr_ex: by address, with an I/O address, with a DMA handle, with the program's fd. */
 	struct init_attr attr = { .length = 4096, .access = 7, .mask = 2, .address = gpu };
 	long before = counted->dmabuf;
+
 	check(reg_mr_ex(&attr, &mr) == expected);
 	attr.mask = 3;
 	attr.iova = 0x70000;
@@ -92,6 +94,7 @@ static void provider(const char *path, int is_served)
 	int fd = open("/dev/infiniband/uverbs0", O_RDWR);
 	/* The layout of struct verbs_mr does not concern DEVX. */
 	int error = umem_reg(fd, gpu + 0x40, 8192, 7, &id, &handle);
+
 	check(error == expected || !error);
 	check(counted->execute == 1);
 	if (!error)
@@ -126,6 +129,7 @@ int main(int argc, char **argv)
 	cuda = dlsym(library, "fake_cuda");
 	kernel = dlsym(RTLD_DEFAULT, "fake_kernel");
 	int open = descriptors();
+
 	for (int at = 2; at < argc; at++)
 		provider(argv[at], !strcmp(argv[1], "served"));
 	/* One descriptor of /dev/infiniband/uverbs0 for each provider. */

@@ -56,8 +56,10 @@ static mode_t mode_of(int flags, va_list rest)
 int open(const char *path, int flags, ...)
 {
 	va_list rest;
+
 	va_start(rest, flags);
 	int fd = do_open(path, flags, mode_of(flags, rest));
+
 	va_end(rest);
 	return fd;
 }
@@ -65,8 +67,10 @@ int open(const char *path, int flags, ...)
 int open64(const char *path, int flags, ...)
 {
 	va_list rest;
+
 	va_start(rest, flags);
 	int fd = do_open(path, flags, mode_of(flags, rest));
+
 	va_end(rest);
 	return fd;
 }
@@ -155,6 +159,7 @@ ssize_t write(int fd, const void *buffer, size_t size)
 	case IB_USER_VERBS_CMD_GET_CONTEXT: {
 		const struct ib_uverbs_get_context *in = (void *)(header + 1);
 		struct ib_uverbs_get_context_resp *out = (void *)in->response;
+
 		out->async_fd = syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDONLY, 0);
 		out->num_comp_vectors = 1;
 		break;
@@ -162,6 +167,7 @@ ssize_t write(int fd, const void *buffer, size_t size)
 	case IB_USER_VERBS_CMD_ALLOC_PD: {
 		const struct ib_uverbs_alloc_pd *in = (void *)(header + 1);
 		struct ib_uverbs_alloc_pd_resp *out = (void *)in->response;
+
 		out->pd_handle = handles++;
 		break;
 	}
@@ -196,14 +202,30 @@ static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 	count(dmabuf);
 	for (; attr < end; attr++) {
 		switch (attr->attr_id) {
-		case UVERBS_ATTR_REG_DMABUF_MR_HANDLE: handle = attr; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_OFFSET: fake_kernel.offset = attr->data; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_LENGTH: fake_kernel.length = attr->data; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_IOVA: fake_kernel.iova = attr->data; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_FD: fd = attr->data; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS: fake_kernel.access = attr->data; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY: lkey = (void *)attr->data; break;
-		case UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY: rkey = (void *)attr->data; break;
+		case UVERBS_ATTR_REG_DMABUF_MR_HANDLE:
+			handle = attr;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_OFFSET:
+			fake_kernel.offset = attr->data;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_LENGTH:
+			fake_kernel.length = attr->data;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_IOVA:
+			fake_kernel.iova = attr->data;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_FD:
+			fd = attr->data;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS:
+			fake_kernel.access = attr->data;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY:
+			lkey = (void *)attr->data;
+			break;
+		case UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY:
+			rkey = (void *)attr->data;
+			break;
 		}
 	}
 	if (fake_kernel.dmabuf_error)
@@ -240,10 +262,18 @@ static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 		return EINVAL;
 	for (; attr < end; attr++) {
 		switch (attr->attr_id) {
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE: handle = attr; break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR: fake_kernel.offset = attr->data; break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_LEN: fake_kernel.length = attr->data; break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID: id = (void *)attr->data; break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE:
+			handle = attr;
+			break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR:
+			fake_kernel.offset = attr->data;
+			break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_LEN:
+			fake_kernel.length = attr->data;
+			break;
+		case MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID:
+			id = (void *)attr->data;
+			break;
 		case MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD:
 			if (attr->len || attr->flags != UVERBS_ATTR_F_MANDATORY)
 				return EINVAL;
@@ -265,14 +295,17 @@ static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 int ioctl(int fd, unsigned long request, ...)
 {
 	va_list rest;
+
 	va_start(rest, request);
 	void *argument = va_arg(rest, void *);
+
 	va_end(rest);
 	if (fd != cdev || cdev < 0 || request != RDMA_VERBS_IOCTL)
 		return syscall(SYS_ioctl, fd, request, argument);
 
 	struct ib_uverbs_ioctl_hdr *header = argument;
 	int error = ENOTTY;
+
 	if (header->object_id == UVERBS_OBJECT_MR &&
 	    header->method_id == UVERBS_METHOD_REG_DMABUF_MR) {
 		error = reg_dmabuf(header);

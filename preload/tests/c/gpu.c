@@ -65,6 +65,7 @@ static int reg(ptr address, size_t length)
 
 	errno = 0;
 	int error = reg_mr((void *)address, length, 7, &mr, response);
+
 	if (error && errno != error)
 		return -1;
 	return error ? error : mr.type;
@@ -121,6 +122,7 @@ static void *without(void *unused)
 	cuCtxGetCurrent(&then);
 	is("the thread has no context afterwards", now || then, 0);
 	unsigned int type = 0;
+
 	printf("info cuPointerGetAttribute without a context returns %d\n",
 	       cuPointerGetAttribute(&type, 2, plain));
 	return NULL;
@@ -211,11 +213,13 @@ int main(int argc, char **argv)
 	served("cuMemAlloc, last byte", plain + size - 1, 1);
 	refused("cuMemAlloc, over the end", plain + size - 4096, 64 << 20);
 	ptr small[3];
+
 	for (int at = 0; at < 3; at++)
 		need("cuMemAlloc", cuMemAlloc_v2(&small[at], 100));
 	served("cuMemAlloc of 100 bytes", small[0], 100);
 	served("cuMemAlloc of 100 bytes, the next one", small[1], 100);
 	ptr odd;
+
 	need("cuMemAlloc", cuMemAlloc_v2(&odd, (3 << 20) + 4097));
 	served("cuMemAlloc of 3 MiB and 4097 bytes", odd, (3 << 20) + 4097);
 
@@ -223,6 +227,7 @@ int main(int argc, char **argv)
 	for (int at = 0; at < 3; at++)
 		need("cuMemMap", cuMemMap(vmm + at * chunk, chunk, 0, create(device, chunk, at != 1), 0));
 	struct access access = { 1, device, 3 };
+
 	need("cuMemSetAccess", cuMemSetAccess(vmm, 3 * chunk, &access, 1));
 	served("cuMemCreate, one", vmm, chunk);
 	served("cuMemCreate, three side by side", vmm, 3 * chunk);
@@ -232,6 +237,7 @@ int main(int argc, char **argv)
 
 	run(without, NULL);
 	void *second = NULL;
+
 	if (devices > 1) {
 		need("cuDeviceGet", cuDeviceGet(&device, 1));
 		need("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain(&second, device));
@@ -241,6 +247,7 @@ int main(int argc, char **argv)
 	if (second) {
 		run(other, second);
 		ptr others = 0;
+
 		cuCtxSetCurrent(second);
 		need("cuMemAlloc", cuMemAlloc_v2(&others, size));
 		run(own, (void *)others);
@@ -250,6 +257,7 @@ int main(int argc, char **argv)
 
 	ptr managed = 0, async = 0;
 	void *pinned = NULL;
+
 	need("cuMemAllocManaged", cuMemAllocManaged(&managed, size, 1));
 	refused("managed memory", managed, size);
 	need("cuMemAllocHost", cuMemAllocHost_v2(&pinned, size));
@@ -259,8 +267,10 @@ int main(int argc, char **argv)
 
 	int open = descriptors();
 	struct timespec from, to;
+
 	clock_gettime(CLOCK_MONOTONIC, &from);
 	int failed = 0;
+
 	for (int at = 0; at < 10000; at++)
 		failed += !!reg(plain + at * 64, 1 << 16);
 	clock_gettime(CLOCK_MONOTONIC, &to);
@@ -270,13 +280,16 @@ int main(int argc, char **argv)
 	       ((to.tv_sec - from.tv_sec) * 1e9 + to.tv_nsec - from.tv_nsec) / 1e3 / 10000);
 
 	pid_t child = fork();
+
 	if (!child) {
 		alarm(20);
 		int error = reg(plain, 4096);
+
 		printf("info a registration in a child of fork: %d\n", error);
 		_exit(error && error != EFAULT);
 	}
 	int status = 0;
+
 	waitpid(child, &status, 0);
 	is("a child of fork comes back", status, 0);
 
