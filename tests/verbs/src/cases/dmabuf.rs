@@ -309,7 +309,7 @@ const OBSTACLES: &[Obstacle] = &[
         name: "an older driver",
         knob: Some(["nvidia", "dmabuf", "N"]),
         error: libc::EOPNOTSUPP,
-        words: "exports no dma-buf",
+        words: "cannot export a dma-buf",
     },
     Obstacle {
         name: "topology",
@@ -321,19 +321,19 @@ const OBSTACLES: &[Obstacle] = &[
         name: "a NIC's driver without dma-buf regions",
         knob: Some(["rdma_rxe", "peer_dmabuf", "N"]),
         error: libc::EOPNOTSUPP,
-        words: "the NIC's driver has no dma-buf regions",
+        words: "the NIC's driver does not support dma-buf regions",
     },
     Obstacle {
         name: "no room in BAR1",
         knob: Some(["nvidia", "bar1_reserve_mib", "1000000"]),
         error: libc::ENOMEM,
-        words: "BAR1 full",
+        words: "BAR1 full?",
     },
     Obstacle {
         name: "a NIC without a PCI device",
         knob: Some(["rdma_rxe", "peer_dma_dev", "none"]),
         error: libc::EOPNOTSUPP,
-        words: "the NIC's driver has no dma-buf regions",
+        words: "the NIC's driver does not support dma-buf regions",
     },
     Obstacle {
         name: "the NIC's firmware",
@@ -564,7 +564,7 @@ fn answers(bench: &Bench) -> Result<()> {
         "end",
         &ask(bench, "behind", None, true, 1)?,
         &efault,
-        &["ends behind the GPU memory"],
+        &["extends past the end of the GPU memory"],
     )?;
     for obstacle in OBSTACLES {
         // One failure: the library's second try would succeed.
