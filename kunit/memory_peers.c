@@ -113,7 +113,7 @@ void fake_sysfs_occupy(const char *client)
  */
 int fake_sysfs_refs(void)
 {
-	return kref_read(&fake_mm->kref) - 1 - !!others;
+	return fake_mm ? kref_read(&fake_mm->kref) - 1 - !!others : 0;
 }
 
 static struct kernfs_node *step(struct kernfs_node *from, const char *name)
