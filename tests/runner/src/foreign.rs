@@ -128,7 +128,7 @@ pub(crate) fn cross(cargo: &mut Command, root: &Path) {
         .env(format!("CARGO_TARGET_{upper}_LINKER"), COMPILER)
         .env(format!("CARGO_TARGET_{upper}_RUSTFLAGS"), flags)
         .env(format!("CC_{lower}"), COMPILER)
-        // Build scripts ask for a C++ compiler but do not run it: only C is compiled.
+        // Build scripts look for a C++ compiler but do not run the compiler: only C is compiled.
         .env(format!("CXX_{lower}"), COMPILER)
         .env(format!("CFLAGS_{lower}"), &linked)
         .env(

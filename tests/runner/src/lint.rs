@@ -38,7 +38,7 @@ struct Linter<'a> {
     builder: &'a Builder<'a>,
     /// Directory that has `scripts/checkpatch.pl`.
     kernel_source: PathBuf,
-    /// The only files for slow checks, if given.
+    /// The only files that slow checks look at. `None`: all files.
     changed: Option<Vec<String>>,
 }
 
@@ -105,8 +105,8 @@ pub(crate) fn run(
     };
     let mut tests = Vec::new();
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // VMs that are about to start wait for one check, not for all. The VMs do not wait for
-        // cargo, which has its own lock.
+        // VMs that are about to start wait for one check, and not for all checks. The VMs do not
+        // wait for cargo, which has its own lock.
         let _lock = (*name != CLIPPY_HOST)
             .then(|| Lock::take(paths, "modules"))
             .transpose()?;

@@ -315,8 +315,8 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Builds each object again from a copy of the source in another directory. Fails unless the
-    /// bytes are the same.
+    /// Builds each object again from a copy of the source in another directory. Fails unless both
+    /// objects have the same bytes.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
         let copy = elsewhere.join("source");

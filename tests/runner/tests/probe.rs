@@ -235,7 +235,7 @@ impl Kernel {
             .map(str::to_lowercase)
             .collect();
         assert_eq!(header.lines().count(), found.len() + 1, "{header}");
-        // The output names the other probes.
+        // The output names the probes that are not in `found`.
         let said = text(&output.stdout);
         let words = match self.no_gpl_only {
             true => "  left out or in older forms, beside the proprietary nvidia.ko:",

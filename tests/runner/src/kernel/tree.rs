@@ -210,8 +210,8 @@ impl Tree<'_> {
         for stale in ["source", "pristine"] {
             let _ = fs::remove_dir_all(self.shared(stale));
         }
-        // make compares times, and compiled files may be newer than the files of a source that is
-        // new here.
+        // make compares times. Compiled files may be newer than the files of a source that was just
+        // unpacked.
         let kernels = self.paths.cache.join("kernel");
         for flavour in all().filter(|other| other.source() == self.flavour.source()) {
             let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));

@@ -207,7 +207,7 @@ mod tests {
         ] {
             assert_eq!(verbs.iter().any(|name| name == file), is_in, "{file}");
         }
-        // The case names the file in braces with others.
+        // The case names this file in braces, together with other files.
         let coherent = names(&of_verbs(&repo, "coherent.").unwrap());
         assert!(coherent.contains(&"dma.rs".to_owned()));
         assert!(!coherent.contains(&"rules.rs".to_owned()));

@@ -3,9 +3,9 @@
 //!
 //! A VM runs steps. Each step loads a module and runs a case on it (`tests/vm/mutants`). Mutants
 //! whose only sign is a failing case share a VM. The unchanged module must pass the same case
-//! before and after each mutant, so that no mutant affects the next one's result. If a mutant
-//! affects the next one's result, it gets its own VM, and the rest get another VM. Mutants that
-//! cause a kernel report or a hang never share a VM.
+//! before and after each mutant, so that no mutant affects the next one's result. A mutant that
+//! affects the next one's result gets its own VM, and the remaining mutants get another VM. Mutants
+//! that cause a kernel report or a hang never share a VM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -54,8 +54,8 @@ pub(super) struct Check {
     pub(super) test: String,
     /// Signs that must all be seen.
     pub(super) signs: Vec<Sign>,
-    /// `true` if the test needs its own VM whatever its signs are, because it leaves something
-    /// behind.
+    /// `true` if the test needs its own VM whatever its signs are, because the test leaves
+    /// something behind.
     pub(super) alone: bool,
 }
 

@@ -172,8 +172,8 @@ pub(super) fn rights() -> Rights {
     }
 }
 
-/// Fetches the first file that `apt-get update` would fetch, in the same way. Returns the problem,
-/// if any.
+/// Fetches the first file that `apt-get update` would fetch, in the way that apt-get does. Returns
+/// the problem, if any.
 pub(super) fn probe(paths: &Paths) -> Option<String> {
     let listed = output(
         Command::new("apt-get")
