@@ -302,7 +302,7 @@ fn one_name(log: Log) -> Result<()> {
             "dkms add peermem-rs/600.1 && dkms install peermem-rs/600.1 -k {RELEASE}"
         ));
         let with_ours = tree.host.loads();
-        // Upgrade NVIDIA's package, and then remove ours.
+        // Upgrades NVIDIA's package, and then removes ours.
         let upgraded = tree
             .step(Remove(Theirs("580.1")))
             .and_then(|_| tree.step(Add(Theirs("610.2"))));
@@ -355,7 +355,7 @@ fn make_install(log: Log) -> Result<()> {
         &tree.host.loads()?,
         "updates/peermem-rs/nvidia_peermem.ko (version 1-rs)",
     )?;
-    // Ask as a user of the host, with the host's own configuration.
+    // Asks kmod as a user of the host would, with the host's own configuration.
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Places in which NVIDIA's installer and the distributions put NVIDIA's module, with ours beside
-//! it. The tests check which one is loaded.
+//! it. The tests check which module is loaded.
 
 use std::fs;
 use std::sync::LazyLock;
