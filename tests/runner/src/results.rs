@@ -283,8 +283,8 @@ pub(crate) fn tell(tests: &[Test]) -> usize {
     failed
 }
 
-/// Returns tests for the tests of this program. Each line is `name`, `name FAILED` or `name SKIP
-/// reason`, and may have notes: `name | one; two`.
+/// Returns results as input for this program's own tests. Each line is `name`, `name FAILED` or
+/// `name SKIP reason`, and may have notes: `name | one; two`.
 #[cfg(test)]
 pub(crate) fn tests(lines: &[&str]) -> Vec<Test> {
     let test = |line: &&str| {

@@ -412,7 +412,7 @@ fn exports_that_are_not_known() {
 }
 
 /// Checks that no function that is exported only to GPL modules is used beside the proprietary
-/// nvidia.ko. The list of such functions is that of 7.3.
+/// nvidia.ko. The list of such functions is from 7.3.
 #[test]
 fn functions_for_gpl_modules_only() {
     let for_all =

@@ -199,7 +199,7 @@ impl<'a> Machines<'a> {
             tell(job.number, self.kunit(&job));
         }
         for job in jobs {
-            // A job whose module cannot be compiled does not affect the others.
+            // A job whose module cannot be compiled does not affect other jobs.
             let module = options(job.place().0).and_then(|options| {
                 self.module(&options.kernel, job.mutant.base())?;
                 self.module(&options.kernel, &job.mutant.patches)
@@ -262,8 +262,8 @@ impl<'a> Machines<'a> {
         job.signs(without)
     }
 
-    /// Runs the KUnit tests on the module as it is, unless they have already passed there, and on
-    /// the mutant.
+    /// Runs the KUnit tests on the mutant. First runs them on the module as it is, unless they have
+    /// already passed on it.
     fn kunit(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
         let words = job.place().0;
         let base = (words, job.mutant.base());

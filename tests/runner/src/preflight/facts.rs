@@ -67,7 +67,7 @@ pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
         ),
         (Path::new("/usr"), packages.installed_mib),
         (Path::new("/var/cache/apt/archives"), packages.download_mib),
-        // Compilers put their temporary files there.
+        // Compilers put their temporary files in this folder.
         (&std::env::temp_dir(), 64),
     ] {
         let place = existing(place);
