@@ -53,7 +53,7 @@ pub(super) fn findings(
             .map(move |finding| Finding { check, ..finding })
             .collect::<Vec<_>>()
     };
-    // `doctor` names its own check of the limit on locked memory.
+    // `doctor` has already put the check's name into its findings about the limit on locked memory.
     let lock = member.lock.iter().cloned();
     CHECKS.iter().flat_map(of).chain(lock).collect()
 }

@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
             let why = "the process is exiting, or is a thread of the kernel";
             return Err(Unseen::Failed(why.to_owned()));
         }
-        // A library has several mappings. The first one counts.
+        // A library has several mappings. The first mapping counts.
         let mut found = BTreeMap::new();
         for mapping in maps.lines().filter_map(mapping) {
             if let Some((place, known)) = library_of(mapping.path) {
