@@ -2,9 +2,9 @@
 //! Tests of the real dkms, with its default folders, on synthetic hosts: a package of NVIDIA's
 //! beside ours.
 //!
-//! dkms' behaviour depends on the host's os-release. `dkms.conf` is the shipped one. The products
-//! of its make commands already exist. The results hold for the dkms version installed here, which
-//! is noted.
+//! dkms' behaviour depends on the host's os-release. The tests use the shipped `dkms.conf`. The
+//! products of its make commands already exist. The results hold for the installed version of dkms,
+//! which the output notes.
 
 use std::fs;
 
@@ -111,7 +111,7 @@ struct Tree<'a> {
 impl<'a> Tree<'a> {
     fn new(distribution: &'a Distribution) -> Result<Self> {
         let host = Host::new(distribution.id)?;
-        // dkms compresses modules like the existing ones.
+        // dkms compresses modules like the kernel's existing modules.
         let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
         host.module(&file, Module::IbCore)?;
         if distribution.id == "debian" {

@@ -136,7 +136,7 @@ fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
 #[derive(Clone, Copy)]
 enum Way {
     Make,
-    /// Like dkms with `dkms.conf`: the file, and the hooks.
+    /// Installs the module's file and runs the hooks, as dkms does with `dkms.conf`.
     LikeDkms,
 }
 
