@@ -28,7 +28,7 @@ BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
 # kernels before 6.13, and those of one kernel are useless for another.
 COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
-# The objects of the portable build. A release has all of them.
+# The objects of the portable build. A release has all these objects.
 OBJECTS = portable/nvidia_peermem-x86_64.o_shipped portable/nvidia_peermem-aarch64.o_shipped
 # The object for this kernel: by the architecture in its configuration, or else
 # by this machine's.

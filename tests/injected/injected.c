@@ -4,7 +4,7 @@
  * one if the code is correct. Only a fault shows whether a detector works.
  * Every test VM with the debug kernel makes each fault before it ends, by a
  * write of its name to the parameter "inject". The detector must report each
- * one.
+ * fault.
  *
  * A report names the function, so each fault has its own function.
  */
