@@ -511,8 +511,8 @@ impl Host<'_> {
         Ok(Vec::new())
     }
 
-    /// Runs scripts/check of the source in `folder`. Fails with its table if the module cannot be
-    /// built, or if `has_row` returns `false`.
+    /// Runs scripts/check of the source in `folder`. Fails with the script's table if the module
+    /// cannot be built, or if `has_row` returns `false`.
     fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
         // The script's exit status repeats the last line of its table.
         let check = format!("/{folder}/scripts/check KVER={} || true", self.release);

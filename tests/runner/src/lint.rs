@@ -17,8 +17,8 @@ use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
 use crate::{apt, git, kernel, programs, setup};
 
-/// Returns `true` for a file without a licence line: licence texts, generated files, patches, which
-/// have the licence of the file that they change, and JSON, which has no comments.
+/// Returns `true` for a file that needs no licence line: a licence text, a generated file, a patch
+/// or JSON. A patch has the licence of the file that it changes. JSON has no comments.
 fn is_exempt(name: &str) -> bool {
     name.starts_with("LICENSES/")
         || name == "Cargo.lock"
