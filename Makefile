@@ -54,7 +54,8 @@ PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 PRELOAD = $(TOOLS)/release/libpeermem_preload.so
-# The packed peermemctl is linked for the glibc of old hosts, which zig knows.
+# The packed peermemctl is linked for the glibc of old hosts. zig can link for
+# that glibc.
 ZIG = build/zig
 ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
 DIST = build/dist
@@ -174,7 +175,7 @@ compile:
 # kbuild signs and compresses the module as the kernel requires. The module then
 # gets its own name beside NVIDIA's, which stays in place: see
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
-# the user runs it after the files are copied to a host. A compiled module is
+# the user runs depmod after copying the files to a host. A compiled module is
 # not checked again: root need not have the compilers in PATH.
 install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs the module for this machine's kernel, as root; see docs/install.md
 	rm -rf $(STAGED)
