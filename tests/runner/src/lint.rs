@@ -362,7 +362,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let patches = linter.files("patches of the kernel", |name| {
         name.ends_with(".patch") && name.starts_with("tests/kernel/")
     })?;
-    // checkpatch passes file names to a shell unquoted. Through this link, they have no blanks.
+    // checkpatch passes file names to a shell unquoted. Through this link, the file names have no
+    // blanks.
     let folder = linter.paths.run_directory()?;
     let repo = folder.join("repository");
     std::os::unix::fs::symlink(&linter.paths.repo, &repo)?;

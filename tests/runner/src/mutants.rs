@@ -3,8 +3,8 @@
 //! `tests/mutants` removes one rule.
 //!
 //! A test that passes proves little if nobody has seen it fail. The tests that a patch names must
-//! pass on the unchanged module. On the patched module, they must fail in the way that the patch
-//! declares.
+//! pass on the unchanged module. On the patched module, these tests must fail in the way that the
+//! patch declares.
 
 mod host;
 mod kept;

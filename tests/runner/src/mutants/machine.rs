@@ -262,8 +262,8 @@ impl<'a> Machines<'a> {
         job.signs(without)
     }
 
-    /// Runs the KUnit tests on the mutant. First runs them on the module as it is, unless they have
-    /// already passed on it.
+    /// Runs the KUnit tests on the mutant. Before that, runs the tests on the unchanged module,
+    /// unless they have already passed on it.
     fn kunit(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
         let words = job.place().0;
         let base = (words, job.mutant.base());
