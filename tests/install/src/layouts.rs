@@ -407,8 +407,8 @@ fn without_configuration(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Tests our hooks of openibd. They are installed if there are no hooks, and replace hooks of an
-/// earlier version. The operator's hooks stay, even a hook that starts our service.
+/// Tests our hooks of openibd. Our hooks are installed if there are no hooks, and replace hooks of
+/// an earlier version. The operator's hooks stay, even a hook that starts our service.
 fn hooks(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;
