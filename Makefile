@@ -24,8 +24,9 @@ OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
 # KDIR, or a folder that has what Rust needs if KDIR lacks it (scripts/headers).
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
-# kbuild compiles a copy of the source. Products are put beside it, at least on
-# kernels before 6.13, and those of one kernel are useless for another.
+# kbuild compiles a copy of the source. Products are put beside their source, at
+# least on kernels before 6.13, and products for one kernel are useless for
+# another.
 COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
 # The objects of the portable build. A release has all these objects.
