@@ -24,11 +24,12 @@ OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
 # KDIR, or a folder that has what Rust needs if KDIR lacks it (scripts/headers).
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
-# kbuild compiles a copy of the source. Products are put beside it, at least on
-# kernels before 6.13, and those of one kernel are useless for another.
+# kbuild compiles a copy of the source. Products are put beside their source, at
+# least on kernels before 6.13, and products for one kernel are useless for
+# another.
 COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
-# The objects of the portable build. A release has all of them.
+# The objects of the portable build. A release has all these objects.
 OBJECTS = portable/nvidia_peermem-x86_64.o_shipped portable/nvidia_peermem-aarch64.o_shipped
 # The object for this kernel: by the architecture in its configuration, or else
 # by this machine's.
@@ -54,7 +55,8 @@ PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 PRELOAD = $(TOOLS)/release/libpeermem_preload.so
-# The packed peermemctl is linked for the glibc of old hosts, which zig knows.
+# The packed peermemctl is linked for the glibc of old hosts. zig can link for
+# that glibc.
 ZIG = build/zig
 ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
 DIST = build/dist
@@ -174,7 +176,7 @@ compile:
 # kbuild signs and compresses the module as the kernel requires. The module then
 # gets its own name beside NVIDIA's, which stays in place: see
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
-# the user runs it after the files are copied to a host. A compiled module is
+# the user runs depmod after copying the files to a host. A compiled module is
 # not checked again: root need not have the compilers in PATH.
 install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs the module for this machine's kernel, as root; see docs/install.md
 	rm -rf $(STAGED)

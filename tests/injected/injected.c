@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Injected faults. A dead detector reports nothing, and neither does a working
- * one if the code is correct. Only a fault tells them apart. Every test VM with
- * the debug kernel makes each fault before it ends, by a write of its name to
- * the parameter "inject". The detector must report each one.
+ * one if the code is correct. Only a fault shows whether a detector works.
+ * Every test VM with the debug kernel makes each fault before it ends, by a
+ * write of its name to the parameter "inject". The detector must report each
+ * fault.
  *
  * A report names the function, so each fault has its own function.
  */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Changes calls between a module under test and the kernel, in three ways that
- * no stand-in of the test VM can: an allocation fails half-way, a caller
- * changes data that it was lent, and a call returns late. The module uses
+ * no stand-in of the test VM can. An allocation fails half-way, a caller
+ * changes data that it was lent, or a call returns late. The module uses
  * kprobes, so the kernel and both peer-memory modules are the same as
  * elsewhere.
  *

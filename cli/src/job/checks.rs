@@ -53,7 +53,7 @@ pub(super) fn findings(
             .map(move |finding| Finding { check, ..finding })
             .collect::<Vec<_>>()
     };
-    // `doctor` names its own check of the limit on locked memory.
+    // `doctor` has already put the check's name into its findings about the limit on locked memory.
     let lock = member.lock.iter().cloned();
     CHECKS.iter().flat_map(of).chain(lock).collect()
 }
@@ -288,7 +288,7 @@ fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
 /// Compares the paths to NCCL's devices with NCCL's limit.
 fn path(it: &At<'_>) -> Vec<Finding> {
     let nccl = &it.member.nccl;
-    // A limit that no path meets is the cause, which `settings` reports.
+    // If no path meets the limit, the limit is the cause, and `settings` reports the limit.
     if !it.member.may_use("NCCL") || nccl.limit() == "LOC" {
         return Vec::new();
     }
@@ -320,7 +320,8 @@ fn path(it: &At<'_>) -> Vec<Finding> {
     };
     let is_refused = |near: &&Near| {
         let is_near_enough = |class: Option<Class>| class.is_some_and(|class| nccl.takes(class));
-        // A selection that leaves out a near device is the cause, which `nics` reports.
+        // If the selection leaves out a near device, the selection is the cause, and `nics` reports
+        // it.
         let is_chosen_so = near.is_farther() && is_near_enough(near.nearest_class);
         near.chosen_class.is_some() && !is_near_enough(near.chosen_class) && !is_chosen_so
     };

@@ -29,7 +29,7 @@ const PREFIXES: [&str; 10] = [
 pub(super) struct Source {
     /// `the first environment`, or a path as the process sees it.
     pub(super) place: String,
-    /// Reason why the source could not be read. A file that does not exist has none.
+    /// Reason why the source could not be read. `None` for a file that does not exist.
     pub(super) unseen: Option<String>,
     /// `true` if the source exists.
     pub(super) exists: bool,

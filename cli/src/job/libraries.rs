@@ -142,7 +142,7 @@ fn version_in_name(path: &str) -> Option<String> {
     let (_, version) = path.rsplit('/').next()?.split_once(".so.")?;
     let parts: Vec<&str> = version.split('.').collect();
     let is_number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
-    // UCX's files are all called 0.0.0.
+    // The names of UCX's files always have the version 0.0.0.
     let is_none = parts.iter().all(|part| *part == "0");
     (parts.len() > 1 && parts.iter().all(is_number) && !is_none).then(|| version.to_owned())
 }
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
             let why = "the process is exiting, or is a thread of the kernel";
             return Err(Unseen::Failed(why.to_owned()));
         }
-        // A library has several mappings. The first one counts.
+        // A library has several mappings. The first mapping counts.
         let mut found = BTreeMap::new();
         for mapping in maps.lines().filter_map(mapping) {
             if let Some((place, known)) = library_of(mapping.path) {

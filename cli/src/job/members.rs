@@ -26,7 +26,7 @@ impl Identity {
         Ok(Self { pid, start })
     }
 
-    /// Returns `true` if the process has ended, or its number is another process's now.
+    /// Returns `true` if the process has ended, or if another process has its number now.
     pub(super) fn has_ended(&self, host: &dyn Host) -> bool {
         match Self::of(host, self.pid) {
             Ok(now) => now != *self,

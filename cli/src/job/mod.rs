@@ -124,7 +124,7 @@ impl Registered {
             }
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
-                // The former process of this number is another one.
+                // An entry of a former process with this number is not about this process.
                 let mut own =
                     holders.filter(|one| one.pid == Some(pid) && one.process != State::Reused);
                 let own = own.next();

@@ -81,7 +81,8 @@ fn is_active(hca: &Hca) -> bool {
 }
 
 impl Choice {
-    /// Returns the choices of a process: NCCL's, and those of other libraries that are set.
+    /// Returns the choices of a process: NCCL's choice, and the choices of other libraries whose
+    /// variables are set.
     pub(super) fn all(variables: &dyn Variables, machine: &Machine) -> Vec<Self> {
         let of = |(library, variable): (&'static str, &'static str)| {
             let setting = variables

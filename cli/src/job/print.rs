@@ -18,7 +18,7 @@ pub(super) const FIRST_ENVIRONMENT: &str =
     "Variables are those that the process started with (/proc/PID/environ). What the program set later, in itself or \
      through Python's os.environ, is not visible.";
 
-/// Number of other processes that are named.
+/// Maximum number of other processes that are named.
 const MOST_OTHERS: usize = 8;
 
 /// Prints a job.

@@ -44,7 +44,7 @@ fn stat(pid: u32, start: u32) -> String {
     format!("{pid} (pt main) x) S 1 1 1 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0\n")
 }
 
-/// Adds a process of alice's that trains on GPU 0, in a Slurm job.
+/// Adds a process of the user alice that trains on GPU 0, in a Slurm job.
 fn process(fixture: &mut Fixture, pid: u32) {
     let own = format!("/proc/{pid}");
     let status = format!(
@@ -95,7 +95,7 @@ fn process(fixture: &mut Fixture, pid: u32) {
         ("ns/user", "user:[4026531837]"),
         ("root", "/"),
     ] {
-        // The fixture has files below root, which is therefore no link.
+        // The fixture has files below `root`, so `root` is a folder and not a link.
         if link != "root" {
             fixture.link(&format!("{own}/{link}"), target);
         }
@@ -634,7 +634,8 @@ fn a_process_that_ends_meanwhile() {
                 reads: Cell::new(reads),
                 then: then.clone(),
             };
-            // A process with another start time from the first read on is this process.
+            // If every read returns the other start time, the test has only one process, which does
+            // not end.
             if reads == 0 && then.is_ok() {
                 continue;
             }
@@ -700,7 +701,7 @@ fn a_process_in_a_container() {
     ] {
         fixture.file(&format!("/proc/4711/{file}"), text);
     }
-    // Files of the host are none of the container's.
+    // The container does not have these files of the host.
     fixture.file("/etc/nccl.conf", "NCCL_NET_GDR_LEVEL=LOC\n");
     fixture.file("/root/.nccl.conf", "NCCL_NET_GDR_READ=0\n");
     fixture.link("/proc/4711/ns/mnt", "mnt:[4026532999]");
@@ -730,7 +731,7 @@ fn an_environment_of_a_megabyte_that_is_no_text() {
     fixture.bytes("/proc/4711/environ", &bytes);
     let (text, _) = said(&fixture.recording, "job 4711");
     assert!(text.contains("NCCL_NET_GDR_READ=1"), "{text}");
-    // A value that looks like a variable is none.
+    // A value that looks like a variable is not a variable.
     assert!(!text.contains("NCCL_IB_DISABLE"), "{text}");
     assert!(text.contains("NCCL_IB_HCA=mlx5_\u{fffd}\\x1b[2J"), "{text}");
 }
@@ -799,7 +800,7 @@ fn the_version_of_a_removed_library() {
     );
 }
 
-/// In another PID namespace, the module's numbers are other processes'.
+/// In another PID namespace, the module's numbers belong to other processes.
 #[test]
 fn the_modules_numbers_are_of_the_first_namespace() {
     let mut fixture = healthy();

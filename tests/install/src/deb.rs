@@ -268,8 +268,9 @@ fn life(log: Log) -> Result<()> {
     )
 }
 
-/// Tests the start of the service with commands in place of modprobe, dmesg and dkms. They record
-/// their calls, and modprobe fails until dkms has compiled what the file `/tmp/wanted` names.
+/// Tests the start of the service with commands in place of modprobe, dmesg and dkms. These
+/// commands record their calls. modprobe fails until dkms has compiled the version in the file
+/// `/tmp/wanted`.
 fn load(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(

@@ -2,9 +2,9 @@
 //! Tests of the real dkms, with its default folders, on synthetic hosts: a package of NVIDIA's
 //! beside ours.
 //!
-//! dkms' behaviour depends on the host's os-release. `dkms.conf` is the shipped one. The products
-//! of its make commands already exist. The results hold for the dkms version installed here, which
-//! is noted.
+//! dkms' behaviour depends on the host's os-release. The tests use the shipped `dkms.conf`. The
+//! products of its make commands already exist. The results hold for the installed version of dkms,
+//! which the output notes.
 
 use std::fs;
 
@@ -111,7 +111,7 @@ struct Tree<'a> {
 impl<'a> Tree<'a> {
     fn new(distribution: &'a Distribution) -> Result<Self> {
         let host = Host::new(distribution.id)?;
-        // dkms compresses modules like the existing ones.
+        // dkms compresses modules like the kernel's existing modules.
         let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
         host.module(&file, Module::IbCore)?;
         if distribution.id == "debian" {
@@ -302,7 +302,7 @@ fn one_name(log: Log) -> Result<()> {
             "dkms add peermem-rs/600.1 && dkms install peermem-rs/600.1 -k {RELEASE}"
         ));
         let with_ours = tree.host.loads();
-        // Upgrade NVIDIA's package, and then remove ours.
+        // Upgrades NVIDIA's package, and then removes ours.
         let upgraded = tree
             .step(Remove(Theirs("580.1")))
             .and_then(|_| tree.step(Add(Theirs("610.2"))));
@@ -355,7 +355,7 @@ fn make_install(log: Log) -> Result<()> {
         &tree.host.loads()?,
         "updates/peermem-rs/nvidia_peermem.ko (version 1-rs)",
     )?;
-    // Ask as a user of the host, with the host's own configuration.
+    // Asks kmod as a user of the host would, with the host's own configuration.
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",

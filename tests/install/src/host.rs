@@ -238,7 +238,7 @@ impl Host {
                 .strip_prefix(self.modules())
                 .with_context(|| format!("{file} is not the host's"))?;
             // An `install` line passes arguments on, and its modprobe reads them again. The kernel
-            // uses the last one.
+            // uses the last value.
             let mut arguments: Vec<&str> = Vec::new();
             for argument in rest.split_whitespace() {
                 if !arguments.contains(&argument) {
@@ -314,7 +314,7 @@ impl Host {
         }
         for entry in fs::read_dir(repository("packaging"))? {
             let entry = entry?;
-            // Folders are sources of packages.
+            // The folders contain sources of packages, which are not copied.
             if entry.file_type()?.is_dir() {
                 continue;
             }

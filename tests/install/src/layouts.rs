@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Places in which NVIDIA's installer and the distributions put NVIDIA's module, with ours beside
-//! it. The tests check which one is loaded.
+//! it. The tests check which module is loaded.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -136,7 +136,7 @@ fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
 #[derive(Clone, Copy)]
 enum Way {
     Make,
-    /// Like dkms with `dkms.conf`: the file, and the hooks.
+    /// Installs the module's file and runs the hooks, as dkms does with `dkms.conf`.
     LikeDkms,
 }
 
@@ -407,8 +407,8 @@ fn without_configuration(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Installs our hooks of openibd if there are none, replaces those of an earlier version, and
-/// leaves the operator's alone, including one that starts our service.
+/// Tests our hooks of openibd. Our hooks are installed if there are no hooks, and replace hooks of
+/// an earlier version. The operator's hooks stay, even a hook that starts our service.
 fn hooks(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;

@@ -2,7 +2,7 @@
 //! Installs the module on synthetic hosts, and checks the results with kmod, dkms and systemd.
 //!
 //! The hosts are folders, laid out like those of NVIDIA's installer and the distributions. Their
-//! modules are small ELF files that cannot be loaded. The tools that read them are real. The
+//! modules are small ELF files that cannot be loaded. The tools that read these files are real. The
 //! program prints KTAP, with a note for each answer. Arguments select cases by parts of their
 //! names.
 

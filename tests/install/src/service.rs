@@ -3,7 +3,7 @@
 //! manager in its own namespaces.
 //!
 //! openibd's unit has OFED's settings and records its calls. Recording commands replace modprobe
-//! and rmmod in our unit. The tests check when they run.
+//! and rmmod in our unit. The tests check when these commands run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

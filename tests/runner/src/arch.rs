@@ -50,7 +50,7 @@ pub(crate) enum Arch {
 
 impl Arch {
     /// Returns patterns for the parts of a kernel's source that only other architectures use. tar
-    /// has no pattern for "all but these two letters", so a few other directories stay.
+    /// has no pattern for "all names but these", so a few directories of other architectures stay.
     pub(crate) fn others(self) -> [&'static str; 2] {
         match self {
             Self::X86_64 => ["arch/[!x]*.[chS]", "arch/[!x]*.dts*"],
@@ -78,7 +78,7 @@ impl Arch {
         }
     }
 
-    /// Returns QEMU's program, and the package that contains it.
+    /// Returns the name of QEMU's program, and of the program's package.
     pub(crate) fn qemu(self) -> (&'static str, &'static str) {
         match self {
             Self::X86_64 => ("qemu-system-x86_64", "qemu-system-x86"),

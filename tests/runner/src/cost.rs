@@ -799,7 +799,7 @@ mod tests {
         assert!(add(&mut none, "m", said, silent).is_err());
         assert!(add(&mut none, "m", "", dumps).is_err());
         assert!(add(&mut none, "m", "module 0x1000 0x2000\n", dumps).is_err());
-        // The dump of the release has no instructions of a module with these bounds.
+        // In the dump of `release`, no instruction has an address within these bounds.
         let said = "module 0x1000 0x1fff\nkernel 0x2000 0x3000\n";
         assert!(add(&mut none, "m", said, dumps).is_err());
         let said = "module 0x1000 0x2000\nkernel 0x2000 0x3000\nholds 64KiB entries 1\n";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Synthetic Debian hosts, as close to a user's host as possible. Each host has a Debian release
-//! with its stock kernel, ib_core's modules in `updates` as with OFED, and the driver installed by
-//! DKMS with NVIDIA's own nvidia-peermem beside it.
+//! with its stock kernel, and ib_core's modules in `updates` as with OFED. DKMS has installed the
+//! driver, and NVIDIA's own nvidia-peermem beside the driver.
 //!
 //! DKMS installs our module in each way that is offered to users. A VM boots the host's root and
 //! loads the modules that `modprobe` finds. DKMS runs in a chroot, because its build would take an
@@ -166,7 +166,7 @@ fn title(what: &Release, step: &str) -> String {
 
 fn remove(path: &Path) -> Result<()> {
     if path.exists() {
-        // An interrupted run may have left mounts there.
+        // An interrupted run may have left mounts in this folder.
         output(as_root("rm").args(["-rf", "--one-file-system"]).arg(path))?;
     }
     Ok(())
@@ -394,7 +394,7 @@ fn life(
     rdma_source: &Path,
     control: (&[PathBuf], &str),
 ) -> Result<(Vec<Test>, Vec<String>)> {
-    // Mounts are not possible in a container, for example.
+    // Some machines forbid mounts, for example in a container.
     if output(as_root("unshare").args(["--mount", "true"])).is_err() {
         let reason = "this machine lets nobody mount".to_owned();
         return Ok((vec![Test::skipped("installed", reason)], Vec::new()));
@@ -511,8 +511,8 @@ impl Host<'_> {
         Ok(Vec::new())
     }
 
-    /// Runs scripts/check of the source in `folder`. Fails with its table if the module cannot be
-    /// built, or if `has_row` returns `false`.
+    /// Runs scripts/check of the source in `folder`. Fails with the script's table if the module
+    /// cannot be built, or if `has_row` returns `false`.
     fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
         // The script's exit status repeats the last line of its table.
         let check = format!("/{folder}/scripts/check KVER={} || true", self.release);

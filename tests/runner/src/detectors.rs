@@ -35,7 +35,7 @@ pub(crate) const MEMORY_MIB: u32 = 512;
 /// Returns the detectors that a VM must have. `faults` means that allocations in the VM fail on
 /// purpose. Such a VM has no use for kmemleak. Memory left behind by a failed call is not always a
 /// leak, and kmemleak's own allocations fail too. The allocations of the DMA debugging also fail,
-/// and the first such failure switches it off.
+/// and the first such failure switches DMA debugging off.
 pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     use Detector::{Dma, Kasan, Kmemleak, Lockdep, Sleep};
     if faults {
@@ -50,10 +50,10 @@ pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
 const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
-/// The slab allocator's caches for each processor keep pointers to objects that they gave out.
-/// Without slub_debug, kmemleak takes these pointers for references and misses the injected leak.
-/// If allocations fail, those caches are filled at unpredictable times, and no count would be
-/// exact. Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
+/// The slab allocator's caches for each processor keep pointers to allocated objects. Without
+/// slub_debug, kmemleak takes these pointers for references and misses the injected leak. If
+/// allocations fail, those caches are filled at unpredictable times, and no count would be exact.
+/// Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
 const NO_CACHES: &str = "slub_debug=Z";
 
 /// Limits the VM to four levels of page tables.
@@ -147,7 +147,7 @@ fn dead(detector: Detector, why: &str) -> String {
     format!("detector {} is dead: {why}", detector.name())
 }
 
-/// Returns the problems: detectors that do not work, and faults that they found.
+/// Returns the problems: detectors that do not work, and faults that working detectors found.
 pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<String> {
     if injected.is_empty() {
         return vec!["the detectors were not asked".to_owned()];
@@ -304,7 +304,7 @@ mod tests {
         with(words, words, "")
     }
 
-    /// Replaces `old` by `new` in the lines with these words, or the whole line if `new` is empty.
+    /// Replaces `old` by `new` in the lines with these words. If `new` is empty, empties the lines.
     fn with(words: &str, old: &str, new: &str) -> Vec<String> {
         assert!(LOG.contains(words), "{words}");
         problems(|line| match line.contains(words) {

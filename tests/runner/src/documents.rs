@@ -2,8 +2,8 @@
 //! Parts of the documentation that are generated from the suite's results, so that they match the
 //! results.
 //!
-//! Such a part is between two markers in its file. A run of the suite compares the part, and writes
-//! it with `--update-docs`.
+//! Such a part is between two markers in its file. A run of the suite compares the part with the
+//! results. With `--update-docs`, the run writes the part.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -181,7 +181,8 @@ fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
     noted(test, name).with_context(|| format!("{} says no {name}", test.name))
 }
 
-/// Returns the table of loom's interleavings, and of the parts that `can_fail` left out.
+/// Returns the table of loom's models: the number of interleavings, and the parts that `can_fail`
+/// left out.
 fn interleavings(runs: &[&[Test]]) -> Result<String> {
     let tests = || runs.iter().copied().flatten();
     let mut rows = tests()
@@ -371,7 +372,7 @@ fn bad_input(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the position of `word` in the list. Appends it if it is missing.
+/// Returns the position of `word` in the list. Appends a missing word.
 fn place<'a>(list: &mut Vec<&'a str>, word: &'a str) -> usize {
     if let Some(at) = list.iter().position(|&known| known == word) {
         return at;

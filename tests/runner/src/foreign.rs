@@ -33,8 +33,8 @@ const PACKAGES: &str = "base-files bash busybox-static coreutils dash findutils 
 /// Links that the configuration of a package would make, and their targets.
 const LINKS: &[(&str, &str)] = &[("usr/bin/awk", "gawk")];
 
-/// Returns rustc's package of the foreign standard library, in the exact version of this machine's
-/// rustc.
+/// Returns the package of Rust's standard library for the foreign architecture, in the exact
+/// version of this machine's rustc.
 fn library() -> Result<String> {
     let owner = output(Command::new("dpkg-query").args(["-S", "/usr/bin/rustc"]))?;
     let package = owner.split(':').next().unwrap_or_default();
@@ -128,7 +128,7 @@ pub(crate) fn cross(cargo: &mut Command, root: &Path) {
         .env(format!("CARGO_TARGET_{upper}_LINKER"), COMPILER)
         .env(format!("CARGO_TARGET_{upper}_RUSTFLAGS"), flags)
         .env(format!("CC_{lower}"), COMPILER)
-        // Build scripts ask for a C++ compiler but do not run it: only C is compiled.
+        // Build scripts look for a C++ compiler but do not run the compiler: only C is compiled.
         .env(format!("CXX_{lower}"), COMPILER)
         .env(format!("CFLAGS_{lower}"), &linked)
         .env(

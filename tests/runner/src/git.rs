@@ -14,8 +14,8 @@ pub(crate) fn git(repo: &Path, words: &[&str]) -> Result<String> {
     output(Command::new("git").args(usual).arg(repo).args(words))
 }
 
-/// Returns the names of all files that git does not ignore, sorted. Files that were removed without
-/// a commit are among them.
+/// Returns the names of all files that git does not ignore, sorted. The list includes files that
+/// were removed without a commit.
 pub(crate) fn tracked(repo: &Path) -> Result<Vec<String>> {
     let words = [
         "ls-files",

@@ -3,7 +3,7 @@
 //! module, and makes the page with the results.
 //!
 //! A VM may die. The result is then the VM's output until its death and its kernel's reports. The
-//! page is made only from results, so it is the same for every run, unless something has changed.
+//! page is made only from results, so every run makes the same page, unless something has changed.
 
 mod machines;
 

@@ -16,7 +16,7 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::stamp;
 
-/// A date and a commit. The commit ends in `+` if the work tree differs from it.
+/// A date and a commit. The commit ends in `+` if the work tree differs from the commit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct When {
     pub(crate) date: String,

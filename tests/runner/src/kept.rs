@@ -105,7 +105,7 @@ impl Pass {
     pub(crate) fn resume(paths: &Paths, restart: bool) -> Result<Self> {
         let mut key = Key::default();
         for name in tracked(&paths.repo)? {
-            // The page shows when runs passed, and is written at the end of a pass.
+            // The page shows the dates of passes, and is written at the end of a pass.
             if name != LAST_PASSES_PAGE {
                 add_file(&mut key, paths, &name)?;
             }
@@ -139,7 +139,7 @@ impl Pass {
         Ok(())
     }
 
-    /// Ends the pass, so the next one starts over.
+    /// Ends the pass, so the next pass starts over.
     pub(crate) fn end(&self) -> Result<()> {
         fs::remove_dir_all(&self.home).with_context(|| self.home.display().to_string())
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Finds reports in a kernel log, and compares them with those that a test declared.
+//! Finds reports in a kernel log, and compares them with the reports that a test declared.
 
 mod lines;
 mod smmu;
@@ -19,7 +19,7 @@ pub(crate) use self::lines::{message, read};
 /// judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
-/// Lines that start a report. A report may continue for many lines, which belong to it.
+/// Lines that start a report. A report may continue for many lines.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"\bWARNING: ",

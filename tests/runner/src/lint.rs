@@ -17,8 +17,8 @@ use crate::results::{Test, Verdict};
 use crate::toolchain::Toolchain;
 use crate::{apt, git, kernel, programs, setup};
 
-/// Returns `true` for a file without a licence line: licence texts, generated files, patches, which
-/// have the licence of the file that they change, and JSON, which has no comments.
+/// Returns `true` for a file that needs no licence line: a licence text, a generated file, a patch
+/// or JSON. A patch has the licence of the file that it changes. JSON has no comments.
 fn is_exempt(name: &str) -> bool {
     name.starts_with("LICENSES/")
         || name == "Cargo.lock"
@@ -38,7 +38,7 @@ struct Linter<'a> {
     builder: &'a Builder<'a>,
     /// Directory that has `scripts/checkpatch.pl`.
     kernel_source: PathBuf,
-    /// The only files for slow checks, if given.
+    /// The only files that slow checks look at. `None`: all files.
     changed: Option<Vec<String>>,
 }
 
@@ -105,8 +105,8 @@ pub(crate) fn run(
     };
     let mut tests = Vec::new();
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // VMs that are about to start wait for one check, not for all. The VMs do not wait for
-        // cargo, which has its own lock.
+        // VMs that are about to start wait for one check, and not for all checks. The VMs do not
+        // wait for cargo, which has its own lock.
         let _lock = (*name != CLIPPY_HOST)
             .then(|| Lock::take(paths, "modules"))
             .transpose()?;
@@ -362,7 +362,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let patches = linter.files("patches of the kernel", |name| {
         name.ends_with(".patch") && name.starts_with("tests/kernel/")
     })?;
-    // checkpatch passes file names to a shell unquoted. Through this link, they have no blanks.
+    // checkpatch passes file names to a shell unquoted. Through this link, the file names have no
+    // blanks.
     let folder = linter.paths.run_directory()?;
     let repo = folder.join("repository");
     std::os::unix::fs::symlink(&linter.paths.repo, &repo)?;

@@ -122,7 +122,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Returns a recipe. `inputs` are paths in the repository, and the first one is the source.
+    /// Returns a recipe. `inputs` are paths in the repository, and the first path is the source.
     fn recipe<'r>(&self, name: &'r str, product: &'r str, inputs: &[&str]) -> Recipe<'r> {
         let inputs: Vec<PathBuf> = inputs.iter().map(|path| self.repo(path)).collect();
         Recipe {
@@ -275,7 +275,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Builds the object of the Rust code below this file. It serves all kernels of this
+    /// Builds the object of the Rust code below this file. The object serves all kernels of this
     /// architecture.
     fn object(&self, root: &str, arch: Arch) -> Result<PathBuf> {
         let machine = arch.machine();
@@ -315,8 +315,8 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Builds each object again from a copy of the source in another directory. Fails unless the
-    /// bytes are the same.
+    /// Builds each object again from a copy of the source in another directory. Fails unless both
+    /// objects have the same bytes.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
         let copy = elsewhere.join("source");

@@ -2,9 +2,9 @@
 //! Builds our module with one rule removed, and runs the tests that must notice. Each patch in
 //! `tests/mutants` removes one rule.
 //!
-//! A test that passes proves little if nobody has seen it fail. For each patch, the tests that it
-//! names must pass on the unchanged module. On the patched module, they must fail in the way that
-//! the patch declares.
+//! A test that passes proves little if nobody has seen it fail. The tests that a patch names must
+//! pass on the unchanged module. On the patched module, these tests must fail in the way that the
+//! patch declares.
 
 mod host;
 mod kept;
@@ -136,7 +136,7 @@ pub(crate) fn tests(
     let toolchain = Toolchain::find(paths)?;
     let mutants = chosen(paths, words, build)?;
     let mut kept = Kept::new(paths, &toolchain, build)?;
-    // Each entry has the key of its kept result. The entry also has a result once there is one.
+    // Each entry has the key of its kept result, and a result as soon as one is known.
     let mut all = Vec::new();
     for mutant in &mutants {
         for check in &mutant.checks {

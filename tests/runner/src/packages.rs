@@ -14,7 +14,8 @@ use crate::results::{Format, Test};
 use crate::stamp::{self, Key};
 use crate::{apt, cases, guest, programs, setup};
 
-/// Names of the roots, and Debian's suites. The first one has the oldest glibc that Debian offers.
+/// Names of the roots, and Debian's suites. The first suite has the oldest glibc that Debian
+/// offers.
 const ROOTS: &[(&str, &str)] = &[("11", "bullseye"), ("12", "bookworm"), ("13", "trixie")];
 
 /// Compiles peermemctl for old hosts, and packs it as two versions below `$1`.

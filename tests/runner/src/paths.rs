@@ -169,8 +169,8 @@ impl Paths {
         Ok(directory.join(format!("{}.log", unique_name())))
     }
 
-    /// Copies a log to a folder where logs of other runs do not replace it, and returns its path
-    /// there.
+    /// Copies a log to a folder where logs of other runs do not replace the copy. Returns the
+    /// copy's path.
     pub(crate) fn keep_log(&self, log: &Path) -> PathBuf {
         let directory = self.cache.join("logs-of-flaky-runs");
         let kept = directory.join(log.file_name().unwrap_or_default());

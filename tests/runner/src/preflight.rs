@@ -2,8 +2,8 @@
 //! Checks before anything is made: lists the necessary steps with their cost and their reason, and
 //! checks that this machine can do these steps.
 //!
-//! Each missing requirement is reported in one sentence with advice, and nothing is started. If
-//! everything is already made, nothing is checked or printed.
+//! Each missing requirement is reported in one sentence with advice, and nothing is started. If no
+//! step is necessary, nothing is checked or printed.
 
 mod facts;
 mod plan;

@@ -94,7 +94,7 @@ impl Stage {
         );
     }
 
-    /// Ends the line, so that the next output starts on a new one.
+    /// Ends the line, so that the next output starts on a new line.
     fn broken(&self) {
         if self.live {
             eprintln!();

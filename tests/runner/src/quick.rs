@@ -62,8 +62,8 @@ fn host_tests(paths: &Paths) -> Result<String> {
     Ok(format!("{} passed", tests.len()))
 }
 
-/// Returns the files that differ from the commit that this work started from: the merge base with
-/// upstream if there is an upstream, or else the last commit.
+/// Returns the files that differ from the commit that this work started from. This commit is the
+/// merge base with upstream, or the last commit if there is no upstream.
 fn changed(paths: &Paths) -> Result<Vec<String>> {
     let git = |words: &[&str]| git::git(&paths.repo, words);
     let base = git(&["merge-base", "HEAD", "@{upstream}"]).unwrap_or_else(|_| "HEAD".to_owned());

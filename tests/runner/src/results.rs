@@ -164,7 +164,7 @@ impl Reader {
 
     fn cargo(&mut self, line: &str) {
         if let Some(count) = CARGO_COUNT.captures(line) {
-            // Each test program prints one such line.
+            // Each test program prints one line of this form.
             let count: usize = count[1].parse().unwrap_or(0);
             self.announced = Some(self.announced.unwrap_or(0) + count);
             self.pending = None;
@@ -253,7 +253,7 @@ pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
         let Some((name, value)) = note.split_once(' ') else {
             continue;
         };
-        // Every test prints these, and they are no figures about the tested code.
+        // Every test prints these values, which say nothing about the tested code.
         if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
             continue;
         }
@@ -283,8 +283,8 @@ pub(crate) fn tell(tests: &[Test]) -> usize {
     failed
 }
 
-/// Returns tests for the tests of this program. Each line is `name`, `name FAILED` or `name SKIP
-/// reason`, and may have notes: `name | one; two`.
+/// Returns results as input for this program's own tests. Each line is `name`, `name FAILED` or
+/// `name SKIP reason`, and may have notes: `name | one; two`.
 #[cfg(test)]
 pub(crate) fn tests(lines: &[&str]) -> Vec<Test> {
     let test = |line: &&str| {

@@ -24,7 +24,7 @@ pub(crate) struct Key {
 /// stamp.
 static FILES: Mutex<BTreeMap<String, Vec<(String, String)>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the beginning of a hash, which is long enough to be unique.
+/// Returns the beginning of a hash, long enough to be unique.
 fn short(hash: Sha256) -> String {
     hash.finalize()[..16]
         .iter()

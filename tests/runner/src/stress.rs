@@ -135,7 +135,7 @@ impl Machine {
         tests.find(|test| test.verdict != Verdict::Passed)
     }
 
-    /// Prints why a VM failed that began with the epoch `first`, and how to repeat the epoch.
+    /// Prints why a VM failed, and how to repeat the epoch. The VM began with the epoch `first`.
     fn tell_failure(&self, selection: &Selection, epoch: u64, first: u64) {
         let failed = self.failed();
         if let Some(test) = failed {

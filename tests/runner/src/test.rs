@@ -206,8 +206,8 @@ fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
     }
 }
 
-/// Returns the reason why a run is impossible: the files that its VM would boot could not be made,
-/// and existing files are outdated.
+/// Returns the reason why a run is impossible: the files of its VM could not be made, and existing
+/// files are outdated.
 fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<String> {
     let (name, error) = broken.get_key_value(kernel?)?;
     Some(format!(

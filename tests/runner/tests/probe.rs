@@ -235,7 +235,7 @@ impl Kernel {
             .map(str::to_lowercase)
             .collect();
         assert_eq!(header.lines().count(), found.len() + 1, "{header}");
-        // The output names the other probes.
+        // The output names the probes that are not in `found`.
         let said = text(&output.stdout);
         let words = match self.no_gpl_only {
             true => "  left out or in older forms, beside the proprietary nvidia.ko:",
@@ -412,7 +412,7 @@ fn exports_that_are_not_known() {
 }
 
 /// Checks that no function that is exported only to GPL modules is used beside the proprietary
-/// nvidia.ko. The list of such functions is that of 7.3.
+/// nvidia.ko. The list of such functions is from 7.3.
 #[test]
 fn functions_for_gpl_modules_only() {
     let for_all =

@@ -41,7 +41,8 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     // place to download the package from.
     set("Dir::State::status", "/dev/null");
     set("Dir::Cache", &path("cache"));
-    // The files belong to this user. apt's unprivileged user cannot write here and would complain.
+    // The files belong to this user. apt's unprivileged user could not write here, and apt would
+    // complain.
     set("APT::Sandbox::User", "");
     if let Some(architecture) = suite.split_once(OF).map(|(_, name)| name) {
         set("APT::Architecture", architecture);

@@ -127,7 +127,7 @@ fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     Ok(needs)
 }
 
-/// Installs the missing packages. Does not use the network if none is missing.
+/// Installs the missing packages. If no package is missing, the network is not used.
 pub(crate) fn install(paths: &Paths, list: &str) -> Result<()> {
     let missing = missing(list)?;
     if missing.is_empty() {

@@ -55,9 +55,9 @@ impl Machine {
         })
     }
 
-    /// Returns `true` if the last schedule takes a lock in freed memory. The contents of that
-    /// memory decide if the access faults or the wait never ends. An oops therefore stops the VM, a
-    /// silence of [`HANGS`] does not fail the run, and the page only reports the VM's death.
+    /// Returns `true` if the last schedule takes a lock in freed memory. The contents of the freed
+    /// memory decide whether the access faults or the wait never ends. An oops therefore stops the
+    /// VM, a silence of [`HANGS`] does not fail the run, and the page only reports the VM's death.
     pub(super) fn is_fatal(&self) -> bool {
         self.schedules == ["D.freed_during"]
     }

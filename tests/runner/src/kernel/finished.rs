@@ -49,7 +49,7 @@ pub(crate) struct Kernel {
     pub(crate) signing: Option<Signing>,
 }
 
-/// A key that a kernel trusts, like the one that DKMS makes.
+/// A key that a kernel trusts, like the key that DKMS makes.
 #[derive(Debug, Clone)]
 pub(crate) struct Signing {
     /// Private key in PEM format.

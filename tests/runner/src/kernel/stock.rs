@@ -204,8 +204,8 @@ impl Tree<'_> {
                 continue;
             }
             let is_it = |file: &&PathBuf| index::name_of(&without_compression(file)) == name;
-            // A missing module is built into the image. If the VM lacks a module, the VM reports
-            // that.
+            // A module without a file is built into the image. If the VM lacks a module, the VM
+            // reports the module.
             let Some(file) = files.iter().find(is_it) else {
                 continue;
             };

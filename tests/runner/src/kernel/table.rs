@@ -104,7 +104,7 @@ pub(crate) struct Flavour {
     /// `true` if the RDMA modules are also built from the pristine source.
     pub(crate) pristine_rdma: bool,
     /// `true` if the configuration has the detectors of `debug.config`. Every VM must then show
-    /// that they work.
+    /// that the detectors work.
     pub(super) detectors: bool,
     /// Smoke runs on this kernel, by their names in `tests/runner/suite`.
     pub(crate) smoke: &'static [&'static str],

@@ -2,9 +2,9 @@
 //! A kernel's source tree and build tree in the cache.
 //!
 //! The source is unpacked once and kept. Our changes (patches, and files of the overlay) are
-//! applied to it by contents: a changed patch modifies only the files that it changes, and make
-//! recompiles only those. Flavours that differ only in configuration and compiler share a source
-//! tree. Each flavour has its own output directory.
+//! applied to the source by contents. A changed patch modifies only the files that it changes, and
+//! make recompiles only these files. Flavours that differ only in configuration and compiler share
+//! a source tree. Each flavour has its own output directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -210,8 +210,8 @@ impl Tree<'_> {
         for stale in ["source", "pristine"] {
             let _ = fs::remove_dir_all(self.shared(stale));
         }
-        // make compares times, and compiled files may be newer than the files of a source that is
-        // new here.
+        // make compares times. Compiled files may be newer than the files of a source that was just
+        // unpacked.
         let kernels = self.paths.cache.join("kernel");
         for flavour in all().filter(|other| other.source() == self.flavour.source()) {
             let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));

@@ -150,8 +150,8 @@ pub(super) fn run(programs: &[PathBuf], test: &str) -> Result<Seen> {
 }
 
 /// Returns how often each thread of a process has slept so far, if all threads sleep in futex(2)
-/// without a timeout. If two calls return the same numbers, no thread ran in between, and no thread
-/// is left to wake another.
+/// without a timeout. If two calls return the same numbers, no thread ran between the calls, and no
+/// thread is left to wake another.
 fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
     let mut threads = BTreeMap::new();
     for entry in fs::read_dir(process.join("task")).ok()? {

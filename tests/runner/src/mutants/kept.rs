@@ -130,8 +130,8 @@ fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
 static USED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+|\{[^}]*\})"));
 
-/// Returns the sources of a case of the verbs program: the file that contains its name, the files
-/// of other cases that it uses, and the files that all cases use.
+/// Returns the sources of a case of the verbs program: the file with the case's name, the files of
+/// other cases that this file uses, and the files that all cases use.
 fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
     let sources = repo.join("tests/verbs/src");
     let mut found: BTreeSet<PathBuf> = fs::read_dir(&sources)?
@@ -207,7 +207,7 @@ mod tests {
         ] {
             assert_eq!(verbs.iter().any(|name| name == file), is_in, "{file}");
         }
-        // The case names the file in braces with others.
+        // The case names this file in braces, together with other files.
         let coherent = names(&of_verbs(&repo, "coherent.").unwrap());
         assert!(coherent.contains(&"dma.rs".to_owned()));
         assert!(!coherent.contains(&"rules.rs".to_owned()));

@@ -3,9 +3,9 @@
 //!
 //! A VM runs steps. Each step loads a module and runs a case on it (`tests/vm/mutants`). Mutants
 //! whose only sign is a failing case share a VM. The unchanged module must pass the same case
-//! before and after each mutant, so that no mutant affects the next one's result. If a mutant
-//! affects the next one's result, it gets its own VM, and the rest get another VM. Mutants that
-//! cause a kernel report or a hang never share a VM.
+//! before and after each mutant, so that no mutant affects the next one's result. A mutant that
+//! affects the next one's result gets its own VM, and the remaining mutants get another VM. Mutants
+//! that cause a kernel report or a hang never share a VM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -199,7 +199,7 @@ impl<'a> Machines<'a> {
             tell(job.number, self.kunit(&job));
         }
         for job in jobs {
-            // A job whose module cannot be compiled does not affect the others.
+            // A job whose module cannot be compiled does not affect other jobs.
             let module = options(job.place().0).and_then(|options| {
                 self.module(&options.kernel, job.mutant.base())?;
                 self.module(&options.kernel, &job.mutant.patches)
@@ -262,8 +262,8 @@ impl<'a> Machines<'a> {
         job.signs(without)
     }
 
-    /// Runs the KUnit tests on the module as it is, unless they have already passed there, and on
-    /// the mutant.
+    /// Runs the KUnit tests on the mutant. Before that, runs the tests on the unchanged module,
+    /// unless they have already passed on it.
     fn kunit(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
         let words = job.place().0;
         let base = (words, job.mutant.base());

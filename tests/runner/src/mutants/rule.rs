@@ -39,7 +39,7 @@ pub(super) enum Place {
     /// `cargo test` of a package in a copy of the workspace, with the given profile.
     Host { package: String, release: bool },
     /// `gdr test` in a VM with these options. The module gets these parameters in addition to the
-    /// usual one.
+    /// usual parameter.
     Vm {
         options: Vec<String>,
         parameters: Vec<String>,
@@ -54,8 +54,8 @@ pub(super) struct Check {
     pub(super) test: String,
     /// Signs that must all be seen.
     pub(super) signs: Vec<Sign>,
-    /// `true` if the test needs its own VM whatever its signs are, because it leaves something
-    /// behind.
+    /// `true` if the test needs its own VM whatever its signs are, because the test leaves
+    /// something behind.
     pub(super) alone: bool,
 }
 
@@ -90,8 +90,8 @@ pub(crate) struct Mutant {
     pub(super) rule: String,
     pub(super) removes: String,
     pub(super) without: String,
-    /// Patches in the order of application. The last patch makes the mutant. The others make the
-    /// base module, on which the tests must pass.
+    /// Patches in the order of application. The last patch makes the mutant. The other patches make
+    /// the base module, on which the tests must pass.
     pub(crate) patches: Vec<PathBuf>,
     pub(super) checks: Vec<Check>,
 }

@@ -13,7 +13,7 @@ pub(super) struct Seen {
     pub(super) hung: bool,
     /// `true` if the run came to an end with any result.
     pub(super) ended: bool,
-    /// Problems besides the tests. For a VM, problems are reports of its kernel.
+    /// Problems besides failed tests: for a VM, the reports of its kernel.
     pub(super) problems: Vec<String>,
     pub(super) output: String,
 }

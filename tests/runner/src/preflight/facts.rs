@@ -67,7 +67,7 @@ pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
         ),
         (Path::new("/usr"), packages.installed_mib),
         (Path::new("/var/cache/apt/archives"), packages.download_mib),
-        // Compilers put their temporary files there.
+        // Compilers put their temporary files in this folder.
         (&std::env::temp_dir(), 64),
     ] {
         let place = existing(place);
@@ -172,8 +172,8 @@ pub(super) fn rights() -> Rights {
     }
 }
 
-/// Fetches the first file that `apt-get update` would fetch, in the same way. Returns the problem,
-/// if any.
+/// Fetches the first file that `apt-get update` would fetch, in the way that apt-get does. Returns
+/// the problem, if any.
 pub(super) fn probe(paths: &Paths) -> Option<String> {
     let listed = output(
         Command::new("apt-get")

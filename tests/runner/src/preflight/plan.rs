@@ -68,7 +68,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) machines: usize,
 }
 
-/// Returns "src/persistent.rs has changed", if files of a stamp have changed.
+/// Returns a sentence like "src/persistent.rs has changed" if files of a stamp have changed.
 fn change(stamp: &Path, repo: &Path) -> Option<String> {
     let changed = stamp::changed(stamp, repo);
     let first = changed.first()?;
@@ -263,9 +263,9 @@ fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
     }
 }
 
-/// Returns apt's sizes of these packages and their dependencies. If apt must read the lists before
-/// it knows some of the packages, returns fixed sizes. These are the sizes of all packages of the
-/// test runner on a Debian 12 that had none of them.
+/// Returns apt's sizes of these packages and their dependencies. If apt must read its lists before
+/// it knows some of the packages, returns fixed sizes. The fixed sizes are those of all packages of
+/// the test runner, on a Debian 12 without any of these packages.
 fn measure(names: Vec<String>) -> Packages {
     let sizes = || -> Option<(u64, u64)> {
         let simulated = output(

@@ -23,7 +23,7 @@ pub(crate) struct Run {
     pub(crate) shown: Option<&'static str>,
     /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Kernel of the run's VM, if it is not the caller's.
+    /// Kernel of the run's VM. `None`: the caller's kernel.
     pub(crate) kernel: Option<&'static str>,
     /// Kinds of kernels on which `make test-all` repeats the run.
     pub(crate) also: &'static [&'static str],
@@ -59,7 +59,7 @@ pub(crate) enum Place {
     /// The schedules of the known hazards. Our module must pass, and `docs/hazards.md` must match
     /// the results. If a build is given, only our module is tested.
     Hazards(Option<Build>),
-    /// The tests of mutants, which are our module with one rule removed, built this way.
+    /// The tests of mutants, with the given build. A mutant is our module with one rule removed.
     Mutants(Build),
     /// The cost of a registration, in instructions of our module.
     Cost,

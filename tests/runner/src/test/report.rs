@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn programs_of_the_host_are_not_tried_again() {
         assert!(!report(&RUN, &["d FAILED"], &[]).may_be_tried_again());
-        // A run that could not begin is not repeated either.
+        // A run that could not begin is not repeated.
         assert!(!report(&MACHINE, &[], &["no kernel"]).may_be_tried_again());
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Tests that may be skipped: `tests/runner/skips` lists the number and reason for each run. A VM
-//! that lacks something skips the tests that need it, and passes. Skips for another reason, or in
+//! that lacks a feature skips the feature's tests, and passes. Skips for an unlisted reason, or in
 //! another number, are therefore failures.
 
 use std::collections::BTreeMap;

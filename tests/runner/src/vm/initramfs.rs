@@ -95,7 +95,7 @@ pub(super) fn command_script(
     tty: bool,
 ) -> Result<String> {
     let mut script = environment(options, boot, tty)?;
-    // The shell finds these programs by name, after all others.
+    // The shell finds these programs by name, after all other programs.
     let programs = in_machine(&programs::directory(paths, boot.arch));
     script.push_str(&format!("PATH=$PATH:{}\n", quoted(&programs)));
     if tty {

@@ -9,7 +9,7 @@ use crate::klog;
 /// Number of reports that are shown.
 const SHOWN_REPORTS: usize = 10;
 
-/// Returns each line on a line of its own, indented.
+/// Returns the lines, each indented.
 fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
     lines
         .into_iter()

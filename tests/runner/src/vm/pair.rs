@@ -76,7 +76,7 @@ pub(crate) fn run(
     Ok(together(first?, &second?, options.host_2_is_lost))
 }
 
-/// Prints a line. Ignores write errors, because a reader that is gone misses nothing.
+/// Prints a line. Ignores write errors: if the reader is gone, nobody misses the line.
 fn print(line: &str, is_error: bool) {
     let _ = if is_error {
         writeln!(std::io::stderr(), "{line}")

@@ -212,7 +212,7 @@ pub(super) struct Attended {
     pub(super) failures: Vec<String>,
 }
 
-/// Watches a VM until it ends. Stops it if the time is over or its log is too long.
+/// Watches a VM until it ends. Stops the VM if the time is over or the log is too long.
 pub(super) fn attend(
     qemu: &mut Machine,
     ports: Ports,

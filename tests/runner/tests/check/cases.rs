@@ -141,7 +141,7 @@ impl Table {
         }
     }
 
-    /// Performs the operation `name`. `rest` has the words after it.
+    /// Performs the operation `name`. `rest` has the words after the name.
     fn one(&self, host: &mut Host, name: &str, rest: &str) {
         let (first, more) = rest.split_once(' ').unwrap_or((rest, ""));
         match name {

@@ -457,7 +457,7 @@ fn a_module_is_found_by_the_index_or_without() {
 }
 
 /// Tests the folder that replaces a link to nothing. Nothing is compiled for the folder. The folder
-/// has links to the headers, and to the metadata in their own package.
+/// has links to the headers, and to the metadata in a separate package.
 #[test]
 fn a_link_to_nothing_is_got_round() {
     let mut host =
@@ -502,7 +502,7 @@ fn a_link_to_nothing_is_got_round() {
     let again = host.run(&place, &["sh"]);
     assert!(again.text.contains(&row), "{}", again.text);
 
-    // If the folder cannot be made, there is nothing to build in.
+    // If the folder cannot be made, the module cannot be built.
     host.change("fails mkdir; argument -m");
     let advice = "and scripts/headers says above why it could not link to them.\n";
     let said = host.check(&["sh"]);
