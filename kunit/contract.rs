@@ -73,7 +73,7 @@ suite!(
             check!(fail_once(Call::Pin, ENOMEM.to_errno()).is_ok());
             check!(not_mine(range));
         };
-        // A refusal on another thread does not count on this thread.
+        // A refusal on another thread has no effect on this thread.
         let first = revocable(ClientUnmaps)?;
         Thread::start(refuse)?.join();
         let second = persistent(c"nv_mem_nc")?;
