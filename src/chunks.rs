@@ -19,12 +19,13 @@
 //! # Measuring
 //!
 //! A pin that begins in the last unit known to belong to the allocation shows whether the
-//! allocation extends to the end of that pin. A pin that *begins* after that unit proves nothing,
-//! because such a pin also succeeds in the next allocation. The search for a border therefore uses
-//! pins that overlap with the known part by one unit. The steps of the search double until a pin
-//! fails, and are then halved. The overlapping pins are dropped at once, and the chunk is then
-//! pinned as a whole. Each measured chunk is thus one allocation. The memory that the search pins
-//! is a small multiple of the range, which matters because the cost of a pin depends on its length.
+//! allocation extends to the end of that pin. A pin that *begins* after the last known unit proves
+//! nothing, because such a pin also succeeds in the next allocation. The search for a border
+//! therefore uses pins that overlap with the known part by one unit. The steps of the search double
+//! until a pin fails, and are then halved. The overlapping pins are dropped at once, and the chunk
+//! is then pinned as a whole. Each measured chunk is thus one allocation. The memory that the
+//! search pins is a small multiple of the range, which matters because the cost of a pin depends on
+//! its length.
 //!
 //! If nvidia.ko allocates BAR1 space at each pin, a pin that overlaps a live pin shares the live
 //! pin's extent and gets another extent for the rest, elsewhere in BAR1. The memory then has one
@@ -238,7 +239,7 @@ where
         }
         let pin = match known {
             Some((len, pin)) if len == low => pin,
-            // This fails if the memory was freed in the meantime.
+            // The pin fails if the memory was freed in the meantime.
             _ => self.try_at(at, low)?.ok_or(self.hole(at))?,
         };
         self.pins.push(pin)?;

@@ -81,7 +81,7 @@ enum peermem_vma {
 	PEERMEM_VMA_HOST,
 	/* No mapping. */
 	PEERMEM_VMA_NONE,
-	/* Not a user address. */
+	/* The address is not in user space. */
 	PEERMEM_VMA_INVALID,
 };
 

@@ -91,8 +91,8 @@ pub(crate) fn check() -> Result {
 }
 
 /// Logs a warning unless ib_core is known to survive a revocable registration that fails before the
-/// HCA's driver has activated it. An ib_core that does not survive this hangs forever with locks
-/// held, and no client can prevent that.
+/// HCA's driver has activated it. An ib_core that does not survive such a failure hangs forever
+/// with locks held, and no client can prevent that.
 ///
 /// Only OFED has mlx_compat. OFED's mlx5_core has a version, but its ib_core has none.
 pub(crate) fn check_revocation() {

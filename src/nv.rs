@@ -135,7 +135,7 @@ fn page_size(size: u32) -> Option<PageSize> {
     }
 }
 
-/// Returns an error unless `array` has `want` entries, which is never 0. A null `array` has no
+/// Returns an error unless `array` has `want` entries. `want` is not 0. A null `array` has no
 /// entries.
 fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
     let have = if array.is_null() { 0 } else { entries };
@@ -386,7 +386,8 @@ impl PersistentPin {
         self.mapping.as_ref().map_or(&[], |mapping| {
             let raw = mapping.raw();
             // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the
-            // mapping. It is not null, because `map` keeps only a mapping that passed the check.
+            // mapping. The pointer is not null, because `map` keeps only a mapping that passed the
+            // check.
             unsafe { slice::from_raw_parts(raw.dma_addresses, raw.entries as usize) }
         })
     }
@@ -498,7 +499,7 @@ pub(crate) fn get_pages(
 /// Unpins if `table` belongs to a pin of the calling process: `nvidia_p2p_put_pages()`. Takes
 /// nvidia.ko's API lock.
 pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
-    // SAFETY: The function does not dereference the table. It looks for the pointer among the pins
-    // of this process.
+    // SAFETY: The function does not dereference the table. The function looks for the pointer among
+    // the pins of this process.
     unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
 }

@@ -465,8 +465,8 @@ impl SgLayout {
         (!is_empty).then_some(ended)
     }
 
-    /// Begins the next window if this one is full. Returns the result of `each`, or `true` if
-    /// `each` is not called.
+    /// Begins the next window if the current window is full. Returns the result of `each`, or
+    /// `true` if `each` is not called.
     fn open(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
         if self.left > 0 {
             return true;

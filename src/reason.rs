@@ -153,7 +153,7 @@ pub(crate) struct ReasonInfo {
     pub(crate) advice: &'static str,
 }
 
-/// Defines `Reason::ALL`, `Reason::index` and `Reason::info`. The first matching pattern counts.
+/// Defines `Reason::ALL`, `Reason::index` and `Reason::info`. The first matching pattern applies.
 macro_rules! reasons {
     ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
         enum Row {

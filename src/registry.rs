@@ -228,8 +228,8 @@ impl Registry {
         None
     }
 
-    /// Records that memory of the registration is freed. Counts once for each registration, and not
-    /// after its release.
+    /// Records that memory of the registration is freed. Counts each registration at most once, and
+    /// never after its release.
     #[inline]
     pub(crate) fn revoked(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
         let registration = slot

@@ -180,7 +180,7 @@ impl SgTable {
                 next = bindings::sg_next(at);
                 AddrRange {
                     addr: (*at).dma_address,
-                    // `dma_length`, where it exists, is the same.
+                    // `dma_length` has the same value on kernels that have this field.
                     len: u64::from((*at).length),
                 }
             }
