@@ -105,7 +105,7 @@ use super::{
 /// Receiver of nvidia.ko's callback. Keeps the module loaded, because the callback may come after
 /// the rest of the registration is gone.
 pub(crate) trait Revoke: Send + Sync + 'static {
-    /// Handles the loss of the pinned memory, which is gone when this returns. Called with
+    /// Handles the loss of the pinned memory, which is gone when this function returns. Called with
     /// nvidia.ko's API lock held, from the thread that frees the memory or from a kernel thread.
     fn revoke(&self);
 
@@ -151,7 +151,7 @@ fn callbacks<R>(f: impl FnOnce(&mut CallbackTable) -> R) -> R {
 
 fn remove(number: usize) {
     let entry = callbacks(|callbacks| callbacks.entries.remove(&number));
-    // This may drop the last reference to a region, so the table is not locked here.
+    // The entry may hold the last reference to a region, so the table is not locked here.
     drop(entry);
 }
 
@@ -236,7 +236,7 @@ pub(crate) struct CallbackPin {
 }
 
 impl CallbackPin {
-    /// Pins `span`. Takes the API lock. `region` may be revoked before this returns.
+    /// Pins `span`. Takes the API lock. `region` may be revoked before this function returns.
     pub(crate) fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         Ok(CallbackPin {
             // From here on, the drop unpins.

@@ -76,7 +76,7 @@ pub(crate) const PATIENCE: u64 = 32;
 
 /// Pins all of `span` by calls to `pin`, or nothing. Pins the span as a whole, or in at most
 /// `limit` chunks in the order of their addresses. Calls `go_on` before each call of `pin` except
-/// the first. May sleep if `pin` or the drop of a pin does.
+/// the first. May sleep if `pin` or the drop of a pin may sleep.
 ///
 /// Returns the error for the whole span if that is not -EINVAL, or if the first unit is refused,
 /// too. Returns [`Reason::Hole`] or [`Reason::TooManyChunks`] for later failures. Any other error
@@ -201,9 +201,9 @@ where
     }
 
     /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is
-    /// a pin from `at` on, after its length in units. If `known` is `None`, even the first unit may
-    /// not be GPU memory. The caller knows that `high` units from `at` on are not in one allocation,
-    /// or exceed the span.
+    /// the length of a pin from `at` on, in units, and that pin. If `known` is `None`, even the
+    /// first unit may not be GPU memory. The caller knows that `high` units from `at` on are not in
+    /// one allocation, or exceed the span.
     fn measure(
         &mut self,
         at: u64,

@@ -17,7 +17,7 @@
 
 /*
  * portable/generated.rs has copies of these structures. No compiler plugin may
- * reorder their members.
+ * reorder the members of these structures.
  */
 
 /* Incomplete on kernels without dma_iova_try_alloc(). */

@@ -238,8 +238,8 @@ impl Checked<'_> {
     }
 }
 
-/// GPU memory that stays pinned until this is dropped, even after the memory was freed and its
-/// process is gone. The memory may be mapped for a device.
+/// GPU memory that stays pinned until this value is dropped, even after the memory was freed and
+/// its process is gone. The memory may be mapped for a device.
 ///
 /// # Invariants
 ///
@@ -461,9 +461,9 @@ impl Drop for Callbacks {
     }
 }
 
-/// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock.
-/// When nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process
-/// context, with the API lock held, even before this returns. The page table dies when `callback`
+/// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. When
+/// nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process context,
+/// with the API lock held, even before this function returns. The page table dies when `callback`
 /// returns. `None` means that the memory is pinned, but there is no table. Fails without
 /// [`Callbacks`].
 pub(crate) fn get_pages(

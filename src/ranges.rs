@@ -77,7 +77,8 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the whole pages that `[addr, addr + len)` touches. Fails if they exceed `max` bytes.
+    /// Returns the whole pages that `[addr, addr + len)` touches. Fails if these pages exceed `max`
+    /// bytes.
     pub(crate) fn covering(addr: u64, len: u64, page: PageSize, max: u64) -> Result<Span, Reason> {
         if len == 0 {
             return Err(Reason::Empty);

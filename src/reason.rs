@@ -299,7 +299,7 @@ impl Reason {
     }
 
     /// Returns `true` if the range was never meant for a GPU. ib_core asks about any address that
-    /// is not ordinary memory, and any process can trigger that at any time.
+    /// is not ordinary memory, and any process can trigger such a question at any time.
     pub(crate) fn is_non_gpu(&self) -> bool {
         matches!(self, Reason::NonGpu(_))
     }

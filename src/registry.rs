@@ -81,7 +81,7 @@ pub(crate) struct RegistrationInfo {
     pub(crate) chunks: usize,
     /// GPUs that have the memory, as far as they are known.
     pub(crate) gpus: Gpus,
-    /// The thread that registered.
+    /// The thread that made the registration.
     pub(crate) task: Task,
     /// Time of the registration, in microseconds since boot.
     pub(crate) since: u64,

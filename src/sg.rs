@@ -28,7 +28,7 @@ use crate::{
 /// # Invariants
 ///
 /// The entries are allocated, and only the drop frees them. The holder of an [`SgTableHead`] may
-/// write to the entries until then.
+/// write to the entries until the drop.
 pub(crate) struct SgTable(bindings::sg_table);
 
 // SAFETY: The table only owns memory.
