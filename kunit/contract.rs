@@ -67,13 +67,13 @@ suite!(
     /// takes the range in every other case.
     fn what_the_first_client_refuses_is_refused_once() {
         let range = pages(1);
-        // ib_core asks no client after the first one, as between the registrations of the two
-        // clients.
+        // ib_core asks only the first client here, like an ib_core that does not know the second
+        // client yet.
         let refuse = move || {
             check!(fail_once(Call::Pin, ENOMEM.to_errno()).is_ok());
             check!(not_mine(range));
         };
-        // A refusal on another thread does not count on this thread.
+        // A refusal on another thread has no effect on this thread.
         let first = revocable(ClientUnmaps)?;
         Thread::start(refuse)?.join();
         let second = persistent(c"nv_mem_nc")?;

@@ -97,11 +97,11 @@ void fake_machine_free(void);
 unsigned int fake_pci_steps(void);
 /* Removes the GPU. The GPU's BARs then belong to no device. */
 void fake_gpu_leaves(void);
-/* Puts another GPU in the place of the first. */
+/* Puts another GPU in the place of the first GPU. */
 int fake_gpu_is_replaced(void);
 /* Adds @count GPUs to the machine, each with a BAR of FAKE_SMALL_LEN. */
 int fake_more_gpus(unsigned int count);
-/* Puts another NIC in the place of the first. */
+/* Puts another NIC in the place of the first NIC. */
 int fake_nic_is_replaced(void);
 struct device *fake_nic(void);
 void fake_nic_max_segment(unsigned int bytes);
@@ -117,7 +117,7 @@ unsigned int fake_remembered(void);
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 void fake_user_limit(unsigned int mib);
 /*
- * The parameters of this test module. The last one has no counterpart in the
+ * The parameters of this test module. The last parameter has no counterpart in the
  * shipped module.
  */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,

@@ -105,11 +105,11 @@ unsafe extern "C" {
     /// Adds struct pages to a range. See `fakes.h`.
     pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
     pub(crate) safe fn fake_pagemap_refs() -> c_int;
-    /// Puts another GPU in the place of the first.
+    /// Puts another GPU in the place of the first GPU.
     pub(crate) safe fn fake_gpu_is_replaced() -> c_int;
     /// Adds `count` GPUs to the machine, each with a BAR of [`SMALL_LEN`].
     pub(crate) safe fn fake_more_gpus(count: c_uint) -> c_int;
-    /// Puts another NIC in the place of the first.
+    /// Puts another NIC in the place of the first NIC.
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
     pub(crate) safe fn fake_user_limit(mib: c_uint);
@@ -229,7 +229,7 @@ pub(crate) const EVERY_OTHER: Layout = |page| BAR + 2 * page * KIB_64;
 pub(crate) struct TableForm {
     pub(crate) version: u32,
     pub(crate) page_size: u32,
-    /// Number of surplus entries. Negative for missing entries.
+    /// Number of surplus entries. A negative number stands for missing entries.
     pub(crate) surplus: i32,
     pub(crate) flags: u32,
     /// `true` if the page table has no list of pages.
@@ -634,7 +634,7 @@ pub(crate) fn nothing_left() {
         let unreached = world.hooks.first().map(|(point, _)| *point);
         let unfailed = world.failures.iter().find(|failure| failure.times > 0);
         let unfailed = unfailed.map(|failure| failure.call);
-        // The checks below must not lock the world again. The macros do not.
+        // The checks below must not lock the world again. The macros lock no world.
         same!(world.pins.len(), 0);
         same!(world.mappings.len(), 0);
         same!(world.bar.len(), 0);
@@ -1025,7 +1025,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_unmap_pages(
 
 /// Frees the GPU memory: makes one callback for each pin that can be revoked, one after another.
 pub(crate) fn free_memory() {
-    // SAFETY: Process context, in which a callback may run.
+    // SAFETY: This is process context, in which a callback may run.
     free(|callback, data| unsafe { callback(data) });
 }
 
@@ -1033,7 +1033,7 @@ pub(crate) fn free_memory() {
 /// lockdep then reports a lock that the callback takes, if an earlier allocation was made with that
 /// lock held.
 pub(crate) fn free_memory_in_reclaim() {
-    // SAFETY: Process context, in which a callback may run.
+    // SAFETY: This is process context, in which a callback may run.
     free(|callback, data| unsafe { fake_in_reclaim(callback, data) });
 }
 

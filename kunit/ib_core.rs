@@ -274,8 +274,8 @@ pub(crate) struct Request {
 /// A registered region, which is released once.
 pub(crate) struct Umem(u64);
 
-/// Registers like `ib_umem_get_peer()`. Returns `None` if no client takes the range. The clients
-/// must not fail in a later step.
+/// Registers the region like `ib_umem_get_peer()`. Returns `None` if no client takes the range. The
+/// clients must not fail in a later step.
 pub(crate) fn get(request: Request) -> Option<Umem> {
     let mut index = 0;
     let (client, context) = loop {
@@ -301,7 +301,7 @@ pub(crate) fn get(request: Request) -> Option<Umem> {
         if ret > 0 {
             break (client, context);
         }
-        // ib_core treats an error like any other "not mine".
+        // ib_core treats an error like the answer "not mine".
         same!(ret, 0);
         check!(context.addr() == NOT_MINE);
     };
@@ -354,7 +354,7 @@ impl Region {
         }
     }
 
-    /// Unmaps like `peer_unmap()`.
+    /// Unmaps the region like `peer_unmap()`.
     fn unmap(&self) {
         let ops = self.client.ops.get();
         let (mut table, nic) = (Default::default(), fakes::fake_nic().cast());

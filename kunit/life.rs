@@ -78,7 +78,7 @@ impl Life {
             && (0..=1).contains(&self.persistent_api_support)
     }
 
-    /// Checks that the next calls are these.
+    /// Checks that the next calls are those in `want`.
     fn next(&self, at: &mut usize, want: &[Event]) {
         let from = *at;
         *at += want.len();
@@ -90,7 +90,8 @@ impl Life {
 const REVOCABLE: [Event; 5] = [Pin, BarMap, BarUnmap, Release, Put];
 /// A registration by the persistent client.
 const PERSISTENT: [Event; 5] = [PinPersistent, BarMap, BarUnmap, Release, PutPersistent];
-/// The question if the NIC reaches the GPU, after the pin of the first such registration.
+/// The question whether the NIC reaches the GPU, after the pin of the first registration by the
+/// persistent client.
 const QUESTION: [Event; 6] = [PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent];
 
 suite!(

@@ -32,7 +32,7 @@ fn mapped(count: u64, layout: Layout) -> Result<(BarMapping, SgTable)> {
     })
 }
 
-/// Returns the reason for which memory is not mapped. Nothing may be mapped then.
+/// Returns the reason for the refusal to map memory. Nothing may be mapped after the refusal.
 fn refused(count: u64, layout: Layout) -> Option<Reason> {
     let reason = map(count, layout).err();
     nothing_mapped();
@@ -135,7 +135,7 @@ suite!(
         guard(Guard::Nothing);
     }
 
-    /// The IOMMU's page tables for the region come from memory that may not be waited for.
+    /// The allocations of the IOMMU's page tables for the region cannot sleep.
     fn a_long_region_is_mapped_and_unmapped_in_steps_with_rests_between() {
         let pages = 2 * MAX_STEP / KIB_64 + 1;
         for guard_is in rows([Guard::Ops, Guard::Translates]) {

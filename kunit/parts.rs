@@ -263,8 +263,8 @@ suite!(
 
     /// Each finder reuses the results of earlier finders, and thus of earlier registrations.
     ///
-    /// 64 GPUs have a number. The module searches for each additional GPU every time, and remembers
-    /// nothing about such a GPU.
+    /// Only 64 GPUs have a number. The module searches for each additional GPU every time, and
+    /// remembers nothing about such a GPU.
     fn each_of_64_gpus_is_looked_for_once() {
         to_result(fake_more_gpus(Gpus::MOST + 2))?;
         let nic = nic()?;

@@ -4,7 +4,7 @@
 //! this module.
 //!
 //! Types of the kernel itself come from the `kernel` crate, so both sides use the same types. The
-//! functions below come from there as well, and the KUnit tests replace them with fakes.
+//! functions below come from that crate as well, and the KUnit tests replace them with fakes.
 
 mod generated {
     #![allow(

@@ -15,7 +15,7 @@
 #define SIZE(type, size) \
 	static_assert(sizeof(struct type) == (size))
 
-/* COMM_LEN of src/history.rs. */
+/* This is COMM_LEN of src/history.rs. */
 static_assert(TASK_COMM_LEN == 16);
 
 AT(peer_memory_client, name, 0);

@@ -25,10 +25,10 @@
 #endif
 
 /*
- * The page table since driver 580. Before, the structure ended with gpu_uuid.
- * The module checks the version at run time, because drivers and headers are
- * updated separately and the header of the build must not decide. layout.c
- * compares the layouts.
+ * The page table since driver 580. In older drivers, the structure ended with
+ * gpu_uuid. The module checks the version at run time, because drivers and
+ * headers are updated separately and the header of the build must not decide.
+ * layout.c compares the layouts.
  */
 struct peermem_page_table {
 	uint32_t version;

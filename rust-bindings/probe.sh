@@ -7,13 +7,13 @@
 #
 # Each line `/* PROBE name: statements */` of COMPAT is compiled as the body of
 # a function. The answer is yes if the body compiles and SYMVERS exports the
-# functions that it calls. For each yes, OUTPUT gets a line
-# `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that are
-# exported to GPL modules only count as missing.
+# functions that it calls. For each answer yes, OUTPUT gets a line
+# `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that
+# only GPL modules may use count as missing.
 #
-# A no cannot have another cause: a body without statements must compile, and
-# COMPAT must compile with the final OUTPUT. Otherwise the script prints the
-# reason and exits with status 1.
+# The answer no cannot have another cause: a body without statements must
+# compile, and COMPAT must compile with the final OUTPUT. Otherwise the script
+# prints the reason and exits with status 1.
 set -u
 
 compat=$1 output=$2 symvers=$3

@@ -35,7 +35,7 @@
 //!   after the drop of its pin.
 //! - The page table is read only while it is known to be alive: in [`CallbackPin::read`], with the
 //!   entry locked and alive. The callback waits for the entry's lock before it returns, and the
-//!   table dies when the callback returns. From then on, the table's address is only a key.
+//!   table dies when the callback returns. The address of a dead table is only a key.
 //! - A pin whose callback has come is never put, because its table's address may belong to another
 //!   pin by then. This module makes no new pin of either mode between the check and the put. Pins
 //!   are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]). The check and the put
@@ -77,7 +77,7 @@
 //! assumption is wrong for a process that closes the GPU and continues: explicitly, by `execve()`,
 //! or in a thread with its own descriptors. A callback for a pin that was put reveals such a
 //! process. The callback finds no entry and does no harm, unless the module was unloaded in the
-//! meantime. From then on, this module asks nvidia.ko before every put.
+//! meantime. After such a callback, this module asks nvidia.ko before every put.
 //!
 //! The second rule fails only in two cases: the client is freed between the question and the put,
 //! or the address belongs to other memory by then, and the answer is about that memory. If
@@ -105,7 +105,7 @@ use super::{
 /// Receiver of nvidia.ko's callback. Keeps the module loaded, because the callback may come after
 /// the rest of the registration is gone.
 pub(crate) trait Revoke: Send + Sync + 'static {
-    /// Handles the loss of the pinned memory, which is gone when this returns. Called with
+    /// Handles the loss of the pinned memory, which is gone when this function returns. Called with
     /// nvidia.ko's API lock held, from the thread that frees the memory or from a kernel thread.
     fn revoke(&self);
 
@@ -151,7 +151,7 @@ fn callbacks<R>(f: impl FnOnce(&mut CallbackTable) -> R) -> R {
 
 fn remove(number: usize) {
     let entry = callbacks(|callbacks| callbacks.entries.remove(&number));
-    // This may drop the last reference to a region, so the table is not locked here.
+    // The entry may hold the last reference to a region, so the table is not locked here.
     drop(entry);
 }
 
@@ -236,7 +236,7 @@ pub(crate) struct CallbackPin {
 }
 
 impl CallbackPin {
-    /// Pins `span`. Takes the API lock. `region` may be revoked before this returns.
+    /// Pins `span`. Takes the API lock. `region` may be revoked before this function returns.
     pub(crate) fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         Ok(CallbackPin {
             // From here on, the drop unpins.

@@ -19,12 +19,13 @@
 //! # Measuring
 //!
 //! A pin that begins in the last unit known to belong to the allocation shows whether the
-//! allocation extends to the end of that pin. A pin that *begins* after that unit proves nothing,
-//! because such a pin also succeeds in the next allocation. The search for a border therefore uses
-//! pins that overlap with the known part by one unit. The steps of the search double until a pin
-//! fails, and are then halved. The overlapping pins are dropped at once, and the chunk is then
-//! pinned as a whole. Each measured chunk is thus one allocation. The memory that the search pins
-//! is a small multiple of the range, which matters because the cost of a pin depends on its length.
+//! allocation extends to the end of that pin. A pin that *begins* after the last known unit proves
+//! nothing, because such a pin also succeeds in the next allocation. The search for a border
+//! therefore uses pins that overlap with the known part by one unit. The steps of the search double
+//! until a pin fails, and are then halved. The overlapping pins are dropped at once, and the chunk
+//! is then pinned as a whole. Each measured chunk is thus one allocation. The memory that the
+//! search pins is a small multiple of the range, which matters because the cost of a pin depends on
+//! its length.
 //!
 //! If nvidia.ko allocates BAR1 space at each pin, a pin that overlaps a live pin shares the live
 //! pin's extent and gets another extent for the rest, elsewhere in BAR1. The memory then has one
@@ -75,7 +76,7 @@ pub(crate) const PATIENCE: u64 = 32;
 
 /// Pins all of `span` by calls to `pin`, or nothing. Pins the span as a whole, or in at most
 /// `limit` chunks in the order of their addresses. Calls `go_on` before each call of `pin` except
-/// the first. May sleep if `pin` or the drop of a pin does.
+/// the first. May sleep if `pin` or the drop of a pin may sleep.
 ///
 /// Returns the error for the whole span if that is not -EINVAL, or if the first unit is refused,
 /// too. Returns [`Reason::Hole`] or [`Reason::TooManyChunks`] for later failures. Any other error
@@ -200,9 +201,9 @@ where
     }
 
     /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is
-    /// a pin from `at` on, after its length in units. If `known` is `None`, even the first unit may
-    /// not be GPU memory. The caller knows that `high` units from `at` on are not in one allocation,
-    /// or exceed the span.
+    /// the length of a pin from `at` on, in units, and that pin. If `known` is `None`, even the
+    /// first unit may not be GPU memory. The caller knows that `high` units from `at` on are not in
+    /// one allocation, or exceed the span.
     fn measure(
         &mut self,
         at: u64,
@@ -238,7 +239,7 @@ where
         }
         let pin = match known {
             Some((len, pin)) if len == low => pin,
-            // This fails if the memory was freed in the meantime.
+            // The pin fails if the memory was freed in the meantime.
             _ => self.try_at(at, low)?.ok_or(self.hole(at))?,
         };
         self.pins.push(pin)?;

@@ -9,14 +9,15 @@
  * the parameters "void *p" and "unsigned long n". The probe succeeds if the
  * line compiles and the kernel exports every function that the line calls. If
  * the probe succeeds, compat-found.h defines PEERMEM_HAS_ plus the name in the
- * line. Then this file is compiled alone. If no form fits the kernel, the build
- * ends with an error message. For that reason, all forms are functions and not
- * macros, unless a macro compiles with every kernel.
+ * line. After all probes, this file is compiled alone. If no form fits the
+ * kernel, the build ends with an error message. For that reason, all forms are
+ * functions and not macros, unless a macro compiles with every kernel.
  *
  * If PEERMEM_NO_GPL_ONLY is set, the module uses no function that the kernel
  * exports to GPL modules only. Otherwise the kernel would not let the module
- * use the proprietary nvidia.ko. A function for GPL modules only counts as
- * missing. If there is no other form, the module works without the function.
+ * use the proprietary nvidia.ko. A function that only GPL modules may use
+ * counts as missing. If there is no other form, the module works without the
+ * function.
  *
  * To support another variant of an interface, add a PROBE line and an
  * implementation for each result. An #ifdef is enough for an interface that is
@@ -107,7 +108,7 @@ static inline void compat_mmap_unlock(struct mm_struct *mm)
 #endif
 }
 
-/* For portable/shim.c. */
+/* portable/shim.c uses the result of this probe. */
 /* PROBE fsleep: fsleep(n); */
 
 /*
@@ -213,7 +214,7 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns true if @pfn has a struct page, or @unknown if that cannot be known.
+ * Returns true if @pfn has a struct page, or @unknown if the answer cannot be known.
  * On 5.10, pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL
  * modules only.
  */
@@ -269,7 +270,7 @@ static inline bool compat_has_dma_offset(struct device *dev)
 
 /*
  * Returns true if an IOMMU translates the addresses of @dev, or @unknown if
- * that cannot be known.
+ * the answer cannot be known.
  */
 /* PROBE iommu_domain: *(void **)p = iommu_get_domain_for_dev(p); */
 static inline bool compat_iommu_translates(struct device *dev, bool unknown)
@@ -305,7 +306,8 @@ static inline unsigned long compat_dma_granule(struct device *dev)
 /*
  * I/O virtual address (IOVA) ranges. A kernel without these functions cannot
  * allocate a range, and the module maps each range of memory separately. The
- * macros replace the functions there. Only dma_iova_try_alloc() is then called.
+ * macros replace the functions on such a kernel. The module then calls only
+ * dma_iova_try_alloc().
  */
 struct dma_iova_state;
 /* PROBE iova_alloc: dma_iova_try_alloc(p, p, 0, n); dma_iova_free(p, p); */

@@ -306,8 +306,8 @@ impl BarMapping {
         Some(addr != page.addr)
     }
 
-    /// Tries the ways of mapping in the order of the list above. If one fails, undoes its mappings
-    /// before it tries the next.
+    /// Tries the ways of mapping in the order of the list above. If a way fails, undoes its
+    /// mappings before the next try.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
         if let Some(bounds) = memory.bounds.filter(|_| device.is_direct()) {
             // The device may not reach all of the bounding range.

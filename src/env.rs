@@ -123,15 +123,15 @@ pub(crate) use super::ib::Ticket;
 /// A registration's share of its client's statistics.
 pub(crate) use super::peer_stats::MrStats;
 
-/// Memory that nvidia.ko has pinned until this is dropped, and may have mapped for a device.
+/// Memory that nvidia.ko has pinned until this value is dropped, and may have mapped for a device.
 pub(crate) use super::nv::PersistentPin;
 
 /// nvidia.ko's handle for the page table of a pin. Handles are reused.
 pub(crate) use super::nv::TablePtr as PageTable;
 
 /// Pins a span in the calling process. Takes the API lock. The callback may then be called with the
-/// number, at most once, even before this returns. The table dies when the callback returns. `None`
-/// means that the memory is pinned, but there is no table to put.
+/// number, at most once, even before this function returns. The table dies when the callback
+/// returns. `None` means that the memory is pinned, but there is no table to put.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table belongs to a pin of the calling process. Does not read the table. Takes the

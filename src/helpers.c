@@ -316,8 +316,8 @@ void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 
 /*
  * Returns true if nothing translates the addresses of @pdev. A mapping then
- * gives the device no access that it did not have before. Returns false if this
- * is not known.
+ * gives the device no access that it did not have before. Returns false if the
+ * translation is not known.
  */
 bool peermem_is_direct(struct pci_dev *pdev)
 {
@@ -329,7 +329,7 @@ bool peermem_is_direct(struct pci_dev *pdev)
 
 /*
  * Returns true if an IOMMU translates the DMA addresses of @pdev. Returns false
- * if this is not known.
+ * if the translation is not known.
  */
 bool peermem_is_translated(struct pci_dev *pdev)
 {

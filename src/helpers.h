@@ -17,7 +17,7 @@
 
 /*
  * portable/generated.rs has copies of these structures. No compiler plugin may
- * reorder their members.
+ * reorder the members of these structures.
  */
 
 /* Incomplete on kernels without dma_iova_try_alloc(). */
@@ -81,7 +81,7 @@ enum peermem_vma {
 	PEERMEM_VMA_HOST,
 	/* No mapping. */
 	PEERMEM_VMA_NONE,
-	/* Not a user address. */
+	/* The address is not in user space. */
 	PEERMEM_VMA_INVALID,
 };
 

@@ -114,7 +114,7 @@ pub(crate) struct Refusal {
     pub(crate) addr: u64,
     /// Length in bytes, rounded like `addr`.
     pub(crate) len: u64,
-    /// Thread that asked.
+    /// Thread that made the call.
     pub(crate) task: Task,
 }
 
@@ -225,7 +225,7 @@ impl<const N: usize> Ring<N> {
 
     /// Returns the oldest record whose number is at least `number`, and the number for the next
     /// call. A reader that releases the lock between two calls gets each record at most once, in
-    /// order, and none half written.
+    /// order, and complete.
     pub(crate) fn from(&self, number: u64) -> Option<(Record, u64)> {
         let number = number.max(self.next.saturating_sub(N as u64));
         let record = (*self.records.get(Self::place(number))?)?;
@@ -243,7 +243,7 @@ pub(crate) struct History {
 impl History {
     /// Number of refusals that are kept.
     pub(crate) const REFUSALS: usize = 128;
-    /// Number of refusals that are kept of ranges not meant for a GPU.
+    /// Number of kept refusals of ranges that were never meant for a GPU.
     pub(crate) const NON_GPU: usize = 32;
 
     /// Returns an empty history.

@@ -91,8 +91,8 @@ pub(crate) fn check() -> Result {
 }
 
 /// Logs a warning unless ib_core is known to survive a revocable registration that fails before the
-/// HCA's driver has activated it. An ib_core that does not survive this hangs forever with locks
-/// held, and no client can prevent that.
+/// HCA's driver has activated it. An ib_core that does not survive such a failure hangs forever
+/// with locks held, and no client can prevent that.
 ///
 /// Only OFED has mlx_compat. OFED's mlx5_core has a version, but its ib_core has none.
 pub(crate) fn check_revocation() {
@@ -195,8 +195,8 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Makes ib_core revoke the registration. When this returns, no HCA uses the memory. Takes
-    /// ib_core's `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
+    /// Makes ib_core revoke the registration. When this function returns, no HCA uses the memory.
+    /// Takes ib_core's `mapping_lock`, and may call [`Client::dma_unmap`] on this thread.
     ///
     /// Does nothing for a client that does not revoke, and nothing after the client's
     /// [`ClientRegistration`] was dropped. Must not be called after `release` has returned: ib_core
@@ -259,7 +259,7 @@ impl RevokerCell {
         self.calls.fetch_add(u64::MAX, Full);
     }
 
-    /// Closes the cell. When this returns, no thread uses the handle any more.
+    /// Closes the cell. When this function returns, no thread uses the handle any more.
     fn close(&self) {
         self.closed.xchg(true, Full);
         // Every region keeps the module loaded, and so does its ticket. This loop therefore waits
@@ -297,7 +297,7 @@ unsafe impl<C: Client> Send for ClientRegistration<C> {}
 unsafe impl<C: Client> Sync for ClientRegistration<C> {}
 
 impl<C: Client> ClientRegistration<C> {
-    /// Registers `C` as `name`. ib_core may call the client even before this returns.
+    /// Registers `C` as `name`. ib_core may call the client even before this function returns.
     ///
     /// `invalidation` matters only for a client that revokes. Such a client can be registered only
     /// once, because tickets of the first registration may remain; a second attempt returns

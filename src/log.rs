@@ -5,8 +5,8 @@
 //! Each kind of message is logged when it first occurs, and then at most once a minute with the
 //! total count. Any process can ask for any address, and must not be able to fill the log. Two
 //! kinds of refusals are therefore logged only once: refusals of ranges that were never meant for a
-//! GPU, and refusals by which the revocable client leaves a range to the persistent one. The latter
-//! are not failures.
+//! GPU, and refusals by which the revocable client leaves a range to the persistent one. Refusals
+//! of the second kind are not failures.
 //!
 //! Each refusal is counted, traced, and kept for a while. The history's lock is released before
 //! anything else is called.
@@ -69,7 +69,7 @@ impl RatelimitState {
     }
 
     /// Counts an occurrence. If the last message is `silence` microseconds old, returns the end of
-    /// the next one: the number of occurrences, unless this is the first.
+    /// the next message: the number of occurrences, unless this is the first occurrence.
     fn pass(
         &self,
         silence: u64,

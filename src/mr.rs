@@ -59,7 +59,7 @@ pub(crate) struct Fixed {
     pub(crate) span: Span,
     /// Size of the smallest pages. Set once the whole range is pinned.
     page: SetOnce<PageSize>,
-    /// Kept while a callback may come, because the memory may be pinned until then.
+    /// Kept while a callback may come, because the memory may be pinned until that callback.
     _charge: Charge,
     /// The registration's share of its client's statistics.
     pub(crate) stats: MrStats,
@@ -89,7 +89,7 @@ impl Fixed {
     }
 
     /// Sets the page size, and returns the registration's data for the registry. `chunks` is the
-    /// number of pins. Called by the thread that registers.
+    /// number of pins. Called by the thread that registers the region.
     pub(crate) fn pinned(
         &self,
         mode: PinMode,

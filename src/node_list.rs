@@ -179,8 +179,8 @@ impl<T> NodeList<T> {
         self.link(node, next);
     }
 
-    /// Links `prev` to `next`. Both are in the list, or are being added to it. A null pointer
-    /// stands for the end of the list.
+    /// Links `prev` to `next`. Both nodes are in the list, or are being added to the list. A null
+    /// pointer stands for the end of the list.
     fn link(&mut self, prev: *const Node<T>, next: *const Node<T>) {
         // SAFETY: `prev` is null, or alive by the type invariant.
         match unsafe { prev.as_ref() } {

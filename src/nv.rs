@@ -135,7 +135,7 @@ fn page_size(size: u32) -> Option<PageSize> {
     }
 }
 
-/// Returns an error unless `array` has `want` entries, which is never 0. A null `array` has no
+/// Returns an error unless `array` has `want` entries. `want` is not 0. A null `array` has no
 /// entries.
 fn check_entries<T>(array: *const T, entries: u32, want: u64) -> Result<(), Reason> {
     let have = if array.is_null() { 0 } else { entries };
@@ -238,8 +238,8 @@ impl Checked<'_> {
     }
 }
 
-/// GPU memory that stays pinned until this is dropped, even after the memory was freed and its
-/// process is gone. The memory may be mapped for a device.
+/// GPU memory that stays pinned until this value is dropped, even after the memory was freed and
+/// its process is gone. The memory may be mapped for a device.
 ///
 /// # Invariants
 ///
@@ -386,7 +386,8 @@ impl PersistentPin {
         self.mapping.as_ref().map_or(&[], |mapping| {
             let raw = mapping.raw();
             // SAFETY: `dma_addresses` points to `entries` addresses that live as long as the
-            // mapping. It is not null, because `map` keeps only a mapping that passed the check.
+            // mapping. The pointer is not null, because `map` keeps only a mapping that passed the
+            // check.
             unsafe { slice::from_raw_parts(raw.dma_addresses, raw.entries as usize) }
         })
     }
@@ -460,9 +461,9 @@ impl Drop for Callbacks {
     }
 }
 
-/// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock.
-/// When nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process
-/// context, with the API lock held, even before this returns. The page table dies when `callback`
+/// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. When
+/// nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process context,
+/// with the API lock held, even before this function returns. The page table dies when `callback`
 /// returns. `None` means that the memory is pinned, but there is no table. Fails without
 /// [`Callbacks`].
 pub(crate) fn get_pages(
@@ -498,7 +499,7 @@ pub(crate) fn get_pages(
 /// Unpins if `table` belongs to a pin of the calling process: `nvidia_p2p_put_pages()`. Takes
 /// nvidia.ko's API lock.
 pub(crate) fn put_pages(span: &Span, table: TablePtr) -> c_int {
-    // SAFETY: The function does not dereference the table. It looks for the pointer among the pins
-    // of this process.
+    // SAFETY: The function does not dereference the table. The function looks for the pointer among
+    // the pins of this process.
     unsafe { c::nvidia_p2p_put_pages(0, 0, span.start(), table.as_raw()) }
 }

@@ -8,7 +8,7 @@
 type Version = (u32, u32);
 
 /// First OFED in which `ib_umem_stop_invalidation_notifier()` may be called before the notifier is
-/// activated. Older ones deadlock.
+/// activated. Older versions deadlock.
 const STOPS_EARLY: Version = (25, 4);
 
 /// First DOCA version that contains OFED [`STOPS_EARLY`]. DOCA has its own version numbers.

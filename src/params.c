@@ -25,7 +25,7 @@ struct peermem_params peermem_params = {
 	MODULE_PARM_DESC(_name, _text)
 
 /*
- * The first two have the names, types, values and modes of NVIDIA's
+ * The first two parameters have the names, types, values and modes of NVIDIA's
  * nvidia-peermem.
  */
 PARAM(peerdirect_support, int,

@@ -53,8 +53,8 @@ use super::{
 
 /// nvidia.ko's refusal of a device that does not reach the GPU. The topology check,
 /// `nv_grdma_pci_topology_supported()`, returns NV_ERR_NOT_SUPPORTED, and `nvidia_p2p_map_status()`
-/// converts that to -ENOTSUPP. Mapping a pin that was made with a flag against mapping returns the
-/// same code, but this module does not use that flag.
+/// converts that to -ENOTSUPP. nvidia.ko also returns this code for a pin that was made with a flag
+/// that forbids mapping. This module does not use that flag.
 pub(crate) const DENIED: Reason = Reason::Map(ENOTSUPP);
 
 /// Maps all of `pins` for `device`, or none, and makes the scatter list. `pins` belong to the
@@ -146,8 +146,9 @@ fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
 
 /// Makes nvidia.ko map one page of `pin`, which is on `gpu`, for `device`. Returns `None` if there
 /// is no answer.
-// On arm64, inlining would make the caller's stack frame exceed 1 KiB. On x86-64, inlining does
-// not, and `cold` would add an instruction for each page to the loop that is inlined in the caller.
+// On arm64, inlining would make the caller's stack frame exceed 1 KiB. On x86-64, the frame stays
+// smaller, and `cold` would add an instruction for each page to the loop that is inlined in the
+// caller.
 #[cfg_attr(target_arch = "aarch64", cold, inline(never))]
 fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     // nvidia.ko never maps the last page of a BAR separately.

@@ -24,7 +24,7 @@ pub(crate) type Usages = Option<IdMap<u64>>;
 /// lock is held, do not allocate, and do not call anything that waits for a callback.
 static USAGES: StaticMutex<Usages> = StaticMutex::new(QUOTA_LOCK, None);
 
-/// Bytes that are charged to a user until this is dropped. `None` if there is no limit.
+/// Bytes that are charged to a user until this value is dropped. `None` if there is no limit.
 pub(crate) struct Charge(Option<(User, u64)>);
 
 impl Charge {

@@ -77,7 +77,8 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the whole pages that `[addr, addr + len)` touches. Fails if they exceed `max` bytes.
+    /// Returns the whole pages that `[addr, addr + len)` touches. Fails if these pages exceed `max`
+    /// bytes.
     pub(crate) fn covering(addr: u64, len: u64, page: PageSize, max: u64) -> Result<Span, Reason> {
         if len == 0 {
             return Err(Reason::Empty);
@@ -465,8 +466,8 @@ impl SgLayout {
         (!is_empty).then_some(ended)
     }
 
-    /// Begins the next window if this one is full. Returns the result of `each`, or `true` if
-    /// `each` is not called.
+    /// Begins the next window if the current window is full. Returns the result of `each`, or
+    /// `true` if `each` is not called.
     fn open(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
         if self.left > 0 {
             return true;

@@ -153,7 +153,7 @@ pub(crate) struct ReasonInfo {
     pub(crate) advice: &'static str,
 }
 
-/// Defines `Reason::ALL`, `Reason::index` and `Reason::info`. The first matching pattern counts.
+/// Defines `Reason::ALL`, `Reason::index` and `Reason::info`. The first matching pattern applies.
 macro_rules! reasons {
     ($($row:ident: $pattern:pat => $name:literal, $errno:expr, $cause:ident, $message:literal, $advice:literal;)*) => {
         enum Row {
@@ -299,7 +299,7 @@ impl Reason {
     }
 
     /// Returns `true` if the range was never meant for a GPU. ib_core asks about any address that
-    /// is not ordinary memory, and any process can trigger that at any time.
+    /// is not ordinary memory, and any process can trigger such a question at any time.
     pub(crate) fn is_non_gpu(&self) -> bool {
         matches!(self, Reason::NonGpu(_))
     }

@@ -81,7 +81,7 @@ pub(crate) struct RegistrationInfo {
     pub(crate) chunks: usize,
     /// GPUs that have the memory, as far as they are known.
     pub(crate) gpus: Gpus,
-    /// The thread that registered.
+    /// The thread that made the registration.
     pub(crate) task: Task,
     /// Time of the registration, in microseconds since boot.
     pub(crate) since: u64,
@@ -228,8 +228,8 @@ impl Registry {
         None
     }
 
-    /// Records that memory of the registration is freed. Counts once for each registration, and not
-    /// after its release.
+    /// Records that memory of the registration is freed. Counts each registration at most once, and
+    /// never after its release.
     #[inline]
     pub(crate) fn revoked(&mut self, slot: &mut Option<Registration>) -> Option<Transition> {
         let registration = slot

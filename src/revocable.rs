@@ -147,8 +147,9 @@ impl Mr for RevocableMr {
         match pin(&mr) {
             Ok(()) => Ok(mr),
             Err(reason) => {
-                // This may wait for a callback while ib_core's global mutex is held. The wait ends,
-                // because a callback for a region without a ticket does not call ib_core.
+                // The release may wait for a callback while ib_core's global mutex is held. The
+                // wait ends, because a callback for a region without a ticket does not call
+                // ib_core.
                 Self::release(mr);
                 Err(reason)
             }
@@ -220,8 +221,8 @@ impl Mr for RevocableMr {
         // The region may outlive this function until a pending callback, but its resources are
         // freed now.
         let held = state.with(|own| {
-            // Every pin has been put or orphaned by now. If any is orphaned, the region stays in
-            // the registry.
+            // Every pin has been put or orphaned by now. If any pin is orphaned, the region stays
+            // in the registry.
             this.entry
                 .update(|registry, slot| registry.released(slot, own.orphaned));
             (own.mapping.take(), own.table.take(), own.memory.take())

@@ -31,7 +31,7 @@ pub(crate) struct RevocablePin {
 
 impl RevocablePin {
     /// Pins `span`: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. `region` may be revoked
-    /// before this returns.
+    /// before this function returns.
     pub(crate) fn pin(span: Span, region: Arc<dyn Revoke>) -> Result<Self, Reason> {
         let held = CallbackPin::new(span, region)?;
         Ok(RevocablePin { held, span })

@@ -31,7 +31,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 	struct scatterlist *next = first + filled;
 	struct sg_table chunk;
 
-	/* Not possible if a page has exactly PEERMEM_SG_CHUNK entries. */
+	/* This cannot happen if a page has exactly PEERMEM_SG_CHUNK entries. */
 	if (list->last && next < list->last + SG_MAX_SINGLE_ALLOC) {
 		list->chunk = min(next - 1, list->last + SG_MAX_SINGLE_ALLOC -
 						    PEERMEM_SG_CHUNK);

@@ -28,7 +28,7 @@ use crate::{
 /// # Invariants
 ///
 /// The entries are allocated, and only the drop frees them. The holder of an [`SgTableHead`] may
-/// write to the entries until then.
+/// write to the entries until the drop.
 pub(crate) struct SgTable(bindings::sg_table);
 
 // SAFETY: The table only owns memory.
@@ -180,7 +180,7 @@ impl SgTable {
                 next = bindings::sg_next(at);
                 AddrRange {
                     addr: (*at).dma_address,
-                    // `dma_length`, where it exists, is the same.
+                    // `dma_length` has the same value on kernels that have this field.
                     len: u64::from((*at).length),
                 }
             }

@@ -41,7 +41,7 @@ struct nvidia_p2p_page {
 	} registers;
 };
 
-/* Table version 2.0 (580 and later); 1.2 before. */
+/* Version of the table: 2.0 from driver 580 on, 1.2 before. */
 #define NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE	0x1
 
 /*
@@ -106,7 +106,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_page_table *page_table,
 			       struct nvidia_p2p_dma_mapping *dma_mapping);
 
-/* Both do nothing and return 0 in every driver that has the interface above. */
+/* Both functions do nothing and return 0 in every driver with the interface above. */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * The peer-memory interface of ib_core. A driver whose memory has no struct
- * page lends that memory to RDMA devices through it.
+ * page lends that memory to RDMA devices through this interface.
  *
  * Mainline never had this interface. MLNX_OFED, DOCA-OFED and some distribution
  * kernels have it. The declarations below describe the binary interface of OFED
