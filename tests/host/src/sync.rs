@@ -46,7 +46,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// A `std::cell::RefCell` for several threads. It waits where the original panics.
+/// A `std::cell::RefCell` for several threads. This type waits where the original panics.
 #[derive(Default)]
 pub(crate) struct RefCell<T>(RwLock<T>);
 
