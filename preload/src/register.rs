@@ -97,7 +97,7 @@ pub(crate) fn by_dma_buf(
 }
 
 impl Request {
-    /// Says whether a dma-buf region can have the properties of this one.
+    /// Says whether a dma-buf region can have the properties of this request.
     fn fitness(&self) -> Result<(), Reason> {
         if self.has_dma_handle {
             return Err(Reason::DMA_HANDLE);

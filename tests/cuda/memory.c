@@ -50,7 +50,7 @@
 /* Unit of exported ranges, in bytes. */
 #define EXPORT_PAGE	4096
 
-/* Result of cuMemCreate(). It lives while it has handles or an allocation. */
+/* Result of cuMemCreate(). The result lives while it has handles or an allocation. */
 struct part {
 	size_t size;
 	CUmemAllocationProp properties;

@@ -267,8 +267,8 @@ impl Provider {
         self.layout.borrow().iter().all(|a| a.start != start)
     }
 
-    /// Frees the allocations that start in `[from, to)`. Makes one callback for each of their pins,
-    /// one after another.
+    /// Frees the allocations that start in `[from, to)`. Makes one callback for each pin of these
+    /// allocations, one after another.
     pub(crate) fn free_part(&self, from: u64, to: u64) {
         let world = world();
         let guard = self.lock("a free");

@@ -111,8 +111,8 @@ impl Drop for Naming {
     }
 }
 
-/// The registry. Its lock is a leaf. Models with a concurrent reader (`watched`) use a lock that
-/// loom knows. In other models such a lock would only add equivalent orders.
+/// The registry. The registry's lock is a leaf. Models with a concurrent reader (`watched`) use a
+/// lock that loom knows. In other models such a lock would only add equivalent orders.
 #[derive(Default)]
 pub(crate) struct Registry {
     locked: RefCell<Locked>,
@@ -227,8 +227,8 @@ pub(crate) struct World {
     pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<usize>,
     pub(crate) user_limit: Cell<Option<u64>>,
-    /// The bytes that each user has pinned. Their lock is a leaf, and the models do not explore its
-    /// order.
+    /// The bytes that each user has pinned. The lock of these bytes is a leaf, and the models do
+    /// not explore its order.
     pub(crate) usages: RefCell<Usages>,
     /// Locks that callbacks take, and the threads that hold them.
     held: RefCell<Vec<(ThreadId, &'static str)>>,

@@ -377,7 +377,7 @@ bool bar_has_room(const struct gpu *gpu, u64 pages)
 
 /*
  * Pins pages behind the BAR. Pages that are already pinned need no more room.
- * Returns -ENOMEM if the BAR has no room for the others.
+ * Returns -ENOMEM if the BAR has no room for the pages that are not pinned yet.
  */
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)
 {

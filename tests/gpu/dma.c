@@ -112,7 +112,7 @@ static void mapping_free(struct mapping *map)
 	kfree(map);
 }
 
-/* Maps coherent memory. It is not in a BAR, so the bounds are not checked. */
+/* Maps coherent memory. Coherent memory is not in a BAR, so the bounds are not checked. */
 static int map_coherent(struct mapping *map, u32 pages)
 {
 	int ret = coherent_map(&map->dma.pci_dev->dev, &map->sgt,

@@ -59,7 +59,7 @@ struct part {
  * struct export - an exported range
  * @gpu: the GPU, in use until the release
  * @lock: protects @mapped
- * @mapped: number of mappings. The memory has its place in BAR1 while not 0.
+ * @mapped: number of mappings. The memory has its place in BAR1 while @mapped is not 0.
  * @count: number of parts
  * @part: the parts, adjacent in the process's address space
  */
@@ -397,7 +397,7 @@ long dmabuf_ioctl(struct gpu *gpu, void __user *argp)
 /**
  * dmabuf_is_supported - check if memory can be exported
  *
- * Return: false to imitate a driver that cannot.
+ * Return: false to imitate a driver that cannot export memory.
  */
 bool dmabuf_is_supported(void)
 {

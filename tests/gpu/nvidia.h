@@ -69,7 +69,7 @@ struct sg_table;
 
 /**
  * struct gpu - one PCI function and its BAR (pci.c)
- * @dev: /dev/nvidia<N>. Its reference count is that of this structure.
+ * @dev: /dev/nvidia<N>. The device's reference count is that of this structure.
  * @cdev: the character device with its file operations
  * @pdev: the PCI function, valid until remove() returns
  * @pci: its address as text

@@ -261,7 +261,7 @@ static void flags(void)
 		refused(gpu, 8192, 7 | flag);
 	check(cuda->exports == before);
 	served(gpu, 8192, 7 | 1 << 20);
-	/* A kernel without optional flags never sees them. libibverbs drops them there. */
+	/* A kernel without optional flags never sees the flags, because libibverbs drops them. */
 	check(kernel->access == 7 || kernel->access == (7 | 1 << 20));
 	served(gpu, 8192, 7 | 1 << 21);
 	check(kernel->access == 7);

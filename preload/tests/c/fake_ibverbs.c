@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * libibverbs of a version that is not installed. Its ibv_cmd_reg_mr pins nothing. The test gives
- * the symbols a version by a linker script.
+ * libibverbs of a version that is not installed. The ibv_cmd_reg_mr of this library pins nothing.
+ * The test gives the symbols a version by a linker script.
  *
  *	NO_DMABUF	has no ibv_cmd_reg_dmabuf_mr (rdma-core before 34)
  *	SHIFTED		has another layout of struct verbs_mr

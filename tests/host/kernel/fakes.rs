@@ -109,7 +109,7 @@ pub(super) fn without_leaks<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs `f`. Its allocations fail after the first `succeed`.
+/// Runs `f`. The allocations of `f` fail after the first `succeed`.
 pub(super) fn failing_after<R>(succeed: usize, f: impl FnOnce() -> R) -> R {
     SUCCEED.set(succeed);
     let result = f();

@@ -3,8 +3,8 @@
 //! Tests of the substitute `kernel` crate, and of the module's node list, which also has `unsafe`
 //! code and uses nothing of the kernel. `portable/kernel/lib.rs` is the root of this test program.
 //!
-//! - `fakes`: the functions of `portable/shim.c`, in Rust. They panic if the crate breaks a
-//!   contract of C.
+//! - `fakes`: the functions of `portable/shim.c`, in Rust. The functions panic if the crate breaks
+//!   a contract of C.
 //! - `links`: `rb_insert_color()` and `rb_erase()`, in Rust.
 //! - The other files: one for each part of the crate.
 

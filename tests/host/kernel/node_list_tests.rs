@@ -36,7 +36,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Returns a node that does not move.
 fn node() -> Box<Node<u32>> {
-    // SAFETY: Each test has one list. Its nodes lie in boxes, and are removed at its end.
+    // SAFETY: Each test has one list. The list's nodes lie in boxes, and are removed at its end.
     Box::new(unsafe { Node::new(CURSOR) })
 }
 

@@ -45,7 +45,7 @@ fn insert(tree: &mut RBTree<u8, Value>, key: u8, value: Value) -> Option<u32> {
     let node = place.into_node(key, value);
     let old = tree.insert(node);
     assert_eq!(requests(), []);
-    // A node is not a tree. Its value is read through another tree.
+    // A node is not a tree. The value of a node is read through another tree.
     let old = old?;
     let mut other = RBTree::new();
     assert!(other.insert(old).is_none());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of both modes with a registration over several allocations. The search for their borders
-//! has its own tests, in the same file as the search.
+//! Tests of both modes with a registration over several allocations. The search for the borders of
+//! the allocations has its own tests, in the same file as the search.
 
 use std::sync::Arc;
 

@@ -20,7 +20,8 @@ use crate::revocable::RevocableMr;
 const MIB: u64 = 1 << 20;
 
 fn at(number: u32) -> Option<PciAddress> {
-    // These are GPU numbers as the module assigns them. Their order is not that of the addresses.
+    // These are GPU numbers as the module assigns them. The order of the numbers is not that of the
+    // addresses.
     [0x1_4100, 0x0_8110, 0x0_8108]
         .get(number as usize)
         .map(|at| PciAddress(*at))
@@ -54,7 +55,8 @@ fn counts(mode: PinMode) -> Counts {
     registry().stats(|stats| stats.counts())[mode as usize]
 }
 
-/// Returns counts of these numbers of registrations. The last number is the bytes of the active ones.
+/// Returns counts of these numbers of registrations. The last number is the bytes of the active
+/// ones.
 fn lives([registered, mapped, revoked, released, active, active_bytes]: [u64; 6]) -> Counts {
     Counts {
         registered,

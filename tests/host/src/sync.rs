@@ -46,7 +46,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// A `std::cell::RefCell` for several threads. It waits where the original panics.
+/// A `std::cell::RefCell` for several threads. This type waits where the original panics.
 #[derive(Default)]
 pub(crate) struct RefCell<T>(RwLock<T>);
 
@@ -92,7 +92,8 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Takes the lock for writing. No other thread may hold it: a call that would have to wait panics.
+/// Takes the lock for writing. No other thread may hold the lock: a call that would have to wait
+/// panics.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.try_write()
         .expect("put_rwsem is not taken where it may have to wait")

@@ -48,7 +48,7 @@ fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) 
     figures(model, &format!("3, {bound} preemptions"), mode, count);
 }
 
-/// Prints the figures of a model for `docs/verification.md`. The test runner reads these lines.
+/// Prints the figures of a model for `docs/verification.md`. The test runner reads the lines.
 fn figures(model: &str, threads: &str, mode: Mode, interleavings: usize) {
     let mode = match mode {
         Mode::Unmaps => "UNMAPS",

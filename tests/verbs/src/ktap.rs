@@ -64,7 +64,7 @@ pub(crate) fn expect(name: &str, found: u64, expected: u64) -> Result<()> {
 /// Time limit for the kernel to finish work after a descriptor is closed.
 const SETTLE: Duration = Duration::from_secs(60);
 
-/// Runs the cases one after another. Returns `true` if none failed.
+/// Runs the cases one after another. Returns `true` if no case failed.
 pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     println!("KTAP version 1");
     println!("# seed {}", setup.seed);
@@ -83,7 +83,7 @@ pub(crate) fn fail(error: &Error) {
     }
 }
 
-/// Runs each case, and prints its result after the header. Returns `true` if none failed.
+/// Runs each case, and prints its result after the header. Returns `true` if no case failed.
 pub(crate) fn tell<'a, T>(
     cases: impl ExactSizeIterator<Item = (&'a str, T)>,
     mut run: impl FnMut(T) -> Result<()>,

@@ -60,7 +60,7 @@ fn is_plain(machine: &Machine) -> bool {
     machine.topology == "root-ports"
 }
 
-/// Runs the cases for this machine. Returns `true` if none failed.
+/// Runs the cases for this machine. Returns `true` if no case failed.
 pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     let machine = Machine {
         setup: setup.clone(),

@@ -185,7 +185,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 /// Upper bound on the bytes that a NIC sends if it carries no data.
 const SILENCE: u64 = 4096;
 
-/// Runs the cases whose name begins with a word of `filter`. Returns `true` if none failed.
+/// Runs the cases whose name begins with a word of `filter`. Returns `true` if no case failed.
 pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<bool> {
     let consumers = Consumers {
         setup: setup.clone(),

@@ -65,7 +65,7 @@ const CASES: &[Case<Bench>] = cases![
     "dmabuf.many_leave_nothing" => |bench| many(bench),
 ];
 
-/// Runs the cases whose name begins with a word of `filter`. Returns `true` if none failed.
+/// Runs the cases whose name begins with a word of `filter`. Returns `true` if no case failed.
 pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<bool> {
     let bench = Bench {
         setup: setup.clone(),
@@ -391,7 +391,7 @@ fn refusals(lab: &Lab) -> Result<()> {
     deregister(register_part(lab, &memory, 0, M2)?)
 }
 
-/// What the child registers.
+/// Kind of memory that the child registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
     Gpu,
@@ -431,7 +431,7 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
                 return Ok(());
             }
         }
-        // The first ones fill caches.
+        // The first tenth of the repetitions fills caches.
         if time == times / 10 {
             before = Some(state()?);
         }

@@ -48,7 +48,7 @@ const CASES: &[Case<Setup>] = cases![
     "loading.no_ib_core" => |_| no_ib_core(),
 ];
 
-/// Runs all cases. Returns `true` if none failed.
+/// Runs all cases. Returns `true` if no case failed.
 pub(crate) fn run(setup: &Setup) -> bool {
     println!("KTAP version 1");
     let named = CASES.iter().map(|case| (case.name, case));

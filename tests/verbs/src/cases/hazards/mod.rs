@@ -204,7 +204,7 @@ fn say(line: &str) {
     let _ = std::io::stdout().flush();
 }
 
-/// Arms the trap `name` of `tests/interpose`. The value `0` disarms it.
+/// Arms the trap `name` of `tests/interpose`. The value `0` disarms the trap.
 fn interpose(name: &str, value: &str) -> Result<()> {
     let path = format!("/sys/kernel/debug/interpose/{name}");
     fs::write(&path, value).with_context(|| path)

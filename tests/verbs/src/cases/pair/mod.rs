@@ -85,7 +85,7 @@ const BEFORE: usize = 16;
 const ACK_TIMEOUT: u8 = 19;
 const RETRIES: u8 = 3;
 
-/// Runs the cases whose name begins with a word of the filter. Returns `true` if none failed on
+/// Runs the cases whose name begins with a word of the filter. Returns `true` if no case failed on
 /// either host.
 pub(crate) fn run(setup: &Setup, options: &Options) -> Result<bool> {
     let [near, _] = &setup.devices;
