@@ -249,13 +249,25 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12"],
         make: &["CC=gcc"],
-        config: &["rig.config", "debug.config", "6.12-debug.config"],
+        config: &["rig.config", "debug.config", "6.12.config", "6.12-debug.config"],
         detectors: true,
         again: Again::Nothing,
         only_in_full: true,
         seconds: 720.0,
         mib: 3600,
         ..BUILT
+    },
+    // Ubuntu's kernels for Grace have pages of 64 KiB, and Debian has no such image.
+    Flavour {
+        name: "6.12-arm64-64k",
+        package: "linux-source-6.12",
+        instead: None,
+        suites: &["trixie"],
+        patches: &["6.12"],
+        config: &["rig.config", "arm64.config", "arm64-64k.config", "6.12.config"],
+        smoke: &["NVIDIA's", "ours", "ours, revocable"],
+        again: Again::Nothing,
+        ..BUILT_ARM64
     },
     Flavour {
         name: "6.1",
