@@ -36,6 +36,9 @@ use crate::{
 pub(crate) struct Selection {
     /// Runs only rows whose name contains this text
     filter: Option<String>,
+    /// Runs only the row with exactly this name
+    #[arg(long, requires = "filter")]
+    exact: bool,
     /// Runs only cases of `gdr` whose name contains this text
     #[arg(long, default_value = "")]
     case: String,
@@ -85,7 +88,10 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         .filter(|run| selection.lint || !matches!(run.place, Place::Lint))
         .filter(|run| {
             let filter = selection.filter.as_deref().unwrap_or_default();
-            run.name.contains(filter)
+            match selection.exact {
+                true => run.name == filter,
+                false => run.name.contains(filter),
+            }
         })
         .collect();
     if selection.list {
