@@ -24,10 +24,7 @@ use crate::{
         BarFinder, //
     },
     phys::PhysRanges,
-    ranges::{
-        AddrRange,
-        SgEntry, //
-    },
+    ranges::AddrRange,
     reason::Reason,
     setup::*,
     sg::SgTable, //
@@ -57,7 +54,7 @@ fn not_found(addr: u64, len: u64) -> Option<Reason> {
 fn table(count: u64) -> Result<SgTable, Reason> {
     let (table, ()) = SgTable::build(|table| {
         for addr in 0..count {
-            table.push(SgEntry { addr, len: 1 });
+            table.push(AddrRange { addr, len: 1 });
         }
         Ok(())
     })?;
@@ -102,7 +99,7 @@ suite!(
         for count in rows([0, 1, 200]) {
             let table = SgTable::build(|table| -> Result<(), Reason> {
                 for addr in 0..count {
-                    table.push(SgEntry { addr, len: 1 });
+                    table.push(AddrRange { addr, len: 1 });
                 }
                 Err(Reason::Revoked)
             });

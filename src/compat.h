@@ -214,7 +214,7 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns true if @pfn has a struct page, or @unknown if the answer cannot be known.
+ * Returns true if @pfn has a struct page, or @unknown if the kernel cannot tell.
  * On 5.10, pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL
  * modules only.
  */
@@ -269,8 +269,8 @@ static inline bool compat_has_dma_offset(struct device *dev)
 }
 
 /*
- * Returns true if an IOMMU translates the addresses of @dev, or @unknown if
- * the answer cannot be known.
+ * Returns true if an IOMMU translates the addresses of @dev, or @unknown if the
+ * kernel cannot tell.
  */
 /* PROBE iommu_domain: *(void **)p = iommu_get_domain_for_dev(p); */
 static inline bool compat_iommu_translates(struct device *dev, bool unknown)

@@ -230,7 +230,8 @@ impl Checked<'_> {
     }
 
     /// Reads one of the [`Reader::batches`]: see [`Reader::pages`].
-    #[inline(always)]
+    // Not inlined: a caller has so many variables that the loop's own would be kept in memory.
+    #[inline(never)]
     pub(crate) fn read(&self, from: usize, reader: &mut Reader<'_, '_>) -> Option<usize> {
         // SAFETY: The page is alive by the type invariant.
         let addr = |page: &*mut c::nvidia_p2p_page| unsafe { (**page).physical_address };

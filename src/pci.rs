@@ -345,17 +345,17 @@ impl BarFinder {
     /// Checks `range`. Returns `true` if `range` is in the BAR that was found last and passes the
     /// check for `struct page`s. Takes no lock.
     #[inline(always)]
-    pub(crate) fn lookup_here(&mut self, range: &AddrRange) -> bool {
-        self.clear.contains(range) || self.bar.is_some_and(|bar| self.lookup_in(&bar, range))
+    pub(crate) fn lookup_here(&mut self, range: AddrRange) -> bool {
+        self.clear.contains(&range) || self.bar.is_some_and(|bar| self.lookup_in(bar, range))
     }
 
     #[cold]
     #[inline(never)]
-    fn lookup_in(&mut self, bar: &AddrRange, range: &AddrRange) -> bool {
-        if !bar.contains(range) {
+    fn lookup_in(&mut self, bar: AddrRange, range: AddrRange) -> bool {
+        if !bar.contains(&range) {
             return false;
         }
-        let clear = range.widened(SUBSECTION, bar);
+        let clear = range.widened(SUBSECTION, &bar);
         // SAFETY: The function has no preconditions.
         let has = unsafe {
             c::peermem_has_struct_page(clear.addr, clear.len, bar.addr, bar.last(), true)
@@ -373,7 +373,7 @@ impl BarFinder {
         while range.len > 0 {
             let bar = self.bar_at(range.addr).ok_or(Reason::NotInBar)?;
             let here = range.start_in(&bar);
-            if !self.lookup_in(&bar, &here) {
+            if !self.lookup_in(bar, here) {
                 return Err(Reason::HasStructPages);
             }
             range.addr = range.addr.wrapping_add(here.len);

@@ -146,10 +146,9 @@ fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
 
 /// Makes nvidia.ko map one page of `pin`, which is on `gpu`, for `device`. Returns `None` if there
 /// is no answer.
-// On arm64, inlining would make the caller's stack frame exceed 1 KiB. On x86-64, the frame stays
-// smaller, and `cold` would add an instruction for each page to the loop that is inlined in the
-// caller.
-#[cfg_attr(target_arch = "aarch64", cold, inline(never))]
+// Not inlined: on arm64, the caller's stack frame would exceed 1 KiB.
+#[cold]
+#[inline(never)]
 fn ask(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     // nvidia.ko never maps the last page of a BAR separately.
     let maps = |number| pin.page(number).is_some_and(|page| !env::ends_bar(&page));

@@ -12,7 +12,6 @@ use crate::{
         self,
         AddrRange,
         PageSize,
-        SgEntry,
         SgLayout, //
     },
     reason::Reason,
@@ -48,7 +47,7 @@ pub(crate) struct Reader<'a, 'b> {
     bars: BarFinder,
     table: &'a mut SgBuilder<'b>,
     /// An entry to add between two batches.
-    pending: Option<SgEntry>,
+    pending: Option<AddrRange>,
 }
 
 impl Reader<'_, '_> {
@@ -75,7 +74,7 @@ impl Reader<'_, '_> {
         let (now, later) = left.split_at_checked(BATCH).unwrap_or((left, &[]));
         let (bars, table) = (&mut self.bars, &mut *self.table);
         let left = self.layout.pages(now, addr, page, |entry| {
-            let is_added = bars.lookup_here(&entry.range()) && table.push_within(entry);
+            let is_added = bars.lookup_here(entry) && table.push_within(entry);
             if !is_added {
                 self.pending = Some(entry);
             }
@@ -104,7 +103,7 @@ impl Reader<'_, '_> {
     /// Adds the entry at which [`Reader::pages`] stopped, if there is one.
     fn settle(&mut self) -> Result<(), Reason> {
         if let Some(entry) = self.pending.take() {
-            self.bars.lookup(entry.range())?;
+            self.bars.lookup(entry)?;
             self.table.push(entry);
         }
         Ok(())

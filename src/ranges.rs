@@ -295,31 +295,11 @@ pub(crate) fn iova_offset(base: u64, va: u64, slack: u64) -> u64 {
     va.wrapping_sub(base) & slack.saturating_sub(1)
 }
 
-/// One entry of a scatter list.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct SgEntry {
-    /// DMA address.
-    pub(crate) addr: u64,
-    /// Length in bytes.
-    pub(crate) len: u32,
-}
-
-impl SgEntry {
-    /// Returns the DMA addresses of the entry.
-    pub(crate) fn range(&self) -> AddrRange {
-        AddrRange {
-            addr: self.addr,
-            len: u64::from(self.len),
-        }
-    }
-}
-
-/// Returns the entry from `start` to `end`, which are in one window.
-fn entry(start: u64, end: u64) -> SgEntry {
-    SgEntry {
+/// Returns the entry from `start` to `end`.
+fn entry(start: u64, end: u64) -> AddrRange {
+    AddrRange {
         addr: start,
-        // CAST: The length is at most `MAX_ENTRY`.
-        len: end.wrapping_sub(start) as u32,
+        len: end.wrapping_sub(start),
     }
 }
 
@@ -377,7 +357,7 @@ impl SgLayout {
         mut pages: &'a [T],
         addr: impl Fn(&T) -> u64,
         page: PageSize,
-        mut each: impl FnMut(SgEntry) -> bool,
+        mut each: impl FnMut(AddrRange) -> bool,
     ) -> &'a [T] {
         let len = page.bytes();
         while let Some(first) = pages.first() {
@@ -403,6 +383,11 @@ impl SgLayout {
                 continue;
             }
             let (mut start, mut end) = (self.start, self.end);
+            if start == end {
+                // No range is open: the first page begins one.
+                start = addr(first);
+                end = start;
+            }
             // The closure does not capture `end`: a captured `end` would be kept in memory.
             let breaks = |addr, end: &mut u64| {
                 let breaks = addr != *end;
@@ -418,7 +403,7 @@ impl SgLayout {
                 .map(&addr)
                 .find(|addr| breaks(*addr, &mut end))
             {
-                goes_on = start == end || each(entry(start, end));
+                goes_on = each(entry(start, end));
                 (start, end) = (addr, addr.wrapping_add(len));
                 if !goes_on {
                     break;
@@ -440,7 +425,7 @@ impl SgLayout {
     pub(crate) fn range(
         &mut self,
         mut range: AddrRange,
-        mut each: impl FnMut(SgEntry) -> bool,
+        mut each: impl FnMut(AddrRange) -> bool,
     ) -> bool {
         let mut goes_on = true;
         while range.len > 0 {
@@ -459,7 +444,7 @@ impl SgLayout {
     }
 
     /// Ends the current entry and returns it.
-    pub(crate) fn finish(&mut self) -> Option<SgEntry> {
+    pub(crate) fn finish(&mut self) -> Option<AddrRange> {
         let ended = entry(self.start, self.end);
         let is_empty = self.start == self.end;
         self.start = self.end;
@@ -468,7 +453,7 @@ impl SgLayout {
 
     /// Begins the next window if the current window is full. Returns the result of `each`, or
     /// `true` if `each` is not called.
-    fn open(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
+    fn open(&mut self, each: &mut impl FnMut(AddrRange) -> bool) -> bool {
         if self.left > 0 {
             return true;
         }
@@ -477,7 +462,7 @@ impl SgLayout {
     }
 
     /// Ends the current entry. Returns the result of `each`, or `true` if `each` is not called.
-    fn close(&mut self, each: &mut impl FnMut(SgEntry) -> bool) -> bool {
+    fn close(&mut self, each: &mut impl FnMut(AddrRange) -> bool) -> bool {
         self.finish().is_none_or(each)
     }
 }

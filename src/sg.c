@@ -21,9 +21,9 @@ static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 
 /*
  * Makes room after the @filled entries from @first on, in the rest of the last
- * chunk or in a new one. If @chunk is set, @first is its first entry, and the
- * chunk is full. Returns the number of filled entries in the new @chunk, or 0
- * if there is no memory. May sleep.
+ * chunk or in a new chunk. @list->chunk is NULL, or equals @first and is full.
+ * Returns the number of filled entries in the new @list->chunk, or 0 if there
+ * is no memory. May sleep.
  */
 unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 			     unsigned int filled)
@@ -56,7 +56,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 
 /*
  * Ends the list with the @filled entries from @first on, and frees the unused
- * rest. If @chunk is set, @first is its first entry. May sleep.
+ * rest. @list->chunk is NULL, or equals @first. May sleep.
  */
 int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
 		      unsigned int filled)

@@ -16,10 +16,7 @@ use kernel::{
 
 use crate::{
     c,
-    ranges::{
-        AddrRange,
-        SgEntry, //
-    },
+    ranges::AddrRange,
     reason::Reason, //
 };
 
@@ -78,7 +75,7 @@ impl<'a> SgBuilder<'a> {
 
     /// Adds an entry, unless there is no memory for it. May sleep.
     #[inline(always)]
-    pub(crate) fn push(&mut self, entry: SgEntry) {
+    pub(crate) fn push(&mut self, entry: AddrRange) {
         if self.at == self.end {
             self.grow();
         }
@@ -87,19 +84,21 @@ impl<'a> SgBuilder<'a> {
 
     /// Adds an entry and returns `true`, if there is room without an allocation.
     #[inline(always)]
-    pub(crate) fn push_within(&mut self, entry: SgEntry) -> bool {
+    pub(crate) fn push_within(&mut self, entry: AddrRange) -> bool {
         let at = self.at;
         if at == self.end {
             return false;
         }
+        // CAST: `SgLayout` makes no entry that is longer than `MAX_ENTRY`.
+        let len = entry.len as c_uint;
         // SAFETY: The entry is before `end`, and belongs to this builder alone. Its chain bits stay
         // unchanged.
         unsafe {
-            (*at).length = entry.len;
+            (*at).length = len;
             (*at).dma_address = entry.addr;
             #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
             {
-                (*at).dma_length = entry.len;
+                (*at).dma_length = len;
             }
         }
         // INVARIANT: `at` was before `end`, and its entry is filled now.

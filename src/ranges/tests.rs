@@ -28,7 +28,7 @@ fn entries_of_pins(
     va: u64,
     page: PageSize,
     max_segment: u32,
-) -> Vec<SgEntry> {
+) -> Vec<AddrRange> {
     let read = |batch: usize| {
         let (mut layout, mut entries) = (SgLayout::new(va, page, max_segment), Vec::new());
         for (mut rest, page) in pins.iter().copied() {
@@ -56,7 +56,7 @@ fn entries_of_pins(
 
 /// Returns the entries for these pages, and checks that one pin, two pins and ranges give the same
 /// entries.
-fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<SgEntry> {
+fn list(addrs: &[u64], va: u64, page: PageSize, max_segment: u32) -> Vec<AddrRange> {
     let entries = entries_of_pins(&[(addrs, page)], va, page, max_segment);
     let (first, second) = addrs.split_at(addrs.len() / 2);
     let pins = [(first, page), (second, page)];
@@ -72,7 +72,7 @@ fn pages(addrs: &[u64], page: PageSize) -> impl Iterator<Item = AddrRange> + '_ 
     addrs.iter().map(move |&addr| AddrRange { addr, len })
 }
 
-fn entries_of(ranges: impl Iterator<Item = AddrRange>, mut layout: SgLayout) -> Vec<SgEntry> {
+fn entries_of(ranges: impl Iterator<Item = AddrRange>, mut layout: SgLayout) -> Vec<AddrRange> {
     let mut entries = Vec::new();
     for range in ranges {
         layout.range(range, |entry| {
@@ -91,10 +91,10 @@ fn join(ranges: impl Iterator<Item = AddrRange>) -> Vec<AddrRange> {
 }
 
 /// Returns the address of every `step` bytes of the entries.
-fn expand(entries: &[SgEntry], step: u64) -> Vec<u64> {
+fn expand(entries: &[AddrRange], step: u64) -> Vec<u64> {
     entries
         .iter()
-        .flat_map(|e| (0..u64::from(e.len) / step).map(move |i| e.addr + i * step))
+        .flat_map(|e| (0..e.len / step).map(move |i| e.addr + i * step))
         .collect()
 }
 
@@ -209,7 +209,7 @@ fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
 }
 
 /// Returns the entries of memory behind an IOMMU that has allocated addresses from `base` on.
-fn behind_an_iommu(base: u64, va: u64, len: u64) -> Vec<SgEntry> {
+fn behind_an_iommu(base: u64, va: u64, len: u64) -> Vec<AddrRange> {
     let start = base + iova_offset(base, va, iova_slack(len));
     let runs = IovaLayout::new(va, len).runs(start, len);
     entries_of(
@@ -258,7 +258,7 @@ fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
         for va in BEGINNINGS {
             for len in LENGTHS {
                 let entries = behind_an_iommu(base, va, len);
-                let ranges = || entries.iter().map(SgEntry::range);
+                let ranges = || entries.iter().copied();
                 let total: u64 = ranges().map(|range| range.len).sum();
                 assert_eq!(total, len);
                 let mut at = va;
@@ -410,7 +410,7 @@ fn a_small_segment_limit_is_kept_for_larger_pages_of_another_pin() {
     for (max, want) in [(65536, 6), (131_072, 4), (1 << 31, 3)] {
         let entries = entries_of_pins(&pins, 0, PageSize::KIB_64, max);
         let longest = entries.iter().map(|entry| entry.len).max();
-        assert!(longest <= Some(max), "{longest:?} of {max}");
+        assert!(longest <= Some(u64::from(max)), "{longest:?} of {max}");
         assert_eq!(entries.len(), want, "max_segment {max}");
     }
 }
@@ -422,7 +422,7 @@ fn a_page_across_the_end_of_a_window_ends_two_entries() {
         (&[4 * MIB, 8 * MIB], PageSize::KIB_128),
     ];
     let entries = entries_of_pins(&pins, 2 * GIB - 128 * KIB, PageSize::KIB_64, 1 << 31);
-    let lens = entries.iter().map(|entry| u64::from(entry.len) / KIB);
+    let lens = entries.iter().map(|entry| entry.len / KIB);
     assert_eq!(lens.collect::<Vec<_>>(), [64, 64, 64, 128]);
 }
 
@@ -439,7 +439,7 @@ fn descending_and_scattered_pages_stay_apart() {
 fn ranges_join_across_chunks() {
     let chunks = [(0, 10), (10, 5), (20, 1), (21, 9)].map(|(addr, len)| AddrRange { addr, len });
     let layout = SgLayout::new(0, PageSize::KIB_64, 1 << 31);
-    let want = [(0, 15), (20, 10)].map(|(addr, len)| SgEntry { addr, len });
+    let want = [(0, 15), (20, 10)].map(|(addr, len)| AddrRange { addr, len });
     assert_eq!(entries_of(chunks.into_iter(), layout), want);
 }
 
@@ -477,17 +477,17 @@ fn small_scopes_exhaustively() {
     println!("figure: cases {cases}");
 }
 
-fn check(got: &[SgEntry], addrs: &[u64], start: u64, page: PageSize, window: u64) {
+fn check(got: &[AddrRange], addrs: &[u64], start: u64, page: PageSize, window: u64) {
     assert_eq!(expand(got, page.bytes()), addrs);
     let mut va = start;
     for (i, entry) in got.iter().enumerate() {
-        let end = va + u64::from(entry.len);
+        let end = va + entry.len;
         assert!(
             entry.len > 0 && va / window == (end - 1) / window,
             "crosses a window"
         );
         if let Some(next) = got.get(i + 1) {
-            let breaks = entry.addr + u64::from(entry.len) != next.addr;
+            let breaks = entry.addr + entry.len != next.addr;
             assert!(breaks || end % window == 0, "ends without a reason");
         }
         va = end;
@@ -557,9 +557,9 @@ fn check_registration(
     let window = window(page, max_segment);
     let mut va = span.start();
     for (i, entry) in whole.iter().enumerate() {
-        let end = va + u64::from(entry.len);
+        let end = va + entry.len;
         assert!(entry.len > 0 && va / window == (end - 1) / window);
-        let follows = |next: &SgEntry| entry.addr + u64::from(entry.len) == next.addr;
+        let follows = |next: &AddrRange| entry.addr + entry.len == next.addr;
         assert!(!whole.get(i + 1).is_some_and(follows) || end % window == 0);
         va = end;
     }
@@ -569,11 +569,10 @@ fn check_registration(
     trim(&mut trimmed, addr, len, page.bytes(), kernel).expect("can be trimmed");
     let from = addr / kernel * kernel;
     let to = (addr + len).div_ceil(kernel) * kernel;
-    let got: Vec<AddrRange> = trimmed.iter().map(SgEntry::range).collect();
-    let total: u64 = got.iter().map(|range| range.len).sum();
+    let total: u64 = trimmed.iter().map(|range| range.len).sum();
     assert_eq!(total, to - from);
     assert_eq!(
-        clip(&got, 0, total),
+        clip(&trimmed, 0, total),
         clip(ranges, from - span.start(), to - span.start())
     );
 }

@@ -17,7 +17,7 @@ use crate::fakes::world::{world, Break};
 use crate::history::Task;
 use crate::mr::Mr;
 use crate::quota::Usages;
-use crate::ranges::{AddrRange, PageSize, SgEntry, SgLayout, Span};
+use crate::ranges::{AddrRange, PageSize, SgLayout, Span};
 use crate::reason::Reason;
 use crate::registry::{Registration, RegistrationInfo, Registry, Transition};
 use crate::sync::thread::ThreadId;
@@ -434,27 +434,27 @@ pub(crate) fn ends_bar(page: &AddrRange) -> bool {
 
 /// A scatter list. ib_core writes to its memory.
 pub(crate) struct SgTable {
-    entries: Vec<SgEntry>,
+    entries: Vec<AddrRange>,
     memory: usize,
 }
 
 /// The scatter list as ib_core sees it.
 pub(crate) struct SgTableHead {
-    pub(crate) entries: Vec<SgEntry>,
+    pub(crate) entries: Vec<AddrRange>,
     pub(crate) memory: usize,
 }
 
 impl Deref for SgTableHead {
-    type Target = [SgEntry];
+    type Target = [AddrRange];
 
-    fn deref(&self) -> &[SgEntry] {
+    fn deref(&self) -> &[AddrRange] {
         &self.entries
     }
 }
 
 impl SgTable {
     pub(crate) fn build<R>(
-        fill: impl FnOnce(&mut Vec<SgEntry>) -> Result<R, Reason>,
+        fill: impl FnOnce(&mut Vec<AddrRange>) -> Result<R, Reason>,
     ) -> Result<(Self, R), Reason> {
         let world = world();
         world.may_allocate();
@@ -472,7 +472,7 @@ impl SgTable {
     }
 
     pub(crate) fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
-        self.entries.iter().map(SgEntry::range)
+        self.entries.iter().copied()
     }
 
     pub(crate) fn head(&self) -> SgTableHead {

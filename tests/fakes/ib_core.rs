@@ -10,7 +10,7 @@ use crate::fakes::env::{Held, MrStats, PciDevice, SgTableHead};
 use crate::fakes::provider::ALLOCATION;
 use crate::fakes::world::{world, Break, Memory, Mode, World};
 use crate::mr::Mr as _;
-use crate::ranges::SgEntry;
+use crate::ranges::AddrRange;
 use crate::reason::Reason;
 use crate::revocable::RevocableMr;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -442,7 +442,7 @@ impl Drop for Ticket {
 /// `kernel` bytes. Fails if an entry is too short to be trimmed, where ib_core's unsigned
 /// arithmetic would wrap.
 pub(crate) fn trim(
-    entries: &mut [SgEntry],
+    entries: &mut [AddrRange],
     addr: u64,
     len: u64,
     peer: u64,
@@ -455,14 +455,14 @@ pub(crate) fn trim(
     let tail = up(addr + len, peer) - up(addr + len, kernel);
     let first = entries.first_mut().ok_or("no first entry")?;
     first.addr += head;
-    first.len = u64::from(first.len)
+    first.len = first
+        .len
         .checked_sub(head)
-        .and_then(|len| u32::try_from(len).ok())
         .ok_or("the first entry is too short")?;
     let last = entries.last_mut().ok_or("no last entry")?;
-    last.len = u64::from(last.len)
+    last.len = last
+        .len
         .checked_sub(tail)
-        .and_then(|len| u32::try_from(len).ok())
         .filter(|&len| len > 0)
         .ok_or("the last entry is too short")?;
     Ok(())

@@ -10,7 +10,7 @@ use crate::fakes::provider::{Allocation, DMA_BASE};
 use crate::fakes::world::World;
 use crate::mr::Mr;
 use crate::persistent::PersistentMr;
-use crate::ranges::{PageSize, SgEntry};
+use crate::ranges::{AddrRange, PageSize};
 use crate::reason::{Reason, EINVAL, ENOMEM};
 use crate::revocable::RevocableMr;
 
@@ -37,13 +37,13 @@ fn count(log: &[&str], what: &str) -> usize {
 
 /// Checks that the first entry is at the start of the range, that the entries follow each other,
 /// and that no byte is missing or present twice.
-fn check_entries(entries: &[SgEntry], offset: u64, lengths: &[u64]) {
+fn check_entries(entries: &[AddrRange], offset: u64, lengths: &[u64]) {
     assert_eq!(entries.len(), lengths.len());
     let mut at = offset;
     for (number, (entry, len)) in entries.iter().zip(lengths).enumerate() {
         let memory = entry.addr % IOMMU_OFFSET - DMA_BASE;
         assert_eq!(memory, ((number as u64) << 36) + at, "entry {number}");
-        assert_eq!(u64::from(entry.len), *len, "entry {number}");
+        assert_eq!(entry.len, *len, "entry {number}");
         at += len;
     }
 }

@@ -29,7 +29,7 @@ fn one_pin_one_map_one_unmap_one_unpin() {
     assert_eq!(table.len(), 1);
     assert_eq!(
         (table[0].addr, table[0].len),
-        (DMA_BASE + IOMMU_OFFSET, (2 * MIB + 0x10000) as u32)
+        (DMA_BASE + IOMMU_OFFSET, 2 * MIB + 0x10000)
     );
     assert_eq!(world.take_log(), ["pin", "map"]);
     region.unmap();
