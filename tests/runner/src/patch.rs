@@ -76,7 +76,10 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
         apply(&work, patch, 0)?;
     }
     for file in stamp::files(&work)? {
-        stamp::update(&copy.join(file.strip_prefix(&work)?), &fs::read(&file)?)?;
+        let target = copy.join(file.strip_prefix(&work)?);
+        stamp::update(&target, &fs::read(&file)?)?;
+        // The build runs scripts of the copy.
+        fs::set_permissions(&target, fs::metadata(&file)?.permissions())?;
     }
     for file in stamp::files(&copy)? {
         if !work.join(file.strip_prefix(&copy)?).exists() {
