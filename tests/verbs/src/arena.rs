@@ -60,7 +60,7 @@ impl Arena {
         Self::whole(&lab.near, memory, Pattern::new(lab.setup.seed, id))
     }
 
-    /// Does the same as [`Arena::near`] on the far device.
+    /// Registers memory at `place` on the far device, as [`Arena::near`] does on the near device.
     pub(crate) fn far(lab: &Lab, place: Where, len: usize, id: u64) -> Result<Self> {
         let memory = lab.allocate(place, len)?;
         Self::whole(&lab.far, memory, Pattern::new(lab.setup.seed, id))

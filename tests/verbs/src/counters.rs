@@ -12,7 +12,7 @@ use crate::{ktap, module_files, sys};
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
-/// Counters that must be zero when nobody holds anything.
+/// Counters that must be zero while no process has GPU memory or a registration.
 const LIVE: [&str; 8] = [
     "pins_live",
     "pins_persistent_live",
@@ -72,7 +72,7 @@ impl Counters {
     pub(crate) fn since(&self, before: &Self, name: &str) -> Result<u64> {
         self.get(name)?
             .checked_sub(before.get(name)?)
-            .with_context(|| format!("counter {name} ran backwards"))
+            .with_context(|| format!("counter {name} has decreased"))
     }
 
     /// Returns the number of live pins of both modes, and of mapped dma-bufs, which hold memory like
@@ -83,12 +83,12 @@ impl Counters {
             + self.get("dmabuf_maps_live")?)
     }
 
-    /// Returns all counters that are wrong at rest.
+    /// Returns all counters with wrong values, at a time when every object should be gone.
     pub(crate) fn leftovers(&self, before: &Self) -> Result<Vec<String>> {
         self.leftovers_beside(before, 0)
     }
 
-    /// Does the same as [`Self::leftovers`] while `allocations` allocations are expected.
+    /// Returns the same as [`Self::leftovers`], but expects `allocations` live allocations.
     pub(crate) fn leftovers_beside(&self, before: &Self, allocations: u64) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for name in LIVE {

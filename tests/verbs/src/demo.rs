@@ -19,7 +19,8 @@ use crate::rdma::{Op, Region, Status};
 use crate::sys::Running;
 use crate::{ktap, measure, module, rdma, sys};
 
-/// Variable with the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
+/// Environment variable with the path of NVIDIA's nvidia-peermem, if the runner has copied that
+/// module into the test VM.
 const CONTROL: &str = "TESTVM_CONTROL_KO";
 /// Number of bytes to write and read: not aligned to anything, and longer than any page.
 const BYTES: usize = (1 << 20) + 4097;
@@ -181,7 +182,7 @@ fn introduce(lab: &Lab) -> Result<()> {
         module::version()?
     );
     lab.first_registrations()?;
-    println!("  It has asked nvidia.ko, with one pin for each GPU and NIC, how that maps. Below it maps by itself.");
+    println!("  For each GPU and NIC, the module has made nvidia.ko map one page, to compare the addresses. From here on, the module maps by itself.");
     Ok(())
 }
 
@@ -195,7 +196,7 @@ fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
         ours.bytes >> 20,
         ours.address
     );
-    println!("   No CPU page is there, so ib_core asked its peer-memory clients, and the module answered.");
+    println!("   The address has no CPU pages, so ib_core asked its peer-memory clients, and the module accepted the memory.");
     let other = |value: fn(&Measurement) -> String| control.map_or("-".to_owned(), value);
     println!("   {:24}{:>18}{:>22}", "", "ours", "NVIDIA's");
     for (name, value) in [

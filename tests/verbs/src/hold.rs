@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Schedules: hold points of the kernel's modules, and threads that may never return.
+//! Parts of a schedule: hold points in the kernel's modules, and threads that may never return from
+//! the kernel.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -10,17 +11,18 @@ use anyhow::{ensure, Context, Result};
 
 use crate::{module_files, sys};
 
-/// Time limit for a thread to reach its place.
+/// Time limit for a thread to end, or to reach a place.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// A place at which the kernel stops threads until this is dropped. See `linux/test_hold.h`.
+/// A hold point that stops threads until this value is dropped. See `linux/test_hold.h`.
 #[derive(Debug)]
 pub(crate) struct Hold {
     path: PathBuf,
 }
 
 impl Hold {
-    /// Arms a place, which is `<module's directory>/<name>`, such as `ib_peer_mem/before_release`.
+    /// Arms a hold point, named `<module's directory>/<name>`, such as
+    /// `ib_peer_mem/before_release`.
     pub(crate) fn arm(place: &str) -> Result<Self> {
         let (module, name) = place.split_once('/').context("no module in a hold point")?;
         let path = PathBuf::from(format!("/sys/kernel/debug/{module}/hold/{name}"));
@@ -155,7 +157,7 @@ impl<T> Worker<T> {
     /// Returns the functions in which the thread sleeps, innermost first, without offsets. Returns
     /// an empty string while the thread runs.
     pub(crate) fn place(&self) -> String {
-        // State I (idle) is a hold point.
+        // A thread that waits at a hold point has state I (idle).
         let sleeps = || matches!(self.state(), Some('D' | 'I'));
         let before = sleeps();
         let path = format!("/proc/self/task/{}/stack", self.tid);

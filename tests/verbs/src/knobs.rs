@@ -20,7 +20,7 @@ impl Parameter {
     pub(crate) fn set(module: &str, name: &str, value: &str) -> Result<Self> {
         let path = format!("/sys/module/{module}/parameters/{name}");
         if module == "nvidia" && has_nvidias_upper_half() && !is_settable(&path) {
-            return ktap::skip("what NVIDIA's own nv-p2p.c says no parameter changes");
+            return ktap::skip("with NVIDIA's own nv-p2p.c, no parameter changes this");
         }
         Self::set_file(&path, value)
     }
@@ -89,13 +89,14 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     Ok(failed)
 }
 
-/// Announces, to the check of the kernel log, a report that is expected now or has just come. One
-/// line of the report matches `pattern`.
+/// Tells the check of the kernel log to expect a report that comes now or has just come. One line
+/// of the report matches `pattern`.
 pub(crate) fn provoke(pattern: &str) -> Result<()> {
     fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
 }
 
-/// Announces nvidia.ko's warning about a failed put of either kind.
+/// Tells the check of the kernel log to expect nvidia.ko's warning about a failed put, in either
+/// mode.
 pub(crate) fn provoke_failing_put() -> Result<()> {
     provoke(if has_nvidias_upper_half() {
         r"WARNING: .*nv-p2p\.c"

@@ -46,7 +46,7 @@ pub(crate) fn note(name: &str, value: impl Display) {
     println!("# {name} {value}");
 }
 
-/// Compares a number with the expected one.
+/// Checks that a number has the expected value.
 pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
     ensure!(
         found == expected,
@@ -55,7 +55,7 @@ pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
     Ok(())
 }
 
-/// Prints a figure that the case measured, and compares it.
+/// Prints a figure that the case measured, and checks that it has the expected value.
 pub(crate) fn expect(name: &str, found: u64, expected: u64) -> Result<()> {
     note(name, found);
     same(name, found, expected)
@@ -123,7 +123,8 @@ pub(crate) fn tell<'a, T>(
 
 fn run_one(case: &Case, setup: &Setup) -> Result<()> {
     let before = Counters::read_if_there()?;
-    // sideway asserts in its destructors. Such a panic fails the case, but not the run.
+    // Destructors of the crate sideway contain assertions. A panic in a destructor fails the case,
+    // but not the run.
     let result = panic::catch_unwind(AssertUnwindSafe(|| {
         let lab = Lab::open(setup)?;
         (case.run)(&lab)

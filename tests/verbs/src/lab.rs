@@ -42,9 +42,9 @@ impl fmt::Display for Peermem {
 /// Mode of the registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PinMode {
-    /// Nobody revokes. The pages live until the deregistration.
+    /// nvidia.ko never revokes the pins. The pages stay pinned until the deregistration.
     Persistent,
-    /// nvidia.ko calls back when the memory is freed.
+    /// nvidia.ko revokes the pins, by a callback, when the memory is freed.
     Revocable,
 }
 
@@ -87,7 +87,7 @@ impl Setup {
         set.filter(|limit| *limit != 0).unwrap_or(DEFAULT_SEGMENT)
     }
 
-    /// Returns the mode that the loaded module gives to rxe.
+    /// Returns the mode of rxe's registrations with the loaded module.
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let asked = counters::module_parameter("nvidia_peermem", "persistent_api_support");
@@ -206,10 +206,14 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if it expects more than NVIDIA's nvidia-peermem does.
+    /// Skips the case if another module than ours is loaded, because the case asks for more than
+    /// that module does.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
-            return ktap::skip(format_args!("asks too much of: {}", self.setup.peermem));
+            return ktap::skip(format_args!(
+                "asks for more than this module does: {}",
+                self.setup.peermem
+            ));
         }
         Ok(())
     }
@@ -231,7 +235,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if there cannot be regions of both clients.
+    /// Skips the case if lockdep would report regions of both clients, because ib_core's locks have
+    /// only one class.
     pub(crate) fn needs_both_clients(&self) -> Result<()> {
         if counters::module_parameter("ib_core", "peer_lock_classes").as_deref() == Some("2") {
             return Ok(());

@@ -22,7 +22,7 @@ pub(crate) fn version() -> Result<String> {
     sys::read_line(&format!("/sys/module/{NAME}/version"))
 }
 
-/// Returns the current parameters in the form for loading.
+/// Returns the current parameters as arguments for loading the module.
 pub(crate) fn parameters() -> Vec<String> {
     PARAMETERS
         .into_iter()
@@ -56,7 +56,7 @@ pub(crate) fn unloaded(name: &str) -> Result<bool> {
 /// Checks that the module cannot be unloaded while a callback is still to come.
 pub(crate) fn must_stay() -> Result<()> {
     let goes = unloaded(NAME)?;
-    ensure!(!goes, "the module goes with its callback to come");
+    ensure!(!goes, "the module was unloaded before its callback came");
     Ok(())
 }
 

@@ -96,14 +96,14 @@ pub(crate) fn no_refusals() -> Result<()> {
     Ok(())
 }
 
-/// Returns all counts that are not zero, except the lives of registrations. The key is
+/// Returns all nonzero counts of refusals and of events that belong to no registration. The key is
 /// `mode/reason` for a refusal, and the name for another event.
 pub(crate) fn counts() -> Result<BTreeMap<String, u64>> {
     nonzero(false)
 }
 
-/// Returns the counts of the lives of registrations in each mode that are not zero. The key is
-/// `event/mode`.
+/// Returns the nonzero counts of registrations in each mode, such as registered or revoked ones.
+/// The key is `event/mode`.
 fn lives() -> Result<BTreeMap<String, u64>> {
     nonzero(true)
 }
@@ -150,7 +150,7 @@ pub(crate) fn counted(expected: &BTreeMap<String, u64>) -> Result<()> {
     equal(&counts()?, expected)
 }
 
-/// Checks that the module has counted exactly these lives of registrations.
+/// Checks that the module's counts of registrations are exactly these.
 pub(crate) fn lived(expected: &BTreeMap<String, u64>) -> Result<()> {
     equal(&lives()?, expected)
 }

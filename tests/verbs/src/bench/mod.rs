@@ -44,7 +44,7 @@ enum Part {
     Registrations,
     /// Instructions from the free of an allocation to its end, with many regions on it
     Revocation,
-    /// Threads that register at once, beside as many that only call nvidia.ko
+    /// Threads that register concurrently, compared with as many threads that only call nvidia.ko
     Threads,
 }
 

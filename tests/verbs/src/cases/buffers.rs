@@ -70,7 +70,10 @@ impl Buffers {
         let all = sys::wait_until(PATIENCE, || {
             Ok(regions(setup)?.len() == self.number || !consumer.is_running()?)
         })?;
-        ensure!(all && consumer.is_running()?, "not all registered");
+        ensure!(
+            all && consumer.is_running()?,
+            "not all buffers were registered"
+        );
         Ok(())
     }
 

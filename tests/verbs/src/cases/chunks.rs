@@ -56,7 +56,7 @@ impl Row {
         Self::with(lab, granules, &[])
     }
 
-    /// Does the same as [`Row::of`], with a layout of the stand-in for each part.
+    /// Allocates a row as [`Row::of`] does, with a layout of the stand-in for each part.
     fn with(lab: &Lab, granules: &[u64], layouts: &[&str]) -> Result<Self> {
         let all: u64 = granules.iter().map(|&count| count.max(1)).sum();
         let addr = sys::free_address(all * GRANULE, GRANULE)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl` on machines of known topology: its JSON, and its complaints. An injected fault must
-//! cause its own complaint and no other.
+//! `peermemctl` on machines of known topology: the JSON that it prints, and its complaints. An
+//! injected fault must cause its own complaint and no other.
 //!
 //! These cases do not use a [`Lab`](crate::lab::Lab), because they unload the module, which a `Lab`
 //! would keep loaded. The runner's variables describe the machine. The cases read the path between
@@ -73,7 +73,7 @@ pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
     Ok(ktap::tell(named, |case| (case.run)(&machine)))
 }
 
-/// Answer of `peermemctl`.
+/// Exit status and output of `peermemctl`.
 pub(super) struct Answer {
     pub(super) status: i32,
     out: String,
@@ -105,7 +105,7 @@ impl Answer {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
-        // The words of the other schemas were changed once.
+        // Words of the other schemas were changed once, so these schemas have version 2.
         let version = match schema {
             "peermemctl.topo" | "peermemctl.list-all" => 1,
             // One reason of `peermemctl.stats` was split into two.
@@ -467,7 +467,7 @@ fn listed(machine: &Machine) -> Result<()> {
     nothing("after")
 }
 
-/// Returns the answer of `list --all`, run under the command `prefix`.
+/// Returns the output of `list --all`, run under the command `prefix`.
 fn all_regions(prefix: &[&str]) -> Result<Value> {
     let words = ["peermemctl", "--json", "list", "--all"];
     let line = [prefix, &words].concat();
@@ -578,7 +578,8 @@ fn listed_all(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks memory that this process has freed while its registration lives.
+/// Checks the reports about memory that this process has freed while the memory's registration
+/// lives.
 fn freed(machine: &Machine) -> Result<()> {
     let lab = Lab::open(&machine.setup)?;
     lab.needs_mode(PinMode::Persistent)?;

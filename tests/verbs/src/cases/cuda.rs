@@ -26,7 +26,7 @@ use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::sys::{Finished, Running};
 use crate::{ktap, sys};
 
-/// Where the consumers lie.
+/// Directories of the consumers.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
@@ -43,7 +43,7 @@ pub(crate) struct Places {
     /// The directory of UCX's programs and libraries
     #[arg(long)]
     pub(super) ucx: Option<PathBuf>,
-    /// The directory of Open MPI, which is run with that UCX, and of the ranks
+    /// The directory of Open MPI, which uses the same UCX, and of the ranks' program
     #[arg(long)]
     pub(super) mpi: Option<PathBuf>,
 }
@@ -55,8 +55,8 @@ impl Places {
         command
     }
 
-    /// Returns the command for a program that uses UCX's libraries, then those of `more`, and
-    /// `device`.
+    /// Returns the command for a program that uses `device`. The program searches UCX's libraries
+    /// first, then those in `more`.
     pub(super) fn over_ucx(
         &self,
         program: &Path,
@@ -70,9 +70,9 @@ impl Places {
         command
             .env("LD_LIBRARY_PATH", libraries)
             .env("UCX_NET_DEVICES", format!("{device}:1"))
-            // UD is for connecting only.
+            // UCX uses UD only to connect.
             .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
-            // Retransmit timeout of a queue pair: a busy machine can pause for more than a second.
+            // Retransmit timeout of a queue pair. A busy machine can pause for more than a second.
             .env("UCX_RC_VERBS_TIMEOUT", "4s")
             // By default, UCX 1.22 fences with a read whose key exists only for NVIDIA's NICs.
             // Other NICs refuse this read, even for host memory.
@@ -108,17 +108,17 @@ impl Places {
         let mut words = program.split(' ');
         let path = self.perftest.as_deref().context("no perftest")?;
         let mut command = self.command(&path.join(words.next().unwrap_or_default()));
-        // Retransmit timeout of about four seconds: a busy machine can pause for longer than
-        // perftest's default.
+        // Retransmit timeout of about four seconds. A busy machine can pause for longer than
+        // perftest's default timeout.
         command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
-        // If the clock of an emulated processor is uneven, perftest gives no figures and stops
-        // without this flag.
+        // With this flag, perftest continues and prints figures even if the clock of an emulated
+        // processor is uneven.
         command.arg("-F");
         command.args(words).args(server);
         Ok(command)
     }
 
-    /// Returns the command for one of two agents, which meet in `folder`.
+    /// Returns the command for one of two agents, which exchange files in `folder`.
     pub(super) fn nixl(&self, device: &str, folder: &Path, role: &str) -> Result<Command> {
         let path = self.nixl.as_deref().context("no NIXL")?;
         let mut command = self.command(Path::new("/usr/bin/python3"));
@@ -280,7 +280,7 @@ impl Consumers {
             parts: ends.parts,
         };
         let peermem = self.setup.peermem;
-        // UCX, which is also in NIXL, registers nothing unless it finds a module.
+        // UCX, which NIXL contains, registers GPU memory only if it finds a module.
         let registers = match ends.program {
             "ucx_perftest" | "python3" => peermem.is_module(),
             _ => true,
@@ -316,7 +316,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// Checks that `verify` finds the same with CUDA as without CUDA. See the cases of `verify`.
+    /// Checks that `verify` passes with memory from CUDA, as the cases of `verify` check without
+    /// CUDA.
     fn verify(&self) -> Result<()> {
         let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
@@ -397,7 +398,7 @@ pub(super) const REFUSED: &str = "Couldn't allocate MR";
 /// Checks that a consumer failed with `words` because it could not register.
 pub(super) fn refused(end: &Finished, words: &str) -> Result<()> {
     end.failed_with(words)
-        .context("it was not the registration that failed")
+        .context("the consumer did not fail because of its registration")
 }
 
 /// Checks that `peermemctl list` fails, because only our module has a list.

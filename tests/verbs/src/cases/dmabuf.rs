@@ -26,10 +26,10 @@ use crate::{ktap, rdma, sys};
 const M2: usize = GRANULE as usize;
 /// Unit of exported ranges, in bytes.
 const UNIT: u64 = 4096;
-/// ENOTSUPP of the kernel, which is not an error of user space.
+/// The kernel's ENOTSUPP, which has no name in user space.
 const ENOTSUPP: i32 = 524;
 
-/// Where the library and its neighbour lie.
+/// Paths of the preload library and of the stand-in for CUDA's library.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The library that registers GPU memory by dma-buf
@@ -85,7 +85,7 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
     }))
 }
 
-/// Exports the first bytes of memory of the first GPU.
+/// Exports the first `length` bytes of an allocation of the first GPU.
 fn export(lab: &Lab, memory: &Allocation, length: u64) -> Result<OwnedFd> {
     Ok(lab.gpu(0)?.export(memory.mapping().addr(), length)?)
 }
@@ -101,7 +101,7 @@ fn try_register(
         .register_dmabuf_by_command(buffer.as_fd(), offset, span, full_access())
 }
 
-/// Registers a part of memory, all of which is exported.
+/// Exports all of an allocation, and registers a part of it.
 fn register_part(
     lab: &Lab,
     memory: &Allocation,
@@ -125,8 +125,8 @@ fn live(what: &str, expected: u64) -> Result<()> {
     same(what, Counters::read()?.get(what)?, expected)
 }
 
-/// Writes to and reads from a region that begins at `start` of the memory, and looks at the bytes in
-/// the BAR.
+/// Writes to and reads from a region that begins at offset `start` of the memory. Compares the
+/// bytes, also in the BAR.
 fn moves(
     lab: &Lab,
     memory: &Allocation,
@@ -164,7 +164,7 @@ fn bytes_arrive(lab: &Lab) -> Result<()> {
     live("dmabufs_live", 0)
 }
 
-/// Registers ranges that begin and end inside pages, of NVIDIA's size and the kernel's.
+/// Registers ranges that begin and end inside GPU pages and CPU pages.
 fn parts_of_pages(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     for (offset, len) in [
@@ -181,7 +181,7 @@ fn parts_of_pages(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Exports what two H200 export, and nothing else.
+/// Checks that the stand-in exports the ranges that two H200 export, and no others.
 fn export_rules(lab: &Lab) -> Result<()> {
     let gpu = lab.gpu(0)?;
     let start = sys::free_address(3 * GRANULE, GRANULE)?;
@@ -262,7 +262,7 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
     live("dmabufs_live", 0)
 }
 
-/// Keeps the memory and its GPU by a descriptor without a region.
+/// Checks that a descriptor without a region keeps the memory and its GPU.
 fn descriptor_keeps(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let buffer = export(lab, &memory, GRANULE)?;
@@ -299,11 +299,11 @@ struct Obstacle {
     knob: Option<[&'static str; 3]>,
     /// Error of the export or of `ibv_cmd_reg_dmabuf_mr`.
     error: i32,
-    /// Words of the library's line.
+    /// Words that the library must log.
     words: &'static str,
 }
 
-/// The library's program gets EFAULT, whatever the error is.
+/// A program with the library gets EFAULT for each of these errors.
 const OBSTACLES: &[Obstacle] = &[
     Obstacle {
         name: "an older driver",
@@ -386,7 +386,7 @@ fn refusals(lab: &Lab) -> Result<()> {
     let found = try_register(lab, &buffer, 0, apart)?;
     ensure!(
         found.is_err_and(|refused| refused.errno() == libc::EINVAL),
-        "an offset of its own"
+        "registered at an offset that does not fit the address"
     );
     deregister(register_part(lab, &memory, 0, M2)?)
 }
@@ -402,8 +402,8 @@ pub(crate) enum Kind {
     Behind,
 }
 
-/// Registers memory with `ibv_reg_mr` as often as given, and prints what came of it: `ok`, or the
-/// number of the error. Fails if a registration leaves a descriptor or memory behind.
+/// Registers memory `times` times with `ibv_reg_mr`. Prints `ok`, or the number of the first error.
+/// Fails if registrations leave descriptors or memory behind.
 pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     let lab = Lab::open(setup)?;
     let memory = lab.allocate_gpu(2 * M2)?;
@@ -450,7 +450,7 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// Runs the child. Returns its outcome, and the library's lines.
+/// Runs the child. Returns the child's outcome, and the lines that the library logged.
 fn ask(
     bench: &Bench,
     kind: &str,
@@ -532,7 +532,7 @@ fn host_memory(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Compares each answer of the library with the expected one.
+/// Checks the outcome and the library's lines in each mode of the library, and for each obstacle.
 fn answers(bench: &Bench) -> Result<()> {
     let efault = efault();
     expect("served", &ask(bench, "gpu", None, true, 2)?, "ok", &[])?;
@@ -567,7 +567,7 @@ fn answers(bench: &Bench) -> Result<()> {
         &["extends past the end of the GPU memory"],
     )?;
     for obstacle in OBSTACLES {
-        // One failure: the library's second try would succeed.
+        // This obstacle fails only one registration, so the library's second attempt would succeed.
         if obstacle.words.is_empty() {
             continue;
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Behaviour of an HCA's driver during a registration: it waits for its firmware, which may fail;
-//! it gives up with ib_core's lock held; it asks for memory that can be revoked and for memory that
-//! cannot. rxe imitates mlx5 (`rxe_peer.c` in tests/kernel/overlay).
+//! Behaviour of an HCA's driver during a registration. The driver waits for its firmware, which may
+//! fail. The driver may give up with ib_core's lock held. The driver asks for memory that can be
+//! revoked, and for memory that cannot. rxe imitates mlx5 (`rxe_peer.c` in tests/kernel/overlay).
 
 use anyhow::{ensure, Context, Result};
 

@@ -82,7 +82,10 @@ fn unload_refused(lab: &Lab) -> Result<()> {
     let held = counters::module_references(module::NAME)?;
     expect("references_of_3_regions", held, 3)?;
     for name in [module::NAME, "nvidia"] {
-        ensure!(!module::unloaded(name)?, "{name} goes under a live region");
+        ensure!(
+            !module::unloaded(name)?,
+            "{name} was unloaded under a live region"
+        );
     }
     sys::run("rmmod", [module::NAME])?.failed_with("in use")?;
     drop(regions);
@@ -95,7 +98,7 @@ fn load_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let before = module::parameters();
     let replaced = Replaced::begin()?;
-    ensure!(!module::is_loaded(), "it is still there");
+    ensure!(!module::is_loaded(), "the module is still loaded");
     let errno = errno_of(lab.near.reg_mr(memory.span(0, M2)?));
     ensure!(errno == libc::EFAULT, "errno {errno} without a module");
     replaced.end()?;
@@ -130,8 +133,13 @@ fn serving(lab: &Lab) -> &'static str {
 fn needs_memory_peers(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     if lab.setup.peermem == Peermem::Nvidia && !consumers::core_shows() {
-        ensure!(!Path::new(MEMORY_PEERS).exists(), "who made it?");
-        return ktap::skip("NVIDIA's module leaves it to ib_core, and this kernel's has none");
+        ensure!(
+            !Path::new(MEMORY_PEERS).exists(),
+            "there is a memory_peers that ib_core did not make"
+        );
+        return ktap::skip(
+            "NVIDIA's module leaves memory_peers to ib_core, and this kernel's ib_core has none",
+        );
     }
     let has_parameter = counters::module_parameter(module::NAME, "memory_peers").is_some();
     if lab.setup.peermem == Peermem::Ours && !has_parameter {
@@ -264,13 +272,16 @@ fn turned_off(lab: &Lab) -> Result<()> {
     let mut parameters = module::parameters();
     parameters.push("memory_peers=0".to_owned());
     let replaced = Replaced::begin()?;
-    ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
+    ensure!(
+        !Path::new(MEMORY_PEERS).exists(),
+        "the directory outlives the module"
+    );
     module::load(&parameters)?;
     ensure!(Path::new(MEMORY_PEERS).exists() == consumers::core_shows());
     let memory = lab.allocate_gpu(M2)?;
     lab.near.reg_mr(memory.span(0, M2)?)?;
     replaced.end()?;
-    ensure!(Path::new(MEMORY_PEERS).exists(), "it is not back");
+    ensure!(Path::new(MEMORY_PEERS).exists(), "memory_peers is not back");
     Ok(())
 }
 
@@ -284,17 +295,20 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
     half_read.read_exact(&mut [0])?;
     let directory = File::open(MEMORY_PEERS)?;
     let replaced = Replaced::begin()?;
-    ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
+    ensure!(
+        !Path::new(MEMORY_PEERS).exists(),
+        "the directory outlives the module"
+    );
     let gone = |life: &str| match open.read_at(&mut [0; 64], 0) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
-        other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
+        other => anyhow::bail!("read of the unloaded module's file {life}: {other:?}"),
     };
-    gone("after it")?;
+    gone("after the unload")?;
     // The reader's buffer still has the text that was printed before.
     let rest = half_read.read(&mut [0; 64])?;
-    ensure!(rest > 0, "the rest of what was printed is lost");
+    ensure!(rest > 0, "the rest of the text in the buffer is lost");
     replaced.end()?;
-    gone("in the next")?;
+    gone("after the reload")?;
     ensure!(sys::read_line(&version)? == module::version()?);
     drop(directory);
     Ok(())
@@ -350,7 +364,7 @@ fn modprobe(lab: &Lab) -> Result<()> {
         sys::succeed("modprobe", [spelling])?;
         ensure!(module::is_loaded(), "modprobe {spelling} loads nothing");
         sys::succeed("rmmod", [spelling])?;
-        ensure!(!module::is_loaded(), "rmmod {spelling} leaves it");
+        ensure!(!module::is_loaded(), "rmmod {spelling} does not unload it");
     }
     replaced.end()
 }

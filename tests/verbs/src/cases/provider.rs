@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Failing calls of nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
-//! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. Wrong results of
-//! nvidia.ko are in `input`, and a failure of each call in turn is in `sweep`.
+//! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. `input` tests
+//! wrong results of nvidia.ko, and `sweep` makes each call fail in turn.
 
 use anyhow::{ensure, Context, Result};
 
@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     "bar1.given_to_others" => given_to_others,
 ];
 
-/// Checks that `register()` fails once with one of `errnos`.
+/// Checks that one registration fails with one of `errnos`.
 fn refused_once(lab: &Lab, errnos: &[i32]) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     refused(lab, memory.span(0, M2)?, errnos)

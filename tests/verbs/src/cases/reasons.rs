@@ -150,7 +150,7 @@ pub(super) fn one(
     one_loaded(lab, expected, provoke)
 }
 
-/// Does the same as [`one`] without reloading the module.
+/// Checks the same as [`one`] without a reload of the module.
 fn one_loaded(
     lab: &Lab,
     expected: Expected,
@@ -323,7 +323,7 @@ pub(super) fn of_gpu_memory(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, memory.span(0, M2)?)
 }
 
-/// Does the same as [`one`] for a mapping by nvidia.ko, which only the persistent mode uses.
+/// Checks the same as [`one`] for a mapping by nvidia.ko, which only persistent mode uses.
 fn of_a_mapping(
     lab: &Lab,
     expected: Expected,
@@ -656,19 +656,22 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     }
     drop(region);
     let replaced = Replaced::begin()?;
-    ensure!(!Path::new(folder).exists(), "it outlives the module");
+    ensure!(
+        !Path::new(folder).exists(),
+        "the directory outlives the module"
+    );
     let gone = |life: &str| -> Result<()> {
         for file in &files {
             match file.read_at(&mut [0; 64], 0) {
                 Err(error) if error.raw_os_error() == Some(libc::EIO) => {}
-                other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
+                other => anyhow::bail!("read of the unloaded module's file {life}: {other:?}"),
             }
         }
         Ok(())
     };
-    gone("after it")?;
+    gone("after the unload")?;
     replaced.end()?;
-    gone("in the next")?;
+    gone("after the reload")?;
     drop(files);
 
     lives_beside_readers(|| {

@@ -143,7 +143,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
     let memory = allocate_aligned(lab, len, align)?;
-    ensure!(memory.is_contiguous()?, "in pieces");
+    ensure!(memory.is_contiguous()?, "the memory is not contiguous");
     let size = usize::try_from(len)?;
     let started = std::time::Instant::now();
     let region = lab.far.reg_mr(memory.span(0, size)?)?;

@@ -61,7 +61,7 @@ const EVENTS_OF_A_LIFE: [&str; 6] = [
     "active_bytes",
 ];
 
-/// Checks that the module has counted exactly these lives of registrations.
+/// Checks that the module's counts of registrations are exactly these.
 fn lived_in(mode: PinMode, counts: Lives) -> Result<()> {
     let counts = EVENTS_OF_A_LIFE.into_iter().zip(counts);
     let counts = counts.filter(|(_, count)| *count > 0);
@@ -179,7 +179,8 @@ fn revoked(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// Tests a registration that another process releases, for which nvidia.ko does not put the pin.
+/// Tests a registration that another process releases. For that process, nvidia.ko does not put the
+/// pin.
 fn kept(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -264,7 +265,7 @@ fn readers(lab: &Lab) -> Result<()> {
                 ensure!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
                 ensure!(
                     ids.iter().take(STAY as usize).copied().eq(1..=STAY),
-                    "one that stays was not met: {ids:?}"
+                    "a registration that stays was not listed: {ids:?}"
                 );
                 // Each of the two threads has one registration at a time, but a slow read may see
                 // several of them.

@@ -265,8 +265,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     Ok(())
 }
 
-/// Makes nvidia.ko report memory that must not be passed to `dma_map_resource()`. The persistent
-/// client must serve this memory.
+/// Makes nvidia.ko report memory that `dma_map_resource()` must not get. The persistent client must
+/// serve this memory.
 fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;
@@ -329,8 +329,8 @@ fn struct_page(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Releases a region in another process, for which nvidia.ko does not put the pin. Everything must
-/// stay until the callback.
+/// Releases a region in another process. For that process, nvidia.ko does not put the pin.
+/// Everything must stay until the callback.
 fn foreign_release(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -465,8 +465,8 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     held_until_freed(&stage, memory)
 }
 
-/// Does the same as [`exit_unlisted`] for a process that is still in the list. The module must keep
-/// nothing.
+/// Tests the end of a process that is still in the list, unlike the process of [`exit_unlisted`].
+/// The module must keep nothing.
 fn exit_listed(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;

@@ -48,14 +48,14 @@ impl Stage {
         self.start_register_span(memory.span(0, M2)?)
     }
 
-    /// Does the same as [`Stage::start_register`] for any range of GPU memory.
+    /// Registers a range of GPU memory in a separate thread.
     pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
         let hca = Arc::clone(&self.hca);
         Worker::start("registration", move || hca.reg_mr(span))
     }
 
-    /// Does the same as [`Stage::start_register`], and waits until the thread stands at `place`:
-    /// see [`Hold::arm`].
+    /// Registers like [`Stage::start_register`], and waits until the thread stops at `place`: see
+    /// [`Hold::arm`].
     pub(super) fn register_until(
         &self,
         memory: &Allocation,
@@ -69,7 +69,7 @@ impl Stage {
         Worker::start("deregistration", move || drop(region))
     }
 
-    /// Does the same as [`Stage::start_deregister`], and waits until the thread stands at `place`:
+    /// Deregisters like [`Stage::start_deregister`], and waits until the thread stops at `place`:
     /// see [`Hold::arm`].
     pub(super) fn deregister_until(
         &self,
@@ -82,12 +82,12 @@ impl Stage {
     /// Frees an allocation in a separate thread. The addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
-        // Stores the place, by which a case finds the next owner.
+        // Stores the place of the memory. A case finds the next owner by this place.
         memory.bar_address();
         Worker::start("free", move || gpu.free(addr, Freer::Caller))
     }
 
-    /// Does the same as [`Stage::start_free`], and waits for the end.
+    /// Frees like [`Stage::start_free`], and waits for the end.
     pub(super) fn free(&self, memory: &Allocation) -> Result<()> {
         Ok(self.start_free(memory)?.finish()?.done("the free")??)
     }

@@ -251,7 +251,10 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             provoke_failing_put()?;
             fail_next("put_pages", errno)?;
             module::unload()?;
-            ensure!(fail_none("put_pages")?, "went without waiting");
+            ensure!(
+                fail_none("put_pages")?,
+                "the module was unloaded without a wait"
+            );
             match words {
                 Some(words) => one_line(&log, words)?,
                 None => ensure!(log.of_module()?.is_empty(), "a retry was logged"),
@@ -470,7 +473,7 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
         let (expected, more) = objects_made(setting.mode, way, shape);
         ensure!(
             felt == expected && found == expected + more,
-            "{name}: {found} allocations of the module's, of which {felt} were felt to fail, where {} and {expected} were \
+            "{name}: {found} allocations by the module, {felt} of which failed a call, where {} and {expected} were \
              expected",
             expected + more
         );

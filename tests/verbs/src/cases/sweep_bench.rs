@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One run of a way of a registration with the n-th fault, and the checks after it.
+//! One run of a [`Way`] with the n-th fault, and the checks after the run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,7 +299,7 @@ impl<'a> Bench<'a> {
             if !ended.hit {
                 ensure!(
                     ended.registration == 0 && ended.end == 0,
-                    "{}: failed with nothing failing: {ended:?}",
+                    "{}: failed without an injected failure: {ended:?}",
                     context()
                 );
                 return Ok(nth - 1);

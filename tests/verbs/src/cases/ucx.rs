@@ -4,8 +4,8 @@
 //! memory of several allocations, as with PyTorch's expandable segments.
 //!
 //! Without a peermem module, UCX moves the same bytes by copies through the host: see
-//! [`cuda`](super::cuda). UCX looks for a module's files, or for dma-buf regions of its own, so that
-//! a preloaded library changes nothing.
+//! [`cuda`](super::cuda). UCX looks for a module's files, or registers dma-bufs itself, so a
+//! preloaded library changes nothing.
 
 use std::path::Path;
 use std::process::Command;

@@ -33,7 +33,7 @@ fn moves() -> impl Iterator<Item = &'static str> {
     MOVES.split(' ')
 }
 
-/// Answer of `peermemctl verify`.
+/// Exit status and output of `peermemctl verify`.
 pub(super) struct Answer {
     status: Option<i32>,
     json: Value,
@@ -48,7 +48,7 @@ impl Answer {
         Self::by(Command::new("peermemctl"), arguments)
     }
 
-    /// Runs a command that becomes `peermemctl`.
+    /// Runs `command`, which must run `peermemctl` with the arguments that are appended here.
     pub(super) fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
         // The test VM can be very slow, and nothing here should hang.
         command.args(["verify", "--json", "--timeout", "600"]);
@@ -82,7 +82,7 @@ impl Answer {
         steps.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns a step, but not the step of this name for dma-buf.
+    /// Returns the step of this name that is not for dma-buf.
     fn step(&self, name: &str) -> Result<&Value> {
         self.steps()
             .iter()

@@ -46,22 +46,22 @@ pub(crate) struct Options {
     /// Number of the first epoch
     #[arg(long, default_value_t = 0)]
     epoch: u64,
-    /// How many epochs
+    /// Number of epochs
     #[arg(long, default_value_t = 1)]
     epochs: u64,
-    /// Operations of an epoch
+    /// Number of operations in an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
     /// Time after which no epoch begins, in seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Processes at a time
+    /// Number of concurrent processes
     #[arg(long, default_value_t = 6)]
     sessions: usize,
     /// Time without an operation that counts as a hang, in seconds
     #[arg(long, default_value_t = 150)]
     stall: u64,
-    /// Leaves the module, the GPUs, the RDMA devices and the network alone
+    /// Leave the module, the GPUs, the RDMA devices and the network alone
     #[arg(long)]
     calm: bool,
 }
@@ -114,8 +114,8 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
         "1 to {SLOTS} sessions"
     );
     let started = Instant::now();
-    // Packets are lost in this run, including the last message of an end that is gone. All retries
-    // together take 15 s.
+    // Packets are lost in this run, including the last message of an endpoint that is gone. All
+    // retries together take 15 s.
     rdma::wait_for_answers(19, 6);
     sys::adopt_orphans()?;
     let usual = module::parameters();
@@ -383,7 +383,8 @@ impl Crew<'_> {
             Ended::Killed(libc::SIGBUS) if board.gpu_gone_since(&session.opened) => {
                 board.note(Figure::Bus, 1);
             }
-            // sideway asserts in its destructors, also if the device is gone.
+            // Destructors of the crate sideway contain assertions, which fail if the device is
+            // gone.
             Ended::Exited(_) if board.has_failed() => {}
             _ => self.faults.add(
                 board,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Hazards J to N and P: the cost of a registration, requests before anybody has checked an
-//! address, and answers of nvidia.ko that a module uses unchecked.
+//! Hazards J to N and P: the cost of a registration, requests to nvidia.ko before the address is
+//! checked, and results of nvidia.ko that a module uses unchecked.
 
 use std::collections::BTreeMap;
 
@@ -227,12 +227,12 @@ fn reason(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// An invalid answer of nvidia.ko: the knob that causes it, its value, and our module's reason for
-/// the refusal.
+/// An invalid result of nvidia.ko: the stand-in's parameter that causes it, the parameter's value,
+/// and our module's reason for the refusal.
 type Strange = (&'static str, &'static str, &'static str);
 
-/// Sets each knob of the stand-in in turn. The module must refuse a registration. Our module must
-/// return `errno`, for the given reason only.
+/// Sets each parameter of the stand-in in turn. The module must refuse the registration. Our module
+/// must return `errno`, for the given reason only.
 fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
     for (knob, value, reason) in answers {

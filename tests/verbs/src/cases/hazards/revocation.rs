@@ -104,7 +104,7 @@ fn reaches_next_owner(bench: &Bench, memory: &Allocation, region: &Region) -> Re
     reaches_next_owner_or_none(bench, memory, region)?.context("the place was not handed out again")
 }
 
-/// Does the same as [`reaches_next_owner`]. Returns `None` if nobody else gets the place.
+/// Returns the same as [`reaches_next_owner`], or `None` if no other owner gets the place.
 fn reaches_next_owner_or_none(
     bench: &Bench,
     memory: &Allocation,
@@ -171,8 +171,8 @@ fn stale_put(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Does the same as [`stale_put`], but stops inside the put, after the put's decision. The next pin
-/// must wait for the put.
+/// Tests the same as [`stale_put`], but stops the deregistration inside the put, after the put's
+/// decision. The next pin must wait for the put.
 fn committed_put(bench: &Bench) -> Result<()> {
     if !bench.is_ours() || !bench.is_revocable() {
         // NVIDIA's nvidia-peermem also puts in acquire, and would stop in that put.
