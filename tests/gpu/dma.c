@@ -26,11 +26,11 @@ MODULE_PARM_DESC(dma_mapping_version, "version of DMA mappings");
 
 static int dma_entries_delta;
 module_param(dma_entries_delta, int, 0644);
-MODULE_PARM_DESC(dma_entries_delta, "how many entries more than there are DMA mappings claim");
+MODULE_PARM_DESC(dma_entries_delta, "number added to the entry count that DMA mappings report");
 
 static bool topology_deny;
 module_param(topology_deny, bool, 0644);
-MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
+MODULE_PARM_DESC(topology_deny, "Y: no device can reach the GPU");
 
 /*
  * DMA addresses behind an IOMMU have no fixed order. This parameter maps the
