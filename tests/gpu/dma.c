@@ -132,11 +132,7 @@ static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
 	if (ret)
 		return ret;
 
-	/*
-	 * The real driver takes the last byte of the BAR for the first byte
-	 * behind it. The last page of a BAR can therefore not be mapped.
-	 */
-	if (phys < gpu->bar_start || phys + STANDIN_PAGE_SIZE > gpu->bar_end)
+	if (!gpu_can_map(gpu, phys, STANDIN_PAGE_SIZE))
 		return -EIO;
 
 	addr = dma_map_resource(&map->dma.pci_dev->dev, phys, STANDIN_PAGE_SIZE,

@@ -161,8 +161,7 @@ static int walk(struct export *export, struct device *dev, struct sg_table *sgt)
 			entries++;
 			if (!sgt)
 				continue;
-			/* See map_page() in dma.c. */
-			if (phys < gpu->bar_start || phys + length > gpu->bar_end)
+			if (!gpu_can_map(gpu, phys, length))
 				return -EIO;
 			addr = dma_map_resource(dev, phys, length,
 						DMA_BIDIRECTIONAL, BAR_ATTRS);

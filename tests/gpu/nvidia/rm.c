@@ -625,11 +625,7 @@ static NV_STATUS map_for_peer(nv_dma_device_t *peer, const struct gpu *gpu,
 	if (fail_here(FAIL_DMA_MAP_PAGE))
 		return NV_ERR_GENERIC;
 
-	/*
-	 * The last byte of the BAR counts as the first byte behind it. The last
-	 * page of a BAR can therefore not be mapped.
-	 */
-	if (*va < gpu->bar_start || *va + pages * PAGE_SIZE > gpu->bar_end)
+	if (!gpu_can_map(gpu, *va, pages * PAGE_SIZE))
 		return NV_ERR_INVALID_REQUEST;
 
 	addr = dma_map_resource(peer->dev, *va, pages * PAGE_SIZE,
