@@ -76,15 +76,29 @@ pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     Ok(tell(named, |case| run_one(case, setup)))
 }
 
-/// Prints the error of a case that failed.
 pub(crate) fn fail(error: &Error) {
     for line in format!("{error:#}").lines() {
         println!("# failure: {line}");
     }
 }
 
+/// Runs the cases whose name begins with a word of `filter`, or all cases if `filter` is empty.
+/// Returns `true` if no case failed.
+pub(crate) fn run_named<'a, T>(
+    cases: impl Iterator<Item = (&'a str, T)>,
+    filter: &[String],
+    run: impl FnMut(T) -> Result<()>,
+) -> Result<bool> {
+    let is_chosen =
+        |name: &str| filter.is_empty() || filter.iter().any(|word| name.starts_with(word));
+    let chosen: Vec<_> = cases.filter(|(name, _)| is_chosen(name)).collect();
+    ensure!(!chosen.is_empty(), "no case has such a name");
+    println!("KTAP version 1");
+    Ok(tell(chosen.into_iter(), run))
+}
+
 /// Runs each case, and prints its result after the header. Returns `true` if no case failed.
-pub(crate) fn tell<'a, T>(
+fn tell<'a, T>(
     cases: impl ExactSizeIterator<Item = (&'a str, T)>,
     mut run: impl FnMut(T) -> Result<()>,
 ) -> bool {

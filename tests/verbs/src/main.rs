@@ -200,7 +200,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
             cases::dmabuf::register(&setup(false), *kind, *times).map(|()| true)
         }
         Verb::Pair(options) => cases::pair::run(&setup(false), options),
-        Verb::Loading => Ok(cases::loading::run(&setup(false))),
+        Verb::Loading => cases::loading::run(&setup(false)),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }
 }

@@ -26,7 +26,6 @@ use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::sys::{Finished, Running};
 use crate::{ktap, sys};
 
-/// Directories of the consumers.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
@@ -192,35 +191,28 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         places: places.clone(),
     };
     let pairs = places.perftest.is_some().then_some(PAIRS);
-    let names: Vec<&str> = pairs
+    let names = pairs
         .into_iter()
         .flatten()
         .map(|pair| pair.name)
         .chain(places.nixl.is_some().then_some(NIXL))
         .chain(places.ucx.iter().flat_map(|_| ucx::names()))
         // `verify` detects the module by itself, and has a separate case without a module.
-        .chain((setup.peermem == Peermem::Ours).then_some(VERIFY))
-        .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
-        .collect();
-    ensure!(!names.is_empty(), "no case has such a name");
+        .chain((setup.peermem == Peermem::Ours).then_some(VERIFY));
     Lab::open(setup)?.first_registrations()?;
-    println!("KTAP version 1");
-    Ok(ktap::tell(
-        names.iter().map(|name| (*name, *name)),
-        |name| {
-            let before = Counters::read()?;
-            match name {
-                VERIFY => consumers.verify(),
-                NIXL => consumers.nixl(),
-                name if name.starts_with("ucx.") => consumers.ucx(name),
-                name => PAIRS
-                    .iter()
-                    .filter(|pair| pair.name == name)
-                    .try_for_each(|pair| consumers.perftest(pair)),
-            }?;
-            ktap::check_rest(&before)
-        },
-    ))
+    ktap::run_named(names.map(|name| (name, name)), filter, |name| {
+        let before = Counters::read()?;
+        match name {
+            VERIFY => consumers.verify(),
+            NIXL => consumers.nixl(),
+            name if name.starts_with("ucx.") => consumers.ucx(name),
+            name => PAIRS
+                .iter()
+                .filter(|pair| pair.name == name)
+                .try_for_each(|pair| consumers.perftest(pair)),
+        }?;
+        ktap::check_rest(&before)
+    })
 }
 
 impl Consumers {
@@ -333,7 +325,6 @@ pub(super) struct Ends<'a> {
     pub(super) server: Running,
     /// `true` if the consumer frees its memory before it deregisters the memory.
     pub(super) frees_first: bool,
-    /// The allocations of each buffer.
     pub(super) parts: Parts,
 }
 

@@ -6,7 +6,7 @@
 //! CUDA's library, which knows all memory of the stand-in GPU.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
@@ -18,12 +18,11 @@ use crate::counters::{peer_regions, Counters};
 use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, note, same, Case};
-use crate::lab::{Lab, Setup};
+use crate::lab::{Lab, Setup, M2};
 use crate::rdma::{full_access, AccessFlags, FragileRegion, Op, Refused};
-use crate::sys::{Finished, Mapping, Placement, Running, Span};
+use crate::sys::{Mapping, Placement, Running, Span};
 use crate::{ktap, rdma, sys};
 
-const M2: usize = GRANULE as usize;
 /// Unit of exported ranges, in bytes.
 const UNIT: u64 = 4096;
 /// The kernel's ENOTSUPP, which has no name in user space.
@@ -71,18 +70,12 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         setup: setup.clone(),
         places: places.clone(),
     };
-    let chosen: Vec<_> = CASES
-        .iter()
-        .filter(|case| filter.is_empty() || filter.iter().any(|word| case.name.starts_with(word)))
-        .map(|case| (case.name, case))
-        .collect();
-    ensure!(!chosen.is_empty(), "no case has such a name");
-    println!("KTAP version 1");
-    Ok(ktap::tell(chosen.into_iter(), |case| {
+    let named = CASES.iter().map(|case| (case.name, case));
+    ktap::run_named(named, filter, |case| {
         let before = Counters::read()?;
         let result = (case.run)(&bench);
         result.and(ktap::check_rest(&before))
-    }))
+    })
 }
 
 /// Exports the first `length` bytes of an allocation of the first GPU.
@@ -296,57 +289,40 @@ fn several_regions(lab: &Lab) -> Result<()> {
 struct Obstacle {
     name: &'static str,
     /// Module, parameter and value.
-    knob: Option<[&'static str; 3]>,
+    knob: [&'static str; 3],
     /// Error of the export or of `ibv_cmd_reg_dmabuf_mr`.
     error: i32,
     /// Words that the library must log.
     words: &'static str,
 }
 
+/// Makes the table of obstacles: name, parameter, error, and words.
+macro_rules! obstacles {
+    ($($name:literal: $knob:expr => $error:expr, $words:literal;)+) => {
+        &[$(Obstacle { name: $name, knob: $knob, error: $error, words: $words }),+]
+    };
+}
+
 /// A program with the library gets EFAULT for each of these errors.
-const OBSTACLES: &[Obstacle] = &[
-    Obstacle {
-        name: "an older driver",
-        knob: Some(["nvidia", "dmabuf", "N"]),
-        error: libc::EOPNOTSUPP,
-        words: "cannot export a dma-buf",
-    },
-    Obstacle {
-        name: "topology",
-        knob: Some(["nvidia", "dmabuf_topology_deny", "Y"]),
-        error: ENOTSUPP,
-        words: "reach each other",
-    },
-    Obstacle {
-        name: "a NIC's driver without dma-buf regions",
-        knob: Some(["rdma_rxe", "peer_dmabuf", "N"]),
-        error: libc::EOPNOTSUPP,
-        words: "the NIC's driver does not support dma-buf regions",
-    },
-    Obstacle {
-        name: "no room in BAR1",
-        knob: Some(["nvidia", "bar1_reserve_mib", "1000000"]),
-        error: libc::ENOMEM,
-        words: "BAR1 full?",
-    },
-    Obstacle {
-        name: "a NIC without a PCI device",
-        knob: Some(["rdma_rxe", "peer_dma_dev", "none"]),
-        error: libc::EOPNOTSUPP,
-        words: "the NIC's driver does not support dma-buf regions",
-    },
-    Obstacle {
-        name: "the NIC's firmware",
-        knob: Some(["rdma_rxe", "peer_fail_create", "1"]),
-        error: libc::EIO,
-        words: "",
-    },
+const OBSTACLES: &[Obstacle] = obstacles![
+    "an older driver": ["nvidia", "dmabuf", "N"]
+        => libc::EOPNOTSUPP, "cannot export a dma-buf";
+    "topology": ["nvidia", "dmabuf_topology_deny", "Y"]
+        => ENOTSUPP, "reach each other";
+    "a NIC's driver without dma-buf regions": ["rdma_rxe", "peer_dmabuf", "N"]
+        => libc::EOPNOTSUPP, "the NIC's driver does not support dma-buf regions";
+    "no room in BAR1": ["nvidia", "bar1_reserve_mib", "1000000"]
+        => libc::ENOMEM, "BAR1 full?";
+    "a NIC without a PCI device": ["rdma_rxe", "peer_dma_dev", "none"]
+        => libc::EOPNOTSUPP, "the NIC's driver does not support dma-buf regions";
+    "the NIC's firmware": ["rdma_rxe", "peer_fail_create", "1"]
+        => libc::EIO, "";
 ];
 
 impl Obstacle {
-    fn put(&self) -> Result<Option<Parameter>> {
-        let set = |[module, name, value]: [&str; 3]| Parameter::set(module, name, value);
-        self.knob.map(set).transpose()
+    fn put(&self) -> Result<Parameter> {
+        let [module, name, value] = self.knob;
+        Parameter::set(module, name, value)
     }
 }
 
@@ -450,130 +426,87 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// Runs the child. Returns the child's outcome, and the lines that the library logged.
-fn ask(
+/// Runs the child, with the library in mode `library` (empty: the library's default) unless `None`.
+/// Checks the child's first error (0: no error), and the lines that the library logs.
+fn expect(
     bench: &Bench,
     kind: &str,
-    shim: Option<&str>,
-    preload: bool,
+    library: Option<&str>,
     times: u32,
-) -> Result<(String, Vec<String>)> {
+    errno: i32,
+    words: &[&str],
+) -> Result<()> {
     let mut command = Command::new(env::current_exe()?);
     let cuda = bench.places.library.join("libcuda.so.1");
-    let mut libraries: Vec<&Path> = vec![&cuda];
-    if preload {
-        libraries.insert(0, &bench.places.preload);
-    }
+    let preload = library.map(|_| &bench.places.preload);
     command
-        .env("LD_PRELOAD", env::join_paths(libraries)?)
+        .env(
+            "LD_PRELOAD",
+            env::join_paths(preload.into_iter().chain([&cuda]))?,
+        )
         .env("CUDA_KNOWS_ALL", "1")
         .env_remove("PEERMEM_SHIM")
-        .args(["register", kind, &times.to_string()]);
-    if let Some(mode) = shim {
-        command.env("PEERMEM_SHIM", mode);
-    }
-    let finished: Finished = Running::start(&mut command)?.finish(Duration::from_secs(900))?;
+        .args(["register", kind, &times.to_string()])
+        .envs(
+            library
+                .filter(|mode| !mode.is_empty())
+                .map(|mode| ("PEERMEM_SHIM", mode)),
+        );
+    let finished = Running::start(&mut command)?.finish(Duration::from_secs(900))?;
     ensure!(finished.success(), "{}", finished.tail(10));
-    let lines = finished.output.lines().map(str::to_owned);
-    let (said, rest): (Vec<_>, Vec<_>) =
+    let lines = finished.output.lines();
+    let (logged, printed): (Vec<_>, Vec<_>) =
         lines.partition(|line| line.starts_with("libpeermem_preload: "));
-    ensure!(rest.len() == 1, "{}", finished.tail(10));
-    Ok((rest.concat(), said))
-}
-
-fn expect(what: &str, found: &(String, Vec<String>), outcome: &str, words: &[&str]) -> Result<()> {
-    let (came, lines) = found;
-    for line in lines {
+    for line in &logged {
         note("line", line);
     }
-    let said = lines.len() == words.len()
-        && lines
+    let outcome = match errno {
+        0 => "ok".to_owned(),
+        errno => errno.to_string(),
+    };
+    let agrees = logged.len() == words.len()
+        && logged
             .iter()
             .zip(words)
             .all(|(line, words)| line.contains(words));
-    ensure!(came == outcome && said, "{what}: {found:?}");
+    ensure!(
+        printed == [outcome] && agrees,
+        "{kind} memory, library {library:?}: {printed:?}, {logged:?}"
+    );
     Ok(())
 }
 
-/// EFAULT as the child prints it.
-fn efault() -> String {
-    libc::EFAULT.to_string()
-}
-
 fn without(bench: &Bench) -> Result<()> {
-    expect(
-        "GPU memory",
-        &ask(bench, "gpu", None, false, 1)?,
-        &efault(),
-        &[],
-    )
+    expect(bench, "gpu", None, 1, libc::EFAULT, &[])
 }
 
 fn host_memory(bench: &Bench) -> Result<()> {
-    for (preload, shim) in [
-        (false, None),
-        (true, None),
-        (true, Some("log")),
-        (true, Some("force")),
-    ] {
+    for library in [None, Some(""), Some("log"), Some("force")] {
         let before = Counters::read()?;
-        expect(
-            "host memory",
-            &ask(bench, "host", shim, preload, 2)?,
-            "ok",
-            &[],
-        )?;
-        same(
-            "exports",
-            Counters::read()?.since(&before, "dmabuf_export")?,
-            0,
-        )?;
+        expect(bench, "host", library, 2, 0, &[])?;
+        let exports = Counters::read()?.since(&before, "dmabuf_export")?;
+        same("exports", exports, 0)?;
     }
     Ok(())
 }
 
 /// Checks the outcome and the library's lines in each mode of the library, and for each obstacle.
 fn answers(bench: &Bench) -> Result<()> {
-    let efault = efault();
-    expect("served", &ask(bench, "gpu", None, true, 2)?, "ok", &[])?;
-    expect(
-        "log",
-        &ask(bench, "gpu", Some("log"), true, 1)?,
-        "ok",
-        &["by dma-buf"],
-    )?;
-    expect(
-        "force",
-        &ask(bench, "gpu", Some("force"), true, 1)?,
-        "ok",
-        &[],
-    )?;
-    expect(
-        "off",
-        &ask(bench, "gpu", Some("off"), true, 1)?,
-        &efault,
-        &[],
-    )?;
-    expect(
-        "flags",
-        &ask(bench, "bind", None, true, 1)?,
-        &efault,
-        &["MW_BIND"],
-    )?;
-    expect(
-        "end",
-        &ask(bench, "behind", None, true, 1)?,
-        &efault,
-        &["extends past the end of the GPU memory"],
-    )?;
-    for obstacle in OBSTACLES {
-        // This obstacle fails only one registration, so the library's second attempt would succeed.
-        if obstacle.words.is_empty() {
-            continue;
-        }
+    let past_the_end = "extends past the end of the GPU memory";
+    expect(bench, "gpu", Some(""), 2, 0, &[])?;
+    expect(bench, "gpu", Some("log"), 1, 0, &["by dma-buf"])?;
+    expect(bench, "gpu", Some("force"), 1, 0, &[])?;
+    expect(bench, "gpu", Some("off"), 1, libc::EFAULT, &[])?;
+    expect(bench, "bind", Some(""), 1, libc::EFAULT, &["MW_BIND"])?;
+    expect(bench, "behind", Some(""), 1, libc::EFAULT, &[past_the_end])?;
+    // The last obstacle fails only one registration, so the library's second attempt would succeed.
+    for obstacle in OBSTACLES
+        .iter()
+        .filter(|obstacle| !obstacle.words.is_empty())
+    {
         let put = obstacle.put()?;
-        let answer = ask(bench, "gpu", None, true, 1)?;
-        expect(obstacle.name, &answer, &efault, &[obstacle.words])?;
+        expect(bench, "gpu", Some(""), 1, libc::EFAULT, &[obstacle.words])
+            .context(obstacle.name)?;
         drop(put);
     }
     Ok(())
@@ -584,7 +517,7 @@ const MANY: u32 = 5000;
 
 fn many(bench: &Bench) -> Result<()> {
     let before = Counters::read()?;
-    expect("many", &ask(bench, "gpu", None, true, MANY)?, "ok", &[])?;
+    expect(bench, "gpu", Some(""), MANY, 0, &[])?;
     let exports = Counters::read()?.since(&before, "dmabuf_export")?;
     same("exports", exports, u64::from(MANY))
 }
