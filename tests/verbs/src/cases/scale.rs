@@ -351,12 +351,9 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
             let at = usize::try_from(end - 4097)?;
             let data = Pattern::new(lab.setup.seed, index).bytes(0, 4097);
             source.put(0, &data)?;
-            connection.transfer(
-                Op::Write,
-                source.part(0, data.len())?,
-                region.part(u64::try_from(at)?, 4097)?,
-            )?;
-            ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
+            let remote = region.part(u64::try_from(at)?, 4097)?;
+            connection.transfer(Op::Write, source.part(0, 4097)?, remote)?;
+            ensure!(memory.bytes(at, 4097)? == data, "at {at:#x}");
         }
         drop(region);
         let found = large.read()?;

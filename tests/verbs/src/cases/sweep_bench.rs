@@ -13,7 +13,7 @@ use crate::faults::Nth;
 use crate::gpu::{Allocation, Gpu};
 use crate::knobs::{fail_none, fail_nth, Parameter};
 use crate::lab::{Lab, PinMode, M2};
-use crate::rdma::{full_access, Connection, Hca, Op};
+use crate::rdma::{full_access, Connection, FragileRegion, Hca, Op};
 use crate::sys::{Forked, Placement, Span};
 use crate::{counters, module, rdma, sys};
 
@@ -62,7 +62,6 @@ impl Shape {
     }
 }
 
-/// Kind of fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     /// A call of nvidia.ko at `place` fails with `errno`.
@@ -71,7 +70,6 @@ pub(super) enum Fault {
     Allocation,
 }
 
-/// A fault that is armed.
 pub(super) enum Armed {
     Call(&'static str),
     Allocation(Nth),
@@ -98,7 +96,6 @@ impl Armed {
     }
 }
 
-/// Result of one run.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     /// `true` if the fault occurred.
@@ -110,7 +107,22 @@ pub(super) struct Ended {
     pub(super) end: i32,
 }
 
-/// State of a sweep.
+impl Ended {
+    /// Records the result of a deregistration. A deregistration that failed is repeated.
+    fn deregistered(
+        &mut self,
+        result: std::result::Result<(), (FragileRegion, std::io::Error)>,
+    ) -> Result<()> {
+        if let Err((region, error)) = result {
+            self.end = error.raw_os_error().unwrap_or(-1);
+            if let Err((_, error)) = region.deregister() {
+                bail!("the region cannot be deregistered: {error}");
+            }
+        }
+        Ok(())
+    }
+}
+
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     /// The GPU whose memory is registered under faults.
@@ -210,13 +222,7 @@ impl<'a> Bench<'a> {
         ended.hit = armed.disarm()?;
         match result {
             Err(refused) => ended.registration = refused.errno(),
-            Ok(Ok(())) => {}
-            Ok(Err((region, error))) => {
-                ended.end = error.raw_os_error().unwrap_or(-1);
-                if let Err((_, error)) = region.deregister() {
-                    bail!("the region cannot be deregistered: {error}");
-                }
-            }
+            Ok(result) => ended.deregistered(result)?,
         }
         Ok(ended)
     }
@@ -233,12 +239,7 @@ impl<'a> Bench<'a> {
             ended.end = errno_of(&error);
             memory.free().context("the memory cannot be freed")?;
         }
-        if let Err((region, error)) = result {
-            ended.end = error.raw_os_error().unwrap_or(-1);
-            if let Err((_, error)) = region.deregister() {
-                bail!("the region cannot be deregistered: {error}");
-            }
-        }
+        ended.deregistered(result)?;
         Ok(ended)
     }
 
