@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The demo: a registration, a write, a read, a free, and nothing left.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
@@ -9,6 +8,7 @@ use std::{env, fs};
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
+use crate::cases::consumers;
 use crate::counters::{peer_regions, Counters};
 use crate::gpu::{Allocation, GRANULE};
 use crate::lab::{Lab, Peermem, PinMode, Setup};
@@ -19,14 +19,10 @@ use crate::rdma::{Op, Region, Status};
 use crate::sys::Running;
 use crate::{ktap, measure, module, rdma, sys};
 
-/// Environment variable with the path of NVIDIA's nvidia-peermem, if the runner has copied that
-/// module into the test VM.
-const CONTROL: &str = "TESTVM_CONTROL_KO";
 /// Number of bytes to write and read: not aligned to anything, and longer than any page.
 const BYTES: usize = (1 << 20) + 4097;
 const OFFSET: usize = 65_536 + 123;
 
-/// Runs the demo. Fails if a check fails.
 pub(crate) fn run(setup: &Setup) -> Result<()> {
     if setup.peermem == Peermem::Preload {
         return preloaded(setup);
@@ -45,10 +41,14 @@ pub(crate) fn run(setup: &Setup) -> Result<()> {
 
     ktap::check_rest(&before)?;
     let now = Counters::read()?;
+    let (pins, mappings) = (now.live_pins()?, now.get("mappings_live")?);
+    end(&now, &format!("{pins} pins, {mappings} DMA mappings"))
+}
+
+/// Prints the objects that are left at the end of the demo.
+fn end(now: &Counters, left: &str) -> Result<()> {
     println!(
-        "\n5. What is left: {} pins, {} DMA mappings, {} references on a GPU, {} bytes pinned in a BAR",
-        now.live_pins()?,
-        now.get("mappings_live")?,
+        "\n5. What is left: {left}, {} references on a GPU, {} bytes pinned in a BAR",
         now.get("device_refs")?,
         now.get("bar_bytes_pinned")?
     );
@@ -105,15 +105,11 @@ fn preloaded(setup: &Setup) -> Result<()> {
 
     ktap::check_rest(&before)?;
     let now = Counters::read()?;
-    println!(
-        "\n5. What is left: {} dma-bufs, {} of them mapped, {} references on a GPU, {} bytes pinned in a BAR",
-        now.get("dmabufs_live")?,
-        now.get("dmabuf_maps_live")?,
-        now.get("device_refs")?,
-        now.get("bar_bytes_pinned")?
-    );
-    println!("demo: ok");
-    Ok(())
+    let (buffers, mapped) = (now.get("dmabufs_live")?, now.get("dmabuf_maps_live")?);
+    end(
+        &now,
+        &format!("{buffers} dma-bufs, {mapped} of them mapped"),
+    )
 }
 
 /// Returns the measurement of NVIDIA's nvidia-peermem for the same registration on the same
@@ -122,7 +118,7 @@ fn control(setup: &Setup) -> Result<Option<Measurement>> {
     if let Ok(json) = env::var("GDR_CONTROL_JSON") {
         return Ok(Some(serde_json::from_str(&json)?));
     }
-    let Some(file) = env::var_os(CONTROL).map(PathBuf::from) else {
+    let Some(file) = consumers::control() else {
         return Ok(None);
     };
     let replaced = Replaced::begin()?;
@@ -229,8 +225,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Reads the memory through the BAR in sysfs, independently of the transfer.
 fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
-    let bytes = memory.bar_view()?.bytes(offset, len)?;
-    Ok(bytes)
+    memory.bar_view()?.bytes(offset, len)
 }
 
 fn count_differing(expected: &[u8], found: &[u8]) -> usize {
@@ -290,10 +285,8 @@ fn write_and_read(lab: &Lab) -> Result<()> {
     host.check()
 }
 
-/// Returns the status of a WRITE to the region.
 fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
-    let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.status(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)
+    lab.status(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)
 }
 
 fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use std::{fs, thread};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 use crate::{module_files, sys};
 
@@ -68,6 +68,12 @@ impl Hold {
     pub(crate) fn release(self) {
         drop(self);
     }
+
+    /// Releases all threads, and returns the result of one of these threads.
+    pub(crate) fn finish<T>(self, worker: Worker<T>) -> Result<T> {
+        self.release();
+        worker.done()
+    }
 }
 
 impl Drop for Hold {
@@ -86,17 +92,6 @@ pub(crate) enum Fate<T> {
     Killed,
     /// The thread sleeps in the kernel, in these functions, and will not wake.
     Stuck(String),
-}
-
-impl<T> Fate<T> {
-    /// Returns the result. Fails if there is no result.
-    pub(crate) fn done(self, what: &str) -> Result<T> {
-        match self {
-            Fate::Done(value) => Ok(value),
-            Fate::Killed => anyhow::bail!("{what} was killed by the kernel"),
-            Fate::Stuck(place) => anyhow::bail!("{what} does not return: {place}"),
-        }
-    }
 }
 
 /// A thread that makes calls which may not return. The thread is never joined, so a stuck thread
@@ -212,5 +207,15 @@ impl<T> Worker<T> {
             None if self.is_alive() => Fate::Stuck(self.place()),
             None => Fate::Killed,
         })
+    }
+
+    /// Returns the result of the thread. Fails if there is no result at the end of the time limit.
+    pub(crate) fn done(self) -> Result<T> {
+        let name = self.name;
+        match self.finish()? {
+            Fate::Done(value) => Ok(value),
+            Fate::Killed => bail!("the {name} was killed by the kernel"),
+            Fate::Stuck(place) => bail!("the {name} does not return: {place}"),
+        }
     }
 }

@@ -8,9 +8,9 @@ use std::{fmt, fs};
 use anyhow::{bail, Context, Result};
 
 use crate::gpu::{Allocation, Gpu, GRANULE};
-use crate::rdma::Hca;
+use crate::rdma::{Hca, Op, Part, Status};
 use crate::sys::{Mapping, Placement, Span};
-use crate::{counters, ktap};
+use crate::{counters, ktap, rdma};
 
 /// Granule of the GPU's memory, as the length of memory.
 pub(crate) const M2: usize = GRANULE as usize;
@@ -39,7 +39,6 @@ impl fmt::Display for Peermem {
     }
 }
 
-/// Mode of the registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PinMode {
     /// nvidia.ko never revokes the pins. The pages stay pinned until the deregistration.
@@ -54,7 +53,6 @@ impl fmt::Display for PinMode {
     }
 }
 
-/// Settings of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub(crate) peermem: Peermem,
@@ -69,7 +67,6 @@ pub(crate) struct Setup {
 /// The PCI default for a device that does not set its longest DMA segment.
 const DEFAULT_SEGMENT: u64 = 64 << 10;
 
-/// Returns `true` if an IOMMU translates for any device.
 pub(crate) fn translating_iommu() -> bool {
     let Ok(groups) = fs::read_dir("/sys/kernel/iommu_groups") else {
         return false;
@@ -104,7 +101,6 @@ impl Setup {
     }
 }
 
-/// Place of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     Host,
@@ -151,6 +147,12 @@ impl Lab {
             }
         }
         Ok(())
+    }
+
+    /// Runs a request of the near device to the far device on a separate connection. Returns the
+    /// status.
+    pub(crate) fn status(&self, op: Op, local: Part, remote: Part) -> Result<Status> {
+        rdma::connect(&self.near, &self.far)?.status(op, local, remote)
     }
 
     pub(crate) fn gpus(&self) -> &[Arc<Gpu>] {
@@ -254,7 +256,6 @@ impl Lab {
     }
 }
 
-/// Host or GPU memory.
 #[derive(Debug)]
 pub(crate) enum Memory {
     Host(Mapping),

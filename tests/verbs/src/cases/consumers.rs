@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 /// Returns the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
-pub(super) fn control() -> Option<PathBuf> {
+pub(crate) fn control() -> Option<PathBuf> {
     env::var_os("TESTVM_CONTROL_KO").map(PathBuf::from)
 }
 

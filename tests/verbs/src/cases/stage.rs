@@ -12,7 +12,7 @@ use crate::gpu::{Allocation, Freer, Gpu};
 use crate::hold::{Hold, Worker};
 use crate::lab::{Lab, M2};
 use crate::rdma::{Hca, Refused, Region};
-use crate::sys::{KernelLog, Span};
+use crate::sys::{KernelLog, Placement, Span};
 use crate::{rdma, sys};
 
 /// Result of a registration in a thread.
@@ -39,6 +39,17 @@ impl Stage {
         })
     }
 
+    pub(super) fn allocate(&self) -> Result<Allocation> {
+        self.gpu.allocate(M2, Placement::Any)
+    }
+
+    /// Allocates and registers memory.
+    pub(super) fn registered(&self) -> Result<(Allocation, Region)> {
+        let memory = self.allocate()?;
+        let region = self.register(&memory)?;
+        Ok((memory, region))
+    }
+
     pub(super) fn register(&self, memory: &Allocation) -> Result<Region> {
         Ok(self.hca.reg_mr(memory.span(0, M2)?)?)
     }
@@ -48,7 +59,6 @@ impl Stage {
         self.start_register_span(memory.span(0, M2)?)
     }
 
-    /// Registers a range of GPU memory in a separate thread.
     pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
         let hca = Arc::clone(&self.hca);
         Worker::start("registration", move || hca.reg_mr(span))
@@ -64,7 +74,6 @@ impl Stage {
         Hold::catch(place, || self.start_register(memory))
     }
 
-    /// Deregisters a region in a separate thread.
     pub(super) fn start_deregister(&self, region: Region) -> Result<Worker<()>> {
         Worker::start("deregistration", move || drop(region))
     }
@@ -89,7 +98,7 @@ impl Stage {
 
     /// Frees like [`Stage::start_free`], and waits for the end.
     pub(super) fn free(&self, memory: &Allocation) -> Result<()> {
-        Ok(self.start_free(memory)?.finish()?.done("the free")??)
+        Ok(self.start_free(memory)?.done()??)
     }
 
     /// Registers memory, and lets a forked child close the last descriptor. The memory and this

@@ -32,8 +32,7 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 fn pins_of_one_registration(bench: &Bench) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (_memory, region) = bench.registered()?;
     drop(region);
     let activity = Counters::read()?.activity(&bench.before)?;
     let said = format!(
@@ -58,8 +57,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     drop(memory);
     let neighbour = bench.allocate()?;
     let other = bench.gpu.allocate(M2, Placement::At(addr))?;
-    hold.release();
-    let registered = registration.finish()?.done("the registration")?;
+    let registered = hold.finish(registration)?;
     let kept = neighbour.bar_address() != place;
     match registered {
         Ok(region) => {
