@@ -43,7 +43,6 @@ impl Arena {
         })
     }
 
-    /// Registers all of `memory`.
     pub(crate) fn whole(hca: &Hca, memory: Memory, pattern: Pattern) -> Result<Self> {
         let len = memory.len();
         Self::new(hca, memory, 0, len, pattern)
@@ -70,7 +69,6 @@ impl Arena {
         &self.region
     }
 
-    /// Returns a part of the region.
     pub(crate) fn part(&self, at: usize, len: usize) -> Result<Part> {
         self.region.part(at as u64, len as u64)
     }
@@ -99,7 +97,6 @@ impl Arena {
             .context("outside the memory")
     }
 
-    /// Reads a part of the region.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
         let found = self.memory.bytes(self.offset + at, len)?;
         Ok(found)

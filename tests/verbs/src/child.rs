@@ -54,7 +54,6 @@ const UNDER_WAY: usize = 8;
 const TOLD: usize = 64;
 const MOVED: &str = "moved";
 
-/// Runs a child's role.
 pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
     if let Role::Guest { addr, gives_up } = role {
         return guest(*addr, *gives_up, setup);
@@ -246,7 +245,6 @@ impl Process {
         (0..count).try_for_each(|_| self.hear(MOVED))
     }
 
-    /// Returns the child's process number.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

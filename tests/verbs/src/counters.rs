@@ -113,7 +113,6 @@ impl Counters {
         Ok(found)
     }
 
-    /// Returns the activity between `before` and this reading.
     pub(crate) fn activity(&self, before: &Self) -> Result<Activity> {
         let since = |name| self.since(before, name);
         Ok(Activity {
@@ -127,7 +126,6 @@ impl Counters {
     }
 }
 
-/// Checks the number of live pins.
 pub(crate) fn pins_are(expected: u64) -> Result<()> {
     ktap::same("live pins", Counters::read()?.live_pins()?, expected)
 }
@@ -155,7 +153,6 @@ pub(crate) struct PeerRegion {
     pub(crate) state: String,
 }
 
-/// Returns the peer-memory regions of an RDMA device.
 pub(crate) fn peer_regions(device: &str) -> Result<Vec<PeerRegion>> {
     let path = format!("/sys/kernel/debug/rxe_peer/{device}/mrs");
     fs::read_to_string(&path)

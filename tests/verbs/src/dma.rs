@@ -339,7 +339,6 @@ fn segments(pages: &[Page], start: u64, len: u64) -> Result<Vec<Segment>> {
     Ok(found)
 }
 
-/// Direction of a device's access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -469,7 +468,6 @@ impl Faults {
         Ok(())
     }
 
-    /// Returns the number of faults.
     pub(crate) fn seen(&self) -> usize {
         self.seen
     }

@@ -162,7 +162,6 @@ impl Drop for All<'_> {
 pub(crate) struct Nth(File);
 
 impl Nth {
-    /// Arms the failure.
     pub(crate) fn arm(nth: u32) -> Result<Self> {
         ensure!(nth > 0, "allocations are counted from 1");
         let nth_file = Self(sys::open_rw(NTH)?);

@@ -60,7 +60,6 @@ pub(crate) fn table_version() -> Result<u32> {
     sys::read_line(path)?.parse().context(path)
 }
 
-/// Returns `true` if the version of page tables can be changed.
 pub(crate) fn table_version_is_settable() -> bool {
     is_settable("/sys/module/nvidia/parameters/table_version")
 }
@@ -112,7 +111,6 @@ pub(crate) fn lose_next_put(errno: i32) -> Result<()> {
     fail_next("put_pages_persistent", errno)
 }
 
-/// Unbinds a GPU from its driver and binds it again.
 pub(crate) fn rebind(bdf: &str) -> Result<()> {
     for what in ["unbind", "bind"] {
         let path = format!("/sys/bus/pci/drivers/nvidia/{what}");

@@ -38,7 +38,6 @@ pub(crate) fn unload() -> Result<()> {
     sys::succeed("rmmod", [NAME]).map(drop)
 }
 
-/// Checks the number of references to the module.
 pub(crate) fn references_are(expected: u64) -> Result<()> {
     let held = counters::module_references(NAME)?;
     ktap::same("references to the module", held, expected)
@@ -60,7 +59,6 @@ pub(crate) fn must_stay() -> Result<()> {
     Ok(())
 }
 
-/// Loads the installed module.
 pub(crate) fn load(parameters: &[String]) -> Result<()> {
     let parameters = parameters.iter().map(String::as_str);
     sys::succeed("modprobe", [NAME].into_iter().chain(parameters)).map(drop)
@@ -72,7 +70,6 @@ pub(crate) fn file() -> Result<String> {
     Ok(output.trim().to_owned())
 }
 
-/// Loads a module from a file.
 pub(crate) fn load_file(file: &Path) -> Result<()> {
     sys::succeed("insmod", [file]).map(drop)
 }

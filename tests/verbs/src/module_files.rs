@@ -44,7 +44,6 @@ pub(crate) fn in_proc() -> Option<&'static str> {
     Path::new(PROC).exists().then_some(PROC)
 }
 
-/// Returns the folder with the module's files.
 pub(crate) fn folder() -> &'static str {
     in_proc().unwrap_or(DEBUGFS)
 }
@@ -62,7 +61,6 @@ pub(crate) fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
         .with_context(|| format!("no {key} in {line:?}"))
 }
 
-/// Returns the only line of a file.
 pub(crate) fn only(file: &str) -> Result<Line> {
     let mut found = lines(file)?;
     ensure!(found.len() == 1, "{file}: {found:?}");
@@ -87,7 +85,6 @@ pub(crate) fn has(line: &Line, fields: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no refusal is listed.
 pub(crate) fn no_refusals() -> Result<()> {
     for file in ["refusals", "non_gpu"] {
         let found = lines(file)?;
@@ -128,7 +125,6 @@ fn nonzero(lives: bool) -> Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// Returns the count of an event.
 pub(crate) fn event(name: &str) -> Result<u64> {
     let all = lines("counters")?;
     let line = all

@@ -74,7 +74,6 @@ impl Status {
     }
 }
 
-/// Operation on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Memory to disk: the controller reads memory.
@@ -83,7 +82,6 @@ pub(crate) enum Op {
     Read,
 }
 
-/// A pair of queues.
 #[derive(Debug)]
 struct Queue {
     id: u16,
@@ -106,7 +104,6 @@ impl Queue {
     }
 }
 
-/// The controller's registers.
 #[derive(Debug)]
 struct Registers {
     mapping: Mapping,
@@ -245,7 +242,6 @@ impl Nvme {
         self.longest
     }
 
-    /// Returns the memory of the queues and lists.
     pub(crate) fn memory(&self) -> &Mapped {
         &self.mapped
     }

@@ -36,7 +36,6 @@ pub(crate) struct Peer {
     address: IpAddr,
     /// `true` if the other host has ended the case.
     has_ended: bool,
-    /// `true` if the other host is gone.
     is_lost: bool,
 }
 
@@ -84,7 +83,6 @@ impl Peer {
         })
     }
 
-    /// Returns the other host's address.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
@@ -114,7 +112,6 @@ impl Peer {
         Ok(message)
     }
 
-    /// Sends a value.
     pub(crate) fn tell(&mut self, what: &impl Serialize) -> Result<()> {
         self.send(&Message::Word(serde_json::to_value(what)?))
     }

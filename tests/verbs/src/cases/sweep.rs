@@ -21,7 +21,6 @@ use crate::lab::{Lab, PinMode, M2};
 use crate::sys::KernelLog;
 use crate::{counters, ktap, module, sys};
 
-/// Parameters of the module.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     mode: PinMode,
@@ -99,7 +98,6 @@ enum Seen {
     Nothing,
 }
 
-/// Any errno of a call that pins.
 const PINNING: &[i32] = &[
     libc::EINVAL,
     libc::ENOMEM,

@@ -28,12 +28,10 @@ pub(super) const CASES: &[Case] = cases![
 /// The steps that move bytes, in order.
 const MOVES: &str = "write_from_gpu write_to_gpu gpu_to_gpu read_from_gpu send_to_gpu";
 
-/// Returns the names of the steps that move bytes.
 fn moves() -> impl Iterator<Item = &'static str> {
     MOVES.split(' ')
 }
 
-/// Exit status and output of `peermemctl verify`.
 pub(super) struct Answer {
     status: Option<i32>,
     json: Value,
@@ -90,7 +88,6 @@ impl Answer {
             .with_context(|| format!("no step {name}: {}", self.json))
     }
 
-    /// Returns the text of a step's result.
     fn found(&self, name: &str) -> Result<&str> {
         Ok(self.step(name)?["found"].as_str().unwrap_or_default())
     }

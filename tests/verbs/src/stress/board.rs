@@ -252,7 +252,6 @@ impl Board {
         (0..SLOTS).any(|slot| self.word(READS + slot).load(SeqCst) != 0)
     }
 
-    /// Tells all processes to end.
     pub(super) fn stop(&self) {
         self.word(FLAGS).store(1, SeqCst);
     }

@@ -214,7 +214,6 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
     result
 }
 
-/// The process of a session.
 struct Session {
     pid: Pid,
     number: u64,
