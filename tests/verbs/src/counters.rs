@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::{ktap, module_files, sys};
+use crate::{ktap, module, module_files, sys};
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
@@ -124,6 +124,26 @@ impl Counters {
             callbacks: since("callbacks")?,
         })
     }
+}
+
+/// Returns everything that is left beside `allocations` allocations: counters, regions of the
+/// devices, and references to the module.
+pub(crate) fn all_left(
+    before: &Counters,
+    allocations: u64,
+    devices: &[String],
+) -> Result<Vec<String>> {
+    let mut left = Counters::read()?.leftovers_beside(before, allocations)?;
+    for device in devices {
+        for region in peer_regions(device)? {
+            left.push(format!("{device} has {region:?}"));
+        }
+    }
+    let references = module_references(module::NAME)?;
+    if references != 0 {
+        left.push(format!("{references} references to the module"));
+    }
+    Ok(left)
 }
 
 pub(crate) fn pins_are(expected: u64) -> Result<()> {

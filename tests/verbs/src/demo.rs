@@ -10,7 +10,7 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::cases::consumers;
 use crate::counters::{peer_regions, Counters};
-use crate::gpu::{Allocation, GRANULE};
+use crate::gpu::GRANULE;
 use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::measure::Measurement;
 use crate::module::Replaced;
@@ -223,11 +223,6 @@ fn hex(bytes: &[u8]) -> String {
         .join(" ")
 }
 
-/// Reads the memory through the BAR in sysfs, independently of the transfer.
-fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
-    memory.bar_view()?.bytes(offset, len)
-}
-
 fn count_differing(expected: &[u8], found: &[u8]) -> usize {
     difference(expected, found).map_or(0, |difference| difference.count)
 }
@@ -249,15 +244,17 @@ fn write_and_read(lab: &Lab) -> Result<()> {
         lab.far.name()
     );
     let data = host.expected(0, BYTES)?.to_vec();
+    // The view reads the memory through the BAR in sysfs, independently of the transfer.
+    let view = memory.bar_view()?;
     let bar_address = memory.bar_address() + OFFSET as u64;
     let width = format!("in the BAR at {bar_address:#x}, before").len();
     println!(
         "   in the BAR at {bar_address:#x}, before  {}",
-        hex(&behind_the_bar(&memory, OFFSET, 12)?)
+        hex(&view.bytes(OFFSET, 12)?)
     );
     println!("   {:>width$}  {}", "what is written", hex(&data[..12]));
     connection.transfer(Op::Write, host.part(0, BYTES)?, remote)?;
-    let now = behind_the_bar(&memory, 0, room)?;
+    let now = view.bytes(0, room)?;
     println!(
         "   in the BAR at {bar_address:#x}, after   {}",
         hex(&now[OFFSET..OFFSET + 12])

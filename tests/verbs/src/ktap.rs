@@ -6,7 +6,7 @@ use std::panic;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, ensure, Error, Result};
+use anyhow::{anyhow, ensure, Error, Result};
 
 use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
@@ -156,13 +156,16 @@ fn run_one(case: &Case, setup: &Setup) -> Result<()> {
 
 /// Checks that a case has left nothing behind.
 pub(crate) fn check_rest(before: &Counters) -> Result<()> {
+    settled(|| Counters::read()?.leftovers(before))
+}
+
+/// Waits until `left` returns nothing. Fails with its result at the end of the time limit.
+pub(crate) fn settled(mut left: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
     let mut found = Vec::new();
     let clean = sys::wait_until(SETTLE, || {
-        found = Counters::read()?.leftovers(before)?;
+        found = left()?;
         Ok(found.is_empty())
     })?;
-    if !clean {
-        bail!("left behind: {}", found.join(" "));
-    }
+    ensure!(clean, "left behind: {}", found.join(" "));
     Ok(())
 }

@@ -376,10 +376,11 @@ fn registered_by_a_guest(
 
 /// Checks that only `memory` holds the module, and that its callback finds its pin.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
-    let before = [
-        module_files::event("late_callback")?,
-        module_files::event("spurious_callback")?,
-    ];
+    let events = || -> Result<[u64; 2]> {
+        let late = module_files::event("late_callback")?;
+        Ok([late, module_files::event("spurious_callback")?])
+    };
+    let before = events()?;
     let live = Counters::read()?.get("pins_live")?;
     let references = counters::module_references(module::NAME)?;
     note("pins", live);
@@ -393,10 +394,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     ensure!(live == 1, "{live} pins after the release");
     ensure!(references == 1, "{references} references to the module");
     module::references_are(0).context("after the callback")?;
-    let after = [
-        module_files::event("late_callback")?,
-        module_files::event("spurious_callback")?,
-    ];
+    let after = events()?;
     ensure!(after == before, "the callback found nothing: {after:?}");
     Ok(())
 }

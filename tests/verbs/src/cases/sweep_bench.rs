@@ -2,7 +2,6 @@
 //! One run of a [`Way`] with the n-th fault, and the checks after the run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -15,7 +14,7 @@ use crate::knobs::{fail_none, fail_nth, Parameter};
 use crate::lab::{Lab, PinMode, M2};
 use crate::rdma::{full_access, Connection, FragileRegion, Hca, Op};
 use crate::sys::{Forked, Placement, Span};
-use crate::{counters, module, rdma, sys};
+use crate::{counters, ktap, rdma};
 
 /// Number of allocations under a registration of [`Shape::Chunks`].
 pub(super) const CHUNKS: usize = 3;
@@ -178,24 +177,9 @@ impl<'a> Bench<'a> {
     /// Checks that nothing is left: no pin, no mapping, no region of rxe, no reference to the
     /// module.
     pub(super) fn at_rest(&self) -> Result<()> {
-        let mut found = Vec::new();
-        let clean = sys::wait_until(Duration::from_secs(60), || {
-            found = Counters::read()?
-                .leftovers_beside(&self.before, self.before.get("allocs_live")?)?;
-            for hca in [&self.lab.near, &self.lab.far] {
-                let regions = counters::peer_regions(hca.name())?.len();
-                if regions != 0 {
-                    found.push(format!("{}: {regions} regions", hca.name()));
-                }
-            }
-            let held = counters::module_references(module::NAME)?;
-            if held != 0 {
-                found.push(format!("{held} holds on the module"));
-            }
-            Ok(found.is_empty())
-        })?;
-        ensure!(clean, "left behind: {}", found.join(" "));
-        Ok(())
+        let allocations = self.before.get("allocs_live")?;
+        let devices = &self.lab.setup.devices;
+        ktap::settled(|| counters::all_left(&self.before, allocations, devices))
     }
 
     /// Runs `way` once with the n-th fault.

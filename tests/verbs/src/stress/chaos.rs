@@ -3,7 +3,6 @@
 //! and the module are removed and restored. One process makes one disturbance at a time, in an
 //! order from the seed and at counts of operations.
 
-use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use super::plan::Plan;
 use super::session::World;
 use super::{bystanders, Faults};
 use crate::gpu::Gpu;
+use crate::knobs::drive;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
 use crate::sys::{Ended, Reaped, SharedWords};
@@ -113,11 +113,6 @@ fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     Ok(())
 }
 
-fn driver(file: &str, bdf: &str) -> Result<()> {
-    let path = format!("/sys/bus/pci/drivers/nvidia/{file}");
-    fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
-}
-
 /// Unbinds and binds a GPU. The unbind frees memory, refuses new pins, waits for persistent pins,
 /// and then returns.
 fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) -> Result<()> {
@@ -151,14 +146,14 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
         pause(choice, 10);
     }
     board.disturb(Place::Gpu(gpu));
-    driver("unbind", bdf)?;
+    drive("unbind", bdf)?;
     set(over);
     if let Some(pid) = prober {
         let ended = sys::reap(Some(pid), true)?;
         ensure!(ended == Reaped::Child(pid, Ended::Exited(0)), "{ended:?}");
     }
     pause(choice, 20);
-    driver("bind", bdf)?;
+    drive("bind", bdf)?;
     Gpu::open(gpu, bdf.clone()).context("after binding")?;
     board.disturb(Place::Gpu(gpu));
     board.done(Operation::Unbind);

@@ -38,9 +38,6 @@ use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 
-/// Time limit until closed objects are gone.
-const SETTLE: Duration = Duration::from_secs(60);
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Number of the first epoch
@@ -406,21 +403,7 @@ impl Crew<'_> {
 
 /// Checks that everything of an epoch is gone, and unloads the module.
 fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
-    let mut left = Vec::new();
-    let clean = sys::wait_until(SETTLE, || {
-        left = Counters::read()?.leftovers(before)?;
-        for device in &world.devices {
-            for region in counters::peer_regions(device)? {
-                left.push(format!("{device} has {region:?}"));
-            }
-        }
-        let references = counters::module_references(module::NAME)?;
-        if references != 0 {
-            left.push(format!("{references} references to the module"));
-        }
-        Ok(left.is_empty())
-    })?;
-    ensure!(clean, "left behind: {}", left.join(", "));
+    ktap::settled(|| counters::all_left(before, 0, &world.devices))?;
     balance()?;
     module::unload()?;
     let now = Counters::read()?;
