@@ -110,7 +110,7 @@ impl Places {
         // Retransmit timeout of about four seconds. A busy machine can pause for longer than
         // perftest's default timeout.
         command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
-        // With this flag, perftest continues and prints figures even if the clock of an emulated
+        // This flag makes perftest continue and print figures even if the clock of an emulated
         // processor is uneven.
         command.arg("-F");
         command.args(words).args(server);
