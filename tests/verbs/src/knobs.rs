@@ -112,12 +112,12 @@ pub(crate) fn lose_next_put(errno: i32) -> Result<()> {
 }
 
 pub(crate) fn rebind(bdf: &str) -> Result<()> {
-    drive("unbind", bdf)?;
-    drive("bind", bdf)
+    write_driver("unbind", bdf)?;
+    write_driver("bind", bdf)
 }
 
 /// Writes the address of a GPU to a file of its PCI driver.
-pub(crate) fn drive(file: &str, bdf: &str) -> Result<()> {
+pub(crate) fn write_driver(file: &str, bdf: &str) -> Result<()> {
     let path = format!("/sys/bus/pci/drivers/nvidia/{file}");
     fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
 }

@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::session::World;
 use super::{bystanders, Faults};
 use crate::gpu::Gpu;
-use crate::knobs::drive;
+use crate::knobs::write_driver;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
 use crate::sys::{Ended, Reaped, SharedWords};
@@ -146,14 +146,14 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
         pause(choice, 10);
     }
     board.disturb(Place::Gpu(gpu));
-    drive("unbind", bdf)?;
+    write_driver("unbind", bdf)?;
     set(over);
     if let Some(pid) = prober {
         let ended = sys::reap(Some(pid), true)?;
         ensure!(ended == Reaped::Child(pid, Ended::Exited(0)), "{ended:?}");
     }
     pause(choice, 20);
-    drive("bind", bdf)?;
+    write_driver("bind", bdf)?;
     Gpu::open(gpu, bdf.clone()).context("after binding")?;
     board.disturb(Place::Gpu(gpu));
     board.done(Operation::Unbind);
