@@ -138,7 +138,7 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
         .iter()
         .filter(|region| region.state == "valid")
         .count();
-    ensure!(alive == 0, "{alive} of {number} regions live on");
+    ensure!(alive == 0, "{alive} of {number} regions are still valid");
     drop(regions);
     Ok(elapsed.as_nanos())
 }

@@ -466,7 +466,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
             .allocate_there(M2, place, |next| Ok(lab.near.reg_mr(next.span(0, M2)?)?))?
-            .context("freed, and the place was not handed out again: something keeps it")?;
+            .context("no other allocation got the freed place, so something still holds it")?;
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
         all_refused(lab, &local, &region, PARTS)?;

@@ -259,6 +259,9 @@ fn find_as_nvidias(lab: &Lab) -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("; "));
-    ensure!(sys::read_line(MODULE)?.contains("-rs"), "ours is not back");
+    ensure!(
+        sys::read_line(MODULE)?.contains("-rs"),
+        "ours is not loaded"
+    );
     Ok(())
 }

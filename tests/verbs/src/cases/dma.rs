@@ -609,7 +609,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     // mapping has another length.
     let pin = |next: &Allocation| bench.register(next, 0, M2 / 2);
     let next = bench.lab.gpu(0)?.allocate_there(M2, place, pin)?;
-    let (next, own) = next.context("the stand-in did not hand the place out again")?;
+    let (next, own) = next.context("no other allocation got the freed place")?;
     ensure!(
         own.pages
             .iter()

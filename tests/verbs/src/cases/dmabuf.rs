@@ -141,7 +141,7 @@ fn moves(
     host.expect(len, &data)?;
     let mut there = vec![0; len];
     memory.bar_view()?.read(start, &mut there)?;
-    ensure!(there == data, "other bytes are in the BAR");
+    ensure!(there == data, "the BAR has other bytes");
     host.check()
 }
 
@@ -244,7 +244,7 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
         .transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
     let mut there = vec![0; M2];
     gpu.bar_view(place, M2)?.read(0, &mut there)?;
-    ensure!(there == host.expected(0, M2)?, "the bytes went elsewhere");
+    ensure!(there == host.expected(0, M2)?, "other pages were written");
     let mut own = vec![0; M2];
     next.read(0, &mut own)?;
     ensure!(

@@ -273,7 +273,7 @@ fn turned_off(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     lab.near.reg_mr(memory.span(0, M2)?)?;
     replaced.end()?;
-    ensure!(Path::new(MEMORY_PEERS).exists(), "memory_peers is not back");
+    ensure!(Path::new(MEMORY_PEERS).exists(), "no memory_peers");
     Ok(())
 }
 

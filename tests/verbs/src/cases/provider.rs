@@ -132,7 +132,10 @@ fn given_to_others(lab: &Lab) -> Result<()> {
         Ok((memory, bytes))
     };
     let holds = |memory: &Allocation, bytes: &[u8]| -> Result<()> {
-        ensure!(memory.bytes(0, M2)? == bytes, "by the CPU's mapping");
+        ensure!(
+            memory.bytes(0, M2)? == bytes,
+            "the CPU's mapping has other bytes"
+        );
         let found = memory.bar_view()?.bytes(0, M2)?;
         ensure!(found == bytes, "other bytes behind the BAR");
         Ok(())
@@ -143,7 +146,7 @@ fn given_to_others(lab: &Lab) -> Result<()> {
 
     let region = lab.near.reg_mr(one.span(0, M2)?)?;
     let place = one.bar_address();
-    ensure!(place != before, "a pin that did not move");
+    ensure!(place != before, "the pin did not move the memory");
     holds(&one, &ones)?;
     drop(region);
 
@@ -151,7 +154,7 @@ fn given_to_others(lab: &Lab) -> Result<()> {
     ensure!(other.bar_address() == place);
     holds(&other, &others)?;
     holds(&one, &ones)?;
-    ensure!(one.bar_address() != place, "two in one place");
+    ensure!(one.bar_address() != place, "both have one place");
 
     let _again = lab.near.reg_mr(one.span(0, M2)?)?;
     holds(&one, &ones)?;

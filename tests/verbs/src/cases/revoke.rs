@@ -181,7 +181,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
         .allocate_there(M2, old_place, |next| {
             Ok(lab.near.reg_mr(next.span(0, M2)?)?)
         })?
-        .context("freed, and the place was not handed out again: something keeps it")?;
+        .context("no other allocation got the freed place, so something still holds it")?;
     let view = next.bar_view()?;
     let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
     next.write(0, &pattern)?;

@@ -169,7 +169,11 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
         returned = after.waiting()? > 0;
         Ok(returned || in_module(&release.place()))
     })?;
-    ensure!(settled, "release is nowhere: {}", release.place());
+    ensure!(
+        settled,
+        "the release neither returned nor waits in the module: {}",
+        release.place()
+    );
     if returned {
         // ib_core continues in this order and does not survive the rest.
         after.finish(release)?;
@@ -589,7 +593,7 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     hold.finish(free)??;
     let rmmod = rmmod.finish(PATIENCE)?;
     ensure!(rmmod.success(), "rmmod: {}", rmmod.output);
-    ensure!(settled, "rmmod is nowhere: {place}");
+    ensure!(settled, "rmmod neither ended nor waits: {place}");
     ensure!(!gone, "the module went with a callback on its way out");
     Ok(())
 }

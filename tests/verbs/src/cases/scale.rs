@@ -158,7 +158,7 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
             .iter()
             .filter(|region| region.state == "valid")
             .count();
-        same("regions that live on", u64::try_from(valid)?, 0)?;
+        same("regions that are still valid", u64::try_from(valid)?, 0)?;
         to_unpin = 0;
     }
     let before = Counters::read()?;

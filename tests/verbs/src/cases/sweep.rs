@@ -366,7 +366,7 @@ impl Outcomes {
         note(
             name,
             format_args!(
-                "passed all the same: {}; refused: {}; ended at the second try: {}",
+                "succeeded despite the failure: {}; refused: {}; ended at the second try: {}",
                 self.passed,
                 list(&self.refused),
                 list(&self.ends)

@@ -79,7 +79,7 @@ fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
         }
         Err(refused) if refused.errno() == libc::ENODEV => bench.saw("ENODEV"),
         Err(refused) => bench.wrong(&format!(
-            "taken for a PCI device; {} all the same",
+            "taken for a PCI device, but refused with {}",
             errno_name(refused.errno())
         )),
     }

@@ -99,7 +99,8 @@ fn unmap_after_callback(bench: &Bench) -> Result<()> {
 /// Gives the memory of `region` to another owner and writes through the region. Returns `true` if
 /// the write reaches the new owner.
 fn reaches_next_owner(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
-    reaches_next_owner_or_none(bench, memory, region)?.context("the place was not handed out again")
+    reaches_next_owner_or_none(bench, memory, region)?
+        .context("no other allocation got the freed place")
 }
 
 /// Returns the same as [`reaches_next_owner`], or `None` if no other owner gets the place.
