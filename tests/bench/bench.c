@@ -24,8 +24,8 @@
  *		see provider.c
  *	table	see table.c
  *
- * Load this module before the module under test, and unload it last. Threads
- * that call at the same time share their sums.
+ * Load this module before the module under test, and unload it last. The sums
+ * include the calls of all threads.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -138,8 +138,8 @@ static struct client {
 static unsigned int nr_clients;
 
 /*
- * ib_core passes nothing to acquire() that identifies the client, so each
- * client has its own functions.
+ * No argument of acquire() identifies the client, so each client has its own
+ * functions.
  */
 #define CLIENT_FUNCTIONS(n)						\
 static int acquire_##n(unsigned long address, size_t length,		\
@@ -255,7 +255,7 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	struct client *client;
 	unsigned int n;
 
-	/* A known client registers again if its module was reloaded. */
+	/* If a module was reloaded, its client is already known. */
 	for (n = 0; n < nr_clients; n++)
 		if (!strcmp(clients[n].copy.client.name, real->name))
 			break;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Simulates a host with fragmented memory for a client's functions only. While
- * the simulation is on, the page allocator refuses these functions everything
- * larger than a page. Code with a fallback continues, with a slab of one page,
- * or with vmalloc() behind kvmalloc().
+ * the simulation is on, the page allocator refuses all allocations by these
+ * functions that are larger than a page. Code with a fallback continues, with a
+ * slab of one page, or with vmalloc() behind kvmalloc().
  *
  * kmalloc() of two pages may find an object in an existing slab, without the
  * page allocator. Such an allocation counts as given, unless its caller has a
@@ -48,8 +48,8 @@ static void answer_null(struct pt_regs *regs)
 }
 
 /*
- * Does the same as in_client(), for the code that a probe has interrupted. A
- * probe is a trap, which counts as a non-maskable interrupt.
+ * Returns what in_client() would return in the code that a probe has
+ * interrupted. A probe is a trap, which counts as a non-maskable interrupt.
  */
 static bool probed_in_client(void)
 {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Kernel memory that a client's functions allocate, without nvidia.ko's.
+ * Counts the kernel memory that a client's functions allocate. Memory that
+ * nvidia.ko allocates during these functions does not count.
  *
- * The module uses the tracepoints of the allocators. An allocation by a thread
- * that is in a client's function, outside nvidia.ko, belongs to the client
- * until anybody frees it. Each allocation counts with the size that the
+ * The counts come from the tracepoints of the allocators. An allocation by a
+ * thread that is in a client's function, outside nvidia.ko, belongs to the
+ * client until anybody frees it. Each allocation counts with the size that the
  * allocator reserved. The pages of the slab allocator and of large kmalloc()
  * calls are compound. Pages that are not compound were allocated as pages.
  *
@@ -13,10 +14,11 @@
  * they may be allocated at any time, and stay. The calling function identifies
  * them.
  *
- * /sys/kernel/debug/bench/memory: "1" clears the table and starts, "0" stops,
- * "2" continues with the table, if no object in it was freed meanwhile; reads
- * as "held=BYTES peak=BYTES objects=N lost=N". An allocation is lost if the
- * table has no room for it. The numbers are wrong if any allocation was lost.
+ * /sys/kernel/debug/bench/memory: Writing "1" clears the table and starts to
+ * count. Writing "0" stops. Writing "2" continues with the old table, which is
+ * correct only if no object in the table was freed meanwhile. A read returns
+ * "held=BYTES peak=BYTES objects=N lost=N". An allocation is lost if the table
+ * has no room for it. The numbers are wrong if any allocation was lost.
  */
 #include <linux/debugfs.h>
 #include <linux/gfp.h>
@@ -125,7 +127,7 @@ static void taken(unsigned long key, size_t bytes, unsigned long site)
 	/* One slot is always free, and ends each search. */
 	slot = objects + 1 < SLOTS ? slot_of(key) : NULL;
 	if (slot) {
-		/* Large kmalloc() allocations are reported twice. */
+		/* The tracepoints report large kmalloc() allocations twice. */
 		objects += !slot->key;
 		held += bytes - slot->bytes;
 		slot->key = key;
@@ -276,7 +278,7 @@ static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
 	return simple_read_from_buffer(buf, len, pos, text, n);
 }
 
-/* This function is for one process at a time, like the whole file. */
+/* Only one process at a time may use this function, and the whole file. */
 static ssize_t memory_write(struct file *file, const char __user *buf,
 			    size_t len, loff_t *pos)
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The rate that nvidia.ko's own lock allows: nvidia.ko's calls for the life of
- * one registration, without a client, ib_core or an RDMA device.
+ * Makes the calls of nvidia.ko for one registration, from pin to unpin, without
+ * a client, ib_core or an RDMA device. The rate of these calls is the highest
+ * rate that nvidia.ko's own lock permits.
  *
  * /sys/kernel/debug/bench/persistent, revocable: a write of an address in the
  * writer's GPU memory pins and unpins 64 KiB there. In persistent mode, it also

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The scatter list that a client gave to ib_core.
+ * Records the scatter lists that a client gives to ib_core.
  *
- * /sys/kernel/debug/bench/table: "1" records each table that is mapped from now
- * on, "0" stops and clears; reads the last table as 64-bit numbers: address and
- * length of the registration, number of entries, and DMA address and length of
- * each entry. The file is empty if no table was mapped.
+ * /sys/kernel/debug/bench/table: Writing "1" starts the record of each table
+ * that is mapped. Writing "0" stops and clears the record. A read returns the
+ * last table as 64-bit numbers: address and length of the registration, number
+ * of entries, and DMA address and length of each entry. The file is empty if no
+ * table was mapped.
  */
 #include <linux/debugfs.h>
 #include <linux/mm.h>

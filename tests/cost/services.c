@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The kernel and nvidia.ko as a peer-memory module sees them, in a user
- * process: the functions that the callbacks of a registration call, and the
- * structures that they read.
+ * Stand-ins for the kernel and nvidia.ko in a user process: the functions that
+ * the callbacks of a registration call, and the structures that the callbacks
+ * read.
  *
  * kbuild compiles this file with the kernel's headers and flags, so structures
  * and prototypes are the kernel's. A call of a function that is neither here
  * nor in the kernel's objects linked by the test runner ends the process: see
  * main.c.
  *
- * Everything succeeds, nothing ever waits, and there is one thread.
+ * Every call succeeds, no call waits, and there is one thread.
  */
 
 #include <linux/cpumask.h>
@@ -76,8 +76,8 @@ static const char *const held_names[NR_HELD] = {
 	[MODULES] = "references to modules are left",
 	[DEVICES] = "references to PCI devices are left",
 	[PINS] = "pins are left",
-	[PROVIDER_MAPPINGS] = "mappings of the provider's are left",
-	[RESOURCES] = "mappings of resources are left",
+	[PROVIDER_MAPPINGS] = "nvidia.ko's mappings are left",
+	[RESOURCES] = "mappings of MMIO resources are left",
 };
 
 static long held[NR_HELD];
@@ -112,7 +112,7 @@ static void release(const void *memory)
 static void *resize(const void *old, size_t size, gfp_t flags)
 {
 	if (flags & __GFP_ZERO)
-		host_fail("memory that grows and is to be zero", size);
+		host_fail("a larger zeroed allocation, in bytes", size);
 	return host_realloc((void *)old, size);
 }
 
@@ -341,7 +341,7 @@ const struct bus_type pci_bus_type;
 
 static struct pci_sysdata sysdata;
 static struct pci_bus bus = { .sysdata = &sysdata };
-/* The value of mlx5. */
+/* The limit of mlx5. */
 static struct device_dma_parameters parameters = { .max_segment_size = SZ_2G };
 static struct pci_dev hca = {
 	.bus = &bus,
@@ -449,7 +449,7 @@ static int pin(u64 len, struct nvidia_p2p_page_table **found,
 	if (held[PINS]++ >= ARRAY_SIZE(pins))
 		host_fail(held_names[PINS], held[PINS]);
 	if (len != (new == pins ? shape->len : SZ_64K))
-		host_fail("another length than was registered", len);
+		host_fail("not the registered length", len);
 	new->pages = host_alloc(array_size(count, sizeof(*new->pages)), sizeof(u64));
 	new->table = (struct nvidia_p2p_page_table) {
 		.version = NVIDIA_P2P_PAGE_TABLE_VERSION,
@@ -472,7 +472,7 @@ static int unpin(struct nvidia_p2p_page_table *put)
 	struct pin *last = &pins[--held[PINS]];
 
 	if (held[PINS] < 0 || put != &last->table)
-		host_fail("the provider does not know this table", (long)put);
+		host_fail("nvidia.ko does not know this page table", (long)put);
 	host_free(last->table.pages);
 	host_free(last->pages);
 	return 0;
@@ -534,7 +534,7 @@ int nvidia_p2p_dma_map_pages(struct pci_dev *peer,
 static void unmap(struct nvidia_p2p_dma_mapping *undone)
 {
 	if (undone != &mapping)
-		host_fail("the provider does not know this mapping", (long)undone);
+		host_fail("nvidia.ko does not know this mapping", (long)undone);
 	held[PROVIDER_MAPPINGS]--;
 	host_free(mapping.dma_addresses);
 }
@@ -571,14 +571,14 @@ static const struct peer_memory_client *client;
 static bool wants_persistent, is_revoking;
 
 /*
- * Plays ib_core's part in a revocation. The module calls this function once,
- * for the revoked region.
+ * Acts as ib_core in a revocation. The module calls this function once, for the
+ * revoked region.
  */
 static int invalidate(void *handle, u64 ticket)
 {
 	COUNT("ib_invalidate_peer_memory");
 	if (!is_revoking || handle != client || ticket != TICKET)
-		host_fail("the module revokes what is not revoked, by its ticket", ticket);
+		host_fail("the module revokes the wrong ticket", ticket);
 	is_revoking = false;
 	return 0;
 }
@@ -597,7 +597,7 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer,
 /* Ends the process, because only a module that fails to load calls this. */
 void ib_unregister_peer_memory_client(void *handle)
 {
-	host_fail("a client is taken back", (long)handle);
+	host_fail("the module unregisters a client", (long)handle);
 }
 
 /*
@@ -706,7 +706,7 @@ void cost_end(void)
 		if (held[i] != before[i])
 			host_fail(held_names[i], held[i] - before[i]);
 	if (raw_cpu_read(__preempt_count) != PREEMPT_ENABLED)
-		host_fail("preemption is left off", raw_cpu_read(__preempt_count));
+		host_fail("preemption is still disabled", raw_cpu_read(__preempt_count));
 }
 
 static void acquire(void)
@@ -733,11 +733,11 @@ static void dma_map(void)
 	if (ret)
 		host_fail(__func__, ret);
 	if (entries != wanted || sgt.nents != entries)
-		host_fail("another number of entries", entries);
+		host_fail("wrong number of entries", entries);
 	for_each_sgtable_dma_sg(&sgt, sg, i)
 		if (sg_dma_address(sg) != BAR_START + i * shape->stride ||
 		    sg_dma_len(sg) != shape->len / entries)
-			host_fail("an entry is wrong, by its number", i);
+			host_fail("wrong entry, number", i);
 }
 
 static void get_page_size(void)
@@ -745,7 +745,7 @@ static void get_page_size(void)
 	unsigned long size = client->get_page_size(context);
 
 	if (size != SZ_64K)
-		host_fail("another page size", size);
+		host_fail("wrong page size", size);
 }
 
 static void dma_unmap(void)
@@ -773,7 +773,7 @@ static void revoke(void)
 	is_revoking = true;
 	pins[0].free_callback(pins[0].data);
 	if (is_revoking)
-		host_fail("ib_core is not told of the revocation", 0);
+		host_fail("the module does not call ib_core for the revocation", 0);
 	if (held[PROVIDER_MAPPINGS])
 		unmap(&mapping);
 	unpin(&pins[0].table);

@@ -2,7 +2,8 @@
 /*
  * A stand-in for libcuda.so.1: the memory functions of CUDA's driver API on the
  * stand-in GPU (tests/gpu), for unmodified consumers. The stand-in runs no
- * kernels. A missing function fails at link time or when it is looked up.
+ * kernels. A consumer that needs a missing function fails when it is linked, or
+ * when it looks the function up.
  *
  * Memory (memory.c) is a mapping of /dev/nvidia<N> in the GPU's BAR. The CPU
  * copies it, so each copy is complete when its call returns.
@@ -107,7 +108,9 @@ CUresult cuGetErrorString(CUresult error, const char **text)
 	return cuGetErrorName(error, text);
 }
 
-/* Returns the version that cuda.h declares, whichever version is requested. */
+/*
+ * Returns the version that cuda.h declares, and ignores the requested version.
+ */
 CUresult cuGetProcAddress(const char *name, void **function, int version,
 			  unsigned long long flags,
 			  CUdriverProcAddressQueryResult *status)
@@ -231,7 +234,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute,
 	return CUDA_SUCCESS;
 }
 
-/* Contexts: each has a device, and owns nothing. */
+/* Contexts. A context has a device, and owns no other objects. */
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
@@ -351,7 +354,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 	return CUDA_SUCCESS;
 }
 
-/* Streams and events: the work in them is always complete. */
+/* Streams and events. The work in a stream is always complete. */
 
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {

@@ -6,13 +6,14 @@
  * The stand-in GPU has no memory without an address. The result of
  * cuMemCreate() therefore gets its memory when cuMemMap() maps it, once.
  *
- * If CUDA_PART_MIB is in the environment, cuMemAlloc() makes memory of parts of
- * that size in MiB, for programs that do not use cuMemMap().
+ * If CUDA_PART_MIB is in the environment, cuMemAlloc() composes its memory of
+ * parts, for programs that do not use cuMemMap(). The variable is the size of a
+ * part in MiB.
  *
  * If CUDA_KNOWS_ALL is in the environment, the library initialises itself, and
- * memory that the program has mapped from /dev/nvidia<N> without CUDA is CUDA's
- * memory, too. Such an allocation counts as a part: it may be exported together
- * with its neighbour.
+ * also treats memory that the program has mapped from /dev/nvidia<N> without
+ * CUDA as CUDA's memory. Such an allocation counts as a part, so it may be
+ * exported together with an adjacent one.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -30,7 +31,7 @@
  * UCX intercepts allocations by a jump that it writes over the beginning of a
  * function. UCX keeps the overwritten instructions, and understands only the
  * usual first instructions of functions with little optimisation. This macro
- * therefore writes the beginning, with room for a jump to any address.
+ * therefore generates such a beginning, with room for a jump to any address.
  */
 #define STRING(text)	#text
 #define BEGINNING(name, body)			\
@@ -86,8 +87,9 @@ struct reservation {
 };
 
 /*
- * No thread maps or unmaps memory with this lock held. UCX also intercepts such
- * calls, and may ask about an address with its own lock held.
+ * No thread maps or unmaps memory with this lock held. UCX intercepts such
+ * calls, and may then ask this library about an address while UCX's own lock is
+ * held.
  */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *allocations;
@@ -258,7 +260,10 @@ static BODY CUresult release(CUdeviceptr address)
 	pthread_mutex_unlock(&lock);
 	if (!old)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* The end of the mapping frees the memory and makes the callbacks. */
+	/*
+	 * The stand-in GPU frees the memory with the mapping, and makes the
+	 * callbacks.
+	 */
 	munmap((void *)(uintptr_t)old->start, old->size);
 	free(old);
 	return CUDA_SUCCESS;
@@ -316,16 +321,20 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size,
 	return CUDA_SUCCESS;
 }
 
-/* Returns the part of an allocation's last page that the program did not ask for. */
+/*
+ * Returns the number of bytes of an allocation's last page that the program did
+ * not request.
+ */
 static size_t rest_of_page(size_t size)
 {
 	return (EXPORT_PAGE - size % EXPORT_PAGE) % EXPORT_PAGE;
 }
 
 /*
- * Exports a range of whole pages, in one allocation or in adjacent parts, like
- * two H200 with 580.159.04: a range that ends behind the memory is an invalid
- * value, and the flag for a mapping over PCIe is not supported.
+ * Exports a range of whole pages, in one allocation or in adjacent parts. The
+ * results are those of two H200 with 580.159.04: a range that ends behind the
+ * memory is an invalid value, and the flag for a mapping over PCIe is not
+ * supported.
  */
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 				       size_t size, CUmemRangeHandleType type,
@@ -342,7 +351,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 	    address % EXPORT_PAGE || size % EXPORT_PAGE || flags > 1 ||
 	    !look_up(address, &it))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* An allocation has all of its last page. */
+	/* The end of the last page belongs to the allocation. */
 	if (!is_device(address, size) &&
 	    (it.part || address + size != it.start + it.size + rest_of_page(it.size)))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -430,8 +439,8 @@ static int is_of_parts(CUdeviceptr address, size_t size)
 }
 
 /*
- * Frees parts that have neither a mapping nor a handle. The end of a part's
- * mapping frees the memory and makes the callbacks.
+ * Frees parts that have neither a mapping nor a handle. The stand-in GPU frees
+ * the memory with the part's mapping, and makes the callbacks.
  */
 static void free_unused(void)
 {
@@ -738,7 +747,10 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size)
 	return cuMemcpy(to, (uintptr_t)from, size);
 }
 
-/* Pointers into allocations. All other pointers are unknown to CUDA. */
+/*
+ * Attributes of pointers into allocations. All other pointers are unknown to
+ * CUDA.
+ */
 
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address)

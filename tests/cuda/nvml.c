@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A stand-in for libnvidia-ml.so.1, for consumers that are linked to it. The
- * stand-in reports that there is no driver, so these consumers use CUDA only.
+ * stand-in reports that no driver is loaded, so these consumers use only CUDA.
  */
 
 /* From NVML's public documentation. */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Shows UCX's cache of registrations when memory is freed. The program sends
- * GPU memory to itself through UCX's public interface, frees it, is idle, and
- * sends other memory. After each step, it prints the step and stops itself, so
- * that the test can check its state.
+ * GPU memory to itself through UCX's public interface, frees the memory, is
+ * idle, and sends other memory. After each step, the program prints the step
+ * and stops itself, so that the test can check the program's state.
  *
  * An optional argument is the size of a part in MiB. Buffers then have several
  * parts, and the second part is replaced during the run.

@@ -56,8 +56,8 @@ pub(crate) fn user_limit() -> Option<u64> {
 pub(crate) const QUOTA_LOCK: () = ();
 pub(crate) const CALLBACKS_LOCK: () = ();
 
-/// A value that is set once. The module sets it before other threads can see the containing object,
-/// so there is no order to explore.
+/// A value that is set once. The module sets the value before other threads can see the containing
+/// object, so the models need not explore the order.
 pub(crate) struct SetOnce<T>(OnceLock<T>);
 
 impl<T: Copy> SetOnce<T> {
@@ -438,7 +438,7 @@ pub(crate) struct SgTable {
     memory: usize,
 }
 
-/// The scatter list as ib_core sees it.
+/// The part of the scatter list that ib_core receives.
 pub(crate) struct SgTableHead {
     pub(crate) entries: Vec<AddrRange>,
     pub(crate) memory: usize,
@@ -622,7 +622,7 @@ impl Drop for PhysRanges {
 }
 
 pub(crate) struct RevocablePin {
-    /// `None` only during the drop.
+    /// The held pin. `None` only during the drop.
     held: Option<CallbackPin>,
     table: PageTable,
 }
@@ -644,7 +644,7 @@ impl RevocablePin {
                     held.read(|table| Ok(table.table()))?.read();
                 }
                 let first = held.read(|table| Ok(table.table().read()))?;
-                // This is the place between two batches of one table.
+                // The hook runs between two batches of one table.
                 world.may_allocate();
                 world.hook(&world.on_batch);
                 // Models read the table once: a second read adds orders, but finds nothing new.
@@ -742,7 +742,7 @@ impl Drop for BarMapping {
     fn drop(&mut self) {
         let world = world();
         world.record("unmap");
-        // ib_core unmaps before it releases. Tests may release without an unmap.
+        // ib_core calls `unmap` before `release`. Tests may call `release` without `unmap`.
         let umem = self.umem.map(|umem| world.ib_core.umem(umem));
         for gpu in self.gpus.iter().filter(|_| umem.is_some()) {
             world.memory(*gpu).read();

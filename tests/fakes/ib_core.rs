@@ -190,9 +190,9 @@ impl Core {
         umem.put();
     }
 
-    /// Deregisters as OFED 4.9 does, where the first thread takes all of the registration. If the
-    /// second thread deregisters, it waits. If the second thread invalidates, it returns at once,
-    /// which is no fault of the client. In this model the HCA has stopped by then.
+    /// Deregisters as OFED 4.9 does, where the first thread takes the whole registration. A second
+    /// thread that deregisters waits. A second thread that invalidates returns at once, which is no
+    /// fault of the client. In this model the HCA has stopped by then.
     fn deregister_49(&self, umem: &Umem) {
         umem.stop_hca();
         let mut taken = umem.taken.lock().expect("no poison");
@@ -231,7 +231,7 @@ impl Core {
             let erased = meant.ticket.get().is_none();
             assert!(
                 umem.number == meant.number || erased,
-                "a stranger's registration is revoked"
+                "another owner's registration is revoked"
             );
             if world.mode == Mode::Ofed49 {
                 umem.invalidate_49();
@@ -354,7 +354,7 @@ impl Umem {
         let mut mapped = self.mapping_lock();
         assert!(
             self.client.load(Ordering::Relaxed),
-            "ib_core follows the pointer that it has cleared after release"
+            "ib_core follows a pointer that it has cleared after release"
         );
         if mapped.state == State::Mapped {
             if mapped.func {
@@ -370,10 +370,10 @@ impl Umem {
         drop(mapped);
     }
 
-    /// Invalidates as OFED 4.9 does: the driver's function takes the registration apart on this
-    /// thread.
+    /// Invalidates as OFED 4.9 does: on this thread, the driver's function unmaps and releases the
+    /// registration.
     fn invalidate_49(&self) {
-        // A registration that failed has nothing to take apart.
+        // A failed registration has nothing to unmap or release.
         if self.mapping_lock().state != State::Mapped {
             return;
         }
@@ -398,7 +398,7 @@ impl Umem {
 #[derive(Default)]
 pub(crate) struct Ticket {
     number: usize,
-    /// `None` if a test made the ticket and plays ib_core's part itself.
+    /// `None` if a test made the ticket and acts as ib_core itself.
     umem: Option<usize>,
     used: bool,
 }

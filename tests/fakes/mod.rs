@@ -11,8 +11,8 @@
 //!   fail.
 //! - `ib_core`: ib_core, modelled after `tests/kernel/overlay/drivers/infiniband/core/peer_mem.c`.
 //!   The model has `mapping_lock`, tickets that are reused, the writes to the scatter list before
-//!   `dma_unmap`, and the pointer that is cleared after `release`. There are three ways to
-//!   invalidate: the client unmaps, ib_core unmaps, or, as in OFED 4.9, ib_core unmaps and releases
+//!   `dma_unmap`, and the pointer that is cleared after `release`. The model invalidates in one of
+//!   three ways: the client unmaps, ib_core unmaps, or, as in OFED 4.9, ib_core unmaps and releases
 //!   inside the callback.
 //! - `world`: the shared state, and the properties that must hold. Every allocated object is a
 //!   `Memory`, which panics if it is used after its end, or if two uses are not ordered.
@@ -20,7 +20,7 @@
 #![allow(dead_code, reason = "each of the two packages uses a part")]
 #![allow(
     clippy::arc_with_non_send_sync,
-    reason = "loom's threads are on one of the machine's"
+    reason = "loom runs all its threads on one thread of the host"
 )]
 
 pub(crate) mod env;

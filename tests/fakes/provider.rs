@@ -102,7 +102,8 @@ pub(crate) struct Provider {
     /// Start of the memory.
     start: u64,
     /// The allocations that can be pinned. If the list is empty, one allocation covers all
-    /// addresses, and exists anew as soon as it is freed. Each allocation has its own memory.
+    /// addresses. As soon as this allocation is freed, a new one exists. Each allocation has its
+    /// own memory.
     pub(crate) layout: RefCell<Vec<Allocation>>,
     /// The memory of each allocation that was ever accessed, until it is freed.
     gpu: RefCell<BTreeMap<u64, usize>>,
@@ -110,13 +111,13 @@ pub(crate) struct Provider {
     tables: RefCell<Vec<Record>>,
     /// Pointers of the live tables.
     pointers: RefCell<Vec<usize>>,
-    /// `true` if nvidia.ko finds no process any more.
+    /// `true` if nvidia.ko's list has no process any more.
     pub(crate) unlisted: Cell<bool>,
     /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,
     /// Error code of all pins. `None` if pins succeed.
     pub(crate) refuses: Cell<Option<i32>>,
-    /// `true` if pins succeed without a table, which a put would need.
+    /// `true` if pins succeed but return no table. A put needs a table.
     pub(crate) no_table: Cell<bool>,
     /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
@@ -130,7 +131,7 @@ pub(crate) struct Provider {
     pub(crate) on_pin: Cell<Option<Hook>>,
     /// Runs at the end of the call to pin with this number, before it returns.
     pub(crate) on_call: Cell<Option<(u64, Hook)>>,
-    /// Pins that were left to their callbacks.
+    /// Reasons why pins were not put and wait for their callbacks.
     pub(crate) orphaned: RefCell<Vec<PutError>>,
     /// The recorded steps, in order.
     log: RefCell<Vec<String>>,
@@ -289,8 +290,8 @@ impl Provider {
             self.in_text.fetch_add(1, Ordering::SeqCst);
             (pin.freed)(ptr::without_provenance_mut(pin.number));
             world.ib_core.stale_tickets();
-            // Here the callback executes its last instruction, after it has dropped its reference
-            // to the module.
+            // At this place, the callback executes its last instruction, after the drop of its
+            // reference to the module.
             self.in_text.fetch_sub(1, Ordering::SeqCst);
             world.record("callback returns");
             self.tables.borrow_mut()[pin.table.serial].returned = Some(world.tick());

@@ -5,7 +5,7 @@
 
 #![allow(
     unused_qualifications,
-    reason = "the logic imports env as its prelude, and still says which functions are the kernel's"
+    reason = "the logic imports env as its prelude, and still marks the kernel's functions by the qualifier `env`"
 )]
 
 #[path = "../../src/callback_pin.rs"]

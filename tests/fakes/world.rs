@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The surroundings of one test, or of one execution of a model: the state of nvidia.ko and
-//! ib_core, and the record of live objects.
+//! A "world" is the environment of the module in one test, or in one execution of a model: the
+//! state of nvidia.ko and ib_core, and the record of live objects.
 
 use std::cell::{Cell as StdCell, RefCell as StdRefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -35,16 +35,16 @@ pub(crate) enum Mode {
     Ofed49,
 }
 
-/// A lock or a rule that is disabled to see the models fail. See `can_fail`.
+/// A lock or a rule that is disabled, so that a model must fail. See `can_fail`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Break {
     /// `Monitor::wait_while` does not wait.
     NoWait,
     /// `put_rwsem` excludes no thread.
     NoPutRwsem,
-    /// The page table is read after its entry's lock was released.
+    /// The page table is read after the lock of the pin's entry was released.
     LateRead,
-    /// Code that runs under an entry's lock runs without it.
+    /// Code that should run under an entry's lock runs without the lock.
     UnlockedEntry,
     /// An entry is always alive.
     Undead,
@@ -207,7 +207,7 @@ impl Registry {
     }
 }
 
-/// Code that a test runs at a chosen place.
+/// Code that a test runs at a chosen place in the module or in nvidia.ko.
 pub(crate) type Hook = Box<dyn FnMut(&World) + Send>;
 
 #[derive(Default)]
@@ -221,9 +221,10 @@ pub(crate) struct World {
     processes: RefCell<HashMap<ThreadId, u32>>,
     /// `true` if the threads that release are exiting.
     pub(crate) exits: Cell<bool>,
-    /// Number of checks by the calling thread that find no fatal signal. The next check finds one.
+    /// Number of checks by the calling thread that find no fatal signal. The next check finds a
+    /// fatal signal.
     pub(crate) killed_after: Cell<Option<u64>>,
-    /// The module parameter, if it is set.
+    /// Value of the module parameter `max_chunks`, or `None` if the parameter is not set.
     pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<usize>,
     pub(crate) user_limit: Cell<Option<u64>>,
@@ -243,21 +244,23 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// Number of nvidia.ko's calls to map until the only one that fails, inclusive.
+    /// Number of calls of nvidia.ko to map, up to and including the only call that fails. `None` if
+    /// no call fails.
     pub(crate) fail_map: Cell<Option<u64>>,
-    /// nvidia.ko's error code for a call to map that fails. `None` means -EIO.
+    /// nvidia.ko's error code for the call to map that fails. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
-    /// The module parameter.
+    /// Value of the module parameter `provider_maps`.
     pub(crate) provider_maps: Cell<bool>,
     /// Difference between nvidia.ko's DMA addresses and physical addresses.
     pub(crate) provider_offset: Cell<u64>,
-    /// `true` if this module's DMA addresses are the physical ones. `is_direct`: `true` if the
-    /// module knows that nothing translates them.
+    /// `true` if the DMA addresses of this module's mappings are physical addresses. `is_direct` is
+    /// `true` if the module knows that nothing translates DMA addresses.
     pub(crate) is_identity: Cell<bool>,
     pub(crate) is_direct: Cell<bool>,
-    /// `true` if something is known to translate the DMA addresses.
+    /// `true` if the module knows that something translates DMA addresses.
     pub(crate) is_translated: Cell<bool>,
-    /// nvidia.ko's answer for each GPU. `None` means that all GPUs are reached.
+    /// Results of nvidia.ko's check of whether the HCA reaches each GPU. `None` means that the HCA
+    /// reaches all GPUs.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
     /// End of a BAR.
     pub(crate) bar_end: Cell<Option<u64>>,
@@ -316,7 +319,7 @@ impl World {
             .replace((1..=3).map(allocation).collect());
         world.add();
         f();
-        // Pins that remain were left to their callbacks.
+        // Each remaining pin was left to its callback.
         world.free();
         world.check_empty();
         WORLD.set(None);
@@ -351,7 +354,7 @@ impl World {
         world
     }
 
-    /// Makes this world the world of the calling thread.
+    /// Makes the calling thread use this world.
     pub(crate) fn add(self: &Arc<Self>) {
         WORLD.set(Some(self.clone()));
     }
@@ -475,7 +478,7 @@ impl World {
             .values()
             .filter(|l| l.info.span.start() == start);
         let state = found.next().map(|registration| registration.state);
-        assert!(found.next().is_none(), "a registration is there twice");
+        assert!(found.next().is_none(), "a registration is listed twice");
         state
     }
 
@@ -483,11 +486,11 @@ impl World {
         let registry = self.registry.locked.borrow();
         assert!(
             registry.registrations.is_empty(),
-            "somebody is left in the registry"
+            "a registration is left in the registry"
         );
         for counts in registry.stats.counts() {
             let left = (counts.active, counts.active_bytes);
-            assert_eq!(left, (0, 0), "somebody is still counted as alive");
+            assert_eq!(left, (0, 0), "a registration is still counted as active");
             assert_eq!(counts.registered, counts.released);
         }
         self.provider.check_empty();
@@ -496,6 +499,6 @@ impl World {
             assert!(memory.freed.get(), "{} is never freed", memory.what);
         }
         assert_eq!(self.holds.load(Ordering::SeqCst), 0, "an entry is left");
-        drop(Charge::new(LIMIT).expect("nobody is charged any more"));
+        drop(Charge::new(LIMIT).expect("no user is charged any more"));
     }
 }

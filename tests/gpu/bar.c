@@ -21,14 +21,17 @@
 
 #define PAGES_PER_GRANULE	(STANDIN_GRANULE / STANDIN_PAGE_SIZE)
 
-/* The driver reserves this much of every BAR1, whatever its size. */
+/*
+ * The driver reserves the same amount of every BAR1, independent of the BAR's
+ * size.
+ */
 static ulong bar1_reserve_mib = 36;
 module_param(bar1_reserve_mib, ulong, 0644);
 MODULE_PARM_DESC(bar1_reserve_mib, "MiB of each BAR that cannot be pinned");
 
 static unsigned long long table_phys;
 module_param(table_phys, ullong, 0644);
-MODULE_PARM_DESC(table_phys, "where revocable page tables say that their memory begins, if not 0");
+MODULE_PARM_DESC(table_phys, "false physical address of the memory in revocable page tables; 0: the true address");
 
 enum layout {
 	LAYOUT_CONTIGUOUS,
@@ -92,10 +95,11 @@ static const struct kernel_param_ops layout_seed_ops = {
 };
 
 module_param_cb(layout_seed, &layout_seed_ops, &layout_seed, 0644);
-MODULE_PARM_DESC(layout_seed, "starts the sequence that the random layout draws from");
+MODULE_PARM_DESC(layout_seed, "seed of the random layout");
 
 /*
- * Seeds the generator of layouts, which would otherwise return zeros forever.
+ * Seeds the generator of the random layout. An unseeded generator only returns
+ * zeros.
  */
 void bar_init(void)
 {

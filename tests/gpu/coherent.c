@@ -27,15 +27,15 @@
 
 static unsigned long long coherent_start;
 module_param(coherent_start, ullong, 0444);
-MODULE_PARM_DESC(coherent_start, "where reserved RAM begins that is memory of coherent GPUs");
+MODULE_PARM_DESC(coherent_start, "start address of the reserved RAM that is memory of coherent GPUs");
 
 static uint coherent_mib;
 module_param(coherent_mib, uint, 0444);
-MODULE_PARM_DESC(coherent_mib, "how much of it there is; 0: none");
+MODULE_PARM_DESC(coherent_mib, "size of that RAM in MiB; 0: no such memory");
 
 static bool coherent;
 module_param(coherent, bool, 0644);
-MODULE_PARM_DESC(coherent, "new allocations are made in the memory of coherent GPUs");
+MODULE_PARM_DESC(coherent, "Y: new allocations are made in the memory of coherent GPUs");
 
 struct coherent_memory coherent_memory;
 
@@ -113,7 +113,7 @@ void coherent_unmap(struct device *peer, struct sg_table *sgt)
 	sg_free_table(sgt);
 }
 
-/* Takes over the memory that the parameters name. */
+/* Adds the memory that the parameters describe. */
 int __init coherent_init(void)
 {
 	u64 length = (u64)coherent_mib << 20;

@@ -79,8 +79,8 @@ struct standin_spent standin_spent;
 EXPORT_SYMBOL_GPL(standin_spent);
 
 /*
- * spent_begin() reads the clock last, and spent_end() reads it first, to
- * measure only the call.
+ * spent_begin() ends with a read of the clock, and spent_end() begins with one,
+ * to measure only the call.
  */
 struct spent spent_begin(enum spent_on on)
 {

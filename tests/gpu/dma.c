@@ -26,11 +26,11 @@ MODULE_PARM_DESC(dma_mapping_version, "version of DMA mappings");
 
 static int dma_entries_delta;
 module_param(dma_entries_delta, int, 0644);
-MODULE_PARM_DESC(dma_entries_delta, "how many entries more than there are DMA mappings claim");
+MODULE_PARM_DESC(dma_entries_delta, "number added to the entry count that DMA mappings report");
 
 static bool topology_deny;
 module_param(topology_deny, bool, 0644);
-MODULE_PARM_DESC(topology_deny, "no device can reach the GPU");
+MODULE_PARM_DESC(topology_deny, "Y: no device can reach the GPU");
 
 /*
  * DMA addresses behind an IOMMU have no fixed order. This parameter maps the
@@ -132,11 +132,7 @@ static int map_page(struct mapping *map, const struct gpu *gpu, u64 phys)
 	if (ret)
 		return ret;
 
-	/*
-	 * The real driver takes the last byte of the BAR for the first byte
-	 * behind it. The last page of a BAR can therefore not be mapped.
-	 */
-	if (phys < gpu->bar_start || phys + STANDIN_PAGE_SIZE > gpu->bar_end)
+	if (!gpu_can_map(gpu, phys, STANDIN_PAGE_SIZE))
 		return -EIO;
 
 	addr = dma_map_resource(&map->dma.pci_dev->dev, phys, STANDIN_PAGE_SIZE,

@@ -6,8 +6,8 @@
  * The exporter has neither pin() nor move_notify(): memory has its place in
  * BAR1 while it is mapped, and an export is never revoked. The memory and the
  * GPU live until the last descriptor and the last mapping are gone, even if the
- * process has freed the memory. A failed mapping has no reason: the importer
- * gets -ENOMEM.
+ * process has freed the memory. Whatever the cause of a failed mapping, the
+ * importer gets -ENOMEM.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
@@ -34,13 +34,13 @@ MODULE_IMPORT_NS(DMA_BUF);
 
 static bool dmabuf = true;
 module_param(dmabuf, bool, 0644);
-MODULE_PARM_DESC(dmabuf, "memory can be exported as a dma-buf; N: an older driver");
+MODULE_PARM_DESC(dmabuf, "Y: memory can be exported as a dma-buf; N: like an older driver");
 
 static bool dmabuf_topology_deny;
 module_param(dmabuf_topology_deny, bool, 0644);
-MODULE_PARM_DESC(dmabuf_topology_deny, "no device can reach an exported dma-buf");
+MODULE_PARM_DESC(dmabuf_topology_deny, "Y: no device can reach an exported dma-buf");
 
-/* Allocations that one dma-buf may consist of. */
+/* Maximum number of allocations in one dma-buf. */
 #define MAX_PARTS	1024
 
 /**
@@ -83,7 +83,7 @@ static u32 pages_of(const struct part *part)
 	return DIV_ROUND_UP(end, STANDIN_PAGE_SIZE) - first_page(part);
 }
 
-/* Removes the first @count parts from BAR1. */
+/* Releases the places of the first @count parts in BAR1. */
 static void put_places(struct export *export, u32 count)
 {
 	struct part *part;
@@ -111,7 +111,7 @@ static int get_places(struct export *export)
 		ret = bar1_get(part->mem, first_page(part), pages_of(part));
 	}
 	api_unlock();
-	/* The failed part has no place. */
+	/* The part that failed has no place in BAR1. */
 	if (ret)
 		put_places(export, i - 1);
 	return ret;
@@ -161,8 +161,7 @@ static int walk(struct export *export, struct device *dev, struct sg_table *sgt)
 			entries++;
 			if (!sgt)
 				continue;
-			/* See map_page() in dma.c. */
-			if (phys < gpu->bar_start || phys + length > gpu->bar_end)
+			if (!gpu_can_map(gpu, phys, length))
 				return -EIO;
 			addr = dma_map_resource(dev, phys, length,
 						DMA_BIDIRECTIONAL, BAR_ATTRS);

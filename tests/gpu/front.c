@@ -14,7 +14,7 @@
 
 /*
  * Returns false if the caller's table was freed. NVIDIA's code would use
- * whatever is at its address.
+ * whatever is at the table's old address.
  */
 static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * The API lock. A thread that takes the lock twice gets an error, not a
- * deadlock. A client gets this error if it calls nvidia.ko from its callback.
+ * deadlock. A client that calls nvidia.ko from its callback gets this error.
  */
 #include <linux/delay.h>
 #include <linux/moduleparam.h>
@@ -15,11 +15,11 @@
  */
 static uint pin_us;
 module_param(pin_us, uint, 0644);
-MODULE_PARM_DESC(pin_us, "for how many microseconds more a pin holds the API lock");
+MODULE_PARM_DESC(pin_us, "extra time for which a pin holds the API lock, in microseconds");
 
 static uint unpin_us;
 module_param(unpin_us, uint, 0644);
-MODULE_PARM_DESC(unpin_us, "for how many microseconds more an unpin holds the API lock");
+MODULE_PARM_DESC(unpin_us, "extra time for which an unpin holds the API lock, in microseconds");
 
 static DECLARE_RWSEM(api_sem);
 static struct task_struct *api_owner;

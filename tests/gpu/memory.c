@@ -46,9 +46,9 @@ static const struct kernel_param_ops free_context_ops = {
 };
 
 module_param_cb(free_context, &free_context_ops, NULL, 0644);
-MODULE_PARM_DESC(free_context, "who frees what munmap and exit give back: caller or kthread");
+MODULE_PARM_DESC(free_context, "thread that frees memory after munmap and exit: caller or kthread");
 
-/* Held for writing to revoke memory from faults, or to move it. */
+/* Held for writing while memory is freed or moved, to exclude faults. */
 DECLARE_RWSEM(place_sem);
 
 /* Protects the owners of memory, and the free and pinned parts of a BAR. */
@@ -60,8 +60,8 @@ static LIST_HEAD(allocs);
 /*
  * A process that has opened a GPU is a client of its driver. A process may give
  * other clients access to its memory on that GPU. The list of processes is
- * short, like the real driver's. A process leaves the list when the client that
- * it was listed for is freed, whatever it has pinned by then.
+ * short, like the real driver's. A process leaves the list when the client for
+ * which it was listed is freed, even if the process still has pins.
  */
 #define MAX_LISTED	256
 
@@ -142,9 +142,12 @@ static const struct kernel_param_ops gpu_lost_ops = {
 };
 
 module_param_cb(gpu_lost, &gpu_lost_ops, &gpu_lost, 0644);
-MODULE_PARM_DESC(gpu_lost, "memory is freed without callbacks, which wait for N");
+MODULE_PARM_DESC(gpu_lost, "Y: memory is freed without callbacks; N: the missing callbacks are made");
 
-/* Ends an allocation. A second thread that ends it waits for the first. */
+/*
+ * Ends an allocation. A second thread that ends the same allocation waits for
+ * the first.
+ */
 static void alloc_free(struct alloc *alloc)
 {
 	struct vidmem *mem;
@@ -230,8 +233,8 @@ struct alloc *memory_find(pid_t tgid, u64 va)
 }
 
 /*
- * Returns true for the owner of an allocation, and for the processes that it has
- * admitted. The caller holds mem_lock.
+ * Returns true for the owner of an allocation, and for processes that the owner
+ * has admitted. The caller holds mem_lock.
  */
 bool memory_lists(const struct alloc *alloc, pid_t tgid)
 {
@@ -248,7 +251,7 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 	return false;
 }
 
-/* Does the same as memory_find(), but also for admitted processes. */
+/* Returns the same as memory_find(), but also for admitted processes. */
 struct alloc *memory_find_listed(pid_t tgid, u64 va)
 {
 	struct alloc *alloc = memory_find(tgid, va);

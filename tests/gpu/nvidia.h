@@ -116,6 +116,17 @@ struct gpu {
 	wait_queue_head_t idle;
 };
 
+/*
+ * Returns true if a range of the BAR can be mapped for a device. The real driver
+ * takes the last byte of the BAR for the first byte behind it. The last page of
+ * a BAR can therefore not be mapped.
+ */
+static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
+			       u64 length)
+{
+	return phys >= gpu->bar_start && phys + length <= gpu->bar_end;
+}
+
 /**
  * struct vidmem - physical memory, a set of pages of the BAR (bar.c)
  * @kref: held by the allocation and by each pin

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Pins: what nvidia_p2p_get_pages(), nvidia_p2p_put_pages() and their persistent
- * counterparts do (front.c calls them), and pins whose memory is freed first.
+ * Pins: the work of nvidia_p2p_get_pages(), nvidia_p2p_put_pages() and their
+ * persistent counterparts (front.c calls the functions here), and the end of
+ * pins whose memory is freed first.
  *
  * These functions imitate the real driver's pitfalls on purpose: see README.md.
  */
@@ -16,12 +17,12 @@
 #include "nvidia.h"
 #include "upper.h"
 
-/* The only flag of get_pages_persistent. Needs a coherent GPU. */
+/* The only flag of get_pages_persistent. Only coherent GPUs support it. */
 #define FLAGS_FORCE_BAR1	BIT(0)
 
 /*
- * Value of the caller's pointer if a get fails before it has pinned: the
- * address of a freed table. Later failures leave NULL.
+ * The caller's pointer after a get that fails before it has pinned: the address
+ * of a freed table. After later failures, the pointer is NULL.
  */
 #define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
 
@@ -36,7 +37,7 @@ MODULE_PARM_DESC(table_version, "version of page tables; below 0x00020000 they h
 
 static uint table_page_size = NVIDIA_P2P_PAGE_SIZE_64KB;
 module_param(table_page_size, uint, 0644);
-MODULE_PARM_DESC(table_page_size, "what page tables name as their page size: 0, 1 or 2");
+MODULE_PARM_DESC(table_page_size, "page size that page tables report: 0, 1 or 2, as in the enum of nv-p2p.h");
 
 static uint table_flags;
 module_param(table_flags, uint, 0644);
@@ -44,11 +45,11 @@ MODULE_PARM_DESC(table_flags, "flags of page tables");
 
 static int table_entries_delta;
 module_param(table_entries_delta, int, 0644);
-MODULE_PARM_DESC(table_entries_delta, "how many entries more than there are page tables claim");
+MODULE_PARM_DESC(table_entries_delta, "number added to the entry count that page tables report");
 
 /*
- * Imitates an allocator that reuses freed memory at once, as any allocator may.
- * Tests need not wait for a reuse. Freed memory is poisoned as usual.
+ * Imitates an allocator that reuses freed memory at once, as any allocator may,
+ * so that tests need not wait for a reuse. Freed memory is poisoned as usual.
  */
 static bool table_reuse;
 module_param(table_reuse, bool, 0644);
@@ -359,7 +360,7 @@ int upper_get_pages(u64 token, u32 va_space, u64 va, u64 length,
 	kvfree(info);
 	*page_table = &pin->table;
 
-	/* If the memory is freed here, no callback runs. */
+	/* If the memory is freed at this point, no callback runs. */
 
 	if (!ret)
 		ret = fail_here(FAIL_GET_PAGES_REGISTER);
@@ -498,9 +499,9 @@ int upper_put_pages(u64 token, u32 va_space, u64 va,
 }
 
 /*
- * The GPU's usage count is decremented whatever the resource manager answers,
- * like in the real driver. A failed put leaves the pin registered. Each further
- * put releases another user's count.
+ * Like the real driver, this function decrements the GPU's usage count even if
+ * the resource manager fails. A failed put leaves the pin registered. Each
+ * further put releases another user's count.
  */
 int upper_put_pages_persistent(u64 va, struct nvidia_p2p_page_table *table,
 			       u32 flags)

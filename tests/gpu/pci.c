@@ -36,7 +36,7 @@ struct gpu *gpu_get_by_uuid(const u8 *uuid)
 	return NULL;
 }
 
-/* Counts a use of a GPU. The first use starts it. */
+/* Counts a use of a GPU. The first use starts the GPU. */
 void gpu_open(struct gpu *gpu)
 {
 	guard(mutex)(&mem_lock);
@@ -45,8 +45,8 @@ void gpu_open(struct gpu *gpu)
 }
 
 /*
- * Releases one use of a GPU, no matter which client had taken it. The last use
- * stops the GPU.
+ * Releases one use of a GPU, no matter which client had counted it. The release
+ * of the last use stops the GPU.
  */
 void gpu_close(struct gpu *gpu)
 {
@@ -231,7 +231,7 @@ static const struct kernel_param_ops p2pdma_ops = {
 };
 
 module_param_cb(p2pdma, &p2pdma_ops, &p2pdma, 0644);
-MODULE_PARM_DESC(p2pdma, "all of each BAR is peer-to-peer DMA memory, as nvidia-uvm makes it for GPUDirect Storage");
+MODULE_PARM_DESC(p2pdma, "Y: all of each BAR is peer-to-peer DMA memory, as nvidia-uvm makes it for GPUDirect Storage");
 
 static int stray_set(const char *val, const struct kernel_param *kp)
 {
@@ -409,7 +409,7 @@ static struct pci_driver driver = {
  */
 static bool proprietary;
 module_param(proprietary, bool, 0444);
-MODULE_PARM_DESC(proprietary, "to other modules, of a licence as the closed driver's: Y or N [default]");
+MODULE_PARM_DESC(proprietary, "Y: other modules see a proprietary licence, like the closed driver's; N [default]");
 
 static int __init nvidia_init(void)
 {

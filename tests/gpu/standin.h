@@ -88,9 +88,9 @@ struct standin_admit {
  * @flags: 0
  * @fd: (out) the descriptor, closed on exec
  *
- * The range may span adjacent allocations on this GPU. Fails with -EINVAL if
- * the range is not of whole pages of the kernel or is not all memory, and with
- * -EOPNOTSUPP if the driver exports nothing.
+ * The range may span adjacent allocations on this GPU. Fails with -EINVAL
+ * unless the range consists of whole kernel pages and is all GPU memory, and
+ * with -EOPNOTSUPP if the driver exports nothing.
  */
 struct standin_export {
 	__u64 va;

@@ -46,8 +46,8 @@ void *upper_table(void *memory);
 size_t upper_memory_size(void);
 
 /*
- * Returns true if the page table was not freed. p2p.c and dma.c look at the
- * tables themselves.
+ * Returns true if the page table was not freed. Without NVIDIA's upper half,
+ * p2p.c and dma.c check the tables themselves.
  */
 #ifdef STANDIN_BAR1
 bool rm_has_table(const struct nvidia_p2p_page_table *table);

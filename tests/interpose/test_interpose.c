@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Changes calls between a module under test and the kernel, in three ways that
- * no stand-in of the test VM can. An allocation fails half-way, a caller
- * changes data that it was lent, or a call returns late. The module uses
- * kprobes, so the kernel and both peer-memory modules are the same as
- * elsewhere.
+ * the stand-ins of the test VM cannot. An allocation fails half-way, ib_core
+ * changes a scatter list of the module, or a call returns late. The changes are
+ * made by kprobes, so the kernel and both peer-memory modules are the same as
+ * in all other tests.
  *
  * Under /sys/kernel/debug/interpose:
  *
@@ -33,7 +33,7 @@
 TEST_HOLD(module_put_done);
 
 /**
- * struct trap - Counts calls down to the one that it catches
+ * struct trap - counts calls, and catches one of them
  * @name: name of the trap's file
  * @lock: protects the fields after it
  * @tgid: process whose calls count, or 0 for all processes
@@ -117,7 +117,10 @@ static int before_unmap(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-/* Replaces module_put(): puts, and returns when the test allows it. */
+/*
+ * Replaces module_put(). Puts the reference, and returns when the test permits
+ * it.
+ */
 static void put_and_wait(struct module *module)
 {
 	module_put(module);

@@ -2,9 +2,9 @@
 /*
  * The lower half of nvidia.ko: the functions of the resource manager, of its
  * DMA layer and of the operating system that NVIDIA's nv-p2p.c calls. The lower
- * half knows the owner of memory, the parts in BAR1, and the callbacks. The
- * upper half decides about the rest of the interface. The prototypes in nv.h
- * are NVIDIA's.
+ * half manages the owner of memory, the places in BAR1, and the callbacks. The
+ * upper half determines the rest of the interface. The prototypes in nv.h are
+ * NVIDIA's.
  */
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -102,7 +102,10 @@ static void *swap_spare(void *memory)
 	return memory;
 }
 
-/* Fails if a size is absurd. The real function would exhaust the machine. */
+/*
+ * Fails if a size is absurdly large. The real function would exhaust the
+ * machine's memory.
+ */
 NV_STATUS NV_API_CALL os_alloc_mem(void **address, u64 size)
 {
 	*address = NULL;
@@ -406,7 +409,7 @@ NV_STATUS NV_API_CALL rm_p2p_register_callback(nvidia_stack_t *sp, u64 token,
 	NV_STATUS status;
 	int fail;
 
-	/* If the memory is freed here, no callback runs. */
+	/* If the memory is freed at this point, no callback runs. */
 
 	fail = fail_here(FAIL_GET_PAGES_REGISTER);
 	status = rm_lock();
@@ -622,11 +625,7 @@ static NV_STATUS map_for_peer(nv_dma_device_t *peer, const struct gpu *gpu,
 	if (fail_here(FAIL_DMA_MAP_PAGE))
 		return NV_ERR_GENERIC;
 
-	/*
-	 * The last byte of the BAR counts as the first byte behind it. The last
-	 * page of a BAR can therefore not be mapped.
-	 */
-	if (*va < gpu->bar_start || *va + pages * PAGE_SIZE > gpu->bar_end)
+	if (!gpu_can_map(gpu, *va, pages * PAGE_SIZE))
 		return NV_ERR_INVALID_REQUEST;
 
 	addr = dma_map_resource(peer->dev, *va, pages * PAGE_SIZE,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Stand-ins for the functions of `portable/shim.c`. They check the arguments that the crate
-//! passes.
+//! Stand-ins for the functions of `portable/shim.c`. The stand-ins check the arguments that the
+//! crate passes.
 
 use std::alloc::{alloc, dealloc, Layout};
 use std::cell::{Cell, RefCell};

@@ -34,7 +34,7 @@ fn paint(node: Link, colour: usize) {
     set(node, parent(node), colour);
 }
 
-/// Returns the link to the left child, or to the right one.
+/// Returns the link to the left child if `left`, otherwise the link to the right child.
 fn child(node: Link, left: bool) -> *mut Link {
     // SAFETY: `node` is a node of a tree.
     unsafe {

@@ -45,7 +45,7 @@ fn insert(tree: &mut RBTree<u8, Value>, key: u8, value: Value) -> Option<u32> {
     let node = place.into_node(key, value);
     let old = tree.insert(node);
     assert_eq!(requests(), []);
-    // A node is not a tree. The value of a node is read through another tree.
+    // A node has no method that returns its value, so another tree returns the value.
     let old = old?;
     let mut other = RBTree::new();
     assert!(other.insert(old).is_none());
@@ -171,7 +171,7 @@ fn memory_that_is_not_used_for_a_node_is_freed() {
 
 #[test]
 fn a_long_tree_is_dropped_without_recursion() {
-    // This many nodes overflow the stack if the drop recurses from node to node.
+    // The number of nodes would overflow the stack if the drop recursed from node to node.
     without_leaks(|| {
         let mut tree = RBTree::new();
         for key in 0..5_000_u32 {

@@ -274,7 +274,7 @@ fn orders_are_those_of_their_names() {
 
     use crate::sync::atomic::Order;
 
-    // The processor that runs the tests orders more than these orders require.
+    // The processor that runs the tests guarantees more order than these orders require.
     let orders = [Relaxed::ORDER, Acquire::ORDER, Release::ORDER, Full::ORDER];
     let want = [
         Ordering::Relaxed,

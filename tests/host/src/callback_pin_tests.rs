@@ -15,7 +15,7 @@ use crate::reason::{Reason, ENOMEM};
 
 const EIO: i32 = -5;
 
-/// Two allocations.
+/// Addresses in two allocations.
 const ONE: u64 = 0x10_0000;
 const OTHER: u64 = 0x20_0000;
 
@@ -138,7 +138,8 @@ fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The failed pin does not mean "unlisted" here: the memory is gone, and no entry is kept.
+/// The pin for the check fails because the memory is gone, not because the process is unlisted. No
+/// entry is kept.
 #[test]
 fn a_callback_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -151,8 +152,8 @@ fn a_callback_while_the_provider_is_asked() {
     took("get 1, get 2, revoke, let go, alone, let go, released");
 }
 
-/// During the check the page already belongs to other memory. The module pins that memory for the
-/// check and puts it again.
+/// At the time of the check, the page already belongs to other memory. The module pins that memory
+/// for the check and puts the pin again.
 #[test]
 fn memory_freed_and_made_anew_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -177,7 +178,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The pin for the check is an ordinary pin: its entry stays if the pin cannot be put.
+/// The pin for the check is an ordinary pin. If this pin cannot be put, its entry stays.
 #[test]
 fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_entry() {
     world().exits.set(true);

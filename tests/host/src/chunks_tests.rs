@@ -153,8 +153,7 @@ fn all_or_nothing_in_both_modes() {
     );
 }
 
-/// The signal comes during each call to pin except the last. After the last call there is nothing
-/// left to do.
+/// The signal comes during each call to pin except the last. After the last call, no work is left.
 #[test]
 fn a_fatal_signal_ends_the_search_in_both_modes() {
     let start = 0x37_0000_0000;
@@ -180,7 +179,7 @@ fn a_fatal_signal_ends_the_search_in_both_modes() {
 }
 
 /// Frees each part, and each pair of parts, during each call to pin. The call has not returned, so
-/// the callback meets a region that is still being pinned.
+/// the callback comes for a region that is still being pinned.
 #[test]
 fn a_callback_at_each_place_of_the_search() {
     let start = 0x34_0000_0000;
@@ -210,8 +209,8 @@ fn a_callback_at_each_place_of_the_search() {
                         assert_eq!(done, call, "the search goes on without a part");
                         revoked += 1;
                     }
-                    // The part was freed before it was pinned, or the call with that number was
-                    // refused.
+                    // The part was freed before its pin, or nvidia.ko refused the call with that
+                    // number.
                     Err(Reason::Hole { .. } | Reason::Pin(EINVAL)) => assert!(!came),
                     Ok(mr) => {
                         assert!(!came);

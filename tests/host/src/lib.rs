@@ -7,7 +7,7 @@
 //!
 //! - `chunks_tests`: both modes over several allocations.
 //! - `callback_pin_tests`: a revocable pin, between its release and nvidia.ko's callback.
-//! - `registry_tests`: the time during which a registration is shown as alive.
+//! - `registry_tests`: the time during which the registry shows a registration.
 //! - `persistent_tests`, `revocable_tests`: a registration from start to end, in both modes.
 //!
 //! `order_tests` compares the sources with the documented table of memory orders.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Checks that the table of `docs/verification.md` lists each access to shared state and the order
-//! that it relies on.
+//! Checks that the table of `docs/verification.md` lists each access to shared state, and the
+//! memory order on which the access relies.
 
 use std::collections::BTreeMap;
 use std::fs;

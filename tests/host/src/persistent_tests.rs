@@ -179,10 +179,10 @@ fn absurd_ranges_never_reach_the_provider() {
 
 const PAGE: u64 = 1 << 16;
 
-/// Steps in which the module asks nvidia.ko if a device reaches a GPU.
+/// Steps of the check of whether a device reaches a GPU. nvidia.ko makes the check.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// Steps if nvidia.ko's DMA address differs from the page's physical address, and the module does
-/// not know if the addresses are translated.
+/// Steps of the check if nvidia.ko's DMA address differs from the page's physical address, and the
+/// module does not know if DMA addresses are translated.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",
@@ -221,7 +221,7 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
     let (asked, itself) = (ASKED.as_slice(), MAPS_ITSELF.as_slice());
     assert_eq!(life(&world, start, 4 * MIB), [asked, itself].concat());
     assert_eq!(life(&world, start, 4 * MIB), itself);
-    // This answer is for another GPU.
+    // The remembered answer is about another GPU.
     world
         .answers
         .replace(Some(vec![(Gpus::one(1), Reach::AsOurs)]));
@@ -352,8 +352,8 @@ fn a_pin_that_fails_is_no_denial() {
     }
 }
 
-/// The process unmaps the memory and maps memory of another GPU at the same address. The answer
-/// about the other GPU is kept for neither GPU.
+/// The process unmaps the memory and maps memory of another GPU at the same address. The module
+/// keeps nvidia.ko's answer about the other GPU for neither GPU.
 #[test]
 fn an_answer_about_another_gpu_is_none() {
     let start = 0x8_9000_0000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the time during which a registration is shown as alive, and of the counters.
+//! Tests of the registry: the time during which it shows a registration, and the counters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -255,7 +255,7 @@ fn revoked_until_it_is_released() {
     world.free();
     let all = registry().all();
     assert_eq!(standing(), [(1, State::Revoked)]);
-    // The registration is shown as it was when it was revoked.
+    // A revoked registration keeps the fields that it had at the revocation.
     assert_eq!((all[0].entries, all[0].hca), (1, Some(HCA)));
     // ib_core calls `unmap` after an invalidation too.
     mr.unmap();
@@ -308,7 +308,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     assert_eq!(counts(PinMode::Revocable), orphaned);
     world.free();
     assert_eq!(standing(), []);
-    // Nothing counts as lost: the registration had been released.
+    // The free of a released registration's memory does not count as a revocation.
     let over = lives([1, 1, 0, 1, 0, 0]);
     assert_eq!(counts(PinMode::Revocable), over);
     assert_eq!(
@@ -375,7 +375,8 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
         assert!(registration.number >= next);
         next = registration.number + 1;
         met.push(registration.number);
-        // The next registration ends, and another starts at the end.
+        // The registration that the reader would visit next ends, and another starts behind all
+        // others.
         let behind = registration.number as usize;
         if let Some(entry) = entries.get_mut(behind).filter(|_| !stay(behind as u64)) {
             if let Some(entry) = entry.take() {

@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use std::sync::{atomic, Condvar, Mutex, MutexGuard, RwLock};
 pub(crate) use std::thread;
 
-/// `true`: tests control nvidia.ko and ib_core, and each test has a world from its start.
+/// `true`, because tests control nvidia.ko and ib_core, and each test has a world from its start.
 pub(crate) const SCRIPTED: bool = true;
 
 /// A `std::cell::Cell` for several threads.
@@ -92,8 +92,7 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Takes the lock for writing. No other thread may hold the lock: a call that would have to wait
-/// panics.
+/// Takes the lock for writing. Panics if another thread holds the lock.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.try_write()
         .expect("put_rwsem is not taken where it may have to wait")

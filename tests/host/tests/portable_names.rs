@@ -2,9 +2,9 @@
 
 //! Finds names of the substitute `kernel` crate that are not used.
 //!
-//! rustc reports unused items of one crate, but no unused public items. These tests therefore make
-//! one crate of a copy of the substitute and of `src/` or `kunit/`, in which nothing is public.
-//! Exported macros and the functions of `shim.h` are searched for by name.
+//! rustc reports unused items of one crate, but no unused public items. These tests therefore
+//! combine copies of the substitute and of `src/` or `kunit/` to one crate, in which nothing is
+//! public. Exported macros and the functions of `shim.h` are searched for by name.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 //! threads can take locks and access atomics. The models cover counted references, cells that are
 //! filled once, mutexes and condition variables.
 //!
-//! The files are those of `portable/kernel`, except two: `sync/atomic.rs` uses loom's atomics, and
+//! The files are those of `portable/kernel`, except two. `sync/atomic.rs` uses loom's atomics.
 //! `bindings` uses loom's locks and wait queues instead of C's.
 
 #![cfg(test)]

@@ -42,7 +42,7 @@ fn explore(model: &str, threads: usize, f: impl Fn() + Send + Sync + 'static) {
     println!("figure: interleavings {}", RUNS.load(Relaxed));
 }
 
-/// Plain memory for each thread, read by the drop.
+/// A cell of plain memory for each thread. The drop reads all cells.
 struct Memory {
     of: [UnsafeCell<usize>; 3],
     drops: &'static AtomicUsize,
@@ -194,8 +194,8 @@ impl Gate {
     }
 }
 
-/// Makes two threads wait for a third, which opens the gate and then wakes them, with or without
-/// the mutex held.
+/// Makes two threads wait for a third thread. The third thread opens the gate and then wakes both,
+/// with or without the mutex held.
 fn gate(model: &str, holds_the_mutex: bool) {
     explore(model, 3, move || {
         let gate: Pin<KBox<Gate>> = KBox::pin_init(Gate::new(), GFP_KERNEL).unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Checks that each property can fail. Each test disables a lock or a rule in the module's
-//! surroundings, and a model must report the expected failure.
+//! Checks that the models can fail. Each row disables a lock or a rule in the fakes around the
+//! module, and a model must report the expected failure.
 //!
 //! A rule inside the module itself cannot be disabled here. `tests/mutants` changes such lines and
 //! runs these models on the changed module.

@@ -9,7 +9,7 @@
 //!
 //! - `models`: the tests. Each prints its threads and the number of interleavings that it ran.
 //!   `docs/verification.md` is generated from these lines.
-//! - `can_fail`: checks that each property fails if a lock or a rule is disabled.
+//! - `can_fail`: disables one lock or rule at a time, and checks that a model then fails.
 
 #![cfg(test)]
 // This also covers the module's files that are compiled here. The module keeps its `unsafe` code in

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The models: the operations that run concurrently.
+//! Models of operations that run concurrently.
 //!
 //! Models with two threads run all interleavings. Models with three threads run those with a
 //! bounded number of preemptions. Memory may be freed before the registration (which then fails),
@@ -69,7 +69,7 @@ fn check(
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     builder.preemption_bound = bound;
-    // None of these limits may end the search early.
+    // These limits are high enough that none ends the search early.
     builder.max_branches = 100_000;
     builder.max_duration = None;
     builder.max_permutations = None;
@@ -94,7 +94,7 @@ fn live(allocation: u64) {
     assert_eq!(
         world.state(allocation),
         None,
-        "it is in the registry after its release"
+        "the registration is in the registry after its release"
     );
 }
 
@@ -108,7 +108,7 @@ fn live_and_die_elsewhere(allocation: u64) {
         let state = world.state(allocation);
         assert!(
             matches!(state, None | Some(State::Orphaned)),
-            "what is released is {state:?} in the registry"
+            "a released registration is {state:?} in the registry"
         );
     }
 }
@@ -135,7 +135,7 @@ macro_rules! in_modes {
 in_modes! {
     free_beside_a_life_unmaps: free_beside_a_life(Unmaps);
     free_beside_a_life_legacy: free_beside_a_life(Legacy);
-    /// Checks a release inside the callback.
+    /// In this mode, ib_core releases inside the callback.
     free_beside_a_life_ofed49: free_beside_a_life(Ofed49);
     free_beside_the_end_and_a_second_life_unmaps: free_beside_the_end(Unmaps);
     free_beside_the_end_and_a_second_life_legacy: free_beside_the_end(Legacy);
@@ -173,8 +173,8 @@ fn free_beside_the_end(mode: Mode) {
     );
 }
 
-/// nvidia.ko does not unpin for another process. The entry stays, and the callback may come after
-/// everything else is gone.
+/// Another process deregisters, and nvidia.ko does not unpin for that process. The pin's entry
+/// stays, and the callback may come after all other objects of the registration are freed.
 #[test]
 fn free_beside_a_life_that_ends_in_another_process() {
     explore(
@@ -203,7 +203,7 @@ fn free_beside_a_put_that_is_tried_again() {
     );
 }
 
-/// The module is unloaded when nothing holds it any more, wherever the callback is at that time.
+/// Unloads the module once no reference holds it, at any point of the callback.
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
     explore(
@@ -220,8 +220,8 @@ fn free_beside_an_end_in_another_process_and_the_unloading() {
     );
 }
 
-/// Ends a process. If `unlisted`, nvidia.ko no longer knows the process, which has closed its
-/// descriptor first.
+/// Ends a process. If `unlisted`, the process has closed its descriptor first, and nvidia.ko no
+/// longer has the process in its list.
 fn free_beside_an_exit(unlisted: bool) {
     world().exits.set(true);
     let umem = world().ib_core.register(1).expect("nobody frees yet");
@@ -250,7 +250,8 @@ fn free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading() {
     );
 }
 
-/// Walks the registry like a reader of its file, which releases the lock between two lines.
+/// Walks the registry like a reader of the file `registrations`, which releases the lock between
+/// two lines.
 fn look() {
     let world = world();
     let mut next = 0;
@@ -373,7 +374,7 @@ fn two_frees_beside_two_ends_in_another_process() {
     );
 }
 
-/// Stand-in for a region: two pins, which may be released inside the callback of one.
+/// Stand-in for a region: two pins, which may be released inside the callback of one of them.
 struct Pins {
     pins: Mutex<Vec<CallbackPin>>,
     inside: bool,

@@ -4,7 +4,7 @@
 //!
 //! loom runs its threads one at a time on one thread of the host, and switches only inside its own
 //! primitives. A `Cell` or `RefCell` that only records is therefore visible to all threads and adds
-//! no interleavings. It panics if it is borrowed across a switch.
+//! no interleavings. A `RefCell` that is borrowed across a switch panics.
 
 pub(crate) use std::cell::{Cell, RefCell};
 
@@ -14,7 +14,7 @@ pub(crate) use loom::thread;
 
 use loom::sync::RwLockWriteGuard;
 
-/// `false`: the model decides what nvidia.ko and ib_core do, and runs in its own world.
+/// `false`, because the model decides what nvidia.ko and ib_core do, and has its own world.
 pub(crate) const SCRIPTED: bool = false;
 
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {

@@ -43,7 +43,6 @@ impl Arena {
         })
     }
 
-    /// Registers all of `memory`.
     pub(crate) fn whole(hca: &Hca, memory: Memory, pattern: Pattern) -> Result<Self> {
         let len = memory.len();
         Self::new(hca, memory, 0, len, pattern)
@@ -60,7 +59,7 @@ impl Arena {
         Self::whole(&lab.near, memory, Pattern::new(lab.setup.seed, id))
     }
 
-    /// Does the same as [`Arena::near`] on the far device.
+    /// Registers memory at `place` on the far device, as [`Arena::near`] does on the near device.
     pub(crate) fn far(lab: &Lab, place: Where, len: usize, id: u64) -> Result<Self> {
         let memory = lab.allocate(place, len)?;
         Self::whole(&lab.far, memory, Pattern::new(lab.setup.seed, id))
@@ -70,7 +69,6 @@ impl Arena {
         &self.region
     }
 
-    /// Returns a part of the region.
     pub(crate) fn part(&self, at: usize, len: usize) -> Result<Part> {
         self.region.part(at as u64, len as u64)
     }
@@ -99,7 +97,6 @@ impl Arena {
             .context("outside the memory")
     }
 
-    /// Reads a part of the region.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> Result<Vec<u8>> {
         let found = self.memory.bytes(self.offset + at, len)?;
         Ok(found)

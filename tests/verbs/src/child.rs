@@ -38,22 +38,22 @@ pub(crate) enum Role {
 /// Time at which a guest closes the GPU to which it was admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GivesUp {
-    /// Before it deregisters, and then it ends
+    /// Before the deregistration, which precedes its exit
     Early,
-    /// At its end, where the kernel deregisters: what was opened last is closed first
+    /// At its exit, before the HCA: the kernel first closes the file that was opened last, and
+    /// deregisters at the close of the HCA
     First,
-    /// The same, after the HCA
+    /// At its exit, after the HCA
     Last,
 }
 
 /// Number of requests of a busy child in flight.
 const UNDER_WAY: usize = 8;
-/// Number of completions that a busy child reports, one line each. Nobody has to read the lines,
-/// because a pipe holds more lines.
+/// Number of completions that a busy child reports, one line each. A pipe has room for all lines,
+/// so the child never waits for a reader.
 const TOLD: usize = 64;
 const MOVED: &str = "moved";
 
-/// Runs a child's role.
 pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
     if let Role::Guest { addr, gives_up } = role {
         return guest(*addr, *gives_up, setup);
@@ -114,7 +114,7 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
                     say(MOVED)?;
                 }
             }
-            bail!("nowhere to move anything");
+            bail!("a busy child needs a region");
         }
     }
 }
@@ -177,7 +177,7 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// A child, as seen by the parent. The child is killed when this is dropped.
+/// A child of this process. A drop kills the child.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -186,14 +186,14 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the program again in a role and waits until it is ready.
+    /// Starts the program again in a role and waits until the child is ready.
     pub(crate) fn start(setup: &Setup, seed: u64, role: &[&str]) -> Result<Self> {
         let command = Command::new(std::env::current_exe()?);
         Self::start_as(command, setup, seed, role)
     }
 
-    /// Does the same as [`Process::start`] with a command that becomes this program with the added
-    /// arguments.
+    /// Starts a role as [`Process::start`] does, through `command`, which must run this program
+    /// with the arguments that are appended here.
     pub(crate) fn start_as(
         mut command: Command,
         setup: &Setup,
@@ -245,7 +245,6 @@ impl Process {
         (0..count).try_for_each(|_| self.hear(MOVED))
     }
 
-    /// Returns the child's process number.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -260,7 +259,7 @@ impl Process {
         Ok(self.child.wait()?)
     }
 
-    /// Does the same as [`Process::wait`]. Fails if the child failed.
+    /// Waits for the child as [`Process::wait`] does. Fails if the child failed.
     pub(crate) fn join(self) -> Result<()> {
         let status = self.wait()?;
         if !status.success() {

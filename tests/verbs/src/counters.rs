@@ -8,11 +8,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::{ktap, module_files, sys};
+use crate::{ktap, module, module_files, sys};
 
 const COUNTERS: &str = "/sys/kernel/debug/nvidia/counters";
 
-/// Counters that must be zero when nobody holds anything.
+/// Counters that must be zero while no process has GPU memory or a registration.
 const LIVE: [&str; 8] = [
     "pins_live",
     "pins_persistent_live",
@@ -72,7 +72,7 @@ impl Counters {
     pub(crate) fn since(&self, before: &Self, name: &str) -> Result<u64> {
         self.get(name)?
             .checked_sub(before.get(name)?)
-            .with_context(|| format!("counter {name} ran backwards"))
+            .with_context(|| format!("counter {name} has decreased"))
     }
 
     /// Returns the number of live pins of both modes, and of mapped dma-bufs, which hold memory like
@@ -83,12 +83,12 @@ impl Counters {
             + self.get("dmabuf_maps_live")?)
     }
 
-    /// Returns all counters that are wrong at rest.
+    /// Returns all counters with wrong values, at a time when every object should be gone.
     pub(crate) fn leftovers(&self, before: &Self) -> Result<Vec<String>> {
         self.leftovers_beside(before, 0)
     }
 
-    /// Does the same as [`Self::leftovers`] while `allocations` allocations are expected.
+    /// Returns the same as [`Self::leftovers`], but expects `allocations` live allocations.
     pub(crate) fn leftovers_beside(&self, before: &Self, allocations: u64) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for name in LIVE {
@@ -113,7 +113,6 @@ impl Counters {
         Ok(found)
     }
 
-    /// Returns the activity between `before` and this reading.
     pub(crate) fn activity(&self, before: &Self) -> Result<Activity> {
         let since = |name| self.since(before, name);
         Ok(Activity {
@@ -127,7 +126,26 @@ impl Counters {
     }
 }
 
-/// Checks the number of live pins.
+/// Returns everything that is left beside `allocations` allocations: counters, regions of the
+/// devices, and references to the module.
+pub(crate) fn all_left(
+    before: &Counters,
+    allocations: u64,
+    devices: &[String],
+) -> Result<Vec<String>> {
+    let mut left = Counters::read()?.leftovers_beside(before, allocations)?;
+    for device in devices {
+        for region in peer_regions(device)? {
+            left.push(format!("{device} has {region:?}"));
+        }
+    }
+    let references = module_references(module::NAME)?;
+    if references != 0 {
+        left.push(format!("{references} references to the module"));
+    }
+    Ok(left)
+}
+
 pub(crate) fn pins_are(expected: u64) -> Result<()> {
     ktap::same("live pins", Counters::read()?.live_pins()?, expected)
 }
@@ -155,7 +173,6 @@ pub(crate) struct PeerRegion {
     pub(crate) state: String,
 }
 
-/// Returns the peer-memory regions of an RDMA device.
 pub(crate) fn peer_regions(device: &str) -> Result<Vec<PeerRegion>> {
     let path = format!("/sys/kernel/debug/rxe_peer/{device}/mrs");
     fs::read_to_string(&path)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The demo: a registration, a write, a read, a free, and nothing left.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
@@ -9,8 +8,9 @@ use std::{env, fs};
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
+use crate::cases::consumers;
 use crate::counters::{peer_regions, Counters};
-use crate::gpu::{Allocation, GRANULE};
+use crate::gpu::GRANULE;
 use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::measure::Measurement;
 use crate::module::Replaced;
@@ -19,13 +19,10 @@ use crate::rdma::{Op, Region, Status};
 use crate::sys::Running;
 use crate::{ktap, measure, module, rdma, sys};
 
-/// Variable with the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
-const CONTROL: &str = "TESTVM_CONTROL_KO";
 /// Number of bytes to write and read: not aligned to anything, and longer than any page.
 const BYTES: usize = (1 << 20) + 4097;
 const OFFSET: usize = 65_536 + 123;
 
-/// Runs the demo. Fails if a check fails.
 pub(crate) fn run(setup: &Setup) -> Result<()> {
     if setup.peermem == Peermem::Preload {
         return preloaded(setup);
@@ -44,10 +41,14 @@ pub(crate) fn run(setup: &Setup) -> Result<()> {
 
     ktap::check_rest(&before)?;
     let now = Counters::read()?;
+    let (pins, mappings) = (now.live_pins()?, now.get("mappings_live")?);
+    end(&now, &format!("{pins} pins, {mappings} DMA mappings"))
+}
+
+/// Prints the objects that are left at the end of the demo.
+fn end(now: &Counters, left: &str) -> Result<()> {
     println!(
-        "\n5. What is left: {} pins, {} DMA mappings, {} references on a GPU, {} bytes pinned in a BAR",
-        now.live_pins()?,
-        now.get("mappings_live")?,
+        "\n5. What is left: {left}, {} references on a GPU, {} bytes pinned in a BAR",
         now.get("device_refs")?,
         now.get("bar_bytes_pinned")?
     );
@@ -104,15 +105,11 @@ fn preloaded(setup: &Setup) -> Result<()> {
 
     ktap::check_rest(&before)?;
     let now = Counters::read()?;
-    println!(
-        "\n5. What is left: {} dma-bufs, {} of them mapped, {} references on a GPU, {} bytes pinned in a BAR",
-        now.get("dmabufs_live")?,
-        now.get("dmabuf_maps_live")?,
-        now.get("device_refs")?,
-        now.get("bar_bytes_pinned")?
-    );
-    println!("demo: ok");
-    Ok(())
+    let (buffers, mapped) = (now.get("dmabufs_live")?, now.get("dmabuf_maps_live")?);
+    end(
+        &now,
+        &format!("{buffers} dma-bufs, {mapped} of them mapped"),
+    )
 }
 
 /// Returns the measurement of NVIDIA's nvidia-peermem for the same registration on the same
@@ -121,7 +118,7 @@ fn control(setup: &Setup) -> Result<Option<Measurement>> {
     if let Ok(json) = env::var("GDR_CONTROL_JSON") {
         return Ok(Some(serde_json::from_str(&json)?));
     }
-    let Some(file) = env::var_os(CONTROL).map(PathBuf::from) else {
+    let Some(file) = consumers::control() else {
         return Ok(None);
     };
     let replaced = Replaced::begin()?;
@@ -181,7 +178,7 @@ fn introduce(lab: &Lab) -> Result<()> {
         module::version()?
     );
     lab.first_registrations()?;
-    println!("  It has asked nvidia.ko, with one pin for each GPU and NIC, how that maps. Below it maps by itself.");
+    println!("  For each GPU and NIC, the module has made nvidia.ko map one page, to compare the addresses. From here on, the module maps by itself.");
     Ok(())
 }
 
@@ -195,7 +192,7 @@ fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
         ours.bytes >> 20,
         ours.address
     );
-    println!("   No CPU page is there, so ib_core asked its peer-memory clients, and the module answered.");
+    println!("   The address has no CPU pages, so ib_core asked its peer-memory clients, and the module accepted the memory.");
     let other = |value: fn(&Measurement) -> String| control.map_or("-".to_owned(), value);
     println!("   {:24}{:>18}{:>22}", "", "ours", "NVIDIA's");
     for (name, value) in [
@@ -226,12 +223,6 @@ fn hex(bytes: &[u8]) -> String {
         .join(" ")
 }
 
-/// Reads the memory through the BAR in sysfs, independently of the transfer.
-fn behind_the_bar(memory: &Allocation, offset: usize, len: usize) -> Result<Vec<u8>> {
-    let bytes = memory.bar_view()?.bytes(offset, len)?;
-    Ok(bytes)
-}
-
 fn count_differing(expected: &[u8], found: &[u8]) -> usize {
     difference(expected, found).map_or(0, |difference| difference.count)
 }
@@ -253,15 +244,17 @@ fn write_and_read(lab: &Lab) -> Result<()> {
         lab.far.name()
     );
     let data = host.expected(0, BYTES)?.to_vec();
+    // The view reads the memory through the BAR in sysfs, independently of the transfer.
+    let view = memory.bar_view()?;
     let bar_address = memory.bar_address() + OFFSET as u64;
     let width = format!("in the BAR at {bar_address:#x}, before").len();
     println!(
         "   in the BAR at {bar_address:#x}, before  {}",
-        hex(&behind_the_bar(&memory, OFFSET, 12)?)
+        hex(&view.bytes(OFFSET, 12)?)
     );
     println!("   {:>width$}  {}", "what is written", hex(&data[..12]));
     connection.transfer(Op::Write, host.part(0, BYTES)?, remote)?;
-    let now = behind_the_bar(&memory, 0, room)?;
+    let now = view.bytes(0, room)?;
     println!(
         "   in the BAR at {bar_address:#x}, after   {}",
         hex(&now[OFFSET..OFFSET + 12])
@@ -289,10 +282,8 @@ fn write_and_read(lab: &Lab) -> Result<()> {
     host.check()
 }
 
-/// Returns the status of a WRITE to the region.
 fn write_status(lab: &Lab, host: &Arena, region: &Region) -> Result<Status> {
-    let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.status(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)
+    lab.status(Op::Write, host.part(0, 4096)?, region.part(0, 4096)?)
 }
 
 fn freed(lab: &Lab) -> Result<(Status, u64, u64)> {

@@ -75,7 +75,7 @@ impl Guard {
     }
 }
 
-/// One mapping, or an unmapping, which has no physical address.
+/// A mapping, or an unmapping. An unmapping has no physical address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Event {
     phys: Option<u64>,
@@ -339,7 +339,6 @@ fn segments(pages: &[Page], start: u64, len: u64) -> Result<Vec<Segment>> {
     Ok(found)
 }
 
-/// Direction of a device's access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -416,7 +415,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Waits until the kernel would report another fault.
+    /// Waits until the kernel's rate limit permits the report of another fault.
     pub(crate) fn pace(&mut self) -> Result<()> {
         loop {
             self.none()?;
@@ -452,7 +451,7 @@ impl Faults {
         reported.push_back(sys::jiffies()?);
         ensure!(
             came,
-            "no fault was reported of a {access:?} of {addr:#x} by {}; in jiffies, those before and now: {reported:.3?}",
+            "the kernel reported no fault for a {access:?} of {addr:#x} by {}; times of the last reports and now, in jiffies: {reported:.3?}",
             self.device
         );
         while reported.len() > BURST {
@@ -469,7 +468,6 @@ impl Faults {
         Ok(())
     }
 
-    /// Returns the number of faults.
     pub(crate) fn seen(&self) -> usize {
         self.seen
     }

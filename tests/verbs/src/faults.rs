@@ -19,13 +19,13 @@ const NTH: &str = "/proc/thread-self/fail-nth";
 const THREAD: &str = "/proc/thread-self/make-it-fail";
 const KINDS: [&str; 2] = ["failslab", "fail_page_alloc"];
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
-/// Range without any address of a stack.
+/// Range that contains no return address.
 const NOWHERE: Range<u64> = 1..2;
 
 /// Environment variable that makes the kernel log the stack of each failure.
 const STACKS: &str = "GDR_FAULT_STACKS";
 
-/// Kinds of faults that are not allocations, so they are never counted.
+/// Kinds of injected faults other than failed allocations. These kinds never count.
 const OTHERS: [&str; 2] = ["fail_usercopy", "fail_futex"];
 
 /// Selection of the allocations that count.
@@ -162,7 +162,6 @@ impl Drop for All<'_> {
 pub(crate) struct Nth(File);
 
 impl Nth {
-    /// Arms the failure.
     pub(crate) fn arm(nth: u32) -> Result<Self> {
         ensure!(nth > 0, "allocations are counted from 1");
         let nth_file = Self(sys::open_rw(NTH)?);
@@ -269,7 +268,10 @@ impl Symbols {
         let foreign = self.0.iter().any(|(address, _, module)| {
             (start..end).contains(address) && module.as_deref() != Some(wanted)
         });
-        ensure!(!foreign, "functions of others lie among those of {wanted}");
+        ensure!(
+            !foreign,
+            "functions of other modules lie between functions of {wanted}"
+        );
         Ok(start..end)
     }
 }

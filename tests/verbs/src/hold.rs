@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Schedules: hold points of the kernel's modules, and threads that may never return.
+//! Parts of a schedule: hold points in the kernel's modules, and threads that may never return from
+//! the kernel.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 use std::{fs, thread};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 use crate::{module_files, sys};
 
-/// Time limit for a thread to reach its place.
+/// Time limit for a thread to end, or to reach a place.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// A place at which the kernel stops threads until this is dropped. See `linux/test_hold.h`.
+/// A hold point that stops threads until this value is dropped. See `linux/test_hold.h`.
 #[derive(Debug)]
 pub(crate) struct Hold {
     path: PathBuf,
 }
 
 impl Hold {
-    /// Arms a place, which is `<module's directory>/<name>`, such as `ib_peer_mem/before_release`.
+    /// Arms a hold point, named `<module's directory>/<name>`, such as
+    /// `ib_peer_mem/before_release`.
     pub(crate) fn arm(place: &str) -> Result<Self> {
         let (module, name) = place.split_once('/').context("no module in a hold point")?;
         let path = PathBuf::from(format!("/sys/kernel/debug/{module}/hold/{name}"));
@@ -66,6 +68,12 @@ impl Hold {
     pub(crate) fn release(self) {
         drop(self);
     }
+
+    /// Releases all threads, and returns the result of one of these threads.
+    pub(crate) fn finish<T>(self, worker: Worker<T>) -> Result<T> {
+        self.release();
+        worker.done()
+    }
 }
 
 impl Drop for Hold {
@@ -84,17 +92,6 @@ pub(crate) enum Fate<T> {
     Killed,
     /// The thread sleeps in the kernel, in these functions, and will not wake.
     Stuck(String),
-}
-
-impl<T> Fate<T> {
-    /// Returns the result. Fails if there is no result.
-    pub(crate) fn done(self, what: &str) -> Result<T> {
-        match self {
-            Fate::Done(value) => Ok(value),
-            Fate::Killed => anyhow::bail!("{what} was killed by the kernel"),
-            Fate::Stuck(place) => anyhow::bail!("{what} does not return: {place}"),
-        }
-    }
 }
 
 /// A thread that makes calls which may not return. The thread is never joined, so a stuck thread
@@ -155,7 +152,7 @@ impl<T> Worker<T> {
     /// Returns the functions in which the thread sleeps, innermost first, without offsets. Returns
     /// an empty string while the thread runs.
     pub(crate) fn place(&self) -> String {
-        // State I (idle) is a hold point.
+        // A thread that waits at a hold point has state I (idle).
         let sleeps = || matches!(self.state(), Some('D' | 'I'));
         let before = sleeps();
         let path = format!("/proc/self/task/{}/stack", self.tid);
@@ -210,5 +207,15 @@ impl<T> Worker<T> {
             None if self.is_alive() => Fate::Stuck(self.place()),
             None => Fate::Killed,
         })
+    }
+
+    /// Returns the result of the thread. Fails if there is no result at the end of the time limit.
+    pub(crate) fn done(self) -> Result<T> {
+        let name = self.name;
+        match self.finish()? {
+            Fate::Done(value) => Ok(value),
+            Fate::Killed => bail!("the {name} was killed by the kernel"),
+            Fate::Stuck(place) => bail!("the {name} does not return: {place}"),
+        }
     }
 }

@@ -20,7 +20,7 @@ impl Parameter {
     pub(crate) fn set(module: &str, name: &str, value: &str) -> Result<Self> {
         let path = format!("/sys/module/{module}/parameters/{name}");
         if module == "nvidia" && has_nvidias_upper_half() && !is_settable(&path) {
-            return ktap::skip("what NVIDIA's own nv-p2p.c says no parameter changes");
+            return ktap::skip("with NVIDIA's own nv-p2p.c, no parameter changes this");
         }
         Self::set_file(&path, value)
     }
@@ -60,7 +60,6 @@ pub(crate) fn table_version() -> Result<u32> {
     sys::read_line(path)?.parse().context(path)
 }
 
-/// Returns `true` if the version of page tables can be changed.
 pub(crate) fn table_version_is_settable() -> bool {
     is_settable("/sys/module/nvidia/parameters/table_version")
 }
@@ -89,13 +88,14 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     Ok(failed)
 }
 
-/// Announces, to the check of the kernel log, a report that is expected now or has just come. One
-/// line of the report matches `pattern`.
+/// Tells the check of the kernel log to expect a report that comes now or has just come. One line
+/// of the report matches `pattern`.
 pub(crate) fn provoke(pattern: &str) -> Result<()> {
     fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
 }
 
-/// Announces nvidia.ko's warning about a failed put of either kind.
+/// Tells the check of the kernel log to expect nvidia.ko's warning about a failed put, in either
+/// mode.
 pub(crate) fn provoke_failing_put() -> Result<()> {
     provoke(if has_nvidias_upper_half() {
         r"WARNING: .*nv-p2p\.c"
@@ -111,11 +111,13 @@ pub(crate) fn lose_next_put(errno: i32) -> Result<()> {
     fail_next("put_pages_persistent", errno)
 }
 
-/// Unbinds a GPU from its driver and binds it again.
 pub(crate) fn rebind(bdf: &str) -> Result<()> {
-    for what in ["unbind", "bind"] {
-        let path = format!("/sys/bus/pci/drivers/nvidia/{what}");
-        fs::write(&path, bdf).with_context(|| format!("{path}: {bdf}"))?;
-    }
-    Ok(())
+    write_driver("unbind", bdf)?;
+    write_driver("bind", bdf)
+}
+
+/// Writes the address of a GPU to a file of its PCI driver.
+pub(crate) fn write_driver(file: &str, bdf: &str) -> Result<()> {
+    let path = format!("/sys/bus/pci/drivers/nvidia/{file}");
+    fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
 }

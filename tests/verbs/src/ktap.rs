@@ -6,7 +6,7 @@ use std::panic;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, ensure, Error, Result};
+use anyhow::{anyhow, ensure, Error, Result};
 
 use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
@@ -46,7 +46,7 @@ pub(crate) fn note(name: &str, value: impl Display) {
     println!("# {name} {value}");
 }
 
-/// Compares a number with the expected one.
+/// Checks that a number has the expected value.
 pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
     ensure!(
         found == expected,
@@ -55,7 +55,7 @@ pub(crate) fn same(what: &str, found: u64, expected: u64) -> Result<()> {
     Ok(())
 }
 
-/// Prints a figure that the case measured, and compares it.
+/// Prints a figure that the case measured, and checks that it has the expected value.
 pub(crate) fn expect(name: &str, found: u64, expected: u64) -> Result<()> {
     note(name, found);
     same(name, found, expected)
@@ -76,15 +76,29 @@ pub(crate) fn run(cases: &[&Case], setup: &Setup) -> Result<bool> {
     Ok(tell(named, |case| run_one(case, setup)))
 }
 
-/// Prints the error of a case that failed.
 pub(crate) fn fail(error: &Error) {
     for line in format!("{error:#}").lines() {
         println!("# failure: {line}");
     }
 }
 
+/// Runs the cases whose name begins with a word of `filter`, or all cases if `filter` is empty.
+/// Returns `true` if no case failed.
+pub(crate) fn run_named<'a, T>(
+    cases: impl Iterator<Item = (&'a str, T)>,
+    filter: &[String],
+    run: impl FnMut(T) -> Result<()>,
+) -> Result<bool> {
+    let is_chosen =
+        |name: &str| filter.is_empty() || filter.iter().any(|word| name.starts_with(word));
+    let chosen: Vec<_> = cases.filter(|(name, _)| is_chosen(name)).collect();
+    ensure!(!chosen.is_empty(), "no case has such a name");
+    println!("KTAP version 1");
+    Ok(tell(chosen.into_iter(), run))
+}
+
 /// Runs each case, and prints its result after the header. Returns `true` if no case failed.
-pub(crate) fn tell<'a, T>(
+fn tell<'a, T>(
     cases: impl ExactSizeIterator<Item = (&'a str, T)>,
     mut run: impl FnMut(T) -> Result<()>,
 ) -> bool {
@@ -123,7 +137,8 @@ pub(crate) fn tell<'a, T>(
 
 fn run_one(case: &Case, setup: &Setup) -> Result<()> {
     let before = Counters::read_if_there()?;
-    // sideway asserts in its destructors. Such a panic fails the case, but not the run.
+    // Destructors of the crate sideway contain assertions. A panic in a destructor fails the case,
+    // but not the run.
     let result = panic::catch_unwind(AssertUnwindSafe(|| {
         let lab = Lab::open(setup)?;
         (case.run)(&lab)
@@ -141,13 +156,16 @@ fn run_one(case: &Case, setup: &Setup) -> Result<()> {
 
 /// Checks that a case has left nothing behind.
 pub(crate) fn check_rest(before: &Counters) -> Result<()> {
+    settled(|| Counters::read()?.leftovers(before))
+}
+
+/// Waits until `left` returns nothing. Fails with its result at the end of the time limit.
+pub(crate) fn settled(mut left: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
     let mut found = Vec::new();
     let clean = sys::wait_until(SETTLE, || {
-        found = Counters::read()?.leftovers(before)?;
+        found = left()?;
         Ok(found.is_empty())
     })?;
-    if !clean {
-        bail!("left behind: {}", found.join(" "));
-    }
+    ensure!(clean, "left behind: {}", found.join(" "));
     Ok(())
 }

@@ -8,9 +8,9 @@ use std::{fmt, fs};
 use anyhow::{bail, Context, Result};
 
 use crate::gpu::{Allocation, Gpu, GRANULE};
-use crate::rdma::Hca;
+use crate::rdma::{Hca, Op, Part, Status};
 use crate::sys::{Mapping, Placement, Span};
-use crate::{counters, ktap};
+use crate::{counters, ktap, rdma};
 
 /// Granule of the GPU's memory, as the length of memory.
 pub(crate) const M2: usize = GRANULE as usize;
@@ -39,12 +39,11 @@ impl fmt::Display for Peermem {
     }
 }
 
-/// Mode of the registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PinMode {
-    /// Nobody revokes. The pages live until the deregistration.
+    /// nvidia.ko never revokes the pins. The pages stay pinned until the deregistration.
     Persistent,
-    /// nvidia.ko calls back when the memory is freed.
+    /// nvidia.ko revokes the pins, by a callback, when the memory is freed.
     Revocable,
 }
 
@@ -54,7 +53,6 @@ impl fmt::Display for PinMode {
     }
 }
 
-/// Settings of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub(crate) peermem: Peermem,
@@ -69,7 +67,6 @@ pub(crate) struct Setup {
 /// The PCI default for a device that does not set its longest DMA segment.
 const DEFAULT_SEGMENT: u64 = 64 << 10;
 
-/// Returns `true` if an IOMMU translates for any device.
 pub(crate) fn translating_iommu() -> bool {
     let Ok(groups) = fs::read_dir("/sys/kernel/iommu_groups") else {
         return false;
@@ -87,7 +84,7 @@ impl Setup {
         set.filter(|limit| *limit != 0).unwrap_or(DEFAULT_SEGMENT)
     }
 
-    /// Returns the mode that the loaded module gives to rxe.
+    /// Returns the mode of rxe's registrations with the loaded module.
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let asked = counters::module_parameter("nvidia_peermem", "persistent_api_support");
@@ -104,7 +101,6 @@ impl Setup {
     }
 }
 
-/// Place of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     Host,
@@ -151,6 +147,12 @@ impl Lab {
             }
         }
         Ok(())
+    }
+
+    /// Runs a request of the near device to the far device on a separate connection. Returns the
+    /// status.
+    pub(crate) fn status(&self, op: Op, local: Part, remote: Part) -> Result<Status> {
+        rdma::connect(&self.near, &self.far)?.status(op, local, remote)
     }
 
     pub(crate) fn gpus(&self) -> &[Arc<Gpu>] {
@@ -206,10 +208,14 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if it expects more than NVIDIA's nvidia-peermem does.
+    /// Skips the case if another module than ours is loaded, because the case asks for more than
+    /// that module does.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
-            return ktap::skip(format_args!("asks too much of: {}", self.setup.peermem));
+            return ktap::skip(format_args!(
+                "asks for more than this module does: {}",
+                self.setup.peermem
+            ));
         }
         Ok(())
     }
@@ -231,7 +237,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if there cannot be regions of both clients.
+    /// Skips the case if lockdep would report regions of both clients, because ib_core's locks have
+    /// only one class.
     pub(crate) fn needs_both_clients(&self) -> Result<()> {
         if counters::module_parameter("ib_core", "peer_lock_classes").as_deref() == Some("2") {
             return Ok(());
@@ -249,7 +256,6 @@ impl Lab {
     }
 }
 
-/// Host or GPU memory.
 #[derive(Debug)]
 pub(crate) enum Memory {
     Host(Mapping),

@@ -52,10 +52,10 @@ struct Arguments {
         global = true
     )]
     seed: u64,
-    /// The device at this end
+    /// RDMA device of the near side
     #[arg(long, default_value = "rxe0", global = true)]
     near: String,
-    /// The device at the other end
+    /// RDMA device of the far side
     #[arg(long, default_value = "rxe1", global = true)]
     far: String,
     #[command(subcommand)]
@@ -66,13 +66,13 @@ struct Arguments {
 enum Verb {
     /// Show a registration, a write, a read and a free, step by step
     Demo,
-    /// Register once and print what it cost, in JSON
+    /// Make one registration, and print its costs in JSON
     Measure {
         /// Size, such as 1GiB or 512M [default: as much as the BAR allows, up to 1 GiB]
         #[arg(long, value_parser = measure::parse_length)]
         len: Option<u64>,
     },
-    /// Run the cases whose name contains a FILTER, results in KTAP
+    /// Run the cases whose names contain a FILTER, and print the results in KTAP
     Test {
         filter: Vec<String>,
         /// Only print the names of the cases
@@ -84,37 +84,42 @@ enum Verb {
     },
     /// Measure the part of the module's cost that only a virtual machine shows
     Bench(bench::Options),
-    /// Run epochs of a stress run, results in KTAP
+    /// Run epochs of a stress run, and print the results in KTAP
     Stress(stress::Options),
-    /// Run the hazards whose name begins with one of NAMES, results in KTAP; can crash the VM
+    /// Run the hazards whose names begin with one of NAMES, and print the results in KTAP; can
+    /// crash the VM
     Hazards { names: Vec<String> },
-    /// Ask peermemctl about a machine of known topology, results in KTAP
+    /// Test peermemctl on a machine of known topology, and print the results in KTAP
     Ctl {
         /// Path of Prometheus's checker
         #[arg(long)]
         promtool: Option<std::path::PathBuf>,
     },
-    /// Run the consumers of CUDA whose name begins with a FILTER over a stand-in for its library, results in KTAP
+    /// Run the CUDA consumers whose names begin with a FILTER, over a stand-in for CUDA's library,
+    /// and print the results in KTAP
     Cuda {
         #[command(flatten)]
         places: cases::cuda::Places,
         filter: Vec<String>,
     },
-    /// Run the cases of GPU memory by dma-buf whose name begins with a FILTER, results in KTAP
+    /// Run the cases of GPU memory by dma-buf whose names begin with a FILTER, and print the
+    /// results in KTAP
     Dmabuf {
         #[command(flatten)]
         places: cases::dmabuf::Places,
         filter: Vec<String>,
     },
-    /// Register memory as often as given, and print what came of it
+    /// Register memory TIMES times, and print `ok` or the number of the first error
     #[command(hide = true)]
     Register {
         kind: cases::dmabuf::Kind,
         times: u32,
     },
-    /// Run the cases between two hosts whose name begins with a FILTER, at once on both hosts, results in KTAP
+    /// Run the cases between two hosts whose names begin with a FILTER, on both hosts at the same
+    /// time, and print the results in KTAP
     Pair(cases::pair::Options),
-    /// Load the module where it cannot work, or where only signed modules load, results in KTAP
+    /// Test loading of the module where it cannot work, or where only signed modules load, and
+    /// print the results in KTAP
     Loading,
     #[command(hide = true)]
     Child {
@@ -195,7 +200,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
             cases::dmabuf::register(&setup(false), *kind, *times).map(|()| true)
         }
         Verb::Pair(options) => cases::pair::run(&setup(false), options),
-        Verb::Loading => Ok(cases::loading::run(&setup(false))),
+        Verb::Loading => cases::loading::run(&setup(false)),
         Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
     }
 }

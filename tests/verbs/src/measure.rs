@@ -44,7 +44,7 @@ pub(crate) fn usual_length(lab: &Lab) -> Result<u64> {
 /// deregisters it.
 pub(crate) fn measure(lab: &Lab, bytes: u64) -> Result<Measurement> {
     let memory = allocate_aligned(lab, bytes, bytes.next_power_of_two().max(GRANULE))?;
-    ensure!(memory.is_contiguous()?, "in pieces");
+    ensure!(memory.is_contiguous()?, "the memory is not contiguous");
     let before = Counters::read()?;
     let start = Instant::now();
     let region = lab.near.reg_mr(memory.span(0, usize::try_from(bytes)?)?)?;

@@ -22,7 +22,7 @@ pub(crate) fn version() -> Result<String> {
     sys::read_line(&format!("/sys/module/{NAME}/version"))
 }
 
-/// Returns the current parameters in the form for loading.
+/// Returns the current parameters as arguments for loading the module.
 pub(crate) fn parameters() -> Vec<String> {
     PARAMETERS
         .into_iter()
@@ -38,7 +38,6 @@ pub(crate) fn unload() -> Result<()> {
     sys::succeed("rmmod", [NAME]).map(drop)
 }
 
-/// Checks the number of references to the module.
 pub(crate) fn references_are(expected: u64) -> Result<()> {
     let held = counters::module_references(NAME)?;
     ktap::same("references to the module", held, expected)
@@ -56,11 +55,10 @@ pub(crate) fn unloaded(name: &str) -> Result<bool> {
 /// Checks that the module cannot be unloaded while a callback is still to come.
 pub(crate) fn must_stay() -> Result<()> {
     let goes = unloaded(NAME)?;
-    ensure!(!goes, "the module goes with its callback to come");
+    ensure!(!goes, "the module was unloaded before its callback came");
     Ok(())
 }
 
-/// Loads the installed module.
 pub(crate) fn load(parameters: &[String]) -> Result<()> {
     let parameters = parameters.iter().map(String::as_str);
     sys::succeed("modprobe", [NAME].into_iter().chain(parameters)).map(drop)
@@ -72,7 +70,6 @@ pub(crate) fn file() -> Result<String> {
     Ok(output.trim().to_owned())
 }
 
-/// Loads a module from a file.
 pub(crate) fn load_file(file: &Path) -> Result<()> {
     sys::succeed("insmod", [file]).map(drop)
 }

@@ -44,7 +44,6 @@ pub(crate) fn in_proc() -> Option<&'static str> {
     Path::new(PROC).exists().then_some(PROC)
 }
 
-/// Returns the folder with the module's files.
 pub(crate) fn folder() -> &'static str {
     in_proc().unwrap_or(DEBUGFS)
 }
@@ -62,7 +61,6 @@ pub(crate) fn get<'a>(line: &'a Line, key: &str) -> Result<&'a str> {
         .with_context(|| format!("no {key} in {line:?}"))
 }
 
-/// Returns the only line of a file.
 pub(crate) fn only(file: &str) -> Result<Line> {
     let mut found = lines(file)?;
     ensure!(found.len() == 1, "{file}: {found:?}");
@@ -87,7 +85,6 @@ pub(crate) fn has(line: &Line, fields: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks that no refusal is listed.
 pub(crate) fn no_refusals() -> Result<()> {
     for file in ["refusals", "non_gpu"] {
         let found = lines(file)?;
@@ -96,14 +93,14 @@ pub(crate) fn no_refusals() -> Result<()> {
     Ok(())
 }
 
-/// Returns all counts that are not zero, except the lives of registrations. The key is
+/// Returns all nonzero counts of refusals and of events that belong to no registration. The key is
 /// `mode/reason` for a refusal, and the name for another event.
 pub(crate) fn counts() -> Result<BTreeMap<String, u64>> {
     nonzero(false)
 }
 
-/// Returns the counts of the lives of registrations in each mode that are not zero. The key is
-/// `event/mode`.
+/// Returns the nonzero counts of registrations in each mode, such as registered or revoked ones.
+/// The key is `event/mode`.
 fn lives() -> Result<BTreeMap<String, u64>> {
     nonzero(true)
 }
@@ -128,7 +125,6 @@ fn nonzero(lives: bool) -> Result<BTreeMap<String, u64>> {
     Ok(counts)
 }
 
-/// Returns the count of an event.
 pub(crate) fn event(name: &str) -> Result<u64> {
     let all = lines("counters")?;
     let line = all
@@ -150,7 +146,7 @@ pub(crate) fn counted(expected: &BTreeMap<String, u64>) -> Result<()> {
     equal(&counts()?, expected)
 }
 
-/// Checks that the module has counted exactly these lives of registrations.
+/// Checks that the module's counts of registrations are exactly these.
 pub(crate) fn lived(expected: &BTreeMap<String, u64>) -> Result<()> {
     equal(&lives()?, expected)
 }

@@ -49,17 +49,17 @@ const LIST_PAGES: usize = 27;
 /// Size of the controller's memory, in bytes.
 pub(crate) const MEMORY: usize = 128 << 10;
 
-/// Time limit of the controller. The kernel's driver takes a while to unbind, and an emulated
-/// controller starts sooner.
+/// Time limit of the controller. An emulated controller starts sooner, but the kernel's driver
+/// takes a while to unbind.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Description of memory in a command.
+/// Way in which a command describes memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointers {
-    /// Physical region pages: the first entry is any multiple of 4 in its page, all others are
-    /// whole pages.
+    /// Physical region pages. The first entry may be any multiple of 4. All other entries are whole
+    /// pages.
     Prp,
-    /// A scatter-gather list: any address, any length.
+    /// A scatter-gather list, whose entries may have any address and any length.
     Sgl,
 }
 
@@ -74,7 +74,6 @@ impl Status {
     }
 }
 
-/// Operation on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Memory to disk: the controller reads memory.
@@ -83,7 +82,6 @@ pub(crate) enum Op {
     Read,
 }
 
-/// A pair of queues.
 #[derive(Debug)]
 struct Queue {
     id: u16,
@@ -106,7 +104,6 @@ impl Queue {
     }
 }
 
-/// The controller's registers.
 #[derive(Debug)]
 struct Registers {
     mapping: Mapping,
@@ -245,7 +242,6 @@ impl Nvme {
         self.longest
     }
 
-    /// Returns the memory of the queues and lists.
     pub(crate) fn memory(&self) -> &Mapped {
         &self.mapped
     }
@@ -302,7 +298,7 @@ impl Nvme {
     /// Makes the controller write its description of 4 KiB to the page at `dma`. The controller
     /// makes a single write to memory, without a disk or a list.
     pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
-        ensure!(dma % PAGE == 0, "{dma:#x} is not a page's");
+        ensure!(dma % PAGE == 0, "{dma:#x} is not the start of a page");
         let mut command = Command::new(0x06).data(dma);
         // Identifies the controller.
         command.words[10] = 1;
@@ -519,7 +515,7 @@ fn prp_entries(segments: &[Segment]) -> Result<Vec<u64>> {
             None => ensure!(at % 4 == 0, "PRP: {at:#x} is not a multiple of 4"),
             Some(last) => ensure!(
                 at % PAGE == 0 && last % PAGE == 0,
-                "PRP: a border at {last:#x} and {at:#x} is not one of pages"
+                "PRP: segments meet at {last:#x} and {at:#x}, which are not page borders"
             ),
         }
         while at < end {

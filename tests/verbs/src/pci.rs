@@ -20,7 +20,6 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the place of a PCI function.
     pub(crate) fn of_function(address: &str) -> Result<Self> {
         Self::of(&format!("/sys/bus/pci/devices/{address}"))
     }
@@ -52,7 +51,6 @@ impl Place {
         })
     }
 
-    /// Returns the address of the function.
     pub(crate) fn address(&self) -> &str {
         self.functions.last().map_or("", String::as_str)
     }
@@ -132,14 +130,12 @@ impl Acs {
         Ok(Some(acs))
     }
 
-    /// Returns the current control word.
     pub(crate) fn control(&self) -> Result<u16> {
         let mut word = [0; 2];
         self.config.read_exact_at(&mut word, self.offset)?;
         Ok(u16::from_le_bytes(word))
     }
 
-    /// Enables redirection.
     pub(crate) fn redirect(&self) -> Result<()> {
         let wanted = self.before | REDIRECT;
         self.config
@@ -257,7 +253,6 @@ fn next_capability(config: &[u8], at: usize) -> Option<usize> {
     (next >= 0x100).then_some(next)
 }
 
-/// Returns the offset of an extended capability in config space.
 fn extended_capability(config: &[u8], wanted: u32) -> Option<usize> {
     let mut at = 0x100_usize;
     for _ in 0..MOST {

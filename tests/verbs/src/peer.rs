@@ -17,8 +17,8 @@ use crate::sys;
 
 const PORT: u16 = 7477;
 
-/// Time limit until the other host is there, and until its next message. The limit is longer than
-/// the limit of any program.
+/// Time limit for the connection to the other host, and for each of its messages. All programs have
+/// shorter limits.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A line of JSON.
@@ -36,7 +36,6 @@ pub(crate) struct Peer {
     address: IpAddr,
     /// `true` if the other host has ended the case.
     has_ended: bool,
-    /// `true` if the other host is gone.
     is_lost: bool,
 }
 
@@ -84,7 +83,6 @@ impl Peer {
         })
     }
 
-    /// Returns the other host's address.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
@@ -105,8 +103,8 @@ impl Peer {
         let mut line = String::new();
         self.stream
             .read_line(&mut line)
-            .context("the other host says nothing")?;
-        ensure!(!line.is_empty(), "the other host has left");
+            .context("no message from the other host")?;
+        ensure!(!line.is_empty(), "the other host has closed the connection");
         let message = serde_json::from_str(&line).with_context(|| line.clone())?;
         if matches!(message, Message::End(_)) {
             self.has_ended = true;
@@ -114,7 +112,6 @@ impl Peer {
         Ok(message)
     }
 
-    /// Sends a value.
     pub(crate) fn tell(&mut self, what: &impl Serialize) -> Result<()> {
         self.send(&Message::Word(serde_json::to_value(what)?))
     }
@@ -123,7 +120,7 @@ impl Peer {
     pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
         match self.receive()? {
             Message::Word(word) => {
-                serde_json::from_value(word).context("the other host says something else")
+                serde_json::from_value(word).context("an unexpected message from the other host")
             }
             Message::End(Some(why)) => bail!("the other host: {why}"),
             Message::End(None) => bail!("the other host has ended the case"),
@@ -146,7 +143,7 @@ impl Peer {
         self.is_lost = true;
     }
 
-    /// Ends a case, which has failed here if it has failed on either host.
+    /// Ends a case on both hosts. The case fails on both hosts if it has failed on one.
     pub(crate) fn end(&mut self, own: Result<()>) -> Result<()> {
         if self.is_lost {
             return own;

@@ -102,7 +102,8 @@ pub(crate) fn die() -> ! {
     leave(1)
 }
 
-/// Returns the parent, or the new parent if the first one has ended.
+/// Returns the parent process. If the original parent has ended, this is the process that has
+/// adopted this one.
 pub(crate) fn parent() -> Option<Pid> {
     process::getppid()
 }
@@ -317,7 +318,7 @@ pub(crate) fn receive_descriptor(from: BorrowedFd<'_>) -> Result<Option<OwnedFd>
     Ok(descriptor)
 }
 
-/// Closes a descriptor without its library, which must never use it again.
+/// Closes a descriptor that a library owns. The library must never use the descriptor again.
 pub(crate) fn close_behind(descriptor: RawFd) {
     // SAFETY: The caller forgets the owner of the descriptor, so nobody closes or uses its number
     // again.
@@ -366,7 +367,7 @@ pub(crate) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Switches the machine off, even if something in it runs or hangs.
+/// Switches the machine off, even if processes run or hang.
 pub(crate) fn power_off() -> io::Error {
     match system::reboot(system::RebootCommand::PowerOff) {
         Ok(()) => io::Error::other("still on"),

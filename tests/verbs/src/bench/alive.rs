@@ -89,7 +89,6 @@ impl Pages {
         self.memory.span(index * page, page)
     }
 
-    /// Returns the extra page.
     pub(crate) fn one_more(&self) -> Result<Span> {
         self.page(self.number)
     }

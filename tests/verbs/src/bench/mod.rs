@@ -44,7 +44,7 @@ enum Part {
     Registrations,
     /// Instructions from the free of an allocation to its end, with many regions on it
     Revocation,
-    /// Threads that register at once, beside as many that only call nvidia.ko
+    /// Threads that register concurrently, compared with as many threads that only call nvidia.ko
     Threads,
 }
 
@@ -138,7 +138,7 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
         .iter()
         .filter(|region| region.state == "valid")
         .count();
-    ensure!(alive == 0, "{alive} of {number} regions live on");
+    ensure!(alive == 0, "{alive} of {number} regions are still valid");
     drop(regions);
     Ok(elapsed.as_nanos())
 }

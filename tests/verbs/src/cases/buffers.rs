@@ -34,15 +34,26 @@ impl Parts {
             Peermem::Ours | Peermem::Preload => true,
         }
     }
+
+    /// Returns the expected pins of `number` buffers, and the expected calls to pin. `activity` has
+    /// the calls that were made.
+    pub(super) fn calls(self, module: Peermem, number: u64, activity: &Activity) -> [u64; 2] {
+        match module {
+            Peermem::None | Peermem::Preload => [0, 0],
+            // The number of UCX's attempts is not fixed.
+            Peermem::Nvidia if !self.are_registered(module) => [0, activity.attempts.max(1)],
+            // nvidia-peermem pins each buffer twice.
+            Peermem::Nvidia => [2 * number; 2],
+            Peermem::Ours => [self.count, self.count + self.refused].map(|calls| calls * number),
+        }
+    }
 }
 
-/// A buffer of one allocation.
 pub(super) const ONE: Parts = Parts {
     count: 1,
     refused: 0,
 };
 
-/// `number` buffers of the same kind.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Buffers {
     pub(super) number: usize,
@@ -70,7 +81,10 @@ impl Buffers {
         let all = sys::wait_until(PATIENCE, || {
             Ok(regions(setup)?.len() == self.number || !consumer.is_running()?)
         })?;
-        ensure!(all && consumer.is_running()?, "not all registered");
+        ensure!(
+            all && consumer.is_running()?,
+            "not all buffers were registered"
+        );
         Ok(())
     }
 
@@ -145,22 +159,18 @@ impl Buffers {
         })?;
         note("pins", activity.pins);
         let number = self.number as u64;
-        let Parts { count, refused } = self.parts;
         let registers = self.parts.are_registered(setup.peermem);
-        let [pins, refused, maps] = match setup.peermem {
-            Peermem::None | Peermem::Preload => [0, 0, 0],
-            // The number of UCX's attempts is not fixed.
-            Peermem::Nvidia if !registers => [0, activity.attempts.max(1), 0],
-            // nvidia-peermem pins each buffer twice.
-            Peermem::Nvidia => [2 * number, 0, number],
+        let [pins, attempts] = self.parts.calls(setup.peermem, number, &activity);
+        let maps = match setup.peermem {
+            Peermem::Nvidia if registers => number,
             // Our module maps the memory itself.
-            Peermem::Ours => [number * count, number * refused, 0],
+            _ => 0,
         };
-        let callbacks = u64::from(registers && is_revoked) * number * count;
+        let callbacks = u64::from(registers && is_revoked) * number * self.parts.count;
         let expected = Activity {
             pins,
             unpins: pins - callbacks,
-            attempts: pins + refused,
+            attempts,
             maps,
             unmaps: maps.saturating_sub(callbacks),
             callbacks,

@@ -46,18 +46,23 @@ pub(super) const CASES: &[Case] = cases![
 /// Adjacent allocations.
 pub(super) struct Row {
     addr: u64,
-    parts: Vec<Allocation>,
+    pub(super) parts: Vec<Allocation>,
 }
 
 impl Row {
     /// Allocates parts of `granules[i]` granules each, alternately on two GPUs if there are two. A
     /// value of 0 leaves one granule free.
     pub(super) fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
-        Self::with(lab, granules, &[])
+        Self::with(lab, granules, &[], 2)
     }
 
-    /// Does the same as [`Row::of`], with a layout of the stand-in for each part.
-    fn with(lab: &Lab, granules: &[u64], layouts: &[&str]) -> Result<Self> {
+    /// Allocates a row as [`Row::of`] does, but on the first GPU only.
+    pub(super) fn on_one_gpu(lab: &Lab, granules: &[u64]) -> Result<Self> {
+        Self::with(lab, granules, &[], 1)
+    }
+
+    /// Allocates a row on `gpus` GPUs, with a layout of the stand-in for each part.
+    fn with(lab: &Lab, granules: &[u64], layouts: &[&str], gpus: usize) -> Result<Self> {
         let all: u64 = granules.iter().map(|&count| count.max(1)).sum();
         let addr = sys::free_address(all * GRANULE, GRANULE)?;
         let mut parts = Vec::new();
@@ -69,7 +74,7 @@ impl Row {
                     .map(|layout| Parameter::set("nvidia", "layout", layout))
                     .transpose()?;
                 let len = usize::try_from(count)? * M2;
-                parts.push(lab.gpu(index % 2)?.allocate(len, Placement::At(at))?);
+                parts.push(lab.gpu(index % gpus)?.allocate(len, Placement::At(at))?);
             }
             at += count.max(1) * GRANULE;
         }
@@ -98,7 +103,6 @@ impl Row {
         Ok(())
     }
 
-    /// Compares all bytes with `expected`.
     fn check(&self, expected: &[u8]) -> Result<()> {
         let mut rest = expected;
         for (index, part) in self.parts.iter().enumerate() {
@@ -225,7 +229,7 @@ fn one_extent(lab: &Lab) -> Result<()> {
     let (region, _stays) = (register(&hole)?, register(&behind)?);
     drop(region);
     // The second allocation gets a separate place with no neighbour.
-    let row = Row::with(lab, &[2, 1], &["contiguous", "2m"])?;
+    let row = Row::with(lab, &[2, 1], &["contiguous", "2m"], 2)?;
     whole_row(lab, &row, 5)
 }
 
@@ -258,7 +262,7 @@ fn random(lab: &Lab) -> Result<()> {
         }
         note("granules", format_args!("{granules:?}"));
         note("layouts", layouts.join(" "));
-        let row = Row::with(lab, &granules, &layouts)?;
+        let row = Row::with(lab, &granules, &layouts, 2)?;
         let offset = usize::try_from(random.below(GRANULE))?;
         let len = row.len()? - offset - usize::try_from(random.below(GRANULE))?;
         let Some((activity, _)) = registers(lab, &row, offset, len)? else {
@@ -359,8 +363,7 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
             stage.start_register_span(span)
         })?;
         row.parts.get_mut(gone).context("a part")?.free()?;
-        hold.release();
-        let registered = registration.finish()?.done("the registration")?;
+        let registered = hold.finish(registration)?;
         ensure!(errno_of(registered) == libc::EFAULT, "without part {gone}");
         let activity = Counters::read()?.activity(&before)?;
         note(
@@ -415,8 +418,7 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
         let pins = before.live_pins()?;
         ensure!(pins == PARTS as u64, "{pins} pins");
         row.parts.get_mut(gone).context("a part")?.free()?;
-        hold.release();
-        let registered = registration.finish()?.done("the registration")?;
+        let registered = hold.finish(registration)?;
         ensure!(errno_of(registered) == libc::EINVAL, "without part {gone}");
         let activity = Counters::read()?.activity(&before)?;
         ensure!(activity.callbacks == 1);
@@ -429,9 +431,8 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
 fn all_refused(lab: &Lab, local: &Arena, region: &Region, parts: usize) -> Result<()> {
     for part in 0..parts {
         for op in [Op::Write, Op::Read] {
-            let mut connection = rdma::connect(&lab.near, &lab.far)?;
             let remote = region.part((part * M2) as u64, 64)?;
-            let status = connection.status(op, local.part(0, 64)?, remote)?;
+            let status = lab.status(op, local.part(0, 64)?, remote)?;
             ensure!(
                 status == Status::RemoteAccessError,
                 "{op} to part {part}: {status:?}"
@@ -465,7 +466,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let (stranger, theirs_too) = lab
             .gpu(gone % 2)?
             .allocate_there(M2, place, |next| Ok(lab.near.reg_mr(next.span(0, M2)?)?))?
-            .context("freed, and the place was not handed out again: something keeps it")?;
+            .context("no other allocation got the freed place, so something still holds it")?;
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
         all_refused(lab, &local, &region, PARTS)?;

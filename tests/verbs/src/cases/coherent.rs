@@ -2,7 +2,7 @@
 //! GPUs whose memory is cached by CPUs (Grace). The tests cover two cases.
 //!
 //! - The driver keeps the memory to itself. `get_user_pages()` refuses the memory, and ib_core asks
-//!   our module. The memory is in no BAR and has struct pages, so nvidia.ko maps it and nobody
+//!   our module. The memory is in no BAR and has struct pages, so nvidia.ko maps it, and never
 //!   revokes it.
 //! - The driver has given the memory to the kernel. The kernel moves registered pages to other
 //!   memory and asks no peer-memory module.
@@ -201,7 +201,7 @@ fn moved(lab: &Lab) -> Result<()> {
     ensure!(asked == Activity::default(), "asked: {asked:?}");
     for hca in [&lab.near, &lab.far] {
         let regions = counters::peer_regions(hca.name())?;
-        ensure!(regions.is_empty(), "regions of a peer's: {regions:?}");
+        ensure!(regions.is_empty(), "peer-memory regions: {regions:?}");
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Detection of a peermem module by other software: the question of each consumer, and the answer.
+//! Detection of a peermem module by other software: how each consumer looks for a module, and what
+//! it finds.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 /// Returns the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
-pub(super) fn control() -> Option<PathBuf> {
+pub(crate) fn control() -> Option<PathBuf> {
     env::var_os("TESTVM_CONTROL_KO").map(PathBuf::from)
 }
 
@@ -53,7 +54,7 @@ const EFA: &str = "/sys/module/efa_nv_peermem/version";
 const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
 const SYMBOL: &str = "ib_register_peer_memory_client";
 
-/// A consumer's question.
+/// A consumer's way of looking for a module.
 enum Probe {
     /// `access(…, F_OK)` of each path, until one exists.
     AnyOf(&'static [&'static str]),
@@ -68,7 +69,7 @@ enum Probe {
 }
 
 impl Probe {
-    /// Returns the evidence that convinced the consumer, or `None`.
+    /// Returns the evidence that the consumer finds, or `None`.
     fn ask(&self) -> Result<Option<String>> {
         Ok(match self {
             Self::AnyOf(paths) => paths
@@ -94,7 +95,7 @@ impl Probe {
     }
 }
 
-/// Source of the answer, which determines the expected answer.
+/// Source of the evidence, which determines when the consumer must find evidence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Finds {
     /// The module itself, whenever it is loaded.
@@ -118,7 +119,7 @@ struct Consumer {
     finds: Finds,
 }
 
-/// Makes the table of consumers: name, source, question and the source of the answer.
+/// Makes the table of consumers: name, source, way of looking, and the source of the evidence.
 macro_rules! consumers {
     ($($name:literal: $source:literal, $probe:ident($($of:expr),+) => $finds:ident;)+) => {
         &[$(Consumer {
@@ -149,7 +150,7 @@ const CONSUMERS: &[Consumer] = consumers![
         AnyOf(&[NV_MEM, BY_MODULE_NAME, MODULE]) => Module;
     "nvshmem-before-3.4.5": "NVSHMEM transport_ib_common.cpp",
         AnyOf(&[NV_MEM, BY_MODULE_NAME]) => MemoryPeers;
-    "ucc-mlx5": "UCC tl/mlx5, which also asks for three since",
+    "ucc-mlx5": "UCC tl/mlx5, which now also looks for these three",
         AnyOf(&[NV_MEM, MODULE, FORERUNNER]) => Module;
     "ucc-mcast": "UCC multicast",
         AnyOf(&[NV_MEM]) => MemoryPeers;
@@ -175,7 +176,7 @@ const CONSUMERS: &[Consumer] = consumers![
         AnyOf(&[REFERENCES]) => Module;
     "node-feature-discovery": "gpu-operator, label nvidia.com/peermem.capable",
         Shell("cut -d ' ' -f 1 /proc/modules | grep -qx nvidia_peermem") => Module;
-    "doca-driver-build": "doca-driver-build entrypoint.sh:1592: unloads it where this is so",
+    "doca-driver-build": "doca-driver-build entrypoint.sh:1592: unloads the module if so",
         Holds(REFERENCES, "0") => Module;
     "gpud": "gpud, the line of ib_core in lsmod",
         Shell(r"lsmod | grep -E '^ib_core\s.*\bnvidia_peermem\b'") => UserOfCore;
@@ -251,13 +252,16 @@ fn find_as_nvidias(lab: &Lab) -> Result<()> {
         note(name, format_args!("ours: {ours}; NVIDIA's: {theirs}"));
         if only_ours_shows && ours.starts_with("/sys/kernel/mm/memory_peers/") {
             println!(
-                "# {name}: differs since this kernel has no memory_peers of ib_core's, and our module makes its own"
+                "# {name}: differs, because ib_core has no memory_peers on this kernel, and our module makes its own"
             );
         } else {
             wrong.push(format!("{name} finds {ours}, of NVIDIA's {theirs}"));
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("; "));
-    ensure!(sys::read_line(MODULE)?.contains("-rs"), "ours is not back");
+    ensure!(
+        sys::read_line(MODULE)?.contains("-rs"),
+        "ours is not loaded"
+    );
     Ok(())
 }

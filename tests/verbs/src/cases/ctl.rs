@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `peermemctl` on machines of known topology: its JSON, and its complaints. An injected fault must
-//! cause its own complaint and no other.
+//! `peermemctl` on machines of known topology: the JSON that it prints, and its complaints. An
+//! injected fault must cause its own complaint and no other.
 //!
 //! These cases do not use a [`Lab`](crate::lab::Lab), because they unload the module, which a `Lab`
 //! would keep loaded. The runner's variables describe the machine. The cases read the path between
@@ -28,7 +28,6 @@ use crate::{ktap, module, pci};
 struct Machine {
     setup: Setup,
     topology: String,
-    /// Path of Prometheus's checker.
     promtool: Option<PathBuf>,
 }
 
@@ -67,13 +66,11 @@ pub(crate) fn run(setup: &Setup, promtool: Option<PathBuf>) -> Result<bool> {
         topology: env::var("TESTVM_TOPOLOGY").context("TESTVM_TOPOLOGY")?,
         promtool,
     };
-    let cases: Vec<&Case> = CASES.iter().filter(|case| (case.on)(&machine)).collect();
-    println!("KTAP version 1");
-    let named = cases.iter().map(|case| (case.name, *case));
-    Ok(ktap::tell(named, |case| (case.run)(&machine)))
+    let cases = CASES.iter().filter(|case| (case.on)(&machine));
+    let named = cases.map(|case| (case.name, case));
+    ktap::run_named(named, &[], |case| (case.run)(&machine))
 }
 
-/// Answer of `peermemctl`.
 pub(super) struct Answer {
     pub(super) status: i32,
     out: String,
@@ -100,12 +97,18 @@ impl Answer {
         })
     }
 
+    /// Returns the printed object of a command that succeeded.
+    fn success(&self, schema: &str) -> Result<Value> {
+        ensure!(self.status == 0, "its status is {}", self.status);
+        self.json(schema)
+    }
+
     /// Returns the printed object, which must have the current version of this schema.
     fn json(&self, schema: &str) -> Result<Value> {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
-        // The words of the other schemas were changed once.
+        // Words of the other schemas were changed once, so these schemas have version 2.
         let version = match schema {
             "peermemctl.topo" | "peermemctl.list-all" => 1,
             // One reason of `peermemctl.stats` was split into two.
@@ -122,7 +125,6 @@ pub(super) fn peermemctl(words: &[&str]) -> Result<Answer> {
     Answer::of(Command::new("peermemctl").arg("--json").args(words))
 }
 
-/// Checks that `value` has the fields of `expected`.
 pub(super) fn has(value: &Value, expected: &Value) -> Result<()> {
     for (name, expected) in expected.as_object().into_iter().flatten() {
         ensure!(
@@ -133,14 +135,12 @@ pub(super) fn has(value: &Value, expected: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Returns a field that must be text.
 fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str> {
     value[name]
         .as_str()
         .with_context(|| format!("no text {name} in {value}"))
 }
 
-/// Returns a field that must be a list.
 fn list<'a>(value: &'a Value, name: &str) -> Result<&'a Vec<Value>> {
     value[name]
         .as_array()
@@ -152,7 +152,6 @@ fn complaint(check: &str, subject: &str) -> String {
     format!("{check} of {subject}")
 }
 
-/// Returns the PCI places of the machine's GPUs.
 fn gpus() -> Result<Vec<Place>> {
     Gpu::all()?
         .iter()
@@ -217,9 +216,7 @@ fn sockets(machine: &Machine) -> [[Option<u64>; 2]; 2] {
 }
 
 fn topo(machine: &Machine) -> Result<()> {
-    let answer = peermemctl(&["topo"])?;
-    ensure!(answer.status == 0, "its status is {}", answer.status);
-    let answer = answer.json("peermemctl.topo")?;
+    let answer = peermemctl(&["topo"])?.success("peermemctl.topo")?;
     let gpus = gpus()?;
     let devices = &machine.setup.devices;
     devices_of(machine, &answer, &gpus)?;
@@ -251,7 +248,6 @@ fn topo(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks each GPU and each NIC.
 fn devices_of(machine: &Machine, answer: &Value, gpus: &[Place]) -> Result<()> {
     let bar: u64 = env::var("TESTVM_BAR_MIB")
         .context("TESTVM_BAR_MIB")?
@@ -417,9 +413,7 @@ fn locked_memory(machine: &Machine) -> Result<()> {
 
 /// Returns the registrations that `list` shows.
 pub(super) fn registrations(words: &[&str]) -> Result<Vec<Value>> {
-    let answer = peermemctl(&[&["list"], words].concat())?;
-    ensure!(answer.status == 0, "its status is {}", answer.status);
-    let answer = answer.json("peermemctl.list")?;
+    let answer = peermemctl(&[&["list"], words].concat())?.success("peermemctl.list")?;
     ensure!(answer["unreadable"] == 0);
     Ok(list(&answer, "registrations")?.clone())
 }
@@ -467,14 +461,13 @@ fn listed(machine: &Machine) -> Result<()> {
     nothing("after")
 }
 
-/// Returns the answer of `list --all`, run under the command `prefix`.
+/// Returns the output of `list --all`, run under the command `prefix`.
 fn all_regions(prefix: &[&str]) -> Result<Value> {
     let words = ["peermemctl", "--json", "list", "--all"];
     let line = [prefix, &words].concat();
     let (program, arguments) = line.split_first().context("a program")?;
-    let answer = Answer::of(Command::new(program).args(arguments))?;
-    ensure!(answer.status == 0, "its status is {}", answer.status);
-    let answer = answer.json("peermemctl.list-all")?;
+    let answer =
+        Answer::of(Command::new(program).args(arguments))?.success("peermemctl.list-all")?;
     for one in list(&answer, "processes")? {
         note("process", one);
     }
@@ -578,7 +571,8 @@ fn listed_all(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Checks memory that this process has freed while its registration lives.
+/// Checks the reports about memory that this process has freed while the memory's registration
+/// lives.
 fn freed(machine: &Machine) -> Result<()> {
     let lab = Lab::open(&machine.setup)?;
     lab.needs_mode(PinMode::Persistent)?;
@@ -628,9 +622,7 @@ fn counted(counters: &[Value], event: &str) -> u64 {
 fn stats(machine: &Machine) -> Result<()> {
     const EVENTS: [&str; 4] = ["registered", "released", "active", "active_bytes"];
     let look = || -> Result<[u64; 4]> {
-        let answer = peermemctl(&["stats"])?;
-        ensure!(answer.status == 0, "its status is {}", answer.status);
-        let answer = answer.json("peermemctl.stats")?;
+        let answer = peermemctl(&["stats"])?.success("peermemctl.stats")?;
         let counters = list(&answer, "counters")?;
         Ok(EVENTS.map(|event| counted(counters, event)))
     };

@@ -26,7 +26,6 @@ use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::sys::{Finished, Running};
 use crate::{ktap, sys};
 
-/// Where the consumers lie.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
@@ -43,7 +42,7 @@ pub(crate) struct Places {
     /// The directory of UCX's programs and libraries
     #[arg(long)]
     pub(super) ucx: Option<PathBuf>,
-    /// The directory of Open MPI, which is run with that UCX, and of the ranks
+    /// The directory of Open MPI, which uses the same UCX, and of the ranks' program
     #[arg(long)]
     pub(super) mpi: Option<PathBuf>,
 }
@@ -55,8 +54,8 @@ impl Places {
         command
     }
 
-    /// Returns the command for a program that uses UCX's libraries, then those of `more`, and
-    /// `device`.
+    /// Returns the command for a program that uses `device`. The program searches UCX's libraries
+    /// first, then those in `more`.
     pub(super) fn over_ucx(
         &self,
         program: &Path,
@@ -70,9 +69,9 @@ impl Places {
         command
             .env("LD_LIBRARY_PATH", libraries)
             .env("UCX_NET_DEVICES", format!("{device}:1"))
-            // UD is for connecting only.
+            // UCX uses UD only to connect.
             .env("UCX_TLS", "rc_verbs,ud_verbs,cuda_copy")
-            // Retransmit timeout of a queue pair: a busy machine can pause for more than a second.
+            // Retransmit timeout of a queue pair. A busy machine can pause for more than a second.
             .env("UCX_RC_VERBS_TIMEOUT", "4s")
             // By default, UCX 1.22 fences with a read whose key exists only for NVIDIA's NICs.
             // Other NICs refuse this read, even for host memory.
@@ -108,17 +107,17 @@ impl Places {
         let mut words = program.split(' ');
         let path = self.perftest.as_deref().context("no perftest")?;
         let mut command = self.command(&path.join(words.next().unwrap_or_default()));
-        // Retransmit timeout of about four seconds: a busy machine can pause for longer than
-        // perftest's default.
+        // Retransmit timeout of about four seconds. A busy machine can pause for longer than
+        // perftest's default timeout.
         command.args(["-d", device, "-x", "1", "-u", "20", "--use_cuda=0"]);
-        // If the clock of an emulated processor is uneven, perftest gives no figures and stops
-        // without this flag.
+        // This flag makes perftest continue and print figures even if the clock of an emulated
+        // processor is uneven.
         command.arg("-F");
         command.args(words).args(server);
         Ok(command)
     }
 
-    /// Returns the command for one of two agents, which meet in `folder`.
+    /// Returns the command for one of two agents, which exchange files in `folder`.
     pub(super) fn nixl(&self, device: &str, folder: &Path, role: &str) -> Result<Command> {
         let path = self.nixl.as_deref().context("no NIXL")?;
         let mut command = self.command(Path::new("/usr/bin/python3"));
@@ -192,35 +191,28 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         places: places.clone(),
     };
     let pairs = places.perftest.is_some().then_some(PAIRS);
-    let names: Vec<&str> = pairs
+    let names = pairs
         .into_iter()
         .flatten()
         .map(|pair| pair.name)
         .chain(places.nixl.is_some().then_some(NIXL))
         .chain(places.ucx.iter().flat_map(|_| ucx::names()))
         // `verify` detects the module by itself, and has a separate case without a module.
-        .chain((setup.peermem == Peermem::Ours).then_some(VERIFY))
-        .filter(|name| filter.is_empty() || filter.iter().any(|word| name.starts_with(word)))
-        .collect();
-    ensure!(!names.is_empty(), "no case has such a name");
+        .chain((setup.peermem == Peermem::Ours).then_some(VERIFY));
     Lab::open(setup)?.first_registrations()?;
-    println!("KTAP version 1");
-    Ok(ktap::tell(
-        names.iter().map(|name| (*name, *name)),
-        |name| {
-            let before = Counters::read()?;
-            match name {
-                VERIFY => consumers.verify(),
-                NIXL => consumers.nixl(),
-                name if name.starts_with("ucx.") => consumers.ucx(name),
-                name => PAIRS
-                    .iter()
-                    .filter(|pair| pair.name == name)
-                    .try_for_each(|pair| consumers.perftest(pair)),
-            }?;
-            ktap::check_rest(&before)
-        },
-    ))
+    ktap::run_named(names.map(|name| (name, name)), filter, |name| {
+        let before = Counters::read()?;
+        match name {
+            VERIFY => consumers.verify(),
+            NIXL => consumers.nixl(),
+            name if name.starts_with("ucx.") => consumers.ucx(name),
+            name => PAIRS
+                .iter()
+                .filter(|pair| pair.name == name)
+                .try_for_each(|pair| consumers.perftest(pair)),
+        }?;
+        ktap::check_rest(&before)
+    })
 }
 
 impl Consumers {
@@ -280,7 +272,7 @@ impl Consumers {
             parts: ends.parts,
         };
         let peermem = self.setup.peermem;
-        // UCX, which is also in NIXL, registers nothing unless it finds a module.
+        // UCX, which NIXL contains, registers GPU memory only if it finds a module.
         let registers = match ends.program {
             "ucx_perftest" | "python3" => peermem.is_module(),
             _ => true,
@@ -316,7 +308,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// Checks that `verify` finds the same with CUDA as without CUDA. See the cases of `verify`.
+    /// Checks that `verify` passes with memory from CUDA, as the cases of `verify` check without
+    /// CUDA.
     fn verify(&self) -> Result<()> {
         let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
@@ -332,7 +325,6 @@ pub(super) struct Ends<'a> {
     pub(super) server: Running,
     /// `true` if the consumer frees its memory before it deregisters the memory.
     pub(super) frees_first: bool,
-    /// The allocations of each buffer.
     pub(super) parts: Parts,
 }
 
@@ -397,7 +389,7 @@ pub(super) const REFUSED: &str = "Couldn't allocate MR";
 /// Checks that a consumer failed with `words` because it could not register.
 pub(super) fn refused(end: &Finished, words: &str) -> Result<()> {
     end.failed_with(words)
-        .context("it was not the registration that failed")
+        .context("the consumer did not fail because of its registration")
 }
 
 /// Checks that `peermemctl list` fails, because only our module has a list.

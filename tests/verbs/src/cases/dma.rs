@@ -172,6 +172,29 @@ impl<'a> Bench<'a> {
         self.lab.gpu(gpu)?.allocate(len, Placement::Any)
     }
 
+    /// Allocates two pieces of memory as long as `bytes`, which are on two GPUs if there are two.
+    fn allocate_pair(&self, bytes: [&[u8]; 2]) -> Result<[Allocation; 2]> {
+        let memories = [
+            self.allocate(0, bytes[0].len())?,
+            self.allocate(1, bytes[1].len())?,
+        ];
+        for (memory, bytes) in memories.iter().zip(bytes) {
+            memory.write(0, bytes)?;
+        }
+        Ok(memories)
+    }
+
+    /// Registers the first 2 MiB of `memory`, and makes the controller write a page of the region.
+    /// Returns the region, and the DMA address of the page and its offset in the returned view.
+    fn reached(&mut self, memory: &Allocation) -> Result<(Mapped, BarView, u64, usize)> {
+        let region = self.register(memory, 0, M2)?;
+        let view = memory.bar_view()?;
+        let (dma, at) = probe(&region)?;
+        self.writes(dma, &view, at)?;
+        self.faults.none()?;
+        Ok((region, view, dma, at))
+    }
+
     fn register(&self, memory: &Allocation, offset: usize, len: usize) -> Result<Mapped> {
         let mapped = self.trace.register(&self.lab.near, memory, offset, len)?;
         for page in &mapped.pages {
@@ -201,11 +224,6 @@ impl<'a> Bench<'a> {
             return ktap::skip("unmapped lazily: see dma.lazy_window");
         }
         Ok(())
-    }
-
-    /// Notes that no fault is expected, because without an IOMMU nothing stops a device.
-    fn note_no_fault(&self) {
-        self.note("no_fault_to_be_expected_iommu", self.guard.option());
     }
 
     /// Returns the number of entries in ib_core's scatter list. Our module makes one entry for each
@@ -282,7 +300,13 @@ impl<'a> Bench<'a> {
 
     /// Checks that a write to this page by the controller causes one fault, and that the bytes
     /// behind the BAR do not change.
+    ///
+    /// Without a translating IOMMU, only notes that no fault is expected.
     fn cannot_write(&mut self, dma: u64, view: &BarView, at: usize) -> Result<()> {
+        if !self.guard.translates() {
+            self.note("no_fault_to_be_expected_iommu", self.guard.option());
+            return Ok(());
+        }
         let canary = self.pattern(90).bytes(dma, SMALL);
         view.write(at, &canary)?;
         self.faults.pace()?;
@@ -375,11 +399,9 @@ fn queues(bench: &mut Bench<'_>) -> Result<()> {
 /// list that continues in a second page.
 fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     const LEN: usize = 3 * M2;
-    let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
     let bytes = bench.pattern(1).bytes(0, LEN);
     let mut expected = bench.pattern(2).bytes(0, LEN);
-    source.write(0, &bytes)?;
-    target.write(0, &expected)?;
+    let [source, target] = bench.allocate_pair([&bytes, &expected])?;
     let from = bench.register(&source, 0, LEN)?;
     let to = bench.register(&target, 0, LEN)?;
     let mut at = 0;
@@ -420,11 +442,9 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
 /// Tests regions and transfers with arbitrary bounds. SGLs take any address, and PRP lists take
 /// multiples of 4.
 fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
-    let (source, target) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
     let bytes = bench.pattern(3).bytes(0, M2);
     let mut expected = bench.pattern(4).bytes(0, M2);
-    source.write(0, &bytes)?;
-    target.write(0, &expected)?;
+    let [source, target] = bench.allocate_pair([&bytes, &expected])?;
     let (from_start, to_start) = (4097, 65533);
     let from = bench.register(&source, from_start, 1_000_003)?;
     let to = bench.register(&target, to_start, 1_500_001)?;
@@ -475,12 +495,10 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         // This seed of the random layout makes every piece shorter than the allocation.
         let seed = Parameter::set("nvidia", "layout_seed", "3")?;
         let chosen = Parameter::set("nvidia", "layout", layout)?;
-        let (source, target) = (bench.allocate(0, LEN)?, bench.allocate(1, LEN)?);
+        let bytes = bench.pattern(10 + id as u64).bytes(0, LEN);
+        let [source, target] = bench.allocate_pair([&bytes, &background])?;
         drop((chosen, seed));
         ensure!(!source.is_contiguous()?, "{layout} is in one piece");
-        let bytes = bench.pattern(10 + id as u64).bytes(0, LEN);
-        source.write(0, &bytes)?;
-        target.write(0, &background)?;
         let from = bench.register(&source, 0, LEN)?;
         let to = bench.register(&target, 0, LEN)?;
         let pointers = if id % 2 == 0 {
@@ -504,14 +522,8 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
     const PAIRS: usize = 32;
     const SLOT: usize = 256 << 10;
     const LEN: usize = PAIRS * SLOT;
-    let memories = [bench.allocate(0, LEN)?, bench.allocate(1, LEN)?];
-    let mut expected = [
-        bench.pattern(30).bytes(0, LEN),
-        bench.pattern(31).bytes(0, LEN),
-    ];
-    for (memory, bytes) in memories.iter().zip(&expected) {
-        memory.write(0, bytes)?;
-    }
+    let mut expected = [30, 31].map(|id| bench.pattern(id).bytes(0, LEN));
+    let memories = bench.allocate_pair([&expected[0], &expected[1]])?;
     let mut choice = Choice::new(bench.lab.setup.seed);
     let mut pairs = Vec::new();
     for slot in 0..PAIRS {
@@ -551,19 +563,14 @@ fn after_deregistration(bench: &mut Bench<'_>) -> Result<()> {
     bench.needs_strictness()?;
     let (memory, other) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
     let elsewhere = bench.register(&other, 0, M2)?;
-    let probed = bench.register(&memory, 0, M2)?;
-    let view = memory.bar_view()?;
-    let (dma, at) = probe(&probed)?;
-    bench.writes(dma, &view, at)?;
-    bench.faults.none()?;
-    bench.deregister(probed)?;
+    let (region, view, dma, at) = bench.reached(&memory)?;
+    bench.deregister(region)?;
+    bench.cannot_write(dma, &view, at)?;
     if !bench.guard.translates() {
         bench.writes(dma, &view, at)?;
-        bench.note_no_fault();
         bench.note("bytes_moved_all_the_same", SMALL);
         return Ok(());
     }
-    bench.cannot_write(dma, &view, at)?;
     bench.cannot_read(dma, &view, at, (&elsewhere, &other))?;
     bench.note("faults", bench.faults.seen());
     Ok(())
@@ -584,11 +591,7 @@ fn other_stays(bench: &mut Bench<'_>) -> Result<()> {
         bench.writes(dma, &view, at)?;
     }
     bench.deregister(gone)?;
-    if bench.guard.translates() {
-        bench.cannot_write(old, &view, at)?;
-    } else {
-        bench.note_no_fault();
-    }
+    bench.cannot_write(old, &view, at)?;
     bench.writes(new, &view, at)
 }
 
@@ -598,18 +601,15 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     bench.needs_strictness()?;
     let (mut memory, other) = (bench.allocate(0, M2)?, bench.allocate(1, M2)?);
     let elsewhere = bench.register(&other, 0, M2)?;
-    let probed = bench.register(&memory, 0, M2)?;
-    let (view, place) = (memory.bar_view()?, memory.bar_address());
-    let (dma, at) = probe(&probed)?;
-    bench.writes(dma, &view, at)?;
-    bench.faults.none()?;
+    let (probed, view, dma, at) = bench.reached(&memory)?;
+    let place = memory.bar_address();
     bench.trace.unmapping(&probed.pages, || memory.free())?;
 
     // The addresses of the old mapping are cached for the next mapping of the same length. The new
     // mapping has another length.
     let pin = |next: &Allocation| bench.register(next, 0, M2 / 2);
     let next = bench.lab.gpu(0)?.allocate_there(M2, place, pin)?;
-    let (next, own) = next.context("the stand-in did not hand the place out again")?;
+    let (next, own) = next.context("no other allocation got the freed place")?;
     ensure!(
         own.pages
             .iter()
@@ -619,15 +619,13 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     );
     let mut expected = bench.pattern(40).bytes(0, M2);
     next.write(0, &expected)?;
+    bench.cannot_write(dma, &view, at)?;
     if bench.guard.translates() {
-        bench.cannot_write(dma, &view, at)?;
         bench.cannot_read(dma, &view, at, (&elsewhere, &other))?;
         // The bytes that `cannot_write` and `cannot_read` have written through the BAR.
         let secret = bench.pattern(91).bytes(dma, SMALL);
         expected[at..at + SMALL].copy_from_slice(&secret);
         bench.note("faults", bench.faults.seen());
-    } else {
-        bench.note_no_fault();
     }
     drop((probed, own));
     same(next.mapping(), &expected).context("the new owner's bytes")
@@ -652,13 +650,8 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     bench.faults.none()?;
     bench.deregister(probed)?;
     match bench.guard {
-        Guard::Strict => bench.cannot_write(dma, &view, at),
         Guard::Lazy => Ok(()),
-        // The memory may belong to another owner by now.
-        Guard::None | Guard::Passthrough => {
-            bench.note_no_fault();
-            Ok(())
-        }
+        _ => bench.cannot_write(dma, &view, at),
     }
 }
 
@@ -679,11 +672,7 @@ fn nothing_beside(bench: &mut Bench<'_>) -> Result<()> {
     let (from, to) = fragmented_regions(bench, &memories)?;
     let last = from.pages.last().context("no pages")?;
     let view = memories[0].bar_view()?;
-    if bench.guard.translates() {
-        bench.cannot_write(last.dma + PAGE, &view, 0)?;
-    } else {
-        bench.note_no_fault();
-    }
+    bench.cannot_write(last.dma + PAGE, &view, 0)?;
     bench.deregister(from)?;
     bench.deregister(to)
 }
@@ -692,7 +681,7 @@ const FRAGMENTED: usize = 2 * M2;
 
 fn fragmented_memory(bench: &Bench<'_>) -> Result<[Allocation; 2]> {
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("what the control maps is not in one range");
+        return ktap::skip("what NVIDIA's module maps is not in one range");
     }
     let chosen = Parameter::set("nvidia", "layout", "64k")?;
     let memories = [
@@ -715,14 +704,11 @@ fn fragmented_regions(
     let from = bench.register(source, skip, len)?;
     let to = bench.register(target, skip, len)?;
     let stretches = from.stretches(ENTRY_BOUNDARY);
-    let (want, first) = (
-        if bench.guard.translates() {
-            1
-        } else {
-            from.pages.len()
-        },
-        from.pages.first().context("no pages")?,
-    );
+    let first = from.pages.first().context("no pages")?;
+    let want = match bench.guard.translates() {
+        true => 1,
+        false => from.pages.len(),
+    };
     ensure!(
         stretches == want,
         "{stretches} runs of DMA addresses, not {want}"
@@ -746,7 +732,7 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("what the control maps is not in one range");
+        return ktap::skip("what NVIDIA's module maps is not in one range");
     }
     let (memory, target) = (bench.allocate(0, LEN)?, bench.allocate(1, 2 * M2)?);
     let from = bench.register(&memory, 0, LEN)?;
@@ -795,13 +781,9 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
     for end in ends {
         for _ in 0..ROUNDS {
             let mut memory = bench.allocate(0, M2)?;
-            let probed = bench.register(&memory, 0, M2)?;
-            let view = memory.bar_view()?;
-            let (dma, at) = probe(&probed)?;
-            bench.writes(dma, &view, at)?;
-            bench.faults.none()?;
+            let (region, view, dma, at) = bench.reached(&memory)?;
             bench.faults.pace()?;
-            let mut probed = Some(probed);
+            let mut probed = Some(region);
             if end == "free" {
                 memory.free()?;
             } else {

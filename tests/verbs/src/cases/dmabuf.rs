@@ -6,7 +6,7 @@
 //! CUDA's library, which knows all memory of the stand-in GPU.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
@@ -18,18 +18,17 @@ use crate::counters::{peer_regions, Counters};
 use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, note, same, Case};
-use crate::lab::{Lab, Setup};
+use crate::lab::{Lab, Setup, M2};
 use crate::rdma::{full_access, AccessFlags, FragileRegion, Op, Refused};
-use crate::sys::{Finished, Mapping, Placement, Running, Span};
+use crate::sys::{Mapping, Placement, Running, Span};
 use crate::{ktap, rdma, sys};
 
-const M2: usize = GRANULE as usize;
 /// Unit of exported ranges, in bytes.
 const UNIT: u64 = 4096;
-/// ENOTSUPP of the kernel, which is not an error of user space.
+/// The kernel's ENOTSUPP, which has no name in user space.
 const ENOTSUPP: i32 = 524;
 
-/// Where the library and its neighbour lie.
+/// Paths of the preload library and of the stand-in for CUDA's library.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The library that registers GPU memory by dma-buf
@@ -71,21 +70,15 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         setup: setup.clone(),
         places: places.clone(),
     };
-    let chosen: Vec<_> = CASES
-        .iter()
-        .filter(|case| filter.is_empty() || filter.iter().any(|word| case.name.starts_with(word)))
-        .map(|case| (case.name, case))
-        .collect();
-    ensure!(!chosen.is_empty(), "no case has such a name");
-    println!("KTAP version 1");
-    Ok(ktap::tell(chosen.into_iter(), |case| {
+    let named = CASES.iter().map(|case| (case.name, case));
+    ktap::run_named(named, filter, |case| {
         let before = Counters::read()?;
         let result = (case.run)(&bench);
         result.and(ktap::check_rest(&before))
-    }))
+    })
 }
 
-/// Exports the first bytes of memory of the first GPU.
+/// Exports the first `length` bytes of an allocation of the first GPU.
 fn export(lab: &Lab, memory: &Allocation, length: u64) -> Result<OwnedFd> {
     Ok(lab.gpu(0)?.export(memory.mapping().addr(), length)?)
 }
@@ -101,7 +94,7 @@ fn try_register(
         .register_dmabuf_by_command(buffer.as_fd(), offset, span, full_access())
 }
 
-/// Registers a part of memory, all of which is exported.
+/// Exports all of an allocation, and registers a part of it.
 fn register_part(
     lab: &Lab,
     memory: &Allocation,
@@ -125,8 +118,8 @@ fn live(what: &str, expected: u64) -> Result<()> {
     same(what, Counters::read()?.get(what)?, expected)
 }
 
-/// Writes to and reads from a region that begins at `start` of the memory, and looks at the bytes in
-/// the BAR.
+/// Writes to and reads from a region that begins at offset `start` of the memory. Compares the
+/// bytes, also in the BAR.
 fn moves(
     lab: &Lab,
     memory: &Allocation,
@@ -148,7 +141,7 @@ fn moves(
     host.expect(len, &data)?;
     let mut there = vec![0; len];
     memory.bar_view()?.read(start, &mut there)?;
-    ensure!(there == data, "other bytes are in the BAR");
+    ensure!(there == data, "the BAR has other bytes");
     host.check()
 }
 
@@ -164,7 +157,7 @@ fn bytes_arrive(lab: &Lab) -> Result<()> {
     live("dmabufs_live", 0)
 }
 
-/// Registers ranges that begin and end inside pages, of NVIDIA's size and the kernel's.
+/// Registers ranges that begin and end inside GPU pages and CPU pages.
 fn parts_of_pages(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     for (offset, len) in [
@@ -181,7 +174,7 @@ fn parts_of_pages(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Exports what two H200 export, and nothing else.
+/// Checks that the stand-in exports the ranges that two H200 export, and no others.
 fn export_rules(lab: &Lab) -> Result<()> {
     let gpu = lab.gpu(0)?;
     let start = sys::free_address(3 * GRANULE, GRANULE)?;
@@ -251,7 +244,7 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
         .transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
     let mut there = vec![0; M2];
     gpu.bar_view(place, M2)?.read(0, &mut there)?;
-    ensure!(there == host.expected(0, M2)?, "the bytes went elsewhere");
+    ensure!(there == host.expected(0, M2)?, "other pages were written");
     let mut own = vec![0; M2];
     next.read(0, &mut own)?;
     ensure!(
@@ -262,7 +255,7 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
     live("dmabufs_live", 0)
 }
 
-/// Keeps the memory and its GPU by a descriptor without a region.
+/// Checks that a descriptor without a region keeps the memory and its GPU.
 fn descriptor_keeps(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let buffer = export(lab, &memory, GRANULE)?;
@@ -296,57 +289,40 @@ fn several_regions(lab: &Lab) -> Result<()> {
 struct Obstacle {
     name: &'static str,
     /// Module, parameter and value.
-    knob: Option<[&'static str; 3]>,
+    knob: [&'static str; 3],
     /// Error of the export or of `ibv_cmd_reg_dmabuf_mr`.
     error: i32,
-    /// Words of the library's line.
+    /// Words that the library must log.
     words: &'static str,
 }
 
-/// The library's program gets EFAULT, whatever the error is.
-const OBSTACLES: &[Obstacle] = &[
-    Obstacle {
-        name: "an older driver",
-        knob: Some(["nvidia", "dmabuf", "N"]),
-        error: libc::EOPNOTSUPP,
-        words: "cannot export a dma-buf",
-    },
-    Obstacle {
-        name: "topology",
-        knob: Some(["nvidia", "dmabuf_topology_deny", "Y"]),
-        error: ENOTSUPP,
-        words: "reach each other",
-    },
-    Obstacle {
-        name: "a NIC's driver without dma-buf regions",
-        knob: Some(["rdma_rxe", "peer_dmabuf", "N"]),
-        error: libc::EOPNOTSUPP,
-        words: "the NIC's driver does not support dma-buf regions",
-    },
-    Obstacle {
-        name: "no room in BAR1",
-        knob: Some(["nvidia", "bar1_reserve_mib", "1000000"]),
-        error: libc::ENOMEM,
-        words: "BAR1 full?",
-    },
-    Obstacle {
-        name: "a NIC without a PCI device",
-        knob: Some(["rdma_rxe", "peer_dma_dev", "none"]),
-        error: libc::EOPNOTSUPP,
-        words: "the NIC's driver does not support dma-buf regions",
-    },
-    Obstacle {
-        name: "the NIC's firmware",
-        knob: Some(["rdma_rxe", "peer_fail_create", "1"]),
-        error: libc::EIO,
-        words: "",
-    },
+/// Makes the table of obstacles: name, parameter, error, and words.
+macro_rules! obstacles {
+    ($($name:literal: $knob:expr => $error:expr, $words:literal;)+) => {
+        &[$(Obstacle { name: $name, knob: $knob, error: $error, words: $words }),+]
+    };
+}
+
+/// A program with the library gets EFAULT for each of these errors.
+const OBSTACLES: &[Obstacle] = obstacles![
+    "an older driver": ["nvidia", "dmabuf", "N"]
+        => libc::EOPNOTSUPP, "cannot export a dma-buf";
+    "topology": ["nvidia", "dmabuf_topology_deny", "Y"]
+        => ENOTSUPP, "reach each other";
+    "a NIC's driver without dma-buf regions": ["rdma_rxe", "peer_dmabuf", "N"]
+        => libc::EOPNOTSUPP, "the NIC's driver does not support dma-buf regions";
+    "no room in BAR1": ["nvidia", "bar1_reserve_mib", "1000000"]
+        => libc::ENOMEM, "BAR1 full?";
+    "a NIC without a PCI device": ["rdma_rxe", "peer_dma_dev", "none"]
+        => libc::EOPNOTSUPP, "the NIC's driver does not support dma-buf regions";
+    "the NIC's firmware": ["rdma_rxe", "peer_fail_create", "1"]
+        => libc::EIO, "";
 ];
 
 impl Obstacle {
-    fn put(&self) -> Result<Option<Parameter>> {
-        let set = |[module, name, value]: [&str; 3]| Parameter::set(module, name, value);
-        self.knob.map(set).transpose()
+    fn put(&self) -> Result<Parameter> {
+        let [module, name, value] = self.knob;
+        Parameter::set(module, name, value)
     }
 }
 
@@ -386,7 +362,7 @@ fn refusals(lab: &Lab) -> Result<()> {
     let found = try_register(lab, &buffer, 0, apart)?;
     ensure!(
         found.is_err_and(|refused| refused.errno() == libc::EINVAL),
-        "an offset of its own"
+        "registered at an offset that does not fit the address"
     );
     deregister(register_part(lab, &memory, 0, M2)?)
 }
@@ -402,8 +378,8 @@ pub(crate) enum Kind {
     Behind,
 }
 
-/// Registers memory with `ibv_reg_mr` as often as given, and prints what came of it: `ok`, or the
-/// number of the error. Fails if a registration leaves a descriptor or memory behind.
+/// Registers memory `times` times with `ibv_reg_mr`. Prints `ok`, or the number of the first error.
+/// Fails if registrations leave descriptors or memory behind.
 pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     let lab = Lab::open(setup)?;
     let memory = lab.allocate_gpu(2 * M2)?;
@@ -450,130 +426,87 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// Runs the child. Returns its outcome, and the library's lines.
-fn ask(
+/// Runs the child, with the library in mode `library` (empty: the library's default) unless `None`.
+/// Checks the child's first error (0: no error), and the lines that the library logs.
+fn expect(
     bench: &Bench,
     kind: &str,
-    shim: Option<&str>,
-    preload: bool,
+    library: Option<&str>,
     times: u32,
-) -> Result<(String, Vec<String>)> {
+    errno: i32,
+    words: &[&str],
+) -> Result<()> {
     let mut command = Command::new(env::current_exe()?);
     let cuda = bench.places.library.join("libcuda.so.1");
-    let mut libraries: Vec<&Path> = vec![&cuda];
-    if preload {
-        libraries.insert(0, &bench.places.preload);
-    }
+    let preload = library.map(|_| &bench.places.preload);
     command
-        .env("LD_PRELOAD", env::join_paths(libraries)?)
+        .env(
+            "LD_PRELOAD",
+            env::join_paths(preload.into_iter().chain([&cuda]))?,
+        )
         .env("CUDA_KNOWS_ALL", "1")
         .env_remove("PEERMEM_SHIM")
-        .args(["register", kind, &times.to_string()]);
-    if let Some(mode) = shim {
-        command.env("PEERMEM_SHIM", mode);
-    }
-    let finished: Finished = Running::start(&mut command)?.finish(Duration::from_secs(900))?;
+        .args(["register", kind, &times.to_string()])
+        .envs(
+            library
+                .filter(|mode| !mode.is_empty())
+                .map(|mode| ("PEERMEM_SHIM", mode)),
+        );
+    let finished = Running::start(&mut command)?.finish(Duration::from_secs(900))?;
     ensure!(finished.success(), "{}", finished.tail(10));
-    let lines = finished.output.lines().map(str::to_owned);
-    let (said, rest): (Vec<_>, Vec<_>) =
+    let lines = finished.output.lines();
+    let (logged, printed): (Vec<_>, Vec<_>) =
         lines.partition(|line| line.starts_with("libpeermem_preload: "));
-    ensure!(rest.len() == 1, "{}", finished.tail(10));
-    Ok((rest.concat(), said))
-}
-
-fn expect(what: &str, found: &(String, Vec<String>), outcome: &str, words: &[&str]) -> Result<()> {
-    let (came, lines) = found;
-    for line in lines {
+    for line in &logged {
         note("line", line);
     }
-    let said = lines.len() == words.len()
-        && lines
+    let outcome = match errno {
+        0 => "ok".to_owned(),
+        errno => errno.to_string(),
+    };
+    let agrees = logged.len() == words.len()
+        && logged
             .iter()
             .zip(words)
             .all(|(line, words)| line.contains(words));
-    ensure!(came == outcome && said, "{what}: {found:?}");
+    ensure!(
+        printed == [outcome] && agrees,
+        "{kind} memory, library {library:?}: {printed:?}, {logged:?}"
+    );
     Ok(())
 }
 
-/// EFAULT as the child prints it.
-fn efault() -> String {
-    libc::EFAULT.to_string()
-}
-
 fn without(bench: &Bench) -> Result<()> {
-    expect(
-        "GPU memory",
-        &ask(bench, "gpu", None, false, 1)?,
-        &efault(),
-        &[],
-    )
+    expect(bench, "gpu", None, 1, libc::EFAULT, &[])
 }
 
 fn host_memory(bench: &Bench) -> Result<()> {
-    for (preload, shim) in [
-        (false, None),
-        (true, None),
-        (true, Some("log")),
-        (true, Some("force")),
-    ] {
+    for library in [None, Some(""), Some("log"), Some("force")] {
         let before = Counters::read()?;
-        expect(
-            "host memory",
-            &ask(bench, "host", shim, preload, 2)?,
-            "ok",
-            &[],
-        )?;
-        same(
-            "exports",
-            Counters::read()?.since(&before, "dmabuf_export")?,
-            0,
-        )?;
+        expect(bench, "host", library, 2, 0, &[])?;
+        let exports = Counters::read()?.since(&before, "dmabuf_export")?;
+        same("exports", exports, 0)?;
     }
     Ok(())
 }
 
-/// Compares each answer of the library with the expected one.
+/// Checks the outcome and the library's lines in each mode of the library, and for each obstacle.
 fn answers(bench: &Bench) -> Result<()> {
-    let efault = efault();
-    expect("served", &ask(bench, "gpu", None, true, 2)?, "ok", &[])?;
-    expect(
-        "log",
-        &ask(bench, "gpu", Some("log"), true, 1)?,
-        "ok",
-        &["by dma-buf"],
-    )?;
-    expect(
-        "force",
-        &ask(bench, "gpu", Some("force"), true, 1)?,
-        "ok",
-        &[],
-    )?;
-    expect(
-        "off",
-        &ask(bench, "gpu", Some("off"), true, 1)?,
-        &efault,
-        &[],
-    )?;
-    expect(
-        "flags",
-        &ask(bench, "bind", None, true, 1)?,
-        &efault,
-        &["MW_BIND"],
-    )?;
-    expect(
-        "end",
-        &ask(bench, "behind", None, true, 1)?,
-        &efault,
-        &["extends past the end of the GPU memory"],
-    )?;
-    for obstacle in OBSTACLES {
-        // One failure: the library's second try would succeed.
-        if obstacle.words.is_empty() {
-            continue;
-        }
+    let past_the_end = "extends past the end of the GPU memory";
+    expect(bench, "gpu", Some(""), 2, 0, &[])?;
+    expect(bench, "gpu", Some("log"), 1, 0, &["by dma-buf"])?;
+    expect(bench, "gpu", Some("force"), 1, 0, &[])?;
+    expect(bench, "gpu", Some("off"), 1, libc::EFAULT, &[])?;
+    expect(bench, "bind", Some(""), 1, libc::EFAULT, &["MW_BIND"])?;
+    expect(bench, "behind", Some(""), 1, libc::EFAULT, &[past_the_end])?;
+    // The last obstacle fails only one registration, so the library's second attempt would succeed.
+    for obstacle in OBSTACLES
+        .iter()
+        .filter(|obstacle| !obstacle.words.is_empty())
+    {
         let put = obstacle.put()?;
-        let answer = ask(bench, "gpu", None, true, 1)?;
-        expect(obstacle.name, &answer, &efault, &[obstacle.words])?;
+        expect(bench, "gpu", Some(""), 1, libc::EFAULT, &[obstacle.words])
+            .context(obstacle.name)?;
         drop(put);
     }
     Ok(())
@@ -584,7 +517,7 @@ const MANY: u32 = 5000;
 
 fn many(bench: &Bench) -> Result<()> {
     let before = Counters::read()?;
-    expect("many", &ask(bench, "gpu", None, true, MANY)?, "ok", &[])?;
+    expect(bench, "gpu", Some(""), MANY, 0, &[])?;
     let exports = Counters::read()?.since(&before, "dmabuf_export")?;
     same("exports", exports, u64::from(MANY))
 }

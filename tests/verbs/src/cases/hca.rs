@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Behaviour of an HCA's driver during a registration: it waits for its firmware, which may fail;
-//! it gives up with ib_core's lock held; it asks for memory that can be revoked and for memory that
-//! cannot. rxe imitates mlx5 (`rxe_peer.c` in tests/kernel/overlay).
+//! Behaviour of an HCA's driver during a registration. The driver waits for its firmware, which may
+//! fail. The driver may give up with ib_core's lock held. The driver asks for memory that can be
+//! revoked, and for memory that cannot. rxe imitates mlx5 (`rxe_peer.c` in tests/kernel/overlay).
 
 use anyhow::{ensure, Context, Result};
 
@@ -44,13 +44,13 @@ fn live() -> Result<u64> {
     Ok(live)
 }
 
-/// Writes to the start of a region on a separate connection. Returns the status.
-fn written(lab: &Lab, to: Part) -> Result<Status> {
+/// Writes to the start of a region. Checks the status of the WRITE.
+fn write_ends(lab: &Lab, to: Part, expected: Status) -> Result<()> {
     let local = Arena::on_host(lab, SOME, 1)?;
-    let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    let done = connection.status(Op::Write, local.part(0, SOME)?, to)?;
-    note("write", format_args!("{done:?}"));
-    Ok(done)
+    let status = lab.status(Op::Write, local.part(0, SOME)?, to)?;
+    note("write", format_args!("{status:?}"));
+    ensure!(status == expected, "write: {status:?}");
+    Ok(())
 }
 
 /// Runs `case` twice. After a revocation, the client unmaps in the first run, and ib_core unmaps in
@@ -74,9 +74,8 @@ fn firmware(lab: &Lab) -> Result<()> {
     release.ended_or_in(&["rxe_dereg_mr"])?;
     let listed = module_files::lines("registrations")?;
     note("listed", format_args!("{listed:?}"));
-    hold.release();
-    free.finish()?.done("the free")??;
-    release.finish()?.done("the deregistration")?;
+    hold.finish(free)??;
+    release.done()?;
     let states: Vec<_> = listed
         .iter()
         .map(|line| module_files::get(line, "state"))
@@ -103,8 +102,7 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
     note("error", &error);
     ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
     ensure!(live()? == 1, "not one pin under one region");
-    let status = written(lab, region.part(0, SOME as u64)?)?;
-    ensure!(status == Status::Success, "write: {status:?}");
+    write_ends(lab, region.part(0, SOME as u64)?, Status::Success)?;
     region.deregister().map_err(|(_, error)| error)?;
     ensure!(live()? == 0, "pins are left");
     Ok(())
@@ -146,9 +144,7 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     ensure!(errno == libc::EIO, "{}", rdma::errno_name(errno));
     ensure!(live()? == 0, "pins are left");
     let region = lab.far.reg_mr(memory.span(0, M2)?)?;
-    let status = written(lab, region.part(0, SOME as u64)?)?;
-    ensure!(status == Status::Success, "write: {status:?}");
-    Ok(())
+    write_ends(lab, region.part(0, SOME as u64)?, Status::Success)
 }
 
 /// Tests both clients with one HCA, as with mlx5, which has regions and queues. When the allocation
@@ -172,17 +168,14 @@ fn both_clients(lab: &Lab) -> Result<()> {
     note("pins_persistent", pins.1);
     ensure!(pins == (1, 1), "{pins:?} pins, of each kind");
     for region in [&lost, &kept] {
-        let status = written(lab, region.part(0, SOME as u64)?)?;
-        ensure!(status == Status::Success, "write: {status:?}");
+        write_ends(lab, region.part(0, SOME as u64)?, Status::Success)?;
     }
     memory.free()?;
     let after = Counters::read()?;
     let callbacks = after.activity(&counts)?.callbacks;
     ensure!(callbacks == 1, "{callbacks} callbacks");
-    let status = written(lab, lost.part(0, SOME as u64)?)?;
-    ensure!(status == Status::RemoteAccessError);
-    let status = written(lab, kept.part(0, SOME as u64)?)?;
-    ensure!(status == Status::Success);
+    write_ends(lab, lost.part(0, SOME as u64)?, Status::RemoteAccessError)?;
+    write_ends(lab, kept.part(0, SOME as u64)?, Status::Success)?;
     drop(kept);
     drop(lost);
     ensure!(live()? == 0, "pins are left");

@@ -10,10 +10,11 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 
 use crate::cases::consumers;
 use crate::cases::input::errno_of;
+use crate::cases::register::peer_region;
 use crate::gpu::GRANULE;
 use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Peermem, PinMode, M2};
@@ -82,7 +83,10 @@ fn unload_refused(lab: &Lab) -> Result<()> {
     let held = counters::module_references(module::NAME)?;
     expect("references_of_3_regions", held, 3)?;
     for name in [module::NAME, "nvidia"] {
-        ensure!(!module::unloaded(name)?, "{name} goes under a live region");
+        ensure!(
+            !module::unloaded(name)?,
+            "{name} was unloaded under a live region"
+        );
     }
     sys::run("rmmod", [module::NAME])?.failed_with("in use")?;
     drop(regions);
@@ -95,7 +99,7 @@ fn load_again(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let before = module::parameters();
     let replaced = Replaced::begin()?;
-    ensure!(!module::is_loaded(), "it is still there");
+    ensure!(!module::is_loaded(), "the module is still loaded");
     let errno = errno_of(lab.near.reg_mr(memory.span(0, M2)?));
     ensure!(errno == libc::EFAULT, "errno {errno} without a module");
     replaced.end()?;
@@ -130,8 +134,13 @@ fn serving(lab: &Lab) -> &'static str {
 fn needs_memory_peers(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     if lab.setup.peermem == Peermem::Nvidia && !consumers::core_shows() {
-        ensure!(!Path::new(MEMORY_PEERS).exists(), "who made it?");
-        return ktap::skip("NVIDIA's module leaves it to ib_core, and this kernel's has none");
+        ensure!(
+            !Path::new(MEMORY_PEERS).exists(),
+            "there is a memory_peers that ib_core did not make"
+        );
+        return ktap::skip(
+            "NVIDIA's module leaves memory_peers to ib_core, and this kernel's ib_core has none",
+        );
     }
     let has_parameter = counters::module_parameter(module::NAME, "memory_peers").is_some();
     if lab.setup.peermem == Peermem::Ours && !has_parameter {
@@ -203,10 +212,7 @@ fn statistics(lab: &Lab) -> Result<()> {
     let len = 2 * M2 - 100;
     let memory = lab.allocate_gpu(2 * M2)?;
     let (gain, region) = counted(lab, || Ok(lab.near.reg_mr(memory.span(50, len)?)?))?;
-    let entries = counters::peer_regions(&lab.setup.devices[0])?
-        .last()
-        .context("rxe has no peer region")?
-        .entries;
+    let entries = peer_region(&lab.near, &region)?.entries;
     note("entries", entries);
     let bytes = len as u64;
     ensure!(gain == [1, 0, entries, 0, bytes, 0, 0], "{gain:?}");
@@ -231,10 +237,7 @@ fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     let ours = !consumers::core_shows();
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.near.reg_mr(memory.span(0, M2)?)?;
-    let entries = counters::peer_regions(&lab.setup.devices[0])?
-        .last()
-        .context("rxe has no peer region")?
-        .entries;
+    let entries = peer_region(&lab.near, &region)?.entries;
     let (revoked, ()) = counted(lab, || memory.free())?;
     let (released, ()) = counted(lab, || {
         drop(region);
@@ -264,13 +267,31 @@ fn turned_off(lab: &Lab) -> Result<()> {
     let mut parameters = module::parameters();
     parameters.push("memory_peers=0".to_owned());
     let replaced = Replaced::begin()?;
-    ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
+    gone(MEMORY_PEERS)?;
     module::load(&parameters)?;
     ensure!(Path::new(MEMORY_PEERS).exists() == consumers::core_shows());
     let memory = lab.allocate_gpu(M2)?;
     lab.near.reg_mr(memory.span(0, M2)?)?;
     replaced.end()?;
-    ensure!(Path::new(MEMORY_PEERS).exists(), "it is not back");
+    ensure!(Path::new(MEMORY_PEERS).exists(), "no memory_peers");
+    Ok(())
+}
+
+/// Checks that the unloaded module's directory does not exist.
+pub(super) fn gone(directory: &str) -> Result<()> {
+    let exists = Path::new(directory).exists();
+    ensure!(!exists, "the directory outlives the module");
+    Ok(())
+}
+
+/// Checks that reads of the unloaded module's files fail with `errno`.
+pub(super) fn unreadable(files: &[File], errno: i32) -> Result<()> {
+    for file in files {
+        match file.read_at(&mut [0; 64], 0) {
+            Err(error) if error.raw_os_error() == Some(errno) => {}
+            other => bail!("read of the unloaded module's file: {other:?}"),
+        }
+    }
     Ok(())
 }
 
@@ -279,22 +300,18 @@ fn turned_off(lab: &Lab) -> Result<()> {
 fn reader_across_unload(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let version = format!("{MEMORY_PEERS}/nv_mem/version");
-    let open = File::open(&version)?;
+    let open = [File::open(&version)?];
     let mut half_read = File::open(&version)?;
     half_read.read_exact(&mut [0])?;
     let directory = File::open(MEMORY_PEERS)?;
     let replaced = Replaced::begin()?;
-    ensure!(!Path::new(MEMORY_PEERS).exists(), "it outlives the module");
-    let gone = |life: &str| match open.read_at(&mut [0; 64], 0) {
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
-        other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
-    };
-    gone("after it")?;
+    gone(MEMORY_PEERS)?;
+    unreadable(&open, libc::ENODEV).context("after the unload")?;
     // The reader's buffer still has the text that was printed before.
     let rest = half_read.read(&mut [0; 64])?;
-    ensure!(rest > 0, "the rest of what was printed is lost");
+    ensure!(rest > 0, "the rest of the text in the buffer is lost");
     replaced.end()?;
-    gone("in the next")?;
+    unreadable(&open, libc::ENODEV).context("after the reload")?;
     ensure!(sys::read_line(&version)? == module::version()?);
     drop(directory);
     Ok(())
@@ -350,7 +367,7 @@ fn modprobe(lab: &Lab) -> Result<()> {
         sys::succeed("modprobe", [spelling])?;
         ensure!(module::is_loaded(), "modprobe {spelling} loads nothing");
         sys::succeed("rmmod", [spelling])?;
-        ensure!(!module::is_loaded(), "rmmod {spelling} leaves it");
+        ensure!(!module::is_loaded(), "rmmod {spelling} does not unload it");
     }
     replaced.end()
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::{ensure, Context, Result};
 
+use crate::cases::chunks::Row as Adjacent;
 use crate::child::Process;
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
@@ -107,7 +108,6 @@ struct Input<'a> {
     provoke: &'a dyn Fn(&Lab, &mut Row) -> Result<()>,
 }
 
-/// Result of one attempt.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     /// Result in the application: an errno, or [`REGISTERS`].
@@ -188,7 +188,6 @@ fn row_of_a_stranger(lab: &Lab, input: Input<'_>) -> Result<()> {
     row_of_this_module(lab, input)
 }
 
-/// Notes the input and reloads the module.
 fn module_for(lab: &Lab, input: Input<'_>) -> Result<()> {
     note("input", input.text);
     lab.needs_module()?;
@@ -373,13 +372,10 @@ fn freed_and_unmapped(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 fn half_freed(lab: &Lab, row: &mut Row) -> Result<()> {
-    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
-    let gpu = lab.gpu(0)?;
-    let _first = gpu.allocate(M2, Placement::At(addr))?;
-    let mut second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
-    second.free()?;
-    row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)?;
-    row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)
+    let mut memory = Adjacent::on_one_gpu(lab, &[1, 1])?;
+    memory.parts[1].free()?;
+    row.register(lab, memory.span(0, 2 * M2)?)?;
+    row.register(lab, memory.span(M2 - 1, 2)?)
 }
 
 /// Registers an allocation whose first half is unmapped. nvidia.ko knows allocations, but not
@@ -409,14 +405,11 @@ fn over_the_end(lab: &Lab, row: &mut Row) -> Result<()> {
 
 /// Registers two adjacent allocations as one region and separately.
 fn two_allocations(lab: &Lab, row: &mut Row) -> Result<()> {
-    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
-    let gpu = lab.gpu(0)?;
-    let first = gpu.allocate(M2, Placement::At(addr))?;
-    let second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
-    row.register(lab, Span::anywhere(addr, 2 * GRANULE)?)?;
-    row.register(lab, Span::anywhere(addr + GRANULE - 1, 2)?)?;
-    for memory in [&first, &second] {
-        lab.near.reg_mr(memory.span(0, M2)?)?;
+    let memory = Adjacent::on_one_gpu(lab, &[1, 1])?;
+    row.register(lab, memory.span(0, 2 * M2)?)?;
+    row.register(lab, memory.span(M2 - 1, 2)?)?;
+    for part in &memory.parts {
+        lab.near.reg_mr(part.span(0, M2)?)?;
     }
     Ok(())
 }
@@ -458,7 +451,6 @@ fn too_many_pages(lab: &Lab, row: &mut Row) -> Result<()> {
     row.register(lab, Span::anywhere(start, PAGES * page)?)
 }
 
-/// Reserves all but 4 MiB of the BAR.
 fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     let gpu = lab.gpu(0)?;
     let kept = (gpu.bar_len() >> 20) - 4;

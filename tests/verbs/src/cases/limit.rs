@@ -25,7 +25,6 @@ pub(super) const CASES: &[Case] = cases![
     "limit.orphans_stay_charged" => orphans,
 ];
 
-/// Reloads the module with the limit and runs `body`.
 fn limited(lab: &Lab, body: impl FnOnce() -> Result<()>) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no limit");

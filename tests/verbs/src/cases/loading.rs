@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Messages of the module where it cannot work, and the modules that a kernel with signature checks
-//! accepts.
+//! Messages of the module on machines where the module cannot work, and the modules that a kernel
+//! with signature checks accepts.
 //!
 //! These cases do not use a [`Lab`], because they remove the module's neighbours, up to all of
-//! RDMA, which a `Lab` would keep loaded. Each case checks that the machine is the right machine
-//! (`beside` and `signed` of the runner).
+//! RDMA, which a `Lab` would keep loaded. A case is skipped on any machine but the one that it is
+//! for (`beside` or `signed` of the runner).
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -49,10 +49,9 @@ const CASES: &[Case<Setup>] = cases![
 ];
 
 /// Runs all cases. Returns `true` if no case failed.
-pub(crate) fn run(setup: &Setup) -> bool {
-    println!("KTAP version 1");
+pub(crate) fn run(setup: &Setup) -> Result<bool> {
     let named = CASES.iter().map(|case| (case.name, case));
-    ktap::tell(named, |case| (case.run)(setup))
+    ktap::run_named(named, &[], |case| (case.run)(setup))
 }
 
 /// Runs a program that should load the module. Also returns the module's own log lines, and all log
@@ -83,14 +82,15 @@ fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     note(program, finished.output.trim());
     finished.failed_with(words)?;
     ensure!(said == [line], "the module said {said:#?}");
-    ensure!(!module::is_loaded(), "it is loaded");
+    ensure!(!module::is_loaded(), "the module is loaded");
     Ok(())
 }
 
 /// kmod's message for ENOENT. modprobe then refers its user to the log.
 const SEE_DMESG: &str = "Unknown symbol in module";
 
-/// Skips the case unless the machine has no peermem module loaded, but has ours available.
+/// Skips the case unless this is the machine with other drivers. There, our module can be loaded,
+/// but no peermem module is.
 fn needs_drivers() -> Result<PathBuf> {
     match env::var_os("TESTVM_DRIVERS") {
         Some(drivers) => Ok(drivers.into()),
@@ -137,8 +137,8 @@ fn no_ib_uverbs() -> Result<()> {
     succeed("modprobe", ["ib_uverbs"]).map(|_| ())
 }
 
-/// Checks that the module holds both neighbours and logs nothing, whether its symbols are weak or
-/// not.
+/// Checks that the module holds nvidia.ko and ib_core, and logs nothing, even if the module has
+/// weak symbols.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
     let said = loaded(&[])?;
@@ -369,7 +369,6 @@ fn signed_by_a_stranger() -> Result<()> {
     )
 }
 
-/// Changes one byte of a signed module.
 fn changed_after_signing() -> Result<()> {
     let signing = Signing::needed()?;
     let file = signing.signed(&signing.key, &signing.certificate)?;

@@ -67,7 +67,7 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     )?;
     dma::same(&target, &bytes)?;
     drop(region);
-    taking.finish()?.done("the unbind")?
+    taking.done()?
 }
 
 /// Suspends the machine during registrations and transfers, which freezes the processes. After the

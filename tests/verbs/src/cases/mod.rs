@@ -4,7 +4,7 @@
 mod buffers;
 mod chunks;
 mod coherent;
-mod consumers;
+pub(crate) mod consumers;
 pub(crate) mod ctl;
 pub(crate) mod cuda;
 mod dma;

@@ -90,15 +90,10 @@ impl<'lab> Mover<'lab> {
         let near = is_source != (self.op == Op::Read);
         let hca = if near { &self.lab.near } else { &self.lab.far };
         let key = 1_000_000 + u64::from(is_source);
+        let pattern = Pattern::new(self.lab.setup.seed, key);
         let memory = self.lab.allocate(place, room)?;
-        Arena::new(
-            hca,
-            memory,
-            offset,
-            len,
-            Pattern::new(self.lab.setup.seed, key),
-        )
-        .with_context(|| format!("register {place:?} memory on {}", hca.name()))
+        Arena::new(hca, memory, offset, len, pattern)
+            .with_context(|| format!("register {place:?} memory on {}", hca.name()))
     }
 
     fn run(
@@ -114,27 +109,20 @@ impl<'lab> Mover<'lab> {
         let data = Pattern::new(self.lab.setup.seed, self.transfers).bytes(0, len);
         source.put(from, &data)?;
         let (source_part, target_part) = (source.part(from, len)?, target.part(to, len)?);
+        let connection = &mut self.connection;
         match self.op {
-            Op::Read => self
-                .connection
-                .transfer(self.op, target_part, source_part)?,
+            Op::Read => connection.transfer(self.op, target_part, source_part)?,
             Op::Send => {
-                let (sent, received) = self.connection.send(source_part, target_part)?;
+                let (sent, received) = connection.send(source_part, target_part)?;
                 sent.expect(Status::Success).context("SEND")?;
                 received.expect(Status::Success).context("RECEIVE")?;
                 ensure!(received.byte_len as usize == len);
             }
-            _ => self
-                .connection
-                .transfer(self.op, source_part, target_part)?,
+            _ => connection.transfer(self.op, source_part, target_part)?,
         }
         target.expect(to, &data)?;
-        let what = || {
-            format!(
-                "{} of {len} bytes from offset {from:#x} to {to:#x}",
-                self.op
-            )
-        };
+        let op = self.op;
+        let what = || format!("{op} of {len} bytes from offset {from:#x} to {to:#x}");
         target.check_around(to, len).with_context(what)?;
         source.check_around(from, len).with_context(what)
     }
@@ -232,15 +220,11 @@ fn outside(lab: &Lab) -> Result<()> {
                 let source = mover.arena(true, Where::Host, ROOM, 0, ROOM)?;
                 let target = mover.arena(false, place, ROOM, start, len)?;
                 let beyond = target.region().part(at as u64, size as u64)?;
-                // An error makes a queue pair unusable, so each attempt has its own queue pair.
-                let mut connection = rdma::connect(&lab.near, &lab.far)?;
-                connection
-                    .near
-                    .run(op, source.part(0, size)?, beyond)?
-                    .expect(Status::RemoteAccessError)
-                    .with_context(|| {
-                        format!("{op} of {size} bytes at {at} of a region of {len} in {place:?}")
-                    })?;
+                let status = lab.status(op, source.part(0, size)?, beyond)?;
+                ensure!(
+                    status == Status::RemoteAccessError,
+                    "{op} of {size} bytes at {at} of a region of {len} in {place:?}: {status:?}"
+                );
                 target.check()?;
                 source.check()?;
                 refused += 1;
@@ -280,33 +264,23 @@ fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
             let old_bytes: [u8; 8] = target.expected(at, 8)?.try_into()?;
             let old = u64::from_le_bytes(old_bytes);
             let operand = choice.next();
+            let swap = |compare| Op::CompareSwap {
+                compare,
+                swap: operand,
+            };
             let (op, new) = match kind {
                 0 => (Op::FetchAdd { add: operand }, old.wrapping_add(operand)),
-                1 => (
-                    Op::CompareSwap {
-                        compare: old,
-                        swap: operand,
-                    },
-                    operand,
-                ),
+                1 => (swap(old), operand),
                 // A failed comparison changes nothing.
-                _ => (
-                    Op::CompareSwap {
-                        compare: !old,
-                        swap: operand,
-                    },
-                    old,
-                ),
+                _ => (swap(!old), old),
             };
             connection.transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;
             target.expect(at, &new.to_le_bytes())?;
             result.expect(at, &old_bytes)?;
-            target
-                .check_around(at, 8)
-                .with_context(|| format!("{op} at {at:#x}: target"))?;
-            result
-                .check_around(at, 8)
-                .with_context(|| format!("{op} at {at:#x}: result"))?;
+            for (arena, name) in [(&target, "target"), (&result, "result")] {
+                let what = || format!("{op} at {at:#x}: {name}");
+                arena.check_around(at, 8).with_context(what)?;
+            }
             done += 1;
         }
     }

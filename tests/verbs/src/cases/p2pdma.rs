@@ -92,8 +92,7 @@ fn vanishes(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "ib_peer_mem/before_dma_map")?;
     let gone = Parameter::set("nvidia", "p2pdma", "N")?;
-    hold.release();
-    let region = registration.finish()?.done("the registration")??;
+    let region = hold.finish(registration)??;
     moves(lab, &stage, &memory, &region, 1)?;
     drop(gone);
     moves(lab, &stage, &memory, &region, 2)?;

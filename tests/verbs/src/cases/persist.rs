@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Memory that is freed under a live region when nobody revokes. The pages of the memory stay until
+//! Memory that is freed under a live region in persistent mode. The pages of the memory stay until
 //! the deregistration.
 
 use anyhow::{ensure, Result};
@@ -76,7 +76,10 @@ fn reused(lab: &Lab) -> Result<()> {
     connection.transfer(Op::Write, from, to)?;
     ensure!(second.bytes(0, M2)? == kept, "the new allocation's bytes");
     let old = local.expected(0, 65537)?;
-    ensure!(first_view.bytes(4097, 65537)? == old, "the old region's");
+    ensure!(
+        first_view.bytes(4097, 65537)? == old,
+        "the old region's bytes"
+    );
 
     // Both regions over the same addresses live at the same time.
     let second_region = lab.far.reg_mr(second.span(0, M2)?)?;
@@ -85,6 +88,6 @@ fn reused(lab: &Lab) -> Result<()> {
     let found = second.bytes(0, M2)?;
     ensure!(found[..4096] == *local.expected(1, 4096)?, "the new bytes");
     ensure!(found[4096..] == kept[4096..], "the bytes behind");
-    ensure!(first_view.bytes(4097, 65537)? == old, "the old pages'");
+    ensure!(first_view.bytes(4097, 65537)? == old, "the old pages");
     Ok(())
 }

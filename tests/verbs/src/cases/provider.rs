@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Failing calls of nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
-//! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. Wrong results of
-//! nvidia.ko are in `input`, and a failure of each call in turn is in `sweep`.
+//! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. `input` tests
+//! wrong results of nvidia.ko, and `sweep` makes each call fail in turn.
 
 use anyhow::{ensure, Context, Result};
 
@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     "bar1.given_to_others" => given_to_others,
 ];
 
-/// Checks that `register()` fails once with one of `errnos`.
+/// Checks that one registration fails with one of `errnos`.
 fn refused_once(lab: &Lab, errnos: &[i32]) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     refused(lab, memory.span(0, M2)?, errnos)
@@ -132,7 +132,10 @@ fn given_to_others(lab: &Lab) -> Result<()> {
         Ok((memory, bytes))
     };
     let holds = |memory: &Allocation, bytes: &[u8]| -> Result<()> {
-        ensure!(memory.bytes(0, M2)? == bytes, "by the CPU's mapping");
+        ensure!(
+            memory.bytes(0, M2)? == bytes,
+            "the CPU's mapping has other bytes"
+        );
         let found = memory.bar_view()?.bytes(0, M2)?;
         ensure!(found == bytes, "other bytes behind the BAR");
         Ok(())
@@ -143,7 +146,7 @@ fn given_to_others(lab: &Lab) -> Result<()> {
 
     let region = lab.near.reg_mr(one.span(0, M2)?)?;
     let place = one.bar_address();
-    ensure!(place != before, "a pin that did not move");
+    ensure!(place != before, "the pin did not move the memory");
     holds(&one, &ones)?;
     drop(region);
 
@@ -151,7 +154,7 @@ fn given_to_others(lab: &Lab) -> Result<()> {
     ensure!(other.bar_address() == place);
     holds(&other, &others)?;
     holds(&one, &ones)?;
-    ensure!(one.bar_address() != place, "two in one place");
+    ensure!(one.bar_address() != place, "both have one place");
 
     let _again = lab.near.reg_mr(one.span(0, M2)?)?;
     holds(&one, &ones)?;

@@ -7,16 +7,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fs, thread};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use crate::cases::identity::lives_beside_readers;
+use crate::cases::chunks::Row;
+use crate::cases::identity::{gone, lives_beside_readers, unreadable};
 use crate::cases::input::{errno_of, in_child};
-use crate::cases::registrations::event_fields;
+use crate::cases::registrations::{event_fields, events};
 use crate::counters::Counters;
 use crate::gpu::GRANULE;
 use crate::knobs::{fail_next, Parameter};
@@ -24,7 +25,7 @@ use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode, M2};
 use crate::module::Replaced;
 use crate::module_files::{
-    counted, folder, get, has, in_proc, lines, no_refusals, number, only, parse, Line, DEBUGFS,
+    counted, folder, get, has, in_proc, lines, no_refusals, number, only, Line, DEBUGFS,
 };
 use crate::rdma::Hca;
 use crate::sys::{KernelLog, Mapping, Placement, Span};
@@ -150,7 +151,7 @@ pub(super) fn one(
     one_loaded(lab, expected, provoke)
 }
 
-/// Does the same as [`one`] without reloading the module.
+/// Checks the same as [`one`] without a reload of the module.
 fn one_loaded(
     lab: &Lab,
     expected: Expected,
@@ -226,7 +227,6 @@ fn denied_before(lab: &Lab) -> Result<()> {
     try_with(&lab.near, 0)
 }
 
-/// Reserves all but 4 MiB of the BAR.
 fn no_room(lab: &Lab) -> Result<Attempt> {
     let gpu = lab.gpu(0)?;
     let kept = (gpu.bar_len() >> 20) - 4;
@@ -237,25 +237,18 @@ fn no_room(lab: &Lab) -> Result<Attempt> {
 
 /// Registers two adjacent allocations, the second of which is freed.
 fn hole(lab: &Lab) -> Result<Attempt> {
-    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
-    let gpu = lab.gpu(0)?;
-    let _first = gpu.allocate(M2, Placement::At(addr))?;
-    let mut second = gpu.allocate(M2, Placement::At(addr + GRANULE))?;
-    second.free()?;
-    attempt(&lab.near, Span::anywhere(addr, 2 * GRANULE)?)
+    let mut row = Row::on_one_gpu(lab, &[1, 1])?;
+    row.parts[1].free()?;
+    attempt(&lab.near, row.span(0, 2 * M2)?)
 }
 
 /// Registers three allocations, with a limit of two in a registration.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     module::loaded_with_also("max_chunks=2", || {
-        let addr = sys::free_address(3 * GRANULE, GRANULE)?;
-        let gpu = lab.gpu(0)?;
-        let _parts = (0..3)
-            .map(|part| gpu.allocate(M2, Placement::At(addr + part * GRANULE)))
-            .collect::<Result<Vec<_>>>()?;
-        lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
-        let seen = attempt(&lab.near, Span::anywhere(addr, 3 * GRANULE)?)?;
+        let row = Row::on_one_gpu(lab, &[1; 3])?;
+        lab.near.reg_mr(row.span(0, 2 * M2)?)?;
+        let seen = attempt(&lab.near, row.span(0, 3 * M2)?)?;
         ensure!(seen.errno == libc::EFAULT, "errno {}", seen.errno);
         let line = only("refusals")?;
         has(&line, "reason=too_many_chunks code=0")?;
@@ -297,7 +290,6 @@ fn of_the_kernel(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, Span::anywhere(0xffff_8880_0000_0000, GRANULE)?)
 }
 
-/// Makes nvidia.ko refuse the next pin.
 fn failing_pin(errno: i32) -> impl FnOnce(&Lab) -> Result<Attempt> {
     move |lab| {
         let place = match lab.setup.mode() {
@@ -317,13 +309,12 @@ fn with(name: &'static str, value: &'static str) -> impl FnOnce(&Lab) -> Result<
     }
 }
 
-/// Registers valid GPU memory.
 pub(super) fn of_gpu_memory(lab: &Lab) -> Result<Attempt> {
     let memory = lab.allocate_gpu(M2)?;
     attempt(&lab.near, memory.span(0, M2)?)
 }
 
-/// Does the same as [`one`] for a mapping by nvidia.ko, which only the persistent mode uses.
+/// Checks the same as [`one`] for a mapping by nvidia.ko, which only persistent mode uses.
 fn of_a_mapping(
     lab: &Lab,
     expected: Expected,
@@ -492,6 +483,38 @@ fn non_gpu(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Repeats `read` in two threads until both `works` have ended in two other threads. Returns the
+/// number of calls of `read`, and the sum of their results.
+pub(super) fn read_beside<Work: FnOnce() -> Result<()> + Send>(
+    read: impl Fn() -> Result<u64> + Sync,
+    works: [Work; 2],
+) -> Result<(u64, u64)> {
+    let done = AtomicBool::new(false);
+    let repeat = || -> Result<(u64, u64)> {
+        let (mut looks, mut sum) = (0, 0);
+        while !done.load(Ordering::Relaxed) || looks == 0 {
+            sum += read()?;
+            looks += 1;
+        }
+        Ok((looks, sum))
+    };
+    thread::scope(|scope| {
+        let readers = [scope.spawn(repeat), scope.spawn(repeat)];
+        let works = works.map(|work| scope.spawn(work));
+        let works = works.map(thread::ScopedJoinHandle::join);
+        done.store(true, Ordering::Relaxed);
+        let (mut looks, mut sum) = (0, 0);
+        for reader in readers {
+            let seen = reader.join().ok().context("a reader panicked")??;
+            (looks, sum) = (looks + seen.0, sum + seen.1);
+        }
+        for work in works {
+            work.ok().context("a thread panicked")??;
+        }
+        Ok((looks, sum))
+    })
+}
+
 /// Reads in two threads while two other threads get refusals. Readers must see whole lines in
 /// order, and no refusal may be lost.
 fn readers(lab: &Lab) -> Result<()> {
@@ -506,34 +529,16 @@ fn readers(lab: &Lab) -> Result<()> {
             .collect()
     };
     let ranges = [ranges_of(&spaces[0])?, ranges_of(&spaces[1])?];
-    let done = AtomicBool::new(false);
-    let looks = thread::scope(|scope| -> Result<usize> {
-        let read = || -> Result<usize> {
-            let mut looks = 0;
-            while !done.load(Ordering::Relaxed) || looks == 0 {
-                let found = numbers(&lines("refusals")?)?;
-                ensure!(found.len() <= REFUSALS, "{} lines", found.len());
-                ensure!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
-                module_files::counts()?;
-                looks += 1;
-            }
-            Ok(looks)
-        };
-        let of_readers = [scope.spawn(read), scope.spawn(read)];
-        let refused = [(&lab.near, &ranges[0]), (&lab.far, &ranges[1])].map(|(hca, ranges)| {
-            scope.spawn(move || ranges.iter().try_for_each(|span| refuse_span(hca, *span)))
-        });
-        let refused = refused.map(thread::ScopedJoinHandle::join);
-        done.store(true, Ordering::Relaxed);
-        let mut looks = 0;
-        for reader in of_readers {
-            looks += reader.join().ok().context("a reader panicked")??;
-        }
-        for refused in refused {
-            refused.ok().context("a thread panicked")??;
-        }
-        Ok(looks)
-    })?;
+    let read = || -> Result<u64> {
+        let found = numbers(&lines("refusals")?)?;
+        ensure!(found.len() <= REFUSALS, "{} lines", found.len());
+        ensure!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
+        module_files::counts()?;
+        Ok(0)
+    };
+    let refuse_all = [(&lab.near, &ranges[0]), (&lab.far, &ranges[1])]
+        .map(|(hca, ranges)| move || ranges.iter().try_for_each(|span| refuse_span(hca, *span)));
+    let (looks, _) = read_beside(read, refuse_all)?;
     note("looks", looks);
     counted(&expected_counts(lab, "not_gpu_memory", 2 * RANGES as u64))?;
     let found = numbers(&lines("refusals")?)?;
@@ -656,19 +661,10 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
     }
     drop(region);
     let replaced = Replaced::begin()?;
-    ensure!(!Path::new(folder).exists(), "it outlives the module");
-    let gone = |life: &str| -> Result<()> {
-        for file in &files {
-            match file.read_at(&mut [0; 64], 0) {
-                Err(error) if error.raw_os_error() == Some(libc::EIO) => {}
-                other => anyhow::bail!("read of the first life's file {life}: {other:?}"),
-            }
-        }
-        Ok(())
-    };
-    gone("after it")?;
+    gone(folder)?;
+    unreadable(&files, libc::EIO).context("after the unload")?;
     replaced.end()?;
-    gone("in the next")?;
+    unreadable(&files, libc::EIO).context("after the reload")?;
     drop(files);
 
     lives_beside_readers(|| {
@@ -696,13 +692,8 @@ fn tracepoint(lab: &Lab) -> Result<()> {
     // The tracepoint writes nothing if disabled, each refusal if enabled, and the matching refusals
     // if it has a filter.
     fs::create_dir_all(TRACE)?;
-    let traced = || -> Result<Vec<Line>> {
-        fs::read_to_string(format!("{TRACE}/trace"))?
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .map(|line| parse(line.split_once(": refused: ").context(line.to_owned())?.1))
-            .collect()
-    };
+    let traced =
+        || -> Result<Vec<Line>> { Ok(events(TRACE)?.into_iter().map(|(_, line)| line).collect()) };
     let result = || -> Result<()> {
         let event = format!("{TRACE}/events/nvidia_peermem/refused");
         refuse(&lab.near, &space, 0)?;

@@ -40,18 +40,12 @@ pub(super) const CASES: &[Case] = cases![
     "register.rereg_changes_rights" => rereg,
 ];
 
-/// Returns rxe's state of a region.
 pub(crate) fn peer_region(hca: &Hca, region: &Region) -> Result<PeerRegion> {
+    let key = region.lkey();
     counters::peer_regions(hca.name())?
         .into_iter()
-        .find(|found| found.lkey == u64::from(region.lkey()))
-        .with_context(|| {
-            format!(
-                "{} has no peer region with key {:#x}",
-                hca.name(),
-                region.lkey()
-            )
-        })
+        .find(|found| found.lkey == u64::from(key))
+        .with_context(|| format!("{} has no peer region with key {key:#x}", hca.name()))
 }
 
 /// Returns the number of entries that the module under test makes of contiguous memory. The number
@@ -143,7 +137,7 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     lab.needs_module()?;
     let align = if len == GIB { GIB } else { ENTRY_BOUNDARY };
     let memory = allocate_aligned(lab, len, align)?;
-    ensure!(memory.is_contiguous()?, "in pieces");
+    ensure!(memory.is_contiguous()?, "the memory is not contiguous");
     let size = usize::try_from(len)?;
     let started = std::time::Instant::now();
     let region = lab.far.reg_mr(memory.span(0, size)?)?;
@@ -158,19 +152,12 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     for (index, at) in places.iter().copied().enumerate() {
         let data = Pattern::new(lab.setup.seed, 10 + index as u64).bytes(0, 4097);
         source.put(0, &data)?;
-        connection.transfer(
-            Op::Write,
-            source.part(0, data.len())?,
-            region.part(at as u64, data.len() as u64)?,
-        )?;
-        ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
-        connection.transfer(
-            Op::Read,
-            source.part(8192, data.len())?,
-            region.part(at as u64, data.len() as u64)?,
-        )?;
+        let remote = region.part(at as u64, 4097)?;
+        connection.transfer(Op::Write, source.part(0, 4097)?, remote)?;
+        ensure!(memory.bytes(at, 4097)? == data, "at {at:#x}");
+        connection.transfer(Op::Read, source.part(8192, 4097)?, remote)?;
         source.expect(8192, &data)?;
-        source.check_around(8192, data.len())?;
+        source.check_around(8192, 4097)?;
     }
     note("places_written_and_read", places.len());
     Ok(())
@@ -236,14 +223,10 @@ fn overlapping(lab: &Lab) -> Result<()> {
     for gone in [2, 0, 4, 1, 3] {
         for (offset, region) in regions.iter().flatten() {
             for at in [0, region.len() - 5] {
-                connection.transfer(
-                    Op::Write,
-                    source.part(at as usize % 4096, 5)?,
-                    region.part(at, 5)?,
-                )?;
-                let mut found = [0; 5];
-                memory.read(offset + at as usize, &mut found)?;
-                ensure!(found == *source.expected(at as usize % 4096, 5)?);
+                let from = at as usize % 4096;
+                connection.transfer(Op::Write, source.part(from, 5)?, region.part(at, 5)?)?;
+                let found = memory.bytes(offset + at as usize, 5)?;
+                ensure!(found == source.expected(from, 5)?);
             }
         }
         regions[gone] = None;
@@ -358,38 +341,28 @@ fn cpu_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Returns the status of one access to the region, on a separate connection.
-fn attempt(lab: &Lab, op: Op, source: &Arena, region: &Region) -> Result<Status> {
-    let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.status(op, source.part(0, 8)?, region.part(0, 8)?)
-}
-
 fn rights(lab: &Lab) -> Result<()> {
     let memory = lab.allocate(Where::Gpu(0), M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let all = [Op::Write, Op::Read, Op::FetchAdd { add: 1 }];
-    let none = AccessFlags::none();
+    let local_write = AccessFlags::LocalWrite;
     let combinations = [
-        (none, [false, false, false]),
+        (AccessFlags::none(), [false; 3]),
         (AccessFlags::RemoteRead, [false, true, false]),
+        (local_write | AccessFlags::RemoteWrite, [true, false, false]),
         (
-            AccessFlags::LocalWrite | AccessFlags::RemoteWrite,
-            [true, false, false],
-        ),
-        (
-            AccessFlags::LocalWrite | AccessFlags::RemoteAtomic,
+            local_write | AccessFlags::RemoteAtomic,
             [false, false, true],
         ),
-        (full_access(), [true, true, true]),
+        (full_access(), [true; 3]),
     ];
     for (access, allowed) in combinations {
         let region = lab.far.register(memory.span(0, M2)?, access)?;
         for (op, allowed) in all.into_iter().zip(allowed) {
-            let status = attempt(lab, op, &local, &region)?;
-            let expected = if allowed {
-                Status::Success
-            } else {
-                Status::RemoteAccessError
+            let status = lab.status(op, local.part(0, 8)?, region.part(0, 8)?)?;
+            let expected = match allowed {
+                true => Status::Success,
+                false => Status::RemoteAccessError,
             };
             ensure!(status == expected, "{op} with {access:?}: {status:?}");
         }
@@ -413,10 +386,10 @@ fn rereg(lab: &Lab) -> Result<()> {
     let memory = lab.allocate(Where::Gpu(0), M2)?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = lab.far.reg_mr(memory.span(0, M2)?)?;
-    ensure!(attempt(lab, Op::Write, &local, &region)? == Status::Success);
+    let status = |op| lab.status(op, local.part(0, 8)?, region.part(0, 8)?);
+    ensure!(status(Op::Write)? == Status::Success);
     region.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead)?;
-    let status = attempt(lab, Op::Write, &local, &region)?;
-    ensure!(status == Status::RemoteAccessError);
-    ensure!(attempt(lab, Op::Read, &local, &region)? == Status::Success);
+    ensure!(status(Op::Write)? == Status::RemoteAccessError);
+    ensure!(status(Op::Read)? == Status::Success);
     Ok(())
 }

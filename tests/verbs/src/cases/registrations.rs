@@ -5,14 +5,14 @@
 //! Each case reloads the module, so that numbers begin at one and counts at zero.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fs, thread};
 
 use anyhow::{ensure, Context, Result};
 
-use crate::cases::reasons::begin;
+use crate::cases::chunks::Row;
+use crate::cases::reasons::{begin, read_beside};
 use crate::cases::register::peer_region;
 use crate::cases::stage::Stage;
 use crate::gpu::GRANULE;
@@ -21,7 +21,7 @@ use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has, lines, lived, number, parse, Line};
 use crate::rdma::{Hca, Region};
-use crate::sys::{Placement, Span};
+use crate::sys::Span;
 use crate::{ktap, module, module_files, sys};
 
 const FILE: &str = "registrations";
@@ -38,7 +38,6 @@ pub(super) const CASES: &[Case] = cases![
     "registrations.tracepoints" => tracepoints,
 ];
 
-/// Returns the only registration.
 pub(super) fn only() -> Result<Line> {
     module_files::only(FILE)
 }
@@ -61,7 +60,7 @@ const EVENTS_OF_A_LIFE: [&str; 6] = [
     "active_bytes",
 ];
 
-/// Checks that the module has counted exactly these lives of registrations.
+/// Checks that the module's counts of registrations are exactly these.
 fn lived_in(mode: PinMode, counts: Lives) -> Result<()> {
     let counts = EVENTS_OF_A_LIFE.into_iter().zip(counts);
     let counts = counts.filter(|(_, count)| *count > 0);
@@ -131,12 +130,8 @@ fn one(lab: &Lab) -> Result<()> {
 /// Registers two adjacent allocations, on two GPUs if there are two.
 fn over_two_gpus(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
-    let _parts = [
-        lab.gpu(0)?.allocate(M2, Placement::At(addr))?,
-        lab.gpu(1)?.allocate(M2, Placement::At(addr + GRANULE))?,
-    ];
-    let region = lab.near.reg_mr(Span::anywhere(addr, 2 * GRANULE)?)?;
+    let row = Row::of(lab, &[1, 1])?;
+    let region = lab.near.reg_mr(row.span(0, 2 * M2)?)?;
     let line = only()?;
     has(&line, "chunks=2 state=mapped")?;
     let shown: Vec<&str> = get(&line, "gpus")?.split(',').collect();
@@ -179,7 +174,8 @@ fn revoked(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// Tests a registration that another process releases, for which nvidia.ko does not put the pin.
+/// Tests a registration that another process releases. For that process, nvidia.ko does not put the
+/// pin.
 fn kept(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -251,51 +247,32 @@ fn readers(lab: &Lab) -> Result<()> {
     let stay = (0..STAY)
         .map(|_| register(&lab.near))
         .collect::<Result<Vec<_>>>()?;
-    let done = AtomicBool::new(false);
-    let (looks, met) = thread::scope(|scope| -> Result<(u64, u64)> {
-        let read = || -> Result<(u64, u64)> {
-            let (mut looks, mut met) = (0, 0);
-            while !done.load(Ordering::Relaxed) || looks == 0 {
-                let found = lines(FILE)?;
-                let ids = found
-                    .iter()
-                    .map(|line| number(line, "id"))
-                    .collect::<Result<Vec<_>>>()?;
-                ensure!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
-                ensure!(
-                    ids.iter().take(STAY as usize).copied().eq(1..=STAY),
-                    "one that stays was not met: {ids:?}"
-                );
-                // Each of the two threads has one registration at a time, but a slow read may see
-                // several of them.
-                ensure!(ids.iter().all(|id| *id <= STAY + 2 * LIVES), "{ids:?}");
-                for line in &found {
-                    let state = get(line, "state")?;
-                    ensure!(matches!(state, "pinned" | "mapped"), "{line:?}");
-                    let mapped = state == "mapped";
-                    ensure!((number(line, "entries")? > 0) == mapped, "{line:?}");
-                    ensure!((get(line, "hca")? != "-") == mapped, "{line:?}");
-                }
-                met += ids.len() as u64 - STAY;
-                looks += 1;
-            }
-            Ok((looks, met))
-        };
-        let of_readers = [scope.spawn(read), scope.spawn(read)];
-        let live = |hca| (0..LIVES).try_for_each(|_| register(hca).map(drop));
-        let lives = [&lab.near, &lab.far].map(|hca| scope.spawn(move || live(hca)));
-        let lives = lives.map(thread::ScopedJoinHandle::join);
-        done.store(true, Ordering::Relaxed);
-        let (mut looks, mut met) = (0, 0);
-        for reader in of_readers {
-            let seen = reader.join().ok().context("a reader panicked")??;
-            (looks, met) = (looks + seen.0, met + seen.1);
+    let read = || -> Result<u64> {
+        let found = lines(FILE)?;
+        let ids = found
+            .iter()
+            .map(|line| number(line, "id"))
+            .collect::<Result<Vec<_>>>()?;
+        ensure!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
+        ensure!(
+            ids.iter().take(STAY as usize).copied().eq(1..=STAY),
+            "a registration that stays was not listed: {ids:?}"
+        );
+        // Each of the two threads has one registration at a time, but a slow read may see several
+        // of them.
+        ensure!(ids.iter().all(|id| *id <= STAY + 2 * LIVES), "{ids:?}");
+        for line in &found {
+            let state = get(line, "state")?;
+            ensure!(matches!(state, "pinned" | "mapped"), "{line:?}");
+            let mapped = state == "mapped";
+            ensure!((number(line, "entries")? > 0) == mapped, "{line:?}");
+            ensure!((get(line, "hca")? != "-") == mapped, "{line:?}");
         }
-        for life in lives {
-            life.ok().context("a thread panicked")??;
-        }
-        Ok((looks, met))
-    })?;
+        Ok(ids.len() as u64 - STAY)
+    };
+    let lives = [&lab.near, &lab.far]
+        .map(|hca| move || (0..LIVES).try_for_each(|_| register(hca).map(drop)));
+    let (looks, met) = read_beside(read, lives)?;
     note("looks", looks);
     note("met_beside", met);
     let all = STAY + 2 * LIVES;
@@ -377,7 +354,7 @@ fn tracepoints(lab: &Lab) -> Result<()> {
 }
 
 /// Returns the name and the line of each event in the trace.
-fn events(trace: &str) -> Result<Vec<(String, Line)>> {
+pub(super) fn events(trace: &str) -> Result<Vec<(String, Line)>> {
     fs::read_to_string(format!("{trace}/trace"))?
         .lines()
         .filter(|line| !line.starts_with('#'))

@@ -41,40 +41,30 @@ fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
     Ok(lab.far.reg_mr(memory.span(0, M2)?)?)
 }
 
-/// Returns the statuses of remote accesses to `region`, each on a separate connection.
-fn remote_statuses(lab: &Lab, local: &Arena, region: &Region) -> Result<Vec<(Op, Status)>> {
-    [
-        Op::Write,
-        Op::Read,
-        Op::FetchAdd { add: 1 },
-        Op::CompareSwap {
-            compare: 0,
-            swap: 1,
-        },
-    ]
-    .into_iter()
-    .map(|op| {
-        let mut connection = rdma::connect(&lab.near, &lab.far)?;
-        Ok((
-            op,
-            connection.status(op, local.part(0, 8)?, region.part(0, 8)?)?,
-        ))
-    })
-    .collect()
+/// Returns GPU memory, an arena of the same length in host memory, and a region over the GPU memory.
+fn registered(lab: &Lab) -> Result<(Allocation, Arena, Region)> {
+    lab.needs_mode(PinMode::Revocable)?;
+    let memory = lab.allocate_gpu(M2)?;
+    let local = Arena::on_host(lab, M2, 1)?;
+    let region = region_over(lab, &memory)?;
+    Ok((memory, local, region))
 }
 
+/// Checks that the region refuses remote accesses.
 fn all_refused(lab: &Lab, local: &Arena, region: &Region) -> Result<()> {
-    for (op, status) in remote_statuses(lab, local, region)? {
+    let swap = Op::CompareSwap {
+        compare: 0,
+        swap: 1,
+    };
+    for op in [Op::Write, Op::Read, Op::FetchAdd { add: 1 }, swap] {
+        let status = lab.status(op, local.part(0, 8)?, region.part(0, 8)?)?;
         ensure!(status == Status::RemoteAccessError, "{op}: {status:?}");
     }
     Ok(())
 }
 
 fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
-    let mut memory = lab.allocate_gpu(M2)?;
-    let local = Arena::on_host(lab, M2, 1)?;
-    let region = region_over(lab, &memory)?;
+    let (mut memory, local, region) = registered(lab)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     connection.transfer(Op::Write, local.part(0, 4096)?, region.part(0, 4096)?)?;
 
@@ -112,10 +102,7 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
 
 /// Checks requests of the owner with the revoked key.
 fn local_use(lab: &Lab) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
-    let mut memory = lab.allocate_gpu(M2)?;
-    let remote = Arena::on_host(lab, M2, 1)?;
-    let region = region_over(lab, &memory)?;
+    let (mut memory, remote, region) = registered(lab)?;
     memory.free()?;
     for op in [Op::Write, Op::Send, Op::Read] {
         let mut connection = rdma::connect(&lab.far, &lab.near)?;
@@ -131,10 +118,7 @@ fn local_use(lab: &Lab) -> Result<()> {
 
 /// Sends to a receive buffer that was revoked after it was posted.
 fn receive(lab: &Lab) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
-    let mut memory = lab.allocate_gpu(M2)?;
-    let local = Arena::on_host(lab, M2, 1)?;
-    let region = region_over(lab, &memory)?;
+    let (mut memory, local, region) = registered(lab)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     connection.far.post_receive(region.part(0, 4096)?)?;
     memory.free()?;
@@ -169,10 +153,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
 }
 
 fn others(lab: &Lab) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
-    let mut memory = lab.allocate_gpu(M2)?;
-    let local = Arena::on_host(lab, M2, 1)?;
-    let gone = region_over(lab, &memory)?;
+    let (mut memory, local, gone) = registered(lab)?;
     let mut stays = Arena::whole(
         &lab.far,
         Memory::Gpu(lab.allocate_gpu(M2)?),
@@ -191,10 +172,7 @@ fn others(lab: &Lab) -> Result<()> {
 
 /// Gives the freed memory to another owner while the old region is still registered.
 fn new_owner(lab: &Lab) -> Result<()> {
-    lab.needs_mode(PinMode::Revocable)?;
-    let mut memory = lab.allocate_gpu(M2)?;
-    let local = Arena::on_host(lab, M2, 1)?;
-    let region = region_over(lab, &memory)?;
+    let (mut memory, local, region) = registered(lab)?;
     let old_place = memory.bar_address();
     memory.free()?;
     // The next allocation is pinned, because memory has a place in BAR1 only while it is pinned.
@@ -203,7 +181,7 @@ fn new_owner(lab: &Lab) -> Result<()> {
         .allocate_there(M2, old_place, |next| {
             Ok(lab.near.reg_mr(next.span(0, M2)?)?)
         })?
-        .context("freed, and the place was not handed out again: something keeps it")?;
+        .context("no other allocation got the freed place, so something still holds it")?;
     let view = next.bar_view()?;
     let pattern = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
     next.write(0, &pattern)?;
@@ -304,7 +282,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
             .with_context(|| format!("{op} behind the one that was refused"))?;
     }
 
-    let (view, theirs) = free.finish()?.done("the free")??;
+    let (view, theirs) = free.done()??;
     ensure!(view.bytes(0, M2)? == theirs, "changed after the free");
     if op == Op::Read {
         const PIECE: usize = 64;

@@ -71,8 +71,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
     stage.free(&memory)?;
-    hold.release();
-    match registration.finish()?.done("the registration")? {
+    match hold.finish(registration)? {
         Ok(_) => bail!("memory that was freed is registered"),
         Err(refused) => note("errno", refused.errno()),
     }
@@ -107,8 +106,7 @@ fn table_gone_before_get_returns(lab: &Lab) -> Result<()> {
 /// Stops a release before its put. Frees the memory meanwhile, with its callback.
 fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
-    let memory = lab.allocate_gpu(M2)?;
-    let region = stage.register(&memory)?;
+    let (memory, region) = stage.registered()?;
     let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     let mut free = stage.start_free(&memory)?;
     if !free.ended_or_at("the module", in_module)? {
@@ -116,10 +114,9 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
         std::mem::forget(memory);
         bail!("the callback waits in the module for a release that waits for the API lock");
     }
-    free.finish()?.done("the free")??;
+    free.done()??;
     note("callbacks", stage.counted("callbacks")?);
-    hold.release();
-    release.finish()?.done("the release")
+    hold.finish(release)
 }
 
 /// Frees memory after the pin, before ib_core has issued a ticket.
@@ -128,8 +125,7 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "ib_peer_mem/before_get_pages")?;
     stage.free(&memory)?;
-    hold.release();
-    match registration.finish()?.done("the registration")? {
+    match hold.finish(registration)? {
         Ok(_) => bail!("registered, though the memory was freed before"),
         Err(refused) => {
             note("errno", refused.errno());
@@ -159,8 +155,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
 /// Stops a callback inside ib_core. A concurrent release must not return.
 fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
-    let memory = lab.allocate_gpu(M2)?;
-    let region = stage.register(&memory)?;
+    let (memory, region) = stage.registered()?;
     let (inside, free) = Hold::catch("ib_peer_mem/invalidate_got_ref", || {
         stage.start_free(&memory)
     })?;
@@ -174,20 +169,20 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
         returned = after.waiting()? > 0;
         Ok(returned || in_module(&release.place()))
     })?;
-    ensure!(settled, "release is nowhere: {}", release.place());
+    ensure!(
+        settled,
+        "the release neither returned nor waits in the module: {}",
+        release.place()
+    );
     if returned {
         // ib_core continues in this order and does not survive the rest.
-        after.release();
-        release.finish()?.done("the deregistration")?;
-        inside.release();
-        free.finish()?.done("the free")??;
+        after.finish(release)?;
+        inside.finish(free)??;
         bail!("release returned with its callback inside ib_core");
     }
-    inside.release();
-    free.finish()?.done("the free")??;
+    inside.finish(free)??;
     ensure!(after.caught(&mut release)?, "release does not return");
-    after.release();
-    release.finish()?.done("the deregistration")
+    after.finish(release)
 }
 
 /// Gives the address of the page table that was freed with the memory to the next pin. The release
@@ -195,8 +190,7 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
 fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
-    let memory = lab.allocate_gpu(M2)?;
-    let region = stage.register(&memory)?;
+    let (memory, region) = stage.registered()?;
     stage.free(&memory)?;
     let next = lab.allocate_gpu(M2)?;
     let other = stage.register(&next)?;
@@ -224,9 +218,8 @@ fn second_check(lab: &Lab) -> Result<()> {
     let ended = release.ended_or_at("the module", in_module)?;
     ensure!(!ended, "the release did not wait for put_rwsem");
     stage.free(&memory)?;
-    hold.release();
-    let other = registration.finish()?.done("the registration")??;
-    release.finish()?.done("the release")?;
+    let other = hold.finish(registration)??;
+    release.done()?;
     expect("puts", stage.counted("put_pages")?, 0).context("its callback had come")?;
     drop(other);
     Ok(())
@@ -251,9 +244,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     };
     let mut registration = stage.start_register(&next)?;
     let made = registration.ended_or_at("the module", in_module)?;
-    hold.release();
-    release.finish()?.done("the release")?;
-    let other = registration.finish()?.done("the registration")??;
+    hold.finish(release)?;
+    let other = registration.done()??;
     let live = Counters::read()?.live_pins()?;
     note("pins", live);
     ensure!(
@@ -265,8 +257,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     Ok(())
 }
 
-/// Makes nvidia.ko report memory that must not be passed to `dma_map_resource()`. The persistent
-/// client must serve this memory.
+/// Makes nvidia.ko report memory that `dma_map_resource()` must not get. The persistent client must
+/// serve this memory.
 fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;
@@ -329,8 +321,8 @@ fn struct_page(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Releases a region in another process, for which nvidia.ko does not put the pin. Everything must
-/// stay until the callback.
+/// Releases a region in another process. For that process, nvidia.ko does not put the pin.
+/// Everything must stay until the callback.
 fn foreign_release(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -388,10 +380,11 @@ fn registered_by_a_guest(
 
 /// Checks that only `memory` holds the module, and that its callback finds its pin.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
-    let before = [
-        module_files::event("late_callback")?,
-        module_files::event("spurious_callback")?,
-    ];
+    let events = || -> Result<[u64; 2]> {
+        let late = module_files::event("late_callback")?;
+        Ok([late, module_files::event("spurious_callback")?])
+    };
+    let before = events()?;
     let live = Counters::read()?.get("pins_live")?;
     let references = counters::module_references(module::NAME)?;
     note("pins", live);
@@ -405,10 +398,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     ensure!(live == 1, "{live} pins after the release");
     ensure!(references == 1, "{references} references to the module");
     module::references_are(0).context("after the callback")?;
-    let after = [
-        module_files::event("late_callback")?,
-        module_files::event("spurious_callback")?,
-    ];
+    let after = events()?;
     ensure!(after == before, "the callback found nothing: {after:?}");
     Ok(())
 }
@@ -465,8 +455,8 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     held_until_freed(&stage, memory)
 }
 
-/// Does the same as [`exit_unlisted`] for a process that is still in the list. The module must keep
-/// nothing.
+/// Tests the end of a process that is still in the list, unlike the process of [`exit_unlisted`].
+/// The module must keep nothing.
 fn exit_listed(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -587,13 +577,9 @@ fn place_of(pid: u32) -> String {
 /// before the callback has returned.
 fn exit_fence(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
-    let memory = lab.allocate_gpu(M2)?;
-    let region = stage.register(&memory)?;
+    let (memory, region) = stage.registered()?;
     let (hold, free) = Hold::catch("nvidia/callback_exit", || stage.start_free(&memory))?;
-    stage
-        .start_deregister(region)?
-        .finish()?
-        .done("the deregistration")?;
+    stage.start_deregister(region)?.done()?;
     let references = counters::module_references(module::NAME)?;
     expect("module_references", references, 0)?;
     let _again = Unloaded(module::parameters());
@@ -604,11 +590,10 @@ fn exit_fence(lab: &Lab) -> Result<()> {
         Ok(gone || place_of(rmmod.id()).contains("nvidia_p2p_put_pages"))
     })?;
     let place = place_of(rmmod.id());
-    hold.release();
-    free.finish()?.done("the free")??;
+    hold.finish(free)??;
     let rmmod = rmmod.finish(PATIENCE)?;
     ensure!(rmmod.success(), "rmmod: {}", rmmod.output);
-    ensure!(settled, "rmmod is nowhere: {place}");
+    ensure!(settled, "rmmod neither ended nor waits: {place}");
     ensure!(!gone, "the module went with a callback on its way out");
     Ok(())
 }

@@ -68,7 +68,7 @@ pub(super) const CASES: &[Case] = cases![
 fn needs_measures(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     if !probe::is_there() {
-        return ktap::skip("what measures the module is not loaded: --bench");
+        return ktap::skip("the module that measures is not loaded: --bench");
     }
     if std::env::var_os("TESTVM_ICOUNT").is_none() {
         return ktap::skip("the machine's clock does not count instructions: --icount --smp 1");
@@ -133,7 +133,7 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
     same("live pins", alive.live_pins()?, count)?;
     as_many_times(one, watch.read()?, count)?;
     let known = counters::peer_regions(lab.near.name())?;
-    same("regions of rxe's", u64::try_from(known.len())?, count)?;
+    same("rxe's regions", u64::try_from(known.len())?, count)?;
     let entries = known.iter().map(|region| region.entries).sum();
     same("entries of all", entries, count)?;
 
@@ -158,7 +158,7 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
             .iter()
             .filter(|region| region.state == "valid")
             .count();
-        same("regions that live on", u64::try_from(valid)?, 0)?;
+        same("regions that are still valid", u64::try_from(valid)?, 0)?;
         to_unpin = 0;
     }
     let before = Counters::read()?;
@@ -277,7 +277,7 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     let mut last: Option<(u64, i64)> = None;
     for &len in lengths {
         let memory = allocate_aligned(lab, len, ENTRY_BOUNDARY)?;
-        ensure!(memory.is_contiguous()?, "in pieces");
+        ensure!(memory.is_contiguous()?, "the memory is not contiguous");
         let span = memory.span(0, usize::try_from(len)?)?;
         let before = Counters::read()?;
         let watch = Watch::begin()?;
@@ -351,12 +351,9 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
             let at = usize::try_from(end - 4097)?;
             let data = Pattern::new(lab.setup.seed, index).bytes(0, 4097);
             source.put(0, &data)?;
-            connection.transfer(
-                Op::Write,
-                source.part(0, data.len())?,
-                region.part(u64::try_from(at)?, 4097)?,
-            )?;
-            ensure!(memory.bytes(at, data.len())? == data, "at {at:#x}");
+            let remote = region.part(u64::try_from(at)?, 4097)?;
+            connection.transfer(Op::Write, source.part(0, 4097)?, remote)?;
+            ensure!(memory.bytes(at, 4097)? == data, "at {at:#x}");
         }
         drop(region);
         let found = large.read()?;
@@ -380,7 +377,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
             .iter()
             .zip(&expected)
             .position(|(a, b)| a != b);
-        ensure!(wrong.is_none(), "{layout}: entry {wrong:?} is another");
+        ensure!(wrong.is_none(), "{layout}: entry {wrong:?} is wrong");
     }
     Ok(())
 }

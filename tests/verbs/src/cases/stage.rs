@@ -12,7 +12,7 @@ use crate::gpu::{Allocation, Freer, Gpu};
 use crate::hold::{Hold, Worker};
 use crate::lab::{Lab, M2};
 use crate::rdma::{Hca, Refused, Region};
-use crate::sys::{KernelLog, Span};
+use crate::sys::{KernelLog, Placement, Span};
 use crate::{rdma, sys};
 
 /// Result of a registration in a thread.
@@ -39,6 +39,17 @@ impl Stage {
         })
     }
 
+    pub(super) fn allocate(&self) -> Result<Allocation> {
+        self.gpu.allocate(M2, Placement::Any)
+    }
+
+    /// Allocates and registers memory.
+    pub(super) fn registered(&self) -> Result<(Allocation, Region)> {
+        let memory = self.allocate()?;
+        let region = self.register(&memory)?;
+        Ok((memory, region))
+    }
+
     pub(super) fn register(&self, memory: &Allocation) -> Result<Region> {
         Ok(self.hca.reg_mr(memory.span(0, M2)?)?)
     }
@@ -48,14 +59,13 @@ impl Stage {
         self.start_register_span(memory.span(0, M2)?)
     }
 
-    /// Does the same as [`Stage::start_register`] for any range of GPU memory.
     pub(super) fn start_register_span(&self, span: Span) -> Result<Worker<Registered>> {
         let hca = Arc::clone(&self.hca);
         Worker::start("registration", move || hca.reg_mr(span))
     }
 
-    /// Does the same as [`Stage::start_register`], and waits until the thread stands at `place`:
-    /// see [`Hold::arm`].
+    /// Registers like [`Stage::start_register`], and waits until the thread stops at `place`: see
+    /// [`Hold::arm`].
     pub(super) fn register_until(
         &self,
         memory: &Allocation,
@@ -64,12 +74,11 @@ impl Stage {
         Hold::catch(place, || self.start_register(memory))
     }
 
-    /// Deregisters a region in a separate thread.
     pub(super) fn start_deregister(&self, region: Region) -> Result<Worker<()>> {
         Worker::start("deregistration", move || drop(region))
     }
 
-    /// Does the same as [`Stage::start_deregister`], and waits until the thread stands at `place`:
+    /// Deregisters like [`Stage::start_deregister`], and waits until the thread stops at `place`:
     /// see [`Hold::arm`].
     pub(super) fn deregister_until(
         &self,
@@ -82,14 +91,14 @@ impl Stage {
     /// Frees an allocation in a separate thread. The addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
-        // Stores the place, by which a case finds the next owner.
+        // Stores the place of the memory. A case finds the next owner by this place.
         memory.bar_address();
         Worker::start("free", move || gpu.free(addr, Freer::Caller))
     }
 
-    /// Does the same as [`Stage::start_free`], and waits for the end.
+    /// Frees like [`Stage::start_free`], and waits for the end.
     pub(super) fn free(&self, memory: &Allocation) -> Result<()> {
-        Ok(self.start_free(memory)?.finish()?.done("the free")??)
+        Ok(self.start_free(memory)?.done()??)
     }
 
     /// Registers memory, and lets a forked child close the last descriptor. The memory and this

@@ -21,7 +21,6 @@ use crate::lab::{Lab, PinMode, M2};
 use crate::sys::KernelLog;
 use crate::{counters, ktap, module, sys};
 
-/// Parameters of the module.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     mode: PinMode,
@@ -99,7 +98,6 @@ enum Seen {
     Nothing,
 }
 
-/// Any errno of a call that pins.
 const PINNING: &[i32] = &[
     libc::EINVAL,
     libc::ENOMEM,
@@ -251,7 +249,10 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             provoke_failing_put()?;
             fail_next("put_pages", errno)?;
             module::unload()?;
-            ensure!(fail_none("put_pages")?, "went without waiting");
+            ensure!(
+                fail_none("put_pages")?,
+                "the module was unloaded without a wait"
+            );
             match words {
                 Some(words) => one_line(&log, words)?,
                 None => ensure!(log.of_module()?.is_empty(), "a retry was logged"),
@@ -365,7 +366,7 @@ impl Outcomes {
         note(
             name,
             format_args!(
-                "passed all the same: {}; refused: {}; ended at the second try: {}",
+                "succeeded despite the failure: {}; refused: {}; ended at the second try: {}",
                 self.passed,
                 list(&self.refused),
                 list(&self.ends)
@@ -470,7 +471,7 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
         let (expected, more) = objects_made(setting.mode, way, shape);
         ensure!(
             felt == expected && found == expected + more,
-            "{name}: {found} allocations of the module's, of which {felt} were felt to fail, where {} and {expected} were \
+            "{name}: {found} allocations by the module, {felt} of which failed a call, where {} and {expected} were \
              expected",
             expected + more
         );

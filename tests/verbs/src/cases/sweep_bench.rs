@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One run of a way of a registration with the n-th fault, and the checks after it.
+//! One run of a [`Way`] with the n-th fault, and the checks after the run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
@@ -13,9 +12,9 @@ use crate::faults::Nth;
 use crate::gpu::{Allocation, Gpu};
 use crate::knobs::{fail_none, fail_nth, Parameter};
 use crate::lab::{Lab, PinMode, M2};
-use crate::rdma::{full_access, Connection, Hca, Op};
+use crate::rdma::{full_access, Connection, FragileRegion, Hca, Op};
 use crate::sys::{Forked, Placement, Span};
-use crate::{counters, module, rdma, sys};
+use crate::{counters, ktap, rdma};
 
 /// Number of allocations under a registration of [`Shape::Chunks`].
 pub(super) const CHUNKS: usize = 3;
@@ -62,7 +61,6 @@ impl Shape {
     }
 }
 
-/// Kind of fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     /// A call of nvidia.ko at `place` fails with `errno`.
@@ -71,7 +69,6 @@ pub(super) enum Fault {
     Allocation,
 }
 
-/// A fault that is armed.
 pub(super) enum Armed {
     Call(&'static str),
     Allocation(Nth),
@@ -98,7 +95,6 @@ impl Armed {
     }
 }
 
-/// Result of one run.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     /// `true` if the fault occurred.
@@ -110,7 +106,22 @@ pub(super) struct Ended {
     pub(super) end: i32,
 }
 
-/// State of a sweep.
+impl Ended {
+    /// Records the result of a deregistration. A deregistration that failed is repeated.
+    fn deregistered(
+        &mut self,
+        result: std::result::Result<(), (FragileRegion, std::io::Error)>,
+    ) -> Result<()> {
+        if let Err((region, error)) = result {
+            self.end = error.raw_os_error().unwrap_or(-1);
+            if let Err((_, error)) = region.deregister() {
+                bail!("the region cannot be deregistered: {error}");
+            }
+        }
+        Ok(())
+    }
+}
+
 pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     /// The GPU whose memory is registered under faults.
@@ -166,24 +177,9 @@ impl<'a> Bench<'a> {
     /// Checks that nothing is left: no pin, no mapping, no region of rxe, no reference to the
     /// module.
     pub(super) fn at_rest(&self) -> Result<()> {
-        let mut found = Vec::new();
-        let clean = sys::wait_until(Duration::from_secs(60), || {
-            found = Counters::read()?
-                .leftovers_beside(&self.before, self.before.get("allocs_live")?)?;
-            for hca in [&self.lab.near, &self.lab.far] {
-                let regions = counters::peer_regions(hca.name())?.len();
-                if regions != 0 {
-                    found.push(format!("{}: {regions} regions", hca.name()));
-                }
-            }
-            let held = counters::module_references(module::NAME)?;
-            if held != 0 {
-                found.push(format!("{held} holds on the module"));
-            }
-            Ok(found.is_empty())
-        })?;
-        ensure!(clean, "left behind: {}", found.join(" "));
-        Ok(())
+        let allocations = self.before.get("allocs_live")?;
+        let devices = &self.lab.setup.devices;
+        ktap::settled(|| counters::all_left(&self.before, allocations, devices))
     }
 
     /// Runs `way` once with the n-th fault.
@@ -210,13 +206,7 @@ impl<'a> Bench<'a> {
         ended.hit = armed.disarm()?;
         match result {
             Err(refused) => ended.registration = refused.errno(),
-            Ok(Ok(())) => {}
-            Ok(Err((region, error))) => {
-                ended.end = error.raw_os_error().unwrap_or(-1);
-                if let Err((_, error)) = region.deregister() {
-                    bail!("the region cannot be deregistered: {error}");
-                }
-            }
+            Ok(result) => ended.deregistered(result)?,
         }
         Ok(ended)
     }
@@ -233,12 +223,7 @@ impl<'a> Bench<'a> {
             ended.end = errno_of(&error);
             memory.free().context("the memory cannot be freed")?;
         }
-        if let Err((region, error)) = result {
-            ended.end = error.raw_os_error().unwrap_or(-1);
-            if let Err((_, error)) = region.deregister() {
-                bail!("the region cannot be deregistered: {error}");
-            }
-        }
+        ended.deregistered(result)?;
         Ok(ended)
     }
 
@@ -299,7 +284,7 @@ impl<'a> Bench<'a> {
             if !ended.hit {
                 ensure!(
                     ended.registration == 0 && ended.end == 0,
-                    "{}: failed with nothing failing: {ended:?}",
+                    "{}: failed without an injected failure: {ended:?}",
                     context()
                 );
                 return Ok(nth - 1);

@@ -4,8 +4,8 @@
 //! memory of several allocations, as with PyTorch's expandable segments.
 //!
 //! Without a peermem module, UCX moves the same bytes by copies through the host: see
-//! [`cuda`](super::cuda). UCX looks for a module's files, or for dma-buf regions of its own, so that
-//! a preloaded library changes nothing.
+//! [`cuda`](super::cuda). UCX looks for a module's files, or registers dma-bufs itself, so a
+//! preloaded library changes nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -244,16 +244,9 @@ impl Consumers {
         note("callbacks", activity.callbacks);
 
         let count = way.parts.count;
-        let [pins, refused] = match self.setup.peermem {
-            Peermem::Preload | Peermem::None => [0, 0],
-            // The number of UCX's attempts is not fixed.
-            Peermem::Nvidia if !way.parts.are_registered(self.setup.peermem) => {
-                [0, activity.attempts.max(1)]
-            }
-            // nvidia-peermem pins each buffer twice.
-            Peermem::Nvidia => [2 * way.registrations, 0],
-            Peermem::Ours => [count, way.parts.refused].map(|n| n * way.registrations),
-        };
+        let [pins, attempts] = way
+            .parts
+            .calls(self.setup.peermem, way.registrations, &activity);
         let is_revoked =
             way.is_cached && way.parts.are_registered(self.setup.peermem) && !self.is_persistent();
         // One part is freed under the first registration, and all parts are freed under the next
@@ -261,7 +254,7 @@ impl Consumers {
         let early = way.steps.iter().any(|(_, kept)| *kept == Kept::PartFreed);
         let callbacks = u64::from(is_revoked) * (u64::from(early) + count);
         let found = [activity.pins, activity.attempts, activity.callbacks];
-        ensure!(found == [pins, pins + refused, callbacks]);
+        ensure!(found == [pins, attempts, callbacks]);
         Ok(())
     }
 

@@ -28,12 +28,10 @@ pub(super) const CASES: &[Case] = cases![
 /// The steps that move bytes, in order.
 const MOVES: &str = "write_from_gpu write_to_gpu gpu_to_gpu read_from_gpu send_to_gpu";
 
-/// Returns the names of the steps that move bytes.
 fn moves() -> impl Iterator<Item = &'static str> {
     MOVES.split(' ')
 }
 
-/// Answer of `peermemctl verify`.
 pub(super) struct Answer {
     status: Option<i32>,
     json: Value,
@@ -48,7 +46,7 @@ impl Answer {
         Self::by(Command::new("peermemctl"), arguments)
     }
 
-    /// Runs a command that becomes `peermemctl`.
+    /// Runs `command`, which must run `peermemctl` with the arguments that are appended here.
     pub(super) fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
         // The test VM can be very slow, and nothing here should hang.
         command.args(["verify", "--json", "--timeout", "600"]);
@@ -82,7 +80,7 @@ impl Answer {
         steps.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns a step, but not the step of this name for dma-buf.
+    /// Returns the step of this name that is not for dma-buf.
     fn step(&self, name: &str) -> Result<&Value> {
         self.steps()
             .iter()
@@ -90,7 +88,6 @@ impl Answer {
             .with_context(|| format!("no step {name}: {}", self.json))
     }
 
-    /// Returns the text of a step's result.
     fn found(&self, name: &str) -> Result<&str> {
         Ok(self.step(name)?["found"].as_str().unwrap_or_default())
     }

@@ -199,25 +199,26 @@ impl Board {
         }))
     }
 
-    /// Returns `true` if anything was disturbed at `before` or has been since.
+    /// Returns `true` if a disturbance was in progress at `before`, or has begun since.
     pub(super) fn disturbed_since(&self, before: &Glance) -> bool {
         before.0.iter().any(|count| count % 2 == 1) || *before != self.glance()
     }
 
-    /// Returns `true` if a device that a session needs was gone at `before` or has gone since.
+    /// Returns `true` if a device that sessions need was missing at `before`, or has been removed
+    /// since.
     pub(super) fn uprooted_since(&self, before: &Glance) -> bool {
         self.link_gone_since(before) || self.gpu_gone_since(before)
     }
 
-    /// Returns `true` if a session's failure is excused. A failure is excused if something was
-    /// disturbed at `before`, the time of the request, or since. A failure is also excused if the
-    /// session has lost a device since `opened`, because a session checks its devices only between
-    /// steps, which may be long.
+    /// Returns `true` if a session's failure is excused. A failure is excused if a disturbance was
+    /// in progress at `before`, the time of the request, or has begun since. A failure is also
+    /// excused if the session has lost a device since `opened`, because a session checks its
+    /// devices only between steps, which may be long.
     pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
         self.disturbed_since(before) || self.uprooted_since(opened)
     }
 
-    /// Returns `true` if a GPU was unbound at `before` or has been since.
+    /// Returns `true` if a GPU was unbound at `before`, or has been unbound since.
     pub(super) fn gpu_gone_since(&self, before: &Glance) -> bool {
         (GPU..DISTURBANCES).any(|at| self.changed_since(before, at))
     }
@@ -231,8 +232,8 @@ impl Board {
     }
 
     /// Returns `true` if the session in `slot` may READ, which is not allowed while the network is
-    /// disturbed. If rxe loses a response or cannot send it, the next response is mistaken for an
-    /// error, and the error for a success.
+    /// disturbed. If rxe loses a response or cannot send it, the requester takes the next response
+    /// for an error, and the error for a success.
     pub(super) fn begin_read(&self, slot: usize) -> bool {
         let word = self.word(READS + slot);
         word.store(1, SeqCst);
@@ -251,7 +252,6 @@ impl Board {
         (0..SLOTS).any(|slot| self.word(READS + slot).load(SeqCst) != 0)
     }
 
-    /// Tells all processes to end.
     pub(super) fn stop(&self) {
         self.word(FLAGS).store(1, SeqCst);
     }
@@ -260,7 +260,8 @@ impl Board {
         self.word(FLAGS).load(SeqCst) != 0
     }
 
-    /// Asks for few and short regions, so that the module can be unloaded.
+    /// Asks the sessions to keep no region between two steps, so that the module can be unloaded.
+    /// `false` ends the request.
     pub(super) fn thin(&self, thin: bool) {
         self.word(FLAGS + 1).store(u64::from(thin), SeqCst);
     }
@@ -284,12 +285,13 @@ impl Board {
         self.word(TAGS + gpu % GPUS * GRANULES + granule)
     }
 
-    /// Records that `slot` is about to free this granule while requests to it are in flight.
+    /// Records that the session in `slot` is about to free this granule while requests to the
+    /// granule are in flight.
     pub(super) fn freed_under_traffic(&self, gpu: usize, granule: u64, slot: usize) {
         self.tag(gpu, granule).store(slot as u64 + 1, SeqCst);
     }
 
-    /// Records that `slot` has got this granule.
+    /// Records that the session in `slot` now owns this granule.
     pub(super) fn given(&self, gpu: usize, granule: u64, slot: usize) {
         match self.tag(gpu, granule).swap(0, SeqCst) {
             0 => {}

@@ -3,7 +3,6 @@
 //! and the module are removed and restored. One process makes one disturbance at a time, in an
 //! order from the seed and at counts of operations.
 
-use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use super::plan::Plan;
 use super::session::World;
 use super::{bystanders, Faults};
 use crate::gpu::Gpu;
+use crate::knobs::write_driver;
 use crate::pattern::Choice;
 use crate::rdma::Hca;
 use crate::sys::{Ended, Reaped, SharedWords};
@@ -42,8 +42,8 @@ const ACTIONS: [Action; 6] = [
     Action::Module,
 ];
 
-/// Disturbs until the run stops. The interval is short enough that an epoch of `operations` has
-/// each action.
+/// Makes disturbances until the run stops. The interval is short enough that an epoch of
+/// `operations` operations includes each action.
 pub(super) fn run(world: &World, plan: &Plan, faults: &Faults, operations: u64) -> Result<()> {
     let mut choice = Choice::new(plan.stream(1001, 0));
     let step = (operations / (ACTIONS.len() as u64 + 1)).clamp(20, 800);
@@ -113,18 +113,13 @@ fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     Ok(())
 }
 
-fn driver(file: &str, bdf: &str) -> Result<()> {
-    let path = format!("/sys/bus/pci/drivers/nvidia/{file}");
-    fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))
-}
-
 /// Unbinds and binds a GPU. The unbind frees memory, refuses new pins, waits for persistent pins,
-/// and ends.
+/// and then returns.
 fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let gpu = choice.below(world.gpus.len() as u64) as usize;
     let bdf = &world.gpus[gpu];
-    // If the BAR is full on purpose, a refusal means nothing.
+    // In an epoch with a full BAR, a refusal does not show that the GPU is being unbound.
     let state = SharedWords::new(2)?;
     let (ready, over) = (&state.all()[0], &state.all()[1]);
     let set = |word: &std::sync::atomic::AtomicU64| {
@@ -151,14 +146,14 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
         pause(choice, 10);
     }
     board.disturb(Place::Gpu(gpu));
-    driver("unbind", bdf)?;
+    write_driver("unbind", bdf)?;
     set(over);
     if let Some(pid) = prober {
         let ended = sys::reap(Some(pid), true)?;
         ensure!(ended == Reaped::Child(pid, Ended::Exited(0)), "{ended:?}");
     }
     pause(choice, 20);
-    driver("bind", bdf)?;
+    write_driver("bind", bdf)?;
     Gpu::open(gpu, bdf.clone()).context("after binding")?;
     board.disturb(Place::Gpu(gpu));
     board.done(Operation::Unbind);
@@ -208,7 +203,7 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
     let nic = choice.below(2);
     world.board.disturb(Place::Net);
     let quiet = sys::wait_until(2 * PATIENCE, || Ok(!world.board.has_reads()))?;
-    ensure!(quiet, "somebody READs and does not end");
+    ensure!(quiet, "a session's READ does not end");
     // A child may have inherited the queue pair of a session that was killed.
     std::thread::sleep(Duration::from_secs(1) * sys::slower());
     system("ip", &format!("link set eth{nic} down"))?;

@@ -38,30 +38,27 @@ use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 
-/// Time limit until closed objects are gone.
-const SETTLE: Duration = Duration::from_secs(60);
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Number of the first epoch
     #[arg(long, default_value_t = 0)]
     epoch: u64,
-    /// How many epochs
+    /// Number of epochs
     #[arg(long, default_value_t = 1)]
     epochs: u64,
-    /// Operations of an epoch
+    /// Number of operations in an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
     /// Time after which no epoch begins, in seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Processes at a time
+    /// Number of concurrent processes
     #[arg(long, default_value_t = 6)]
     sessions: usize,
     /// Time without an operation that counts as a hang, in seconds
     #[arg(long, default_value_t = 150)]
     stall: u64,
-    /// Leaves the module, the GPUs, the RDMA devices and the network alone
+    /// Leave the module, the GPUs, the RDMA devices and the network alone
     #[arg(long)]
     calm: bool,
 }
@@ -114,8 +111,8 @@ pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
         "1 to {SLOTS} sessions"
     );
     let started = Instant::now();
-    // Packets are lost in this run, including the last message of an end that is gone. All retries
-    // together take 15 s.
+    // Packets are lost in this run, including the last message of an endpoint that is gone. All
+    // retries together take 15 s.
     rdma::wait_for_answers(19, 6);
     sys::adopt_orphans()?;
     let usual = module::parameters();
@@ -214,7 +211,6 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
     result
 }
 
-/// The process of a session.
 struct Session {
     pid: Pid,
     number: u64,
@@ -383,7 +379,8 @@ impl Crew<'_> {
             Ended::Killed(libc::SIGBUS) if board.gpu_gone_since(&session.opened) => {
                 board.note(Figure::Bus, 1);
             }
-            // sideway asserts in its destructors, also if the device is gone.
+            // Destructors of the crate sideway contain assertions, which fail if the device is
+            // gone.
             Ended::Exited(_) if board.has_failed() => {}
             _ => self.faults.add(
                 board,
@@ -406,21 +403,7 @@ impl Crew<'_> {
 
 /// Checks that everything of an epoch is gone, and unloads the module.
 fn at_rest(world: &World, before: &Counters, plan: &Plan) -> Result<()> {
-    let mut left = Vec::new();
-    let clean = sys::wait_until(SETTLE, || {
-        left = Counters::read()?.leftovers(before)?;
-        for device in &world.devices {
-            for region in counters::peer_regions(device)? {
-                left.push(format!("{device} has {region:?}"));
-            }
-        }
-        let references = counters::module_references(module::NAME)?;
-        if references != 0 {
-            left.push(format!("{references} references to the module"));
-        }
-        Ok(left.is_empty())
-    })?;
-    ensure!(clean, "left behind: {}", left.join(", "));
+    ktap::settled(|| counters::all_left(before, 0, &world.devices))?;
     balance()?;
     module::unload()?;
     let now = Counters::read()?;

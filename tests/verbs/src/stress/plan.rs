@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Decisions by the seed and the number of an epoch.
+//! Decisions that follow from the seed and the number of an epoch.
 
 use crate::lab::PinMode;
 use crate::pattern::Choice;

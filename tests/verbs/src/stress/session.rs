@@ -466,7 +466,7 @@ impl<'a> Session<'a> {
     /// Waits until threads that have ended are gone.
     fn single(&self) -> Result<()> {
         let alone = sys::wait_until(Duration::from_secs(60), || Ok(sys::threads()? == 1))?;
-        ensure!(alone, "threads do not go");
+        ensure!(alone, "threads that have ended are still there");
         Ok(())
     }
 
@@ -646,7 +646,7 @@ impl<'a> Session<'a> {
         let side = self.side();
         match self.hca(side).reg_mr(span) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
-            Err(refused) => wrong!("a range that is nobody's: {refused}, not EFAULT"),
+            Err(refused) => wrong!("a range that is not GPU memory: {refused}, not EFAULT"),
             // Another allocation lies right behind, so both allocations are registered as one
             // region.
             Ok(_) if self.gpus.iter().any(|gpu| gpu.place_of(end).is_ok()) => {}

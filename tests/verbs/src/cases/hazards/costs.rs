@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Hazards J to N and P: the cost of a registration, requests before anybody has checked an
-//! address, and answers of nvidia.ko that a module uses unchecked.
+//! Hazards J to N and P: the cost of a registration, requests to nvidia.ko before the address is
+//! checked, and results of nvidia.ko that a module uses unchecked.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,7 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 fn pins_of_one_registration(bench: &Bench) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (_memory, region) = bench.registered()?;
     drop(region);
     let activity = Counters::read()?.activity(&bench.before)?;
     let said = format!(
@@ -58,8 +57,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     drop(memory);
     let neighbour = bench.allocate()?;
     let other = bench.gpu.allocate(M2, Placement::At(addr))?;
-    hold.release();
-    let registered = registration.finish()?.done("the registration")?;
+    let registered = hold.finish(registration)?;
     let kept = neighbour.bar_address() != place;
     match registered {
         Ok(region) => {
@@ -227,12 +225,12 @@ fn reason(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// An invalid answer of nvidia.ko: the knob that causes it, its value, and our module's reason for
-/// the refusal.
+/// An invalid result of nvidia.ko: the stand-in's parameter that causes it, the parameter's value,
+/// and our module's reason for the refusal.
 type Strange = (&'static str, &'static str, &'static str);
 
-/// Sets each knob of the stand-in in turn. The module must refuse a registration. Our module must
-/// return `errno`, for the given reason only.
+/// Sets each parameter of the stand-in in turn. The module must refuse the registration. Our module
+/// must return `errno`, for the given reason only.
 fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
     let mut believed = Vec::new();
     for (knob, value, reason) in answers {

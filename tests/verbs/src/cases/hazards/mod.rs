@@ -22,7 +22,6 @@ use anyhow::{anyhow, ensure, Context, Result};
 
 use crate::cases::stage::Stage;
 use crate::counters::Counters;
-use crate::gpu::Allocation;
 use crate::hold::Fate;
 use crate::ktap::Skip;
 use crate::lab::{Lab, Peermem, PinMode, Setup, M2};
@@ -73,7 +72,6 @@ impl Bench {
         say(&format!("# saw {what}"));
     }
 
-    /// Reports a defect.
     fn wrong(&self, what: &str) {
         self.failed.store(true, Ordering::Relaxed);
         say(&format!("# wrong {what}"));
@@ -110,10 +108,6 @@ impl Bench {
     /// Records that threads of this schedule never return.
     fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
-    }
-
-    fn allocate(&self) -> Result<Allocation> {
-        self.lab.allocate_gpu(M2)
     }
 
     /// Returns the number of pins that were added since the beginning.
@@ -192,7 +186,6 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns the module's reference count.
     fn module_references(&self) -> Result<u64> {
         counters::module_references(module::NAME)
     }

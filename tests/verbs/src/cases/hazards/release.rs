@@ -3,12 +3,12 @@
 
 use anyhow::{ensure, Result};
 
-use crate::gpu::{GRANULE, PAGE};
+use crate::cases::chunks::Row;
+use crate::gpu::PAGE;
 use crate::knobs::{fail_next, fail_none, lose_next_put, provoke_failing_put, rebind, Parameter};
 use crate::ktap::cases;
 use crate::rdma::errno_name;
-use crate::sys;
-use crate::sys::{KernelLog, Placement, Span};
+use crate::sys::KernelLog;
 
 use super::{interpose, interposed, times, Bench, Case, M2};
 
@@ -54,8 +54,7 @@ fn half_a_scatter_list(bench: &Bench) -> Result<()> {
 
 /// Makes ib_core return the scatter list with a changed head.
 fn changed_table(bench: &Bench) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (_memory, region) = bench.registered()?;
     interpose("sg_table_edit", "1")?;
     drop(region);
     let changed = interposed("sg_table_edit")?;
@@ -80,7 +79,7 @@ fn foreign_device(bench: &Bench, device: &str) -> Result<()> {
         }
         Err(refused) if refused.errno() == libc::ENODEV => bench.saw("ENODEV"),
         Err(refused) => bench.wrong(&format!(
-            "taken for a PCI device; {} all the same",
+            "taken for a PCI device, but refused with {}",
             errno_name(refused.errno())
         )),
     }
@@ -122,8 +121,7 @@ fn failing_put(bench: &Bench) -> Result<()> {
 /// Makes a put return -ENOMEM. A revocable put has then done nothing. A persistent put has then
 /// dropped the use of the GPU and lost the pin.
 fn put_out_of_memory(bench: &Bench) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (memory, region) = bench.registered()?;
     if bench.is_revocable() {
         provoke_failing_put()?;
         fail_next("put_pages", libc::ENOMEM)?;
@@ -154,15 +152,12 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
 
 /// Registers and deregisters a range over two adjacent allocations.
 fn two_allocations(bench: &Bench) -> Result<()> {
-    let addr = sys::free_address(2 * GRANULE, GRANULE)?;
-    let first = bench.gpu.allocate(M2, Placement::At(addr))?;
-    let second = bench.gpu.allocate(M2, Placement::At(addr + GRANULE))?;
-    let both = Span::anywhere(addr, 2 * GRANULE)?;
-    match bench.hca.reg_mr(both) {
+    let row = Row::on_one_gpu(&bench.lab, &[1, 1])?;
+    match bench.hca.reg_mr(row.span(0, 2 * M2)?) {
         Ok(_) => bench.saw("registered"),
         Err(refused) => bench.saw(&errno_name(refused.errno())),
     }
     ensure!(bench.module_references()? == 0, "the module is still held");
-    drop((first, second));
+    drop(row);
     bench.check_nothing_left()
 }

@@ -89,22 +89,21 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
 
 /// Stops a deregistration before `dma_unmap`, frees the memory with its callback, and continues.
 fn unmap_after_callback(bench: &Bench) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (memory, region) = bench.registered()?;
     let (hold, deregistration) = bench.deregister_until(region, "ib_peer_mem/before_dma_unmap")?;
     bench.free(&memory)?;
-    hold.release();
-    deregistration.finish()?.done("the deregistration")?;
+    hold.finish(deregistration)?;
     bench.check_end()
 }
 
 /// Gives the memory of `region` to another owner and writes through the region. Returns `true` if
 /// the write reaches the new owner.
 fn reaches_next_owner(bench: &Bench, memory: &Allocation, region: &Region) -> Result<bool> {
-    reaches_next_owner_or_none(bench, memory, region)?.context("the place was not handed out again")
+    reaches_next_owner_or_none(bench, memory, region)?
+        .context("no other allocation got the freed place")
 }
 
-/// Does the same as [`reaches_next_owner`]. Returns `None` if nobody else gets the place.
+/// Returns the same as [`reaches_next_owner`], or `None` if no other owner gets the place.
 fn reaches_next_owner_or_none(
     bench: &Bench,
     memory: &Allocation,
@@ -137,17 +136,12 @@ fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
 /// of the freed page table.
 fn stale_put(bench: &Bench) -> Result<()> {
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (memory, region) = bench.registered()?;
     let (hold, deregistration) = bench.deregister_until(region, "ib_peer_mem/before_put_pages")?;
     bench.free(&memory)?;
     let mut next = bench.allocate()?;
-    let live = bench
-        .start_register(&next)?
-        .finish()?
-        .done("the registration")??;
-    hold.release();
-    deregistration.finish()?.done("the deregistration")?;
+    let live = bench.start_register(&next)?.done()??;
+    hold.finish(deregistration)?;
 
     let pins = bench.pins()?;
     bench.check(
@@ -171,24 +165,22 @@ fn stale_put(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Does the same as [`stale_put`], but stops inside the put, after the put's decision. The next pin
-/// must wait for the put.
+/// Tests the same as [`stale_put`], but stops the deregistration inside the put, after the put's
+/// decision. The next pin must wait for the put.
 fn committed_put(bench: &Bench) -> Result<()> {
     if !bench.is_ours() || !bench.is_revocable() {
         // NVIDIA's nvidia-peermem also puts in acquire, and would stop in that put.
         return ktap::skip("of the revocable mode of ours");
     }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (memory, region) = bench.registered()?;
     let (hold, deregistration) = bench.deregister_until(region, "nvidia/put_before_lock")?;
     bench.free(&memory)?;
     let next = bench.allocate()?;
     let mut registration = bench.start_register(&next)?;
     let waits = !registration.ended_or_in(&["[nvidia_peermem]"])?;
-    hold.release();
-    deregistration.finish()?.done("the deregistration")?;
-    let live = registration.finish()?.done("the registration")??;
+    hold.finish(deregistration)?;
+    let live = registration.done()??;
     bench.check(
         waits,
         "the next pin waits for a put under way",
@@ -250,9 +242,8 @@ fn freed_before_map(bench: &Bench) -> Result<()> {
     if !free.ended_or_in(&["ib_invalidate_peer_memory"])? {
         bench.saw("the callback waits for the registration");
     }
-    hold.release();
-    let registered = registration.finish()?.done("the registration")?;
-    free.finish()?.done("the free")??;
+    let registered = hold.finish(registration)?;
+    free.done()??;
     judge(bench, &memory, registered)?;
     if !bench.logged(&format!("size_id={POISON}"))?.is_empty() {
         bench.wrong("a page table that is gone is read");
@@ -270,8 +261,7 @@ fn freed_during_map(bench: &Bench) -> Result<()> {
         bench.saw("nvidia.ko's dma_map is not called");
     }
     bench.free(&memory)?;
-    hold.release();
-    let registered = registration.finish()?.done("the registration")?;
+    let registered = hold.finish(registration)?;
     judge(bench, &memory, registered)?;
     bench.check_end()
 }
@@ -281,8 +271,7 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
     bench.free(&memory)?;
-    hold.release();
-    let registered = registration.finish()?.done("the registration")?;
+    let registered = hold.finish(registration)?;
     judge(bench, &memory, registered)?;
     bench.check_end()
 }
@@ -290,8 +279,7 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
 /// Stops a callback in ib_core's invalidation while the region is deregistered. The module must not
 /// free memory that the callback still uses, and must not let ib_core continue.
 fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (memory, region) = bench.registered()?;
     let hold = Hold::arm(place)?;
     let mut free = bench.start_free(&memory)?;
     let caught = hold.caught(&mut free)?;
@@ -309,9 +297,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     } else {
         bench.saw("no callback");
     }
-    hold.release();
-    free.finish()?.done("the free")??;
-    deregistration.finish()?.done("the deregistration")?;
+    hold.finish(free)??;
+    deregistration.done()?;
     look_at_freed_memory()?;
     bench.check(
         bench.logged("overwritten")?.is_empty(),
@@ -324,8 +311,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
 /// Tests two locks in opposite order. A deregistration calls `put_pages` with ib_core's
 /// `mapping_lock` held. A callback waits for `mapping_lock` with nvidia.ko's lock held.
 fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
-    let memory = bench.allocate()?;
-    let region = bench.register(&memory)?;
+    let (memory, region) = bench.registered()?;
     let (hold, mut deregistration) =
         bench.deregister_until(region, "ib_peer_mem/before_put_pages")?;
     let mut free = bench.start_free(&memory)?;
@@ -347,8 +333,8 @@ fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
         std::mem::forget(memory);
         return Ok(());
     }
-    free.finish()?.done("the free")??;
-    deregistration.finish()?.done("the deregistration")?;
+    free.done()??;
+    deregistration.done()?;
     bench.check_nothing_left()
 }
 
@@ -382,10 +368,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
         return Ok(());
     };
     freed?;
-    unload
-        .finish()?
-        .done("rmmod")?
-        .context("rmmod without a reference")?;
+    unload.done()?.context("rmmod without a reference")?;
     module::load(&parameters)?;
     bench.check_nothing_left()
 }

@@ -300,7 +300,7 @@ impl Session<'_> {
         }
     }
 
-    /// Counts a request that stayed without an answer after all its retries.
+    /// Counts a request that got no response to any of its retries.
     fn note_lost(&self, status: Status) {
         if status == Status::RetryCounterExceededError {
             self.note(Figure::LostRequests, 1);
@@ -449,7 +449,7 @@ impl Session<'_> {
         self.conclude(Operation::Send, (side, status), &before, &[(target, &data)])
     }
 
-    // Memory that is freed first
+    // Memory that is freed during a transfer
 
     /// Posts requests between a region and host memory, each with its own bytes.
     fn post_doomed(&mut self, at: usize, region: usize, reads: bool) -> Result<Vec<Doomed>> {
@@ -693,7 +693,7 @@ impl Session<'_> {
         let data = &expected[held.offset + from..held.offset + from + len];
         let ended = (initiator, status);
         self.conclude(Operation::UseOrphaned, ended, &before, &[(host, data)])
-            .context("what a region keeps after its memory was freed")
+            .context("the bytes of a region whose memory was freed")
     }
 
     /// Posts requests before the session ends without waiting for them.
