@@ -249,7 +249,12 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12"],
         make: &["CC=gcc"],
-        config: &["rig.config", "debug.config", "6.12.config", "6.12-debug.config"],
+        config: &[
+            "rig.config",
+            "debug.config",
+            "6.12.config",
+            "6.12-debug.config",
+        ],
         detectors: true,
         again: Again::Nothing,
         only_in_full: true,
@@ -264,7 +269,12 @@ const FLAVOURS: &[Flavour] = &[
         instead: None,
         suites: &["trixie"],
         patches: &["6.12"],
-        config: &["rig.config", "arm64.config", "arm64-64k.config", "6.12.config"],
+        config: &[
+            "rig.config",
+            "arm64.config",
+            "arm64-64k.config",
+            "6.12.config",
+        ],
         smoke: &["NVIDIA's", "ours", "ours, revocable"],
         again: Again::Nothing,
         ..BUILT_ARM64
