@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::debugfs::{Counter, Module, Refusal, Time};
 use crate::finding::Status;
+use crate::host::nvml::Nvml;
 use crate::host::Host;
 use crate::machine::pci::Address;
-use crate::nvml::Nvml;
 use crate::registrations::{GpuId, Listing, Stranded};
 use crate::render::{counted, known, Paint, Table, NONE};
 use crate::report::{object, Out};

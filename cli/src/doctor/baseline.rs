@@ -7,9 +7,9 @@
 use super::port;
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
+use crate::host::nvml::Nvml;
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
-use crate::nvml::Nvml;
 use crate::render::{bytes, counted};
 use crate::software::listed::{is_unlisted, is_withheld};
 use crate::software::Software;

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use super::expected::Expected;
 use crate::finding::{Finding, Level, Subject};
+use crate::host::module_files::Files;
 use crate::host::recording::Recording;
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::counters::Counters;
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Class, Gpu, Hca, Machine, Pair};
-use crate::software::files::Files;
 use crate::software::Software;
 
 /// Recording of this machine, or of a similar one, in its healthy state.

@@ -103,11 +103,10 @@ pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<
         }
         _ => bail!("no process is named"),
     };
-    let names = match host.names("/proc") {
-        Ok(names) => names,
+    let mut found = match host.processes() {
+        Ok(all) => all,
         Err(why) => bail!("the processes of this machine: {why}"),
     };
-    let mut found: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     let mut denied = 0_usize;
     found.retain(|pid| match host.text(&format!("/proc/{pid}/cgroup")) {
         Ok(text) => groups(&text).any(|path| group.holds(path)),

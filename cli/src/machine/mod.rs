@@ -177,7 +177,7 @@ pub(crate) struct Machine {
     pub(crate) unread: Vec<Unread>,
 }
 
-const NVIDIA: u16 = 0x10de;
+pub(crate) const NVIDIA: u16 = 0x10de;
 
 /// QEMU's `ivshmem`, the test VM's stand-in GPU (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);

@@ -5,9 +5,9 @@
 use serde::Serialize;
 
 use crate::finding::Status;
+use crate::host::nvml::Nvml;
 use crate::machine::pci::{Address, Link};
 use crate::machine::{Class, Gpu, Hca, Machine, Segment};
-use crate::nvml::Nvml;
 use crate::render;
 use crate::render::{counted, known, Table};
 use crate::report::{object, Out};

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 
 use super::fitting;
+use crate::host::nvml::Nvml;
 use crate::host::Seen;
 use crate::machine::{Class, Machine};
-use crate::nvml::Nvml;
 use crate::render::{known, Table};
 use crate::report::Out;
 
@@ -84,9 +84,9 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
 mod tests {
     use crate::fixture::software::nvml;
     use crate::fixture::Fixture;
+    use crate::host::nvml::Nvml;
     use crate::host::recording::Recorder;
     use crate::host::Fact;
-    use crate::nvml::Nvml;
     use crate::{fixture, testing};
 
     fn said(change: fn(&mut Nvml)) -> Fixture {

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
+use crate::host::nvml::Nvml;
 use crate::machine::pci::{Address, Rate};
 use crate::machine::{Gpu, Hca, Machine, Pair, Segment};
-use crate::nvml::Nvml;
 use crate::report::object;
 
 /// Returns the JSON body.

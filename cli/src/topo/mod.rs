@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use anyhow::Context as _;
 
 use crate::finding::Status;
+use crate::host::nvml::Nvml;
 use crate::host::recording::Recording;
 use crate::host::{Host, Unseen};
 use crate::machine::pci::{Address, Function, Rate};
 use crate::machine::{Class, Hca, Listed, Machine, Pair, Port, Segment, Unread};
-use crate::nvml::Nvml;
 use crate::render::{known, Paint, Table};
 use crate::report::Out;
 use crate::{args, render};

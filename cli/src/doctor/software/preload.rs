@@ -22,8 +22,7 @@ const MOST: usize = 4;
 
 /// Returns name and ID of the processes that map the library: `python3 (4711)`.
 fn processes(host: &dyn Host) -> Vec<String> {
-    let names = host.names("/proc").unwrap_or_default();
-    let numbers = names.iter().filter(|name| name.parse::<u32>().is_ok());
+    let numbers = host.processes().unwrap_or_default().into_iter();
     numbers
         .filter(|number| {
             let maps = host.matching(&format!("/proc/{number}/maps"), LIBRARY);

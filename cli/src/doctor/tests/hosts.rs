@@ -3,9 +3,9 @@
 //! first and only finding.
 
 use crate::fixture::Fixture;
+use crate::host::nvml::Nvml;
 use crate::host::recording::Recording;
 use crate::host::Fact;
-use crate::nvml::Nvml;
 use crate::{fixture, testing};
 
 const GPU: &str = "0000:3b:00.0";

@@ -10,9 +10,9 @@ use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{driver, limits, module_files, nvml};
 use crate::fixture::Fixture;
+use crate::host::module_files::Files;
 use crate::host::Fact;
 use crate::machine::Machine;
-use crate::software::files::Files;
 use crate::software::{MODULE, REGISTER};
 use crate::{fixture, testing};
 
@@ -107,7 +107,10 @@ pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
 }
 
 /// Changes NVML's report about the first GPU.
-pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: impl Fn(&mut crate::nvml::GpuReport)) {
+pub(in crate::doctor) fn gpu(
+    fixture: &mut Fixture,
+    change: impl Fn(&mut crate::host::nvml::GpuReport),
+) {
     let mut said = nvml(&fixture.recording);
     change(said.gpus.first_mut().unwrap());
     fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());

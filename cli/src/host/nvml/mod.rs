@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Facts about the GPUs from NVIDIA's management library (NVML, the driver's `libnvidia-ml.so.1`).
 //!
-//! This module provides the fact [`Nvml`](crate::host::Fact::Nvml), as JSON. The code reads no
+//! This module provides the fact [`Nvml`](Fact::Nvml), as JSON. The code reads no
 //! serial numbers or UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and
 //! the driver's `nvml.h`.
 
@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::recording::Recorded;
-use crate::host::{Fact, Host, Seen};
-use crate::machine::pci::Address;
+use super::address::Address;
+use super::recording::Recorded;
+use super::{Fact, Host, Seen};
 use library::{
     Calls, Device, Loaded, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION,
 };
@@ -129,7 +129,7 @@ impl GpuReport {
 }
 
 impl Nvml {
-    /// Returns the report of the host's NVML, or [`Absent`](crate::host::Unseen::Absent) if there
+    /// Returns the report of the host's NVML, or [`Absent`](super::Unseen::Absent) if there
     /// is no library.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         Self::of(host)
