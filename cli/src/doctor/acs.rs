@@ -187,9 +187,9 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
     use super::super::tests::paths::{faults, socket, ACS, FIRST, SECOND};
-    use crate::fixture::{Fixture, Pci};
+    use crate::fixture;
+    use crate::fixture::Pci;
     use crate::machine::config::Acs;
-    use crate::{fixture, testing};
 
     faults! {
         "requests redirected at the NIC's port",
@@ -209,14 +209,9 @@ mod tests {
         };
     }
 
-    fn session(fixture: &Fixture, lines: &str) {
-        testing::session(&fixture.recording, lines);
-    }
-
     #[test]
     fn data_direct_that_is_set_up_is_well() {
-        session(
-            &fixture::data_direct(),
+        fixture::data_direct().session(
             "0$ doctor --only acs
              ^ Nothing wrong was seen
              $ doctor --only acs --all
@@ -237,10 +232,7 @@ mod tests {
             `setpci -s 0009:02:02.0 ECAP_ACS+0x6.w=0015:001d`
             ! 0009:05:00.0
             ";
-        session(
-            &fixture::data_direct_acs(),
-            &format!("{told}{DATA_DIRECT_ACS}"),
-        );
+        fixture::data_direct_acs().session(&format!("{told}{DATA_DIRECT_ACS}"));
     }
 
     #[test]
@@ -266,14 +258,14 @@ mod tests {
             };
             fixture.set_config(at, &port);
             let told = format!("1$ doctor --only acs\n{at} {words}\n`setpci -s {at} \n= setpci -s");
-            session(&fixture, &format!("{told}\n{DATA_DIRECT_ACS}"));
+            fixture.session(&format!("{told}\n{DATA_DIRECT_ACS}"));
         }
         // Irrelevant bits on the ports of the route, and cleared bits on a port outside the route,
         // are not faults.
         let mut fixture = fixture::data_direct();
         fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
         fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
-        session(&fixture, "0$ doctor --only acs");
+        fixture.session("0$ doctor --only acs");
     }
 
     #[test]
@@ -287,8 +279,7 @@ mod tests {
         ] {
             fixture.set_config(port, &redirecting());
         }
-        session(
-            &fixture,
+        fixture.session(
             "1$ doctor --only acs
              = pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0;x0x00xx@0000:c1:03.0 (
              = pci=disable_acs_redir=0000:17:00.0;0000:17:01.0;0000:c1:03.0 (",
@@ -313,8 +304,7 @@ mod tests {
         fixture.pci("0000:31:00.0", "0000:32:00.0", &Pci::connectx7(0));
         fixture.hca("mlx5_9", "0000:32:00.0", "ibp50s0", "InfiniBand", "?");
         // The pair is judged if `--pair` selects it.
-        session(
-            &fixture,
+        fixture.session(
             "$ doctor --only acs --all
              0000:17:02.0 (the NIC's port) has ReqRedir, CmpltRedir
              pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (

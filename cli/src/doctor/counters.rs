@@ -349,8 +349,7 @@ mod tests {
         let mut fixture = fixture::small().with_software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");
-        testing::session(
-            &fixture.recording,
+        fixture.session(
             "0$ doctor --all --only counters
              mlx5_0: port 1 has counted link_downed 3, symbol_error 65535
              peermemctl doctor --interval 10

@@ -270,25 +270,18 @@ mod tests {
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
         fixture.software();
-        testing::session(
-            &fixture.recording,
-            "0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address",
-        );
+        fixture.session("0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address");
         // Without a directory, as in an old recording, the first GIDs are read.
         let own = fixture.place("0000:18:00.0");
         let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
         fixture.recording.directories.remove(&types);
-        testing::session(
-            &fixture.recording,
+        fixture.session(
             "$ doctor --all --only roce
              not visible roce mlx5_0: GIDs of port 1: not in the recording",
         );
         // One GID is unreadable, and all other GIDs are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
-        testing::session(
-            &fixture.recording,
-            "0$ doctor --all --only roce\nGIDs of port 1: not visible without root",
-        );
+        fixture.session("0$ doctor --all --only roce\nGIDs of port 1: not visible without root");
     }
 }

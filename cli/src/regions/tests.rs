@@ -121,7 +121,7 @@ fn nvidias(count: u64) -> Fixture {
 }
 
 fn says(fixture: &Fixture, line: &str) -> String {
-    let (text, status) = testing::says(&fixture.recording, line);
+    let (text, status) = fixture.says(line);
     assert_eq!(status, Status::Ok, "{text}");
     text
 }
@@ -203,8 +203,7 @@ fn a_process_without_gpu_memory_is_told() {
     without.remove("/sys/kernel/debug/dma_buf");
     without.file("/sys/kernel/debug/x", "");
     assert_eq!(of(&json(&without), Some(4711)).0, "no");
-    testing::session(
-        &machine().recording,
+    machine().session(
         "0$ list --all --pid 4711
          process 4711 does not use GPUDirect RDMA now: none of its 213 regions is GPU memory
          0$ list --all --pid 77
@@ -252,8 +251,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
     is_told(&answer, Some(4800), "unknown", [0, 0, 0, 2]);
     has(&answer, "reasons", "has 3 registrations of GPU memory");
     has(&answer, "reasons", "not peermem-rs");
-    testing::session(
-        &nvidias(3).recording,
+    nvidias(3).session(
         "0$ list --all --pid 4800
          whether process 4800 uses GPUDirect RDMA cannot be told: 2 of its 2 regions may be",
     );
@@ -468,8 +466,7 @@ fn regions_that_are_not_seen_leave_it_open() {
     assert_eq!(of(&json(&fixture), Some(4711)).0, "yes");
     let mut elsewhere = fixture.clone();
     buffers(&mut elsewhere, &[("nvidia", "<none>", GIB, &[MLX5_1])]);
-    testing::session(
-        &elsewhere.recording,
+    elsewhere.session(
         "0$ list --all --pid 4711
          none of its 1 region is GPU memory, and there may be others
          attached to mlx5_1",
@@ -483,7 +480,6 @@ fn regions_that_are_not_seen_leave_it_open() {
 #[test]
 fn what_cannot_be_asked_fails() {
     let mut fixture = machine();
-    fixture.recording.facts.remove(&Fact::MemoryRegions);
     for (why, said) in [
         (Unseen::NotRecorded, "the recording has no memory regions"),
         (
@@ -491,12 +487,11 @@ fn what_cannot_be_asked_fails() {
             "memory regions cannot be seen: RDMA netlink: x",
         ),
     ] {
-        let unseen = &mut fixture.recording.unseen;
-        unseen.insert("fact memory_regions".to_owned(), why);
-        testing::session(&fixture.recording, &format!("2$ list --all\n{said}"));
+        fixture.without_fact(Fact::MemoryRegions, why);
+        fixture.session(&format!("2$ list --all\n{said}"));
     }
     fixture.fact(Fact::MemoryRegions, "{\"devices\":7}");
-    testing::session(&fixture.recording, "2$ list --all\nnot understood");
+    fixture.session("2$ list --all\nnot understood");
     // On a machine without an RDMA device, the command succeeds.
     let without = fixture::no_hca().recording;
     testing::session(&without, "0$ list --all\nnothing uses RDMA now");
@@ -525,8 +520,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     is_told(&answer, None, "no", [0, 0, 1, 0]);
     // Unowned regions may belong to a process without regions.
     fixture.deny(dma_buf::FILE);
-    testing::session(
-        &fixture.recording,
+    fixture.session(
         "0$ list --all --pid 4800
          cannot be told
          of 2 regions the kernel does not name
@@ -537,7 +531,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     known.file("/proc/4800/stat", stat);
     let answer = json(&known);
     is_told(&answer, None, "yes", [1, 0, 1, 0]);
-    testing::session(&known.recording, "0$ list --all --pid 4800\ncannot be told");
+    known.session("0$ list --all --pid 4800\ncannot be told");
     // One protection domain and two processes: the owner is unknown.
     let shared = [
         region(None, 2, GIB, 1),
@@ -619,11 +613,7 @@ fn a_recording_tells_the_same() {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig {
-        cases: 64,
-        failure_persistence: None,
-        ..proptest::prelude::ProptestConfig::default()
-    })]
+    #![proptest_config(testing::cases(64))]
 
     /// Each region is counted once, for all answers of the kernel and the module.
     #[test]

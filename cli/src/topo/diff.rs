@@ -286,10 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("then.json");
         std::fs::write(&file, then.recording.to_json().unwrap()).unwrap();
-        testing::says(
-            &now.recording,
-            &format!("topo --diff {}{more}", file.display()),
-        )
+        now.says(&format!("topo --diff {}{more}", file.display()))
     }
 
     #[test]
@@ -366,6 +363,6 @@ mod tests {
     #[test]
     fn what_is_no_recording_is_refused() {
         let machine = fixture::small();
-        testing::session(&machine.recording, "2$ topo --diff /none.json\n/none.json");
+        machine.session("2$ topo --diff /none.json\n/none.json");
     }
 }

@@ -99,7 +99,7 @@ mod tests {
 
     /// Returns the matrix, and the text after it up to the first path.
     fn matrix(fixture: &Fixture) -> String {
-        let (text, _) = testing::says(&fixture.recording, "topo --verbose");
+        let (text, _) = fixture.says("topo --verbose");
         let (_, behind) = text.split_once("\nGPU  NVML").unwrap();
         let (matrix, _) = behind.split_once("\nGPU 0 ").unwrap();
         matrix.to_owned()
@@ -133,7 +133,7 @@ mod tests {
         let text = matrix(&fixture);
         let row = "0    1     /dev/nvidia0  X     NV4   NODE  NODE  SYS   SYS   SYS   SYS\n";
         assert!(text.contains(row), "{text}");
-        let (json, _) = testing::says(&fixture.recording, "topo --json");
+        let (json, _) = fixture.says("topo --json");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let pair = |index: usize| json["gpu_pairs"][index].to_string();
         assert_eq!(json["gpu_pairs"].as_array().map(Vec::len), Some(8 * 7 / 2));
@@ -164,7 +164,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("NVML: not there."), "{text}");
-        let (json, _) = testing::says(&without.recording, "topo --json");
+        let (json, _) = without.says("topo --json");
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert!(json["gpu_pairs"][0]["nvlinks"].is_null(), "{json}");
     }

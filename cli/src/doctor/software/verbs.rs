@@ -140,7 +140,7 @@ mod tests {
         "device files that can be opened" => |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok");
         "device files that an observer does not have", "not_visible verbs: …not in this container" => |fixture| {
             let why = Unseen::Failed("not in this container".to_owned());
-            fixture.recording.unseen.insert("fact verbs".to_owned(), why);
+            fixture.without_fact(Fact::Verbs, why);
         };
     }
 

@@ -11,6 +11,7 @@ use crate::finding::{Level, Subject};
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::Class;
+use crate::testing::Fault;
 use crate::{fixture, testing};
 
 #[test]
@@ -195,7 +196,7 @@ fn what_counts_as_failing_can_be_chosen() {
         (&slow, Findings, Status::Ok),
         (&broken, Findings, Findings),
     ] {
-        let says = |line: &str| testing::says(&machine.recording, line);
+        let says = |line: &str| machine.says(line);
         let (text, status) = says("doctor");
         assert_eq!(status, on_warning, "{text}");
         assert_eq!(says("doctor --fail-on warning"), (text.clone(), on_warning));
@@ -366,10 +367,7 @@ fn dead_rails_are_found() {
     };
     assert_eq!(subjects, [&hca(0), &hca(2), &hca(4), &hca(6)]);
     assert!(text.contains("mlx5_0, mlx5_2, mlx5_4, mlx5_6: port 1 is DOWN"));
-    testing::session(
-        &fixture.recording,
-        "1$ doctor --nagios\n^ GPUDIRECT WARNING - 4 warnings: port",
-    );
+    fixture.session("1$ doctor --nagios\n^ GPUDIRECT WARNING - 4 warnings: port");
 }
 
 /// One of eight rails is slower, in lanes or in speed. The NIC for other traffic is of another
@@ -384,7 +382,7 @@ fn a_slow_rail_is_found() {
              mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)
              ~ 1 warning."
         );
-        testing::session(&fixture.recording, &told);
+        fixture.session(&told);
     }
 }
 
@@ -421,7 +419,7 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
 #[test]
 fn json_has_the_commands_apart() {
     let fixture = fixture::acs().with_software();
-    let (text, _) = testing::says(&fixture.recording, "doctor --json");
+    let (text, _) = fixture.says("doctor --json");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let commands: Vec<&str> = json["findings"][0]["commands"]
         .as_array()
@@ -442,7 +440,7 @@ fn json_has_the_commands_apart() {
 #[test]
 fn pairs_are_not_listed_one_by_one() {
     let fixture = fixture::hgx().with_software();
-    let (text, _) = testing::says(&fixture.recording, "doctor --all");
+    let (text, _) = fixture.says("doctor --all");
     println!("{text}");
     let pairs = "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;";
     assert!(text.contains(pairs), "{text}");
@@ -464,7 +462,7 @@ pub(super) fn are_found(
         inject(&mut now);
         let option = format!("--{check}");
         let line = format!("doctor --all --only {check} {option} {file}");
-        let (text, status) = testing::says(&now.recording, &line);
+        let (text, status) = now.says(&line);
         // Groups of findings without line breaks, and without groups of level "ok".
         let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
         let groups: Vec<String> = text
@@ -493,12 +491,12 @@ fn what_was_lost_is_found_by_comparison() {
     let expected = testing::says(before, "doctor --write-expect").0;
     std::fs::write(&expect, expected).unwrap();
     for (name, machine) in fixture::degraded() {
-        let alone = testing::says(&machine.recording, "doctor").1;
+        let alone = machine.says("doctor").1;
         let sees_nothing = name.starts_with("lost");
         assert_eq!(alone == Status::Ok, sees_nothing, "{name}");
         for (option, file) in [("--baseline", &baseline), ("--expect", &expect)] {
             let line = format!("doctor --fail-on warning {option} {file}");
-            let (text, status) = testing::says(&machine.recording, &line);
+            let (text, status) = machine.says(&line);
             assert_eq!(status, Status::Findings, "{name}: {text}");
             let level = if sees_nothing { "fault" } else { "warning" };
             let group = format!("{level} {}\n", option.trim_start_matches("--"));
@@ -522,7 +520,7 @@ fn a_large_machine_is_examined_once() {
         }
     }
     assert_eq!(unique.len(), findings.len());
-    let (text, _) = testing::says(&fixture.recording, "doctor --all");
+    let (text, _) = fixture.says("doctor --all");
     assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
 }
 
@@ -541,42 +539,6 @@ fn the_documentation_has_each_check() {
     let names = |checks: &[Check]| checks.iter().map(|check| check.name).collect::<Vec<_>>();
     let checks = [OF_HARDWARE, software::OF_SOFTWARE].map(names);
     assert_eq!(rows.collect::<Vec<Vec<&str>>>(), checks);
-}
-
-/// A fault that a test injects into a machine, and the findings that the fault must cause.
-pub(super) struct Fault<T: 'static> {
-    pub(super) name: &'static str,
-    pub(super) inject: fn(&mut T),
-    /// Findings in the form of [`is_like`].
-    pub(super) says: &'static [&'static str],
-}
-
-/// Defines the constant `FAULTS` for machines of a type. Each fault is
-/// `"name", "finding", … => |machine| change;`.
-macro_rules! faults_of {
-    ($machine:ty; $($name:literal $(, $says:literal)* => $inject:expr;)*) => {
-        pub(in crate::doctor) const FAULTS: &[$crate::doctor::tests::Fault<$machine>] =
-            &[$($crate::doctor::tests::Fault { name: $name, inject: $inject, says: &[$($says),*] }),*];
-    };
-}
-pub(in crate::doctor) use faults_of;
-
-/// Returns a finding in one line: `level check: found fix how to fix it`.
-pub(super) fn told(finding: &Finding) -> String {
-    let fix = finding.fix.as_deref().unwrap_or_default();
-    let (level, check) = (finding.level.name(), finding.check);
-    format!("{level} {check}: {} fix {fix}", finding.found)
-}
-
-/// Returns `true` if a text has this form, in which `…` stands for any text. Any text may follow
-/// the form.
-pub(super) fn is_like(text: &str, form: &str) -> bool {
-    let mut parts = form.split('…');
-    let mut rest = text.strip_prefix(parts.next().unwrap_or_default());
-    parts.all(|part| {
-        rest = rest.and_then(|rest| Some(rest.split_once(part)?.1));
-        rest.is_some()
-    })
 }
 
 /// Faults of one check. A check without faults has its own test, or reports nothing worse than a

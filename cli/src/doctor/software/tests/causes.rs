@@ -4,7 +4,6 @@
 
 use super::faults;
 use crate::doctor::scan::Scan;
-use crate::doctor::tests::{is_like, told, Fault};
 use crate::doctor::{examine, Selection};
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
@@ -13,6 +12,7 @@ use crate::fixture::Fixture;
 use crate::host::Fact;
 use crate::machine::Machine;
 use crate::software::MODULE;
+use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
 /// An HGX H100 with NVIDIA's nvidia_peermem, on a kernel without memory_peers.

@@ -5,7 +5,7 @@ mod causes;
 
 use super::*;
 use crate::doctor::scan::Scan;
-use crate::doctor::tests::{is_like, told, Fault, Faults};
+use crate::doctor::tests::Faults;
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{driver, limits, module_files, nvml};
@@ -14,6 +14,7 @@ use crate::host::module_files::Files;
 use crate::host::Fact;
 use crate::machine::Machine;
 use crate::software::{MODULE, REGISTER};
+use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
 pub(in crate::doctor) const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
@@ -138,7 +139,7 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
 /// Defines a check's faults, which are injected into [`healthy`].
 macro_rules! faults {
     ($($faults:tt)*) => {
-        $crate::doctor::tests::faults_of! { $crate::fixture::Fixture; $($faults)* }
+        $crate::testing::faults_of! { $crate::fixture::Fixture; $($faults)* }
     };
 }
 pub(in crate::doctor) use faults;
