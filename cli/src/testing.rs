@@ -55,7 +55,7 @@ pub(crate) fn same_as_file(name: &str, text: &str) {
 /// Other text is unchanged.
 fn folded(text: &str) -> String {
     const SHORT: usize = 160;
-    const SHORT_ELEMENT: usize = 480;
+    const SHORT_ELEMENT: usize = 700;
     let mut lines: Vec<String> = Vec::new();
     // Lines that open a list or object that is still open.
     let mut open: Vec<usize> = Vec::new();
