@@ -344,15 +344,15 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
             known(gpu.and_then(|gpu| gpu.index)),
             known(one.hca.as_ref().map(HcaId::name)),
             known(one.class.map(Class::name)),
-            known(one.mode.as_ref()),
-            known(one.state.as_ref()),
+            known(one.line.mode.as_ref()),
+            known(one.line.state.as_ref()),
         ];
         let (count, bytes, freed) = sums.entry(labels).or_default();
         if let Some(bytes) = one.freed_bytes {
             *freed = Some(freed.unwrap_or(0).saturating_add(bytes));
         }
         *count = count.saturating_add(1);
-        *bytes = bytes.saturating_add(one.len.unwrap_or(0));
+        *bytes = bytes.saturating_add(one.line.len.unwrap_or(0));
     }
     metrics.gauges(
         "peermem_registrations",

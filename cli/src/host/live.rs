@@ -177,10 +177,8 @@ impl Host for Live {
             Fact::User => {
                 let status = self.text("/proc/self/status")?;
                 // Real, effective, saved and file system user ID.
-                let user = status
-                    .lines()
-                    .find_map(|line| line.strip_prefix("Uid:"))
-                    .and_then(|line| line.split_whitespace().nth(1));
+                let users = super::field(&status, "Uid:");
+                let user = users.and_then(|users| users.split_whitespace().nth(1));
                 user.map(str::to_owned)
                     .ok_or_else(|| Unseen::Failed("/proc/self/status names no user".to_owned()))
             }

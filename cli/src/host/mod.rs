@@ -147,6 +147,13 @@ pub(crate) fn line_end(path: &str) -> u8 {
     }
 }
 
+/// Returns the value of a line that begins with `key`, without surrounding blanks.
+pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(key))
+        .map(str::trim)
+}
+
 /// Parses a number: decimal, or hexadecimal with `0x`.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {

@@ -11,7 +11,7 @@ pub(crate) mod pci;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::host::{Host, Seen, Unseen};
+use crate::host::{field, Host, Seen, Unseen};
 use pci::{Address, Function, Link, Rate};
 
 pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
@@ -560,10 +560,7 @@ impl Information {
         let Ok(text) = host.text(&format!("/proc/driver/nvidia/gpus/{at}/information")) else {
             return Self::default();
         };
-        let value = |key| {
-            let value = text.lines().find_map(|line| line.strip_prefix(key))?.trim();
-            (!value.is_empty()).then_some(value)
-        };
+        let value = |key| field(&text, key).filter(|value| !value.is_empty());
         let model = value("Model:").filter(|model| *model != "Unknown");
         Self {
             model: model.map(str::to_owned),
