@@ -224,6 +224,19 @@ pub(crate) fn is_like(text: &str, form: &str) -> bool {
     })
 }
 
+/// Defines a test that functions panic for no text.
+macro_rules! no_panic {
+    ($name:ident: $($function:expr),+) => {
+        proptest::proptest! {
+            #[test]
+            fn $name(text in proptest::prelude::any::<String>()) {
+                $(let _ = $function(&text);)+
+            }
+        }
+    };
+}
+pub(crate) use no_panic;
+
 /// Checks that backticks in the fix of a finding enclose commands only.
 pub(crate) fn commands_are_marked(finding: &Finding) {
     const PROGRAMS: &[&str] = &[

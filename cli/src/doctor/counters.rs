@@ -244,11 +244,11 @@ fn of_pci(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{print, run_all};
+    use super::super::run_all;
+    use super::super::tests::printed;
     use super::*;
     use crate::finding::Level;
     use crate::machine::Machine;
-    use crate::report::Out;
     use crate::{fixture, testing};
 
     /// Reads the small machine's counters, applies a change, and reads the counters again ten
@@ -269,11 +269,10 @@ mod tests {
         scan.earlier = Some(earlier);
         let findings = run_all(&scan, [&CHECK].into_iter());
         findings.iter().for_each(testing::commands_are_marked);
-        let mut out = Out::gather(false);
-        print::all(&scan, &findings, false, &mut out).unwrap();
+        let text = printed(&scan, &findings, false);
         let told = findings.into_iter();
         let told = told.map(|finding| (finding.level, finding.found));
-        (out.into_text(), told.collect())
+        (text, told.collect())
     }
 
     #[test]

@@ -82,7 +82,6 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
 
 #[cfg(test)]
 mod tests {
-    use crate::fixture::software::nvml;
     use crate::fixture::Fixture;
     use crate::host::nvml::Nvml;
     use crate::host::recording::Recorder;
@@ -91,9 +90,7 @@ mod tests {
 
     fn said(change: fn(&mut Nvml)) -> Fixture {
         let mut fixture = fixture::all().remove("hgx").unwrap();
-        let mut said = nvml(&fixture.recording);
-        change(&mut said);
-        fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+        fixture.change_nvml(change);
         fixture
     }
 
@@ -133,8 +130,7 @@ mod tests {
         let text = matrix(&fixture);
         let row = "0    1     /dev/nvidia0  X     NV4   NODE  NODE  SYS   SYS   SYS   SYS\n";
         assert!(text.contains(row), "{text}");
-        let (json, _) = fixture.says("topo --json");
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let json = fixture.json("topo --json");
         let pair = |index: usize| json["gpu_pairs"][index].to_string();
         assert_eq!(json["gpu_pairs"].as_array().map(Vec::len), Some(8 * 7 / 2));
         assert_eq!(
@@ -164,8 +160,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("NVML: not there."), "{text}");
-        let (json, _) = without.says("topo --json");
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let json = without.json("topo --json");
         assert!(json["gpu_pairs"][0]["nvlinks"].is_null(), "{json}");
     }
 

@@ -6,7 +6,6 @@ use crate::doctor::tests::paths::{faults, socket, FIRST};
 use crate::finding::Level;
 use crate::fixture::Fixture;
 use crate::host::Fact;
-use crate::machine::Machine;
 use crate::{fixture, testing};
 
 faults! {
@@ -21,9 +20,7 @@ const CONF: &str = "/etc/nccl.conf";
 
 /// Returns the findings of the check, without level ok and without paths that are not the nearest.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
-    let machine = Machine::scan(&fixture.recording).unwrap();
-    let scan = Scan::new(&fixture.recording, &machine);
-    let findings = path(&scan).into_iter();
+    let findings = fixture.scanned(path).into_iter();
     let findings: Vec<Finding> = findings.filter(|it| it.level != Level::Ok).collect();
     findings.iter().for_each(testing::commands_are_marked);
     findings

@@ -75,7 +75,6 @@ mod tests {
     use super::super::tests::{healthy, proprietary, unload};
     use super::*;
     use crate::fixture::Fixture;
-    use crate::machine::Machine;
 
     const MAPS: &str =
         "7f0000000000-7f0000001000 r-xp 00000000 08:01 77  /opt/my tools/lib/libpeermem_preload.so";
@@ -89,8 +88,7 @@ mod tests {
     }
 
     fn findings(fixture: &Fixture) -> Vec<Finding> {
-        let machine = Machine::scan(&fixture.recording).unwrap();
-        check(&Scan::new(&fixture.recording, &machine))
+        fixture.scanned(check)
     }
 
     #[test]
@@ -137,8 +135,6 @@ mod tests {
     /// A recording has no mapped files of processes.
     #[test]
     fn a_recording_is_not_asked() {
-        let fixture = healthy();
-        let machine = Machine::scan(&fixture.recording).unwrap();
-        assert!(!(CHECK.applies)(&Scan::new(&fixture.recording, &machine)));
+        assert!(!healthy().scanned(CHECK.applies));
     }
 }

@@ -121,8 +121,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::super::tests::faults;
     use super::*;
-
-    use proptest::prelude::*;
+    use crate::testing::no_panic;
 
     faults! {
         "device files that are not there", "fault verbs: …/dev/infiniband/uverbs0 is not there" =>
@@ -159,10 +158,5 @@ mod tests {
         assert_eq!(state(""), None);
     }
 
-    proptest! {
-        #[test]
-        fn no_line_is_a_panic(text in any::<String>()) {
-            parse(&text);
-        }
-    }
+    no_panic!(no_line_is_a_panic: parse);
 }

@@ -3,7 +3,6 @@
 //! first and only finding.
 
 use crate::fixture::Fixture;
-use crate::host::nvml::Nvml;
 use crate::host::recording::Recording;
 use crate::host::Fact;
 use crate::{fixture, testing};
@@ -14,16 +13,10 @@ fn hgx() -> Fixture {
     fixture::all().remove("hgx").unwrap()
 }
 
-fn change_nvml(fixture: &mut Fixture, change: impl Fn(&mut Nvml)) {
-    let mut nvml: Nvml = serde_json::from_str(&fixture.recording.facts[&Fact::Nvml]).unwrap();
-    change(&mut nvml);
-    fixture.fact(Fact::Nvml, &serde_json::to_string(&nvml).unwrap());
-}
-
 /// Makes a machine on which nvidia.ko is bound to a GPU that NVML does not list.
 fn not_started() -> Fixture {
     let mut fixture = hgx();
-    change_nvml(&mut fixture, |nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
+    fixture.change_nvml(|nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
     fixture
 }
 
@@ -79,7 +72,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
 #[test]
 fn no_gpu_at_all_starts() {
     let mut fixture = hgx();
-    change_nvml(&mut fixture, |nvml| nvml.gpus.clear());
+    fixture.change_nvml(|nvml| nvml.gpus.clear());
     fixture.session("1$ doctor --only gpu-driver\nNVML lists 0 of the 8 GPUs");
     // The device files may belong to another user.
     fixture.fact(Fact::User, "1000");

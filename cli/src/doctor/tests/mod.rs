@@ -14,6 +14,31 @@ use crate::machine::Class;
 use crate::testing::Fault;
 use crate::{fixture, testing};
 
+impl fixture::Fixture {
+    /// Runs a function on a scan of this machine.
+    pub(in crate::doctor) fn scanned<T>(&self, run: impl FnOnce(&Scan<'_>) -> T) -> T {
+        let machine = Machine::scan(&self.recording).unwrap();
+        run(&Scan::new(&self.recording, &machine))
+    }
+
+    /// Returns the findings of a check that applies to this machine.
+    pub(in crate::doctor) fn findings(&self, check: &Check) -> Vec<Finding> {
+        let findings = self.scanned(|scan| {
+            assert!((check.applies)(scan), "{}", check.name);
+            check.findings(scan)
+        });
+        findings.iter().for_each(testing::commands_are_marked);
+        findings
+    }
+}
+
+/// Returns the output of findings.
+pub(in crate::doctor) fn printed(scan: &Scan<'_>, findings: &[Finding], json: bool) -> String {
+    let mut out = Out::gather(json);
+    print::all(scan, findings, scan.all, &mut out).unwrap();
+    out.into_text()
+}
+
 #[test]
 fn what_root_alone_sees_is_said_and_is_not_well() {
     let mut fixture = TwoSockets::healthy();
@@ -85,9 +110,7 @@ fn findings_of_one_kind_are_told_under_one_head() {
         .filter(|finding| finding.level.is_finding())
         .collect();
     assert_eq!(findings.len(), 4);
-    let mut out = Out::gather(false);
-    print::all(&scan, &findings, false, &mut out).unwrap();
-    let text = out.into_text();
+    let text = printed(&scan, &findings, false);
     println!("{text}");
     let count = |what: &str| text.matches(what).count();
     // Each kind of finding has one heading.
@@ -156,9 +179,7 @@ fn one_pair_is_told_hop_by_hop() {
     let mut scan = Scan::new(&fixture.host, &fixture.machine);
     scan.only = fixture.machine.pairs.first();
     let findings = fixture.findings();
-    let mut out = Out::gather(false);
-    print::all(&scan, &findings, false, &mut out).unwrap();
-    let text = out.into_text();
+    let text = printed(&scan, &findings, false);
     println!("{text}");
     let places: Vec<usize> = [
         "0000:13:00.0",
@@ -170,9 +191,8 @@ fn one_pair_is_told_hop_by_hop() {
     .map(|at| text.find(at).unwrap())
     .collect();
     assert!(places.is_sorted(), "{text}");
-    let mut out = Out::gather(true);
-    print::all(&scan, &findings, false, &mut out).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&out.into_text()).unwrap();
+    let text = printed(&scan, &findings, true);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["schema"], "peermemctl.doctor");
     assert_eq!(json["path"]["class"], "PIX");
     assert_eq!(json["path"]["hops"].as_array().unwrap().len(), 5);
@@ -214,10 +234,8 @@ fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Findi
     let mut scan = Scan::new(host, &machine);
     scan.all = all;
     let findings = run_all(&scan, OF_HARDWARE.iter());
-    let mut out = Out::gather(false);
-    print::all(&scan, &findings, all, &mut out).unwrap();
     let status = print::status(&findings, Level::Warning);
-    (out.into_text(), status, findings)
+    (printed(&scan, &findings, false), status, findings)
 }
 
 #[test]
@@ -247,9 +265,7 @@ fn json_is_as_before() {
         let mut scan = Scan::new(host, &machine);
         scan.only = only;
         let findings = run_all(&scan, OF_HARDWARE.iter());
-        let mut out = Out::gather(true);
-        print::all(&scan, &findings, false, &mut out).unwrap();
-        text.push_str(&out.into_text());
+        text.push_str(&printed(&scan, &findings, true));
     }
     testing::golden("golden/paths-acs.json.txt", &text);
     let (checks, status) = testing::says(host, "doctor --list-checks");
@@ -395,13 +411,12 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
         for at in ["0000:17:01.0", "0000:19:00.0"] {
             fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
         }
-        let nvml = &fixture.recording.facts[&crate::host::Fact::Nvml];
-        let mut nvml: serde_json::Value = serde_json::from_str(nvml).unwrap();
-        let gpu = &mut nvml["gpus"][0];
-        gpu["performance_state"] = state.into();
-        gpu["utilization_percent"] = percent.into();
-        gpu["persistence_mode"] = persistence.into();
-        fixture.fact(crate::host::Fact::Nvml, &nvml.to_string());
+        fixture.change_nvml(|nvml| {
+            let gpu = &mut nvml.gpus[0];
+            gpu.performance_state = Some(state);
+            gpu.utilization_percent = Some(percent);
+            gpu.persistence_mode = Some(persistence);
+        });
         let (_, _, findings) = reported(&fixture, false);
         let slow = findings
             .iter()
@@ -419,21 +434,12 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
 #[test]
 fn json_has_the_commands_apart() {
     let fixture = fixture::acs().with_software();
-    let (text, _) = fixture.says("doctor --json");
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let commands: Vec<&str> = json["findings"][0]["commands"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(serde_json::Value::as_str)
-        .collect();
-    assert_eq!(
-        commands,
-        [
-            "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
-            "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c"
-        ]
-    );
+    let commands = [
+        "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
+        "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c",
+    ];
+    let findings = &fixture.json("doctor --json")["findings"];
+    assert_eq!(findings[0]["commands"], serde_json::json!(commands));
 }
 
 /// GPUs with the same RDMA devices are named together.
