@@ -9,6 +9,7 @@ use crate::finding::Status;
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
 use crate::host::{Fact, Host as _, Unseen};
+use crate::testing::{faults_of, Fault};
 use crate::{dma_buf, fixture, testing};
 
 const FILES: &str = crate::debugfs::DIRECTORY;
@@ -126,11 +127,6 @@ fn says(fixture: &Fixture, line: &str) -> String {
     text
 }
 
-/// Removes the line breaks that wrapping adds.
-fn unwrapped(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 fn json(fixture: &Fixture) -> Value {
     serde_json::from_str(&says(fixture, "list --all --json")).unwrap()
 }
@@ -235,7 +231,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         let fixture = ours(&registration);
         let (verdict, [by_peer_memory, ..]) = of(&json(&fixture), Some(pid));
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
-        assert!(says(&fixture, "list --all").contains("in no memory region"));
+        fixture.session("0$ list --all\nin no memory region");
     }
     // A process that has a registration, but no regions.
     let answer = json(&ours(&mapped(99, GIB)));
@@ -357,48 +353,31 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 1, 0]);
 }
 
+// Reasons for an unknown verdict, and the changes that cause them.
+faults_of! {
+    Fixture;
+    "bufinfo is not visible without root" => |fixture| fixture.deny(dma_buf::FILE);
+    "debugfs is not mounted: mount -t debugfs" => |fixture| {
+        fixture.remove("/sys/kernel/debug");
+        fixture.directory("/sys/kernel/debug");
+    };
+    "this kernel has no debugfs" => |fixture| fixture.remove("/sys/kernel/debug");
+    "is not whole" => |fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n");
+    "nv_peer_mem is loaded" => |fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n");
+    "what nvidia_peermem has registered is not seen" =>
+        |fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
+}
+
 #[test]
 fn why_it_cannot_be_told_is_said() {
-    let debugfs = "/sys/kernel/debug";
-    type Change = fn(&mut Fixture, &str);
-    let changes: [(Change, &str); 6] = [
-        (
-            |fixture, _| fixture.deny(dma_buf::FILE),
-            "bufinfo is not visible without root",
-        ),
-        (
-            |fixture, debugfs| {
-                fixture.remove(debugfs);
-                fixture.directory(debugfs);
-            },
-            "debugfs is not mounted: mount -t debugfs",
-        ),
-        (
-            |fixture, debugfs| fixture.remove(debugfs),
-            "this kernel has no debugfs",
-        ),
-        (
-            |fixture, _| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n"),
-            "is not whole",
-        ),
-        (
-            |fixture, _| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n"),
-            "nv_peer_mem is loaded",
-        ),
-        (
-            |fixture, _| fixture.file(&format!("{MODULE}/version"), "580.159.04\n"),
-            "what nvidia_peermem has registered is not seen",
-        ),
-    ];
-    for (change, said) in changes {
+    for Fault { name, inject, .. } in FAULTS {
         let mut fixture = machine();
-        change(&mut fixture, debugfs);
+        inject(&mut fixture);
         let answer = json(&fixture);
         let (verdict, [.., unknown]) = of(&answer, Some(4711));
-        assert_eq!((verdict.as_str(), unknown), ("unknown", 213), "{said}");
-        has(&answer, "reasons", said);
-        let text = says(&fixture, "list --all --pid 4800");
-        assert!(unwrapped(&text).contains(said), "{said}: {text}");
+        assert_eq!((verdict.as_str(), unknown), ("unknown", 213), "{name}");
+        has(&answer, "reasons", name);
+        fixture.session(&format!("0$ list --all --pid 4800\n{name}"));
     }
     let newer =
         registration(7, "mapped", 4711, GIB, MLX5_0).replace("state=mapped", "state=parked");
@@ -449,8 +428,7 @@ fn regions_that_are_not_seen_leave_it_open() {
             let answer = json(&fixture);
             assert_eq!(of(&answer, Some(4711)).0, verdict, "{said}");
             has(&answer, "notes", said);
-            let text = unwrapped(&says(&fixture, "list --all --pid 4800"));
-            assert!(text.contains(said), "{text}");
+            let text = fixture.session(&format!("0$ list --all --pid 4800\n{said}"));
             let is_open = text.contains("whether process 4800 uses GPUDirect RDMA cannot be told");
             assert_eq!(is_open, registered > 0, "{text}");
             assert_eq!(
@@ -474,7 +452,7 @@ fn regions_that_are_not_seen_leave_it_open() {
     fixture.file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n");
     assert_eq!(of(&json(&fixture), Some(4711)).0, "unknown");
     track(&mut fixture, &[refused]);
-    assert!(says(&fixture, "list --all").contains("no memory region is seen"));
+    fixture.session("0$ list --all\nno memory region is seen");
 }
 
 #[test]
@@ -568,8 +546,7 @@ fn other_network_namespaces_may_have_devices() {
         let fact = json!({ "devices": devices, "is_exclusive": exclusive });
         fixture.fact(Fact::MemoryRegions, &fact.to_string());
         assert_eq!(of(&json(&fixture), Some(4711)).0, verdict);
-        let text = says(&fixture, "list --all --pid 4800");
-        assert!(text.contains(without), "{text}");
+        let text = fixture.session(&format!("0$ list --all --pid 4800\n{without}"));
         assert_eq!(text.contains("nsenter"), exclusive, "{text}");
     }
     // A visible device has no users elsewhere.
