@@ -136,9 +136,8 @@ pub(crate) struct Segment {
     /// Root port or downstream port at the upper end.
     pub(crate) upper: Address,
     pub(crate) lower: Address,
-    pub(crate) now: Rate,
-    /// Best speed and width that both ends support.
-    pub(crate) most: Rate,
+    /// Current rate, and the best speed and width that both ends support.
+    pub(crate) link: Link,
 }
 
 /// A device that sysfs lists but that could not be read.
@@ -405,10 +404,7 @@ impl Machine {
     /// itself reports if no port is above the device, as in a virtual machine.
     pub(crate) fn link(&self, at: Address) -> Option<Link> {
         match self.links(at).first() {
-            Some(segment) => Some(Link {
-                now: segment.now,
-                most: segment.most,
-            }),
+            Some(segment) => Some(segment.link),
             None => self.physical(at)?.link.clone().ok(),
         }
     }
@@ -428,12 +424,8 @@ impl Machine {
             },
             (one, other) => one.or(other)?.most,
         };
-        Some(Segment {
-            upper,
-            lower,
-            now,
-            most,
-        })
+        let link = Link { now, most };
+        Some(Segment { upper, lower, link })
     }
 
     pub(crate) fn all_pairs(&self) -> Vec<Pair> {

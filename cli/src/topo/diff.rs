@@ -127,13 +127,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
             let device = link.lower.to_string();
-            let facts = |segment: Segment| {
-                of_link(Link {
-                    now: segment.now,
-                    most: segment.most,
-                })
-            };
-            compare(&device, facts(was), facts(link), &mut changes);
+            compare(&device, of_link(was.link), of_link(link.link), &mut changes);
         }
     }
     for pair in &now.pairs {

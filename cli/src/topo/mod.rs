@@ -13,7 +13,7 @@ use crate::finding::Status;
 use crate::host::nvml::Nvml;
 use crate::host::recording::Recording;
 use crate::host::{Host, Unseen};
-use crate::machine::pci::{Address, Function, Rate};
+use crate::machine::pci::{Address, Function, Link};
 use crate::machine::{Class, Hca, Listed, Machine, Pair, Port, Segment, Unread};
 use crate::render::{known, Paint, Table};
 use crate::report::Out;
@@ -268,17 +268,12 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
 /// Formats the link between a device and the port above it, with the best rate of both ends if that
 /// differs.
 fn link(machine: &Machine, at: Option<Address>) -> String {
-    let text = at
-        .and_then(|at| machine.link(at))
-        .map(|link| rates(link.now, link.most));
+    let text = at.and_then(|at| machine.link(at)).map(rates);
     known(text)
 }
 
-fn segment(segment: &Segment) -> String {
-    rates(segment.now, segment.most)
-}
-
-fn rates(now: Rate, most: Rate) -> String {
+fn rates(link: Link) -> String {
+    let Link { now, most } = link;
     // A virtual function reports no link.
     if now.speed == 0 && now.width == 0 {
         return "-".to_owned();
@@ -352,7 +347,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
                 at if Some(at) == pair.nic => hca.name.clone(),
                 at => kind(machine, at).to_owned(),
             },
-            up.map_or_else(String::new, segment),
+            up.map_or_else(String::new, |segment| rates(segment.link)),
             payload(machine, at),
             node(machine, Some(at)),
         ]);
