@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::controls::{
     at_boot, command_line, control, for_data_direct, Turn, Wanted, REDIRECTS, UNUSED, WRITES,
 };
-use super::route::Route;
+use super::route::{routes, Route};
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::Acs;
@@ -22,10 +22,7 @@ check! {
 fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     let at_boot = at_boot(scan);
     let mut findings = Vec::new();
-    for pair in scan.pairs() {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
+    for (pair, route) in routes(scan) {
         match (for_data_direct(pair, &route), Turn::of(&route)) {
             (Some(Err(why)), _) | (None, Some(Err(why))) => {
                 let ports = route.turn().map(|(nic, gpu)| [nic.at, gpu.at]);
