@@ -386,17 +386,16 @@ mod tests {
         assert_eq!(gpu.index, Some(0));
     }
 
+    /// Returns the number of NVLinks by remote end.
+    fn by_end(links: &[(&str, u32)]) -> BTreeMap<String, u32> {
+        let links = links.iter().map(|(to, count)| ((*to).to_owned(), *count));
+        links.collect()
+    }
+
     #[test]
     fn nvlinks_are_counted_by_what_they_lead_to() {
         let told = |fake: Fake| collect(&fake).gpus[0].nvlinks.clone();
-        let links = |links: &[(&str, u32)]| {
-            let links = links.iter();
-            Some(
-                links
-                    .map(|(to, count)| ((*to).to_owned(), *count))
-                    .collect(),
-            )
-        };
+        let links = |links: &[(&str, u32)]| Some(by_end(links));
         let gpu = "0000:3b:00.0";
         assert_eq!(told(fake()), links(&[(gpu, 1), (SWITCH, 1)]));
         for (remote, expected) in [(0, links(&[(gpu, 2)])), (1, links(&[(gpu, 1), ("npu", 1)]))] {
@@ -426,12 +425,7 @@ mod tests {
     fn nvlinks_between_two_are_direct_or_by_switches() {
         let gpu = |at: &str, links: Option<&[(&str, u32)]>| GpuReport {
             at: at.to_owned(),
-            nvlinks: links.map(|links| {
-                let links = links.iter();
-                links
-                    .map(|(to, count)| ((*to).to_owned(), *count))
-                    .collect()
-            }),
+            nvlinks: links.map(by_end),
             ..GpuReport::default()
         };
         let between = |one, other| {
