@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Machine};
 use crate::process::State;
-use crate::registrations::{Freed, GpuId, Listing, Share, Stranded};
+use crate::registrations::{Freed, GpuId, Listing, Registration, Share, Stranded};
 use crate::render::{counted, known, Paint, Table};
 use crate::report::{object, Out};
 use crate::{args, regions, registrations, render, watch};
@@ -29,7 +29,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
     watch::repeat(interval, out, |out| {
         let mut listing = Listing::scan(host).map_err(why)?;
         if let Some(pid) = args.pid {
-            listing.registrations.retain(|one| one.pid == Some(pid));
+            listing
+                .registrations
+                .retain(|one| one.line.tgid == Some(pid));
         }
         if let Some(gpu) = &args.gpu {
             let address = address_of(gpu, &listing)?;
@@ -109,21 +111,22 @@ fn show_each(listing: &Listing, out: &mut Out) {
         "ID|PID|COMMAND|USER|GPU|HCA|PATH|ADDRESS|SIZE|CHUNKS|ENTRIES|MODE|AGE|STATE|FREED",
     );
     for one in &listing.registrations {
+        let line = &one.line;
         table.row([
-            one.id.to_string(),
-            pid(one.pid, one.process),
-            known(one.comm.as_deref()),
-            user(one.user.as_deref(), one.uid),
+            line.id.to_string(),
+            pid(line.tgid, one.process.state),
+            known(line.comm.as_deref()),
+            user(one.process.user.as_deref(), one.process.uid),
             gpus(one.gpus.iter()),
             known(one.hca.as_ref().map(registrations::HcaId::name)),
             known(one.class.map(Class::name)),
-            known(one.addr.map(|addr| format!("{addr:#x}"))),
-            known(one.len.map(render::bytes)),
-            known(one.chunks),
-            known(one.entries),
-            known(one.mode.as_deref()),
+            known(line.addr.map(|addr| format!("{addr:#x}"))),
+            known(line.len.map(render::bytes)),
+            known(line.chunks),
+            known(line.entries),
+            known(line.mode.as_deref()),
             known(one.age_seconds.map(render::seconds)),
-            state(one.state.as_deref()),
+            state(line.state.as_deref()),
             known(one.freed_bytes.map(render::bytes)),
         ]);
     }
@@ -145,10 +148,11 @@ fn show_holders(listing: &Listing, out: &mut Out) {
             .iter()
             .map(|(name, count)| format!("{count} {}", state(Some(name))))
             .collect();
-        let command = holder.command.as_deref().or(holder.comm.as_deref());
+        let process = &holder.process;
+        let command = process.command.as_deref().or(holder.comm.as_deref());
         table.row([
-            pid(holder.pid, holder.process),
-            user(holder.user.as_deref(), holder.uid),
+            pid(holder.pid, process.state),
+            user(process.user.as_deref(), process.uid),
             holder.registrations.to_string(),
             render::bytes(holder.bytes),
             render::bytes(holder.distinct_bytes),
@@ -182,7 +186,7 @@ fn show_holders(listing: &Listing, out: &mut Out) {
         for holder in &holders {
             let its = holder.gpus.iter().find(|its| its.gpu == share.gpu);
             if let Some(its) = its {
-                row(pid(holder.pid, holder.process), its);
+                row(pid(holder.pid, holder.process.state), its);
             }
         }
     }
@@ -203,16 +207,10 @@ fn show_sum(listing: &Listing, out: &mut Out) {
     if listing.registrations.is_empty() {
         out.line("no registration of GPU memory is active");
     } else {
-        let processes: BTreeSet<_> = listing
-            .registrations
-            .iter()
-            .map(|one| (one.pid, one.process == State::Reused))
-            .collect();
-        let bytes = listing
-            .registrations
-            .iter()
-            .filter_map(|one| one.len)
-            .fold(0, u64::saturating_add);
+        let all = || listing.registrations.iter();
+        let processes: BTreeSet<_> = all().map(Registration::owner).collect();
+        let bytes = all().filter_map(|one| one.line.len);
+        let bytes = bytes.fold(0, u64::saturating_add);
         out.line(format!(
             "{} of {}: {}",
             counted(listing.registrations.len(), "registration"),
@@ -232,22 +230,15 @@ fn notes(listing: &Listing) -> Vec<String> {
         listing
             .registrations
             .iter()
-            .filter(|one| one.process == state)
-            .filter_map(|one| one.pid)
+            .filter(|one| one.process.state == state)
+            .filter_map(|one| one.line.tgid)
             .collect()
     };
-    let name = |numbers: &BTreeSet<u32>| {
-        let mut names: Vec<String> = numbers.iter().take(8).map(u32::to_string).collect();
-        let more = numbers.len().saturating_sub(8);
-        if more > 0 {
-            names.push(format!("{more} more"));
-        }
-        names.join(", ")
-    };
+    let name = |numbers: &BTreeSet<u32>| render::first(numbers.iter(), 8);
     let kept = listing
         .registrations
         .iter()
-        .filter(|one| one.state.as_deref() == Some("orphaned"))
+        .filter(|one| one.is_in("orphaned"))
         .count();
     if kept > 0 {
         notes.push(format!(

@@ -17,7 +17,6 @@ mod job;
 mod list;
 mod machine;
 mod netlink;
-mod nvml;
 mod process;
 mod record;
 mod regions;

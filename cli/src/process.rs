@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::debugfs::Time;
-use crate::host::{Host, Unseen};
+use crate::host::{field, Host, Unseen};
 
 /// Inode of the first PID namespace, the kernel's `PROC_PID_INIT_INO`.
 pub(crate) const FIRST_NAMESPACE: &str = "pid:[4026531836]";
@@ -37,8 +37,9 @@ pub(crate) enum State {
     NotVisible,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Process {
+    #[serde(rename = "process")]
     pub(crate) state: State,
     /// Command line, in one line.
     pub(crate) command: Option<String>,
@@ -147,20 +148,14 @@ impl<'a> Processes<'a> {
     /// Returns the process of a thread, or the thread's ID if the process is not visible.
     pub(crate) fn of_thread(&self, thread: u32) -> u32 {
         let status = self.host.text(&format!("/proc/{thread}/status"));
-        let process = status.ok().and_then(|status| {
-            let lines = status.lines();
-            lines
-                .filter_map(|line| line.strip_prefix("Tgid:"))
-                .next()?
-                .trim()
-                .parse()
-                .ok()
-        });
-        process.unwrap_or(thread)
+        of_status(&status.unwrap_or_default(), thread)
     }
 
-    /// Returns the process that had the ID `number` at the time `then`.
-    pub(crate) fn of(&mut self, number: u32, then: Option<Time>) -> Process {
+    /// Returns the process that had the ID `number` at the time `then`. `None`: the ID is unknown.
+    pub(crate) fn of(&mut self, number: Option<u32>, then: Option<Time>) -> Process {
+        let Some(number) = number else {
+            return Process::unknown(State::NotVisible);
+        };
         match self.entry(number, then) {
             Ok(entry) => entry.process.clone(),
             Err(state) => Process::unknown(state),
@@ -220,9 +215,7 @@ impl<'a> Processes<'a> {
                 };
             }
         };
-        let uid = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Uid:"))
+        let uid = field(&status, "Uid:")
             .and_then(|ids| ids.split_whitespace().next())
             .and_then(|id| id.parse().ok());
         let command = self
@@ -248,6 +241,12 @@ impl<'a> Processes<'a> {
     }
 }
 
+/// Returns the process that the `/proc/PID/status` of a thread names, or else the thread's ID.
+pub(crate) fn of_status(status: &str, thread: u32) -> u32 {
+    let process = field(status, "Tgid:").and_then(|process| process.parse().ok());
+    process.unwrap_or(thread)
+}
+
 /// Returns the users of `/etc/passwd` by user ID. If a user ID has several names, the first name is
 /// used.
 fn users(passwd: &str) -> BTreeMap<u32, String> {
@@ -271,11 +270,15 @@ fn command(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Parses field 22 of `/proc/PID/stat`. The process name, field 2, may contain anything, including
-/// brackets.
-fn start(stat: &str, suspended: u64) -> Option<Time> {
+/// Returns field 22 of `/proc/PID/stat`, the start time. The process name, field 2, may contain
+/// anything, including brackets.
+pub(crate) fn start_ticks(stat: &str) -> Option<&str> {
     let (_, fields) = stat.rsplit_once(')')?;
-    let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    fields.split_whitespace().nth(19)
+}
+
+fn start(stat: &str, suspended: u64) -> Option<Time> {
+    let ticks: u64 = start_ticks(stat)?.parse().ok()?;
     let since_boot = ticks.checked_mul(TICK)?;
     Some(Time(since_boot.saturating_sub(suspended)))
 }

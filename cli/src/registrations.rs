@@ -11,8 +11,9 @@ use crate::host::{Fact, Host, Seen};
 use crate::machine::config::Config;
 use crate::machine::pci::Address;
 use crate::machine::{pci, Class, Machine};
-use crate::process::Processes;
-use crate::{debugfs, process, render};
+use crate::process::{Process, Processes, State};
+use crate::report::object;
+use crate::{debugfs, render};
 
 /// A GPU of a registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -50,45 +51,62 @@ impl HcaId {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// A registration, with the machine's knowledge of its process and devices.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Registration {
-    pub(crate) id: u64,
-    pub(crate) state: Option<String>,
-    pub(crate) mode: Option<String>,
-    #[serde(serialize_with = "hexadecimal")]
-    pub(crate) addr: Option<u64>,
-    pub(crate) len: Option<u64>,
-    pub(crate) page: Option<u64>,
+    /// Line of the module's list.
+    pub(crate) line: debugfs::Registration,
     /// Bytes that the process has freed and the registration still holds. `None` if unknown, or if
     /// the registration holds nothing.
     pub(crate) freed_bytes: Option<u64>,
-    pub(crate) chunks: Option<u64>,
-    pub(crate) entries: Option<u64>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) hca: Option<HcaId>,
     /// Path class of the GPU, or of the farthest of several GPUs.
     pub(crate) class: Option<Class>,
-    pub(crate) pid: Option<u32>,
-    pub(crate) thread: Option<u32>,
-    pub(crate) comm: Option<String>,
-    pub(crate) process: process::State,
-    pub(crate) command: Option<String>,
-    pub(crate) uid: Option<u32>,
-    pub(crate) user: Option<String>,
-    pub(crate) since_seconds: Option<f64>,
+    pub(crate) process: Process,
     pub(crate) age_seconds: Option<f64>,
-    /// Keys of a newer module, unknown to this version.
-    pub(crate) other: BTreeMap<String, String>,
 }
 
-/// Serializes an address as hexadecimal text, because JSON readers may round 64-bit numbers.
-pub(crate) fn hexadecimal<S: serde::Serializer>(
-    number: &Option<u64>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match number {
-        Some(number) => serializer.serialize_str(&format!("{number:#x}")),
-        None => serializer.serialize_none(),
+impl Serialize for Registration {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let line = &self.line;
+        let all = object! {
+            id: line.id,
+            state: &line.state,
+            mode: &line.mode,
+            // Hexadecimal text, because JSON readers may round 64-bit numbers.
+            addr: line.addr.map(|addr| format!("{addr:#x}")),
+            len: line.len,
+            page: line.page,
+            freed_bytes: self.freed_bytes,
+            chunks: line.chunks,
+            entries: line.entries,
+            gpus: &self.gpus,
+            hca: &self.hca,
+            class: self.class,
+            pid: line.tgid,
+            thread: line.pid,
+            comm: &line.comm,
+            #[serde(flatten)]
+            process: &self.process,
+            since_seconds: line.since.map(Time::seconds),
+            age_seconds: self.age_seconds,
+            // Keys of a newer module, unknown to this version.
+            other: &line.other,
+        };
+        all.serialize(serializer)
+    }
+}
+
+impl Registration {
+    /// Identity of the process. The old and the new process of a reused number count as two.
+    pub(crate) fn owner(&self) -> (Option<u32>, bool) {
+        let is_reused = self.process.state == State::Reused;
+        (self.line.tgid, is_reused)
+    }
+
+    pub(crate) fn is_in(&self, state: &str) -> bool {
+        self.line.state.as_deref() == Some(state)
     }
 }
 
@@ -110,10 +128,8 @@ pub(crate) struct Share {
 pub(crate) struct Holder {
     pub(crate) pid: Option<u32>,
     pub(crate) comm: Option<String>,
-    pub(crate) process: process::State,
-    pub(crate) command: Option<String>,
-    pub(crate) uid: Option<u32>,
-    pub(crate) user: Option<String>,
+    #[serde(flatten)]
+    pub(crate) process: Process,
     pub(crate) registrations: u64,
     pub(crate) bytes: u64,
     pub(crate) distinct_bytes: u64,
@@ -311,11 +327,9 @@ impl Listing {
 
     /// Returns the processes with their registrations, largest first.
     pub(crate) fn holders(&self) -> Vec<Holder> {
-        // The old and the new process of a reused number count as two.
         let mut by_process: BTreeMap<_, Vec<&Registration>> = BTreeMap::new();
         for one in &self.registrations {
-            let key = (one.pid, one.process == process::State::Reused);
-            by_process.entry(key).or_default().push(one);
+            by_process.entry(one.owner()).or_default().push(one);
         }
         let mut holders: Vec<Holder> = by_process
             .values()
@@ -324,19 +338,16 @@ impl Listing {
                 let gpus = shares(all.iter().copied());
                 let mut states = BTreeMap::new();
                 for one in all {
-                    let state = one.state.clone().unwrap_or_else(|| "unknown".to_owned());
+                    let state = one.line.state.as_deref().unwrap_or("unknown").to_owned();
                     let count: &mut u64 = states.entry(state).or_default();
                     *count = count.saturating_add(1);
                 }
                 Some(Holder {
-                    pid: last.pid,
-                    comm: last.comm.clone(),
-                    process: last.process,
-                    command: last.command.clone(),
-                    uid: last.uid,
-                    user: last.user.clone(),
+                    pid: last.line.tgid,
+                    comm: last.line.comm.clone(),
+                    process: last.process.clone(),
                     registrations: count(all.len()),
-                    bytes: sum(all.iter().filter_map(|one| one.len)),
+                    bytes: sum(all.iter().filter_map(|one| one.line.len)),
                     distinct_bytes: distinct(all.iter().copied()),
                     states,
                     gpus,
@@ -388,45 +399,23 @@ impl PciNames<'_> {
 }
 
 fn registration(
-    one: debugfs::Registration,
+    line: debugfs::Registration,
     now: Option<Time>,
     names: &PciNames<'_>,
     processes: &mut Processes<'_>,
     freed: &Freed,
 ) -> Registration {
-    let gpus: Vec<GpuId> = one.gpus.iter().map(|gpu| names.gpu(gpu)).collect();
-    let hca = one.hca.map(|hca| names.hca(&hca));
-    let class = hca.as_ref().and_then(|hca| names.class(&gpus, hca));
-    let process = match one.tgid {
-        Some(tgid) => processes.of(tgid, one.since),
-        None => process::Process::unknown(process::State::NotVisible),
-    };
+    let gpus: Vec<GpuId> = line.gpus.iter().map(|gpu| names.gpu(gpu)).collect();
+    let hca = line.hca.as_deref().map(|hca| names.hca(hca));
+    let age = |(since, now): (Time, Time)| debugfs::seconds(since.until(now));
     Registration {
-        id: one.id,
-        state: one.state,
-        mode: one.mode,
-        addr: one.addr,
-        len: one.len,
-        page: one.page,
-        freed_bytes: freed.of(one.id),
-        chunks: one.chunks,
-        entries: one.entries,
+        freed_bytes: freed.of(line.id),
+        class: hca.as_ref().and_then(|hca| names.class(&gpus, hca)),
         gpus,
         hca,
-        class,
-        pid: one.tgid,
-        thread: one.pid,
-        comm: one.comm,
-        process: process.state,
-        command: process.command,
-        uid: process.uid,
-        user: process.user,
-        since_seconds: one.since.map(Time::seconds),
-        age_seconds: one
-            .since
-            .zip(now)
-            .map(|(since, now)| debugfs::seconds(since.until(now))),
-        other: one.other,
+        process: processes.of(line.tgid, line.since),
+        age_seconds: line.since.zip(now).map(age),
+        line,
     }
 }
 
@@ -456,7 +445,7 @@ fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
         .map(|(gpu, all)| Share {
             gpu: gpu.cloned(),
             registrations: count(all.len()),
-            bytes: sum(all.iter().filter_map(|one| one.len)),
+            bytes: sum(all.iter().filter_map(|one| one.line.len)),
             distinct_bytes: distinct(all.into_iter()),
         })
         .collect()
@@ -466,11 +455,9 @@ fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
 fn distinct<'a>(all: impl Iterator<Item = &'a Registration>) -> u64 {
     let mut ranges: Vec<_> = all
         .filter_map(|one| {
-            let (addr, len) = (one.addr?, one.len?);
+            let (addr, len) = (one.line.addr?, one.line.len?);
             // A revoked registration uses no BAR1.
-            let is_there = one.state.as_deref() != Some("revoked");
-            let key = (one.pid, one.process == process::State::Reused);
-            is_there.then(|| (key, addr, addr.saturating_add(len)))
+            (!one.is_in("revoked")).then(|| (one.owner(), addr, addr.saturating_add(len)))
         })
         .collect();
     ranges.sort_unstable();

@@ -2,7 +2,9 @@
 //! Tables, colours, numbers with units, and removal of terminal control sequences.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::{Display, Write as _};
+use std::hash::Hash;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Width};
@@ -190,6 +192,30 @@ pub(crate) const NONE: &str = "-";
 /// Formats a value, or [`NONE`].
 pub(crate) fn known(value: Option<impl ToString>) -> String {
     value.map_or_else(|| NONE.to_owned(), |value| value.to_string())
+}
+
+/// Formats the first elements of a list, and the number of all others: `1, 2, 3 more`.
+pub(crate) fn first(all: impl ExactSizeIterator<Item = impl ToString>, most: usize) -> String {
+    let more = all.len().saturating_sub(most);
+    let mut names: Vec<String> = all.take(most).map(|one| one.to_string()).collect();
+    names.extend((more > 0).then(|| format!("{more} more")));
+    names.join(", ")
+}
+
+/// Groups elements by key, in the order of the keys' first occurrence.
+pub(crate) fn by_key<K: Clone + Eq + Hash, T>(
+    all: impl IntoIterator<Item = (K, T)>,
+) -> Vec<(K, Vec<T>)> {
+    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
+    let mut places = HashMap::new();
+    for (key, one) in all {
+        let place = *places.entry(key.clone()).or_insert(groups.len());
+        match groups.get_mut(place) {
+            Some((_, group)) => group.push(one),
+            None => groups.push((key, vec![one])),
+        }
+    }
+    groups
 }
 
 /// Formats a number and its noun.

@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use crate::debugfs::{Counter, Module, Refusal, Time};
 use crate::finding::Status;
+use crate::host::nvml::Nvml;
 use crate::host::Host;
 use crate::machine::pci::Address;
-use crate::nvml::Nvml;
 use crate::registrations::{GpuId, Listing, Stranded};
-use crate::render::{counted, known, Paint, Table, NONE};
+use crate::render::{by_key, counted, known, Paint, Table, NONE};
 use crate::report::{object, Out};
 use crate::{args, debugfs, registrations, render, shipped, watch};
 
@@ -264,19 +264,6 @@ fn is_bytes(event: &str) -> bool {
     event.ends_with("_bytes")
 }
 
-/// Returns the modes of the counters, in the module's order.
-fn modes<'a>(counters: impl Iterator<Item = &'a Counted>) -> Vec<&'a str> {
-    let mut modes = Vec::new();
-    for one in counters {
-        if let Some(mode) = one.counter.mode.as_deref() {
-            if !modes.contains(&mode) {
-                modes.push(mode);
-            }
-        }
-    }
-    modes
-}
-
 fn figure(event: &str, count: u64, more: Option<i128>) -> String {
     let size = |number: u64| match is_bytes(event) {
         true => render::bytes(number),
@@ -307,21 +294,17 @@ fn show(body: &Body, out: &mut Out) {
     }
 }
 
-/// Returns a row for each event or reason, with a column for each mode.
+/// Returns the modes of the counters, in the module's order, and a row for each event or reason.
 fn by_mode<'a>(
     counters: &[&'a Counted],
     name: fn(&'a Counted) -> &'a str,
 ) -> (Vec<&'a str>, Vec<(&'a str, Vec<&'a Counted>)>) {
-    let mut rows: Vec<(&str, Vec<&Counted>)> = Vec::new();
-    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
-    for one in counters {
-        let place = *places.entry(name(one)).or_insert(rows.len());
-        match rows.get_mut(place) {
-            Some((_, row)) => row.push(one),
-            None => rows.push((name(one), vec![one])),
-        }
-    }
-    (modes(counters.iter().copied()), rows)
+    let modes = counters
+        .iter()
+        .filter_map(|one| one.counter.mode.as_deref());
+    let modes = by_key(modes.map(|mode| (mode, ()))).into_iter();
+    let rows = by_key(counters.iter().map(|one| (name(one), *one)));
+    (modes.map(|(mode, _)| mode).collect(), rows)
 }
 
 fn cells(row: &[&Counted], modes: &[&str]) -> Vec<String> {

@@ -6,12 +6,25 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 
+use proptest::prelude::ProptestConfig;
+use serde_json::Value;
+
 use crate::args::Cli;
 use crate::finding::{Finding, Status};
 use crate::fixture;
+use crate::fixture::Fixture;
 use crate::host::recording::{encode, Recording};
-use crate::host::{Host, Unseen};
+use crate::host::{Fact, Host, Seen, Unseen};
 use crate::report::Out;
+
+/// Returns the configuration of a random test with this number of cases.
+pub(crate) fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
 
 /// Compares output with a file of `cli/tests`, in which JSON is [`folded`].
 pub(crate) fn golden(name: &str, text: &str) {
@@ -42,7 +55,7 @@ pub(crate) fn same_as_file(name: &str, text: &str) {
 /// Other text is unchanged.
 fn folded(text: &str) -> String {
     const SHORT: usize = 160;
-    const SHORT_ELEMENT: usize = 480;
+    const SHORT_ELEMENT: usize = 700;
     let mut lines: Vec<String> = Vec::new();
     // Lines that open a list or object that is still open.
     let mut open: Vec<usize> = Vec::new();
@@ -86,6 +99,55 @@ pub(crate) fn says(host: &dyn Host, line: &str) -> (String, Status) {
     (out.into_text(), status)
 }
 
+impl Fixture {
+    /// Returns the output of a command line for this machine, and its exit status.
+    pub(crate) fn says(&self, line: &str) -> (String, Status) {
+        says(&self.recording, line)
+    }
+
+    /// Returns the JSON that a command line prints for this machine.
+    pub(crate) fn json(&self, line: &str) -> Value {
+        let (text, _) = self.says(line);
+        serde_json::from_str(&text).unwrap_or_else(|why| panic!("{line}: {why}: {text}"))
+    }
+
+    /// Runs commands on this machine: [`session`].
+    #[track_caller]
+    pub(crate) fn session(&self, lines: &str) -> String {
+        session(&self.recording, lines)
+    }
+}
+
+/// A machine that reports the requests for facts, and gives other answers for some files.
+pub(crate) struct Watched<'a> {
+    pub(crate) machine: &'a Recording,
+    pub(crate) fact: &'a dyn Fn(Fact),
+    /// Returns the other contents of a file, or `None` for the machine's own answer.
+    pub(crate) file: &'a dyn Fn(&str) -> Option<Seen<Vec<u8>>>,
+}
+
+impl Host for Watched<'_> {
+    fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
+        (self.file)(path).unwrap_or_else(|| self.machine.bytes(path))
+    }
+    fn names(&self, path: &str) -> Seen<Vec<String>> {
+        self.machine.names(path)
+    }
+    fn link(&self, path: &str) -> Seen<String> {
+        self.machine.link(path)
+    }
+    fn resolved(&self, path: &str) -> Seen<String> {
+        self.machine.resolved(path)
+    }
+    fn matching(&self, path: &str, word: &str) -> Seen<String> {
+        self.machine.matching(path, word)
+    }
+    fn fact(&self, fact: Fact) -> Seen<String> {
+        (self.fact)(fact);
+        self.machine.fact(fact)
+    }
+}
+
 /// Returns the rows of a table with ` | ` between the cells.
 pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
     let rows = text
@@ -125,6 +187,55 @@ pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
     }
     said
 }
+
+/// A fault that a test injects into a machine, and the findings that the fault must cause.
+pub(crate) struct Fault<T: 'static> {
+    pub(crate) name: &'static str,
+    pub(crate) inject: fn(&mut T),
+    /// Findings in the form of [`is_like`].
+    pub(crate) says: &'static [&'static str],
+}
+
+/// Defines the constant `FAULTS` for machines of a type. Each fault is
+/// `"name", "finding", … => |machine| change;`.
+macro_rules! faults_of {
+    ($machine:ty; $($name:literal $(, $says:literal)* => $inject:expr;)*) => {
+        pub(crate) const FAULTS: &[$crate::testing::Fault<$machine>] =
+            &[$($crate::testing::Fault { name: $name, inject: $inject, says: &[$($says),*] }),*];
+    };
+}
+pub(crate) use faults_of;
+
+/// Returns a finding in one line: `level check: found fix how to fix it`.
+pub(crate) fn told(finding: &Finding) -> String {
+    let fix = finding.fix.as_deref().unwrap_or_default();
+    let (level, check) = (finding.level.name(), finding.check);
+    format!("{level} {check}: {} fix {fix}", finding.found)
+}
+
+/// Returns `true` if a text has this form, in which `…` stands for any text. Any text may follow
+/// the form.
+pub(crate) fn is_like(text: &str, form: &str) -> bool {
+    let mut parts = form.split('…');
+    let mut rest = text.strip_prefix(parts.next().unwrap_or_default());
+    parts.all(|part| {
+        rest = rest.and_then(|rest| Some(rest.split_once(part)?.1));
+        rest.is_some()
+    })
+}
+
+/// Defines a test that functions panic for no text.
+macro_rules! no_panic {
+    ($name:ident: $($function:expr),+) => {
+        proptest::proptest! {
+            #[test]
+            fn $name(text in proptest::prelude::any::<String>()) {
+                $(let _ = $function(&text);)+
+            }
+        }
+    };
+}
+pub(crate) use no_panic;
 
 /// Checks that backticks in the fix of a finding enclose commands only.
 pub(crate) fn commands_are_marked(finding: &Finding) {
@@ -255,11 +366,7 @@ fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig {
-        cases: 64,
-        failure_persistence: None,
-        ..proptest::prelude::ProptestConfig::default()
-    })]
+    #![proptest_config(cases(64))]
 
     /// For all answers of a machine, no command panics, and each prints something or an error.
     #[test]

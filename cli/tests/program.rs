@@ -28,6 +28,21 @@ fn ran(line: &str) -> (Option<i32>, String, String) {
     said(&output.expect("the program starts"))
 }
 
+/// Runs a shell script, whose `$0` is the program and whose `$1` is a recording.
+fn shell(script: &str) -> (Option<i32>, String, String) {
+    let program = env!("CARGO_BIN_EXE_peermemctl");
+    let output = Command::new("sh")
+        .args(["-c", script, program, MACHINE])
+        .output();
+    said(&output.unwrap())
+}
+
+/// Returns the standard output of the program with the words of a line and a variable.
+fn out_with(line: &str, name: &str, value: &str) -> String {
+    let output = peermemctl().args(line.split(' ')).env(name, value).output();
+    said(&output.unwrap()).1
+}
+
 #[test]
 fn topo_of_a_recording_exits_with_0() {
     let (status, out, errors) = ran(&format!("topo --machine {MACHINE}"));
@@ -78,11 +93,7 @@ fn a_reader_that_has_gone_changes_no_status() {
 fn colours_are_there_where_they_are_asked_for() {
     let topo = |words: &str| {
         let line = format!("topo {words}--machine {MACHINE}");
-        let output = peermemctl()
-            .args(line.split(' '))
-            .env("NO_COLOR", "1")
-            .output();
-        said(&output.unwrap()).1
+        out_with(&line, "NO_COLOR", "1")
     };
     assert!(topo("--color always ").contains("\x1b["));
     assert!(!topo("").contains('\x1b'));
@@ -146,30 +157,19 @@ fn a_job_is_a_process_that_runs() {
 /// `peermemctl topo >&-`: output that nobody can read is an error.
 #[test]
 fn a_closed_standard_output_is_2() {
-    let output = Command::new("sh")
-        .args(["-c", "exec \"$0\" topo --machine \"$1\" >&-"])
-        .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
-        .output();
-    let (status, _, errors) = said(&output.unwrap());
+    let (status, _, errors) = shell("exec \"$0\" topo --machine \"$1\" >&-");
     assert_eq!(status, Some(2), "{errors}");
     let begin = "peermemctl: standard output: ";
     assert!(errors.starts_with(begin), "{errors}");
     // A user may discard the output on purpose.
-    let output = peermemctl()
-        .args(["topo", "--machine", MACHINE])
-        .stdout(Stdio::null())
-        .output();
-    assert_eq!(said(&output.unwrap()).0, Some(0));
+    assert_eq!(shell("\"$0\" topo --machine \"$1\" >/dev/null").0, Some(0));
 }
 
 #[test]
 fn columns_are_heeded() {
     let topo = |columns: &str| {
-        let output = peermemctl()
-            .args(["topo", "--machine", MACHINE])
-            .env("COLUMNS", columns)
-            .output();
-        said(&output.unwrap()).1
+        let line = format!("topo --machine {MACHINE}");
+        out_with(&line, "COLUMNS", columns)
     };
     let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
     assert!(first(&topo("200")).ends_with("mlx5_8"));
@@ -221,14 +221,8 @@ fn a_fifo_that_nobody_writes_to_is_no_recording() {
     };
     assert_eq!(status.code(), Some(2));
     // A pipe with a slow writer.
-    let output = Command::new("sh")
-        .args([
-            "-c",
-            "(sleep 1; cat \"$1\") | \"$0\" topo --machine /dev/stdin",
-        ])
-        .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
-        .output();
-    let (status, out, errors) = said(&output.unwrap());
+    let slow = "(sleep 1; cat \"$1\") | \"$0\" topo --machine /dev/stdin";
+    let (status, out, errors) = shell(slow);
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
 }
 
@@ -295,10 +289,7 @@ fn a_plugin_that_cannot_look_is_unknown() {
         assert_eq!(out.lines().count(), 1, "{words:?}: {out}");
     }
     // Nothing can be printed to a closed standard output.
-    let output = Command::new("sh")
-        .args(["-c", "exec \"$0\" doctor --nagios --machine \"$1\" >&-"])
-        .args([env!("CARGO_BIN_EXE_peermemctl"), MACHINE])
-        .output();
-    assert_eq!(said(&output.unwrap()).0, Some(3));
+    let closed = shell("exec \"$0\" doctor --nagios --machine \"$1\" >&-");
+    assert_eq!(closed.0, Some(3));
     assert_eq!(ran("doctor --nagios --help").0, Some(0));
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::controls::{
     at_boot, command_line, control, for_data_direct, Turn, Wanted, REDIRECTS, UNUSED, WRITES,
 };
-use super::route::Route;
+use super::route::{routes, Route};
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::config::Acs;
@@ -22,10 +22,7 @@ check! {
 fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     let at_boot = at_boot(scan);
     let mut findings = Vec::new();
-    for pair in scan.pairs() {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
+    for (pair, route) in routes(scan) {
         match (for_data_direct(pair, &route), Turn::of(&route)) {
             (Some(Err(why)), _) | (None, Some(Err(why))) => {
                 let ports = route.turn().map(|(nic, gpu)| [nic.at, gpu.at]);
@@ -187,9 +184,9 @@ fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
     use super::super::tests::paths::{faults, socket, ACS, FIRST, SECOND};
-    use crate::fixture::{Fixture, Pci};
+    use crate::fixture;
+    use crate::fixture::Pci;
     use crate::machine::config::Acs;
-    use crate::{fixture, testing};
 
     faults! {
         "requests redirected at the NIC's port",
@@ -209,14 +206,9 @@ mod tests {
         };
     }
 
-    fn session(fixture: &Fixture, lines: &str) {
-        testing::session(&fixture.recording, lines);
-    }
-
     #[test]
     fn data_direct_that_is_set_up_is_well() {
-        session(
-            &fixture::data_direct(),
+        fixture::data_direct().session(
             "0$ doctor --only acs
              ^ Nothing wrong was seen
              $ doctor --only acs --all
@@ -237,10 +229,7 @@ mod tests {
             `setpci -s 0009:02:02.0 ECAP_ACS+0x6.w=0015:001d`
             ! 0009:05:00.0
             ";
-        session(
-            &fixture::data_direct_acs(),
-            &format!("{told}{DATA_DIRECT_ACS}"),
-        );
+        fixture::data_direct_acs().session(&format!("{told}{DATA_DIRECT_ACS}"));
     }
 
     #[test]
@@ -266,14 +255,14 @@ mod tests {
             };
             fixture.set_config(at, &port);
             let told = format!("1$ doctor --only acs\n{at} {words}\n`setpci -s {at} \n= setpci -s");
-            session(&fixture, &format!("{told}\n{DATA_DIRECT_ACS}"));
+            fixture.session(&format!("{told}\n{DATA_DIRECT_ACS}"));
         }
         // Irrelevant bits on the ports of the route, and cleared bits on a port outside the route,
         // are not faults.
         let mut fixture = fixture::data_direct();
         fixture.set_config("0009:02:00.0", &Pci::connectx8_port(6, 0x19 | 0x62, 0));
         fixture.set_config("0000:02:00.0", &Pci::connectx8_port(6, 0, 0));
-        session(&fixture, "0$ doctor --only acs");
+        fixture.session("0$ doctor --only acs");
     }
 
     #[test]
@@ -287,8 +276,7 @@ mod tests {
         ] {
             fixture.set_config(port, &redirecting());
         }
-        session(
-            &fixture,
+        fixture.session(
             "1$ doctor --only acs
              = pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0;x0x00xx@0000:c1:03.0 (
              = pci=disable_acs_redir=0000:17:00.0;0000:17:01.0;0000:c1:03.0 (",
@@ -313,8 +301,7 @@ mod tests {
         fixture.pci("0000:31:00.0", "0000:32:00.0", &Pci::connectx7(0));
         fixture.hca("mlx5_9", "0000:32:00.0", "ibp50s0", "InfiniBand", "?");
         // The pair is judged if `--pair` selects it.
-        session(
-            &fixture,
+        fixture.session(
             "$ doctor --only acs --all
              0000:17:02.0 (the NIC's port) has ReqRedir, CmpltRedir
              pci=config_acs=x0x00xx@0000:17:00.0;x0x00xx@0000:17:01.0 (

@@ -3,7 +3,7 @@
 
 use super::controls::control;
 use super::iommu::{mode, Mode};
-use super::route::Route;
+use super::route::routes;
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
@@ -16,10 +16,7 @@ check! {
 
 fn ats(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in scan.pairs() {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
+    for (pair, route) in routes(scan) {
         let Some((nic_port, _)) = route.turn() else {
             continue;
         };

@@ -7,9 +7,9 @@
 use super::port;
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
+use crate::host::nvml::Nvml;
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Hca, Machine, Port};
-use crate::nvml::Nvml;
 use crate::render::{bytes, counted};
 use crate::software::listed::{is_unlisted, is_withheld};
 use crate::software::Software;
@@ -230,7 +230,7 @@ fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding
 mod tests {
     use super::super::software::tests::faults;
     use super::super::tests::are_found;
-    use crate::{fixture, testing};
+    use crate::fixture;
 
     faults! {
         "nothing" => |_| {};
@@ -269,16 +269,16 @@ mod tests {
              1 GPU, 1 RDMA device",
             one.display()
         );
-        testing::session(&small.recording, &told);
+        small.session(&told);
         let file = folder.path().join("before.json");
         std::fs::write(&file, before.recording.to_json().unwrap()).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "baseline", file, FAULTS);
         let lines = "2$ doctor --baseline /none.json\n2$ export --baseline /none.json";
-        testing::session(&before.recording, lines);
+        before.session(lines);
         // `export` reports the finding, too.
         before.unplug("0000:3b:00.0");
-        let (text, _) = testing::says(&before.recording, &format!("export --baseline {file}"));
+        let (text, _) = before.says(&format!("export --baseline {file}"));
         let sample = "peermem_doctor_findings{check=\"baseline\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }

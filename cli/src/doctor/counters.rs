@@ -244,11 +244,11 @@ fn of_pci(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{print, run_all};
+    use super::super::run_all;
+    use super::super::tests::printed;
     use super::*;
     use crate::finding::Level;
     use crate::machine::Machine;
-    use crate::report::Out;
     use crate::{fixture, testing};
 
     /// Reads the small machine's counters, applies a change, and reads the counters again ten
@@ -269,11 +269,10 @@ mod tests {
         scan.earlier = Some(earlier);
         let findings = run_all(&scan, [&CHECK].into_iter());
         findings.iter().for_each(testing::commands_are_marked);
-        let mut out = Out::gather(false);
-        print::all(&scan, &findings, false, &mut out).unwrap();
+        let text = printed(&scan, &findings, false);
         let told = findings.into_iter();
         let told = told.map(|finding| (finding.level, finding.found));
-        (out.into_text(), told.collect())
+        (text, told.collect())
     }
 
     #[test]
@@ -349,8 +348,7 @@ mod tests {
         let mut fixture = fixture::small().with_software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");
-        testing::session(
-            &fixture.recording,
+        fixture.session(
             "0$ doctor --all --only counters
              mlx5_0: port 1 has counted link_downed 3, symbol_error 65535
              peermemctl doctor --interval 10

@@ -254,7 +254,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         for (name, fixture) in fixture::all() {
-            let (text, status) = testing::says(&fixture.recording, "doctor --write-expect");
+            let (text, status) = fixture.says("doctor --write-expect");
             assert_eq!(status, Status::Ok, "{text}");
             if name == "hgx" {
                 testing::golden("golden/expect-hgx.json", &text);
@@ -264,7 +264,7 @@ mod tests {
                 "0$ doctor --only expect --all --json --expect {}",
                 file.display()
             );
-            let json = testing::session(&fixture.recording, &line);
+            let json = fixture.session(&line);
             let json: serde_json::Value = serde_json::from_str(&json).unwrap();
             let findings = json["findings"].as_array().unwrap();
             assert_eq!(findings.len(), 1, "{name}: {json}");
@@ -326,13 +326,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         let mut before = fixture::hgx().with_software();
-        let expected = testing::says(&before.recording, "doctor --write-expect").0;
+        let expected = before.says("doctor --write-expect").0;
         std::fs::write(&file, expected).unwrap();
         let file = file.to_str().unwrap();
         are_found(&before, "expect", file, FAULTS);
         // `export` reports the finding, too.
         before.unplug("0000:3b:00.0");
-        let (text, _) = testing::says(&before.recording, &format!("export --expect {file}"));
+        let (text, _) = before.says(&format!("export --expect {file}"));
         let sample = "peermem_doctor_findings{check=\"expect\",level=\"fault\"} 1";
         assert!(text.lines().any(|line| line == sample), "{text}");
     }
@@ -353,7 +353,7 @@ mod tests {
                  3$ doctor --nagios --expect {name}
                  ^ GPUDIRECT UNKNOWN - "
             );
-            testing::session(&machine.recording, &told);
+            machine.session(&told);
         };
         let fields = "unknown field `gpu`, expected one of `gpus`, `hcas`, `modules` at line 2";
         refused("{\n \"gpu\": []}", fields);
@@ -376,6 +376,6 @@ mod tests {
         // Omitted values are not compared.
         let text = "{\"gpus\": [{\"count\": 1}], \"hcas\": [{\"count\": 1}]}";
         std::fs::write(&file, text).unwrap();
-        testing::session(&machine.recording, &format!("0$ doctor --expect {name}"));
+        machine.session(&format!("0$ doctor --expect {name}"));
     }
 }

@@ -11,11 +11,11 @@ use anyhow::{bail, Context as _};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::host::nvml::Nvml;
 use crate::host::{recording, Host};
 use crate::machine::hca::rate_of;
 use crate::machine::pci::{Address, Function, Link, Rate};
 use crate::machine::{Hca, Machine, Port};
-use crate::nvml::Nvml;
 use crate::software::listed::is_unlisted;
 
 /// Contents of the file. Omitted values are not compared.

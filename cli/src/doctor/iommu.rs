@@ -259,7 +259,7 @@ fn group_fix(scan: &Scan<'_>) -> String {
 mod tests {
     use super::super::controls::DATA_DIRECT_ACS;
     use super::super::tests::paths::{faults, group, socket, FIRST};
-    use crate::{fixture, testing};
+    use crate::fixture;
 
     faults! {
         "an IOMMU that translates",
@@ -284,8 +284,7 @@ mod tests {
     fn both_must_be_in_one_group() {
         let mut fixture = fixture::data_direct();
         // Translation for the NIC's own function does not affect GPU memory.
-        testing::session(
-            &fixture.recording,
+        fixture.session(
             "0$ doctor --only iommu --all
              Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30
              ! note iommu mlx5",
@@ -293,13 +292,13 @@ mod tests {
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
         let told = "1$ doctor --only iommu
             Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
-        testing::session(&fixture.recording, &format!("{told}\n{DATA_DIRECT_ACS}"));
+        fixture.session(&format!("{told}\n{DATA_DIRECT_ACS}"));
         let parameters = "DmaRemapPeerMmio: 1\nGrdmaPciTopoCheckOverride: 1\n";
         fixture.file("/proc/driver/nvidia/params", parameters);
         let told = "0$ doctor --only iommu --all\nGrdmaPciTopoCheckOverride=1";
-        testing::session(&fixture.recording, told);
+        fixture.session(told);
         // If ACS is wrong, only the check of ACS reports it.
         let fixture = fixture::data_direct_acs();
-        testing::session(&fixture.recording, "0$ doctor --only iommu");
+        fixture.session("0$ doctor --only iommu");
     }
 }

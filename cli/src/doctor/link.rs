@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Speed and width of the path's links, compared with the best that both ends support.
 
-use super::route::{Joined, Route};
+use super::route::{routes, Joined};
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::host::Unseen;
@@ -15,10 +15,7 @@ check! {
 
 fn link(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    for pair in scan.pairs() {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
+    for (pair, route) in routes(scan) {
         let ends = [(route.gpu, true), (route.nic, false)];
         // Data Direct is on the same chip as the switch above it.
         for (end, is_gpu_side) in ends.into_iter().filter(|(end, _)| !end.is_data_direct()) {

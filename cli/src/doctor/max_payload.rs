@@ -2,7 +2,7 @@
 //! Maximum payload along a path.
 
 use super::packets::{counted, express};
-use super::route::Route;
+use super::route::routes;
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 use crate::host::Seen;
@@ -47,10 +47,7 @@ const MISMATCH: &str =
 
 fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for pair in scan.pairs() {
-        let Some(route) = Route::of(scan, pair) else {
-            continue;
-        };
+    for (pair, route) in routes(scan) {
         let subject = Subject::pair(pair);
         let sides = [route.gpu, route.nic].map(|end| payloads(scan, &route.down_to(end)));
         let (gpu_side, nic_side) = match sides {

@@ -28,7 +28,7 @@ mod numa;
 mod packets;
 mod path;
 mod port;
-mod print;
+pub(crate) mod print;
 mod relaxed_ordering;
 mod roce;
 mod roce_qos;

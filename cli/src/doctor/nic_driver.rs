@@ -123,7 +123,7 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::paths::{faults, socket, FIRST};
-    use crate::{fixture, testing};
+    use crate::fixture;
 
     faults! {
         "a NIC without a driver", "warning nic-driver: …the NIC 0000:14:00.1 has no driver… fix …modprobe mlx5_core" =>
@@ -141,7 +141,7 @@ mod tests {
         let told = |fixture: &fixture::Fixture, options: &str, words: &str| {
             let lines =
                 format!("{options}\n{words}").replacen('$', "$ doctor --only nic-driver", 1);
-            testing::session(&fixture.recording, &lines)
+            fixture.session(&lines)
         };
         let mut fixture = fixture::data_direct();
         let well = told(&fixture, "0$ --all", "");

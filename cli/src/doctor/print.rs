@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Output of `doctor`'s findings: text, JSON, and a line for monitoring.
 
-use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
+use std::collections::HashSet;
 use std::hash::Hash;
 
 use serde::Serialize;
 
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Plugin, Status, Subject};
-use crate::render::{counted, Paint, Table};
+use crate::render::{by_key, counted, Paint, Table};
 use crate::report::{object, Out};
 
 pub(super) fn list(
@@ -32,52 +31,39 @@ pub(super) fn list(
 
 /// Number of findings of each level.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
-struct Counts {
+pub(crate) struct Counts {
     fault: usize,
     warning: usize,
-    note: usize,
-    not_visible: usize,
+    pub(crate) note: usize,
+    pub(crate) not_visible: usize,
     /// Number of values that only root can see.
-    needs_root: usize,
+    pub(crate) needs_root: usize,
 }
 
 impl Counts {
-    fn of(findings: &[Finding]) -> Self {
-        let count = |level| {
-            let of_level = findings.iter().filter(|finding| finding.level == level);
-            of_level.count()
+    pub(crate) fn of<'a>(findings: impl IntoIterator<Item = &'a Finding> + Clone) -> Self {
+        let count = |is: &dyn Fn(&Finding) -> bool| {
+            let findings = findings.clone().into_iter();
+            findings.filter(|finding| is(finding)).count()
         };
+        let of = |level| count(&|finding| finding.level == level);
         Self {
-            fault: count(Level::Fault),
-            warning: count(Level::Warning),
-            note: count(Level::Note),
-            not_visible: count(Level::NotVisible),
-            needs_root: findings.iter().filter(|finding| finding.needs_root).count(),
+            fault: of(Level::Fault),
+            warning: of(Level::Warning),
+            note: of(Level::Note),
+            not_visible: of(Level::NotVisible),
+            needs_root: count(&|finding| finding.needs_root),
         }
     }
 }
 
-/// Findings of one check that differ only in the state found and in the fix.
-struct Group<'a> {
-    first: &'a Finding,
-    findings: Vec<&'a Finding>,
-}
-
-fn grouped(findings: &[Finding]) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
-    let mut places = HashMap::new();
-    for finding in findings {
-        let key = (finding.check, finding.level, &finding.why, &finding.costs);
-        let place = *places.entry(key).or_insert(groups.len());
-        match groups.get_mut(place) {
-            Some(group) => group.findings.push(finding),
-            None => groups.push(Group {
-                first: finding,
-                findings: vec![finding],
-            }),
-        }
-    }
-    groups
+/// Groups findings of one check that differ only in the state found and in the fix.
+fn grouped(findings: &[Finding]) -> Vec<Vec<&Finding>> {
+    let key = findings
+        .iter()
+        .map(|it| ((it.check, it.level, &it.why, &it.costs), it));
+    let groups = by_key(key);
+    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 /// Returns each element once, in the order of first occurrence.
@@ -85,20 +71,6 @@ fn unique<T: Copy + Eq + Hash>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut seen = HashSet::new();
     let first = all.into_iter().filter(|one| seen.insert(*one));
     first.collect()
-}
-
-/// Groups elements by key, in the order of the keys' first occurrence.
-fn by_key<K: Copy + Eq + Hash, T>(all: impl IntoIterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
-    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
-    let mut places = HashMap::new();
-    for (key, one) in all {
-        let place = *places.entry(key).or_insert(groups.len());
-        match groups.get_mut(place) {
-            Some((_, group)) => group.push(one),
-            None => groups.push((key, vec![one])),
-        }
-    }
-    groups
 }
 
 /// Formats subjects as briefly as possible: a GPU by its index, and pairs as GPUs with their common
@@ -139,19 +111,33 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
     all.join("; ")
 }
 
+/// Prints level and check of a finding.
+pub(crate) fn heading(finding: &Finding, out: &mut Out) {
+    let level = Paint::of_level(finding.level).on(finding.level.name().replace('_', " "));
+    out.line(format!("{level} {}", Paint::Strong.on(finding.check)));
+}
+
+/// Prints a text of a finding behind a word.
+pub(crate) fn behind(word: &str, text: &str, out: &mut Out) {
+    out.paragraph(&format!("  {word:<5}  "), text);
+}
+
+/// Prints reason and cost of a finding.
+pub(crate) fn reasons(finding: &Finding, out: &mut Out) {
+    for (word, text) in [("why", &finding.why), ("costs", &finding.costs)] {
+        if let Some(text) = text {
+            behind(word, text, out);
+        }
+    }
+}
+
 /// Prints a group of findings: each line once, with all its subjects.
-fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
-    let first = group.first;
-    let paint = Paint::of_level(first.level);
-    out.line(format!(
-        "{} {}",
-        paint.on(first.level.name().replace('_', " ")),
-        Paint::Strong.on(first.check)
-    ));
-    let founds = group
-        .findings
-        .iter()
-        .map(|it| (it.found.as_str(), &it.subject));
+fn group(scan: &Scan<'_>, group: &[&Finding], out: &mut Out) {
+    let Some(first) = group.first() else {
+        return;
+    };
+    heading(first, out);
+    let founds = group.iter().map(|it| (it.found.as_str(), &it.subject));
     for (found, same) in by_key(founds) {
         let subjects = match first.subject {
             Subject::Machine => String::new(),
@@ -159,40 +145,41 @@ fn group(scan: &Scan<'_>, group: &Group<'_>, out: &mut Out) {
         };
         out.paragraph("  ", &format!("{subjects}{found}"));
     }
-    for (word, text) in [("why", &first.why), ("costs", &first.costs)] {
-        if let Some(text) = text {
-            out.paragraph(&format!("  {word:<5}  "), text);
-        }
-    }
+    reasons(first, out);
     // Commands for one device come first, then commands for all devices.
-    let fixes: Vec<&str> = group
-        .findings
-        .iter()
-        .filter_map(|finding| finding.fix.as_deref())
-        .collect();
-    let lines = by_key(
-        fixes
-            .iter()
-            .flat_map(|fix| unique(fix.lines()))
-            .map(|line| (line, ())),
-    );
+    let fixes: Vec<&str> = group.iter().filter_map(|it| it.fix.as_deref()).collect();
+    let lines = fixes.iter().flat_map(|fix| unique(fix.lines()));
+    let lines = by_key(lines.map(|line| (line, ())));
     let is_common = |times: &Vec<()>| times.len() == fixes.len();
     let own = lines.iter().filter(|(_, times)| !is_common(times));
     let common = lines.iter().filter(|(_, times)| is_common(times));
     let mut word = "fix";
     for (line, _) in own.chain(common) {
-        out.paragraph(&format!("  {word:<5}  "), line);
+        behind(word, line, out);
         word = "";
     }
     out.gap();
 }
 
-/// Formats the counts: `1 fault, 2 warnings`.
-fn summary(counts: Counts) -> String {
+/// Formats the counts: `1 fault, 2 warnings`. Returns `None` if nothing is wrong.
+fn summary(counts: Counts) -> Option<String> {
     let of = |count: usize, word| (count > 0).then(|| counted(count, word));
     let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let text = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    Some(text).filter(|text| !text.is_empty())
 }
+
+/// Formats the counts as the beginning of a sentence.
+pub(crate) fn sentence(counts: Counts) -> String {
+    let text = summary(counts).unwrap_or_else(|| "Nothing wrong was seen".to_owned());
+    match counts.not_visible {
+        0 => text,
+        count => format!("{text}; {} not visible", counted(count, "thing")),
+    }
+}
+
+/// End of the sentence if something was left out.
+pub(crate) const MORE: &str = "; --all shows what else there is to know";
 
 /// Returns the exit status: [`Status::Findings`] if any finding has level `fail_on` or worse, or
 /// else [`Status::Ok`].
@@ -240,31 +227,19 @@ pub(super) fn all(
         super::hops::tell(scan, pair, out);
     }
     for one in grouped(findings) {
-        if one.first.level.is_finding() || in_full {
+        if in_full || one.iter().any(|finding| finding.level.is_finding()) {
             group(scan, &one, out);
         }
     }
     out.gap();
-    let mut last = match summary(counts) {
-        none if none.is_empty() => "Nothing wrong was seen".to_owned(),
-        some => some,
-    };
-    if counts.not_visible > 0 {
-        let _ = write!(
-            last,
-            "; {} not visible",
-            counted(counts.not_visible, "thing")
-        );
-        match counts.needs_root {
-            0 => {}
-            all if all == counts.not_visible => last.push_str(" without root"),
-            some => {
-                let _ = write!(last, ", {some} of them for want of root's rights");
-            }
-        }
+    let mut last = sentence(counts);
+    match counts.needs_root {
+        0 => {}
+        all if all == counts.not_visible => last.push_str(" without root"),
+        some => last.push_str(&format!(", {some} of them for want of root's rights")),
     }
     if !in_full && counts.note + counts.not_visible > 0 {
-        last.push_str("; --all shows what else there is to know");
+        last.push_str(MORE);
     }
     last.push('.');
     out.paragraph("", &last);
@@ -286,16 +261,13 @@ pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
     let bad = findings.iter().filter(|finding| finding.level.is_finding());
     let checks = unique(bad.map(|finding| finding.check));
     let mut text = match summary(counts) {
-        none if none.is_empty() => "nothing wrong was seen".to_owned(),
+        None => "nothing wrong was seen".to_owned(),
         // The text contains no vertical bar, which would start the performance data.
-        some => format!("{some}: {}", checks.join(", ")),
+        Some(some) => format!("{some}: {}", checks.join(", ")),
     };
     if counts.needs_root > 0 {
-        let _ = write!(
-            text,
-            "; {} not visible without root",
-            counted(counts.needs_root, "thing")
-        );
+        let things = counted(counts.needs_root, "thing");
+        text = format!("{text}; {things} not visible without root");
     }
     out.line(format!(
         "GPUDIRECT {word} - {text} | faults={} warnings={} notes={} not_visible={}",

@@ -190,8 +190,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
-    use crate::{fixture, testing};
+    use crate::fixture;
 
     /// The two sockets stand for two machines. Each socket has the MTU and the GIDs that RoCE
     /// needs.
@@ -203,14 +202,8 @@ mod tests {
             fixture.roce("mlx5_0", "ibp24s0", 4200, &[LINK_LOCAL, ADDRESS]);
             fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, ADDRESS]);
             change(&mut fixture);
-            let machine = Machine::scan(&fixture.recording).unwrap();
-            let scan = Scan::new(&fixture.recording, &machine);
-            assert!((CHECK.applies)(&scan));
-            let findings = CHECK.findings(&scan);
-            findings.iter().for_each(testing::commands_are_marked);
-            let bad = findings
-                .into_iter()
-                .filter(|finding| finding.level != Level::Ok);
+            let findings = fixture.findings(&CHECK).into_iter();
+            let bad = findings.filter(|finding| finding.level != Level::Ok);
             bad.map(|finding| (finding.level, finding.found))
                 .collect::<Vec<_>>()
         };
@@ -270,25 +263,18 @@ mod tests {
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
         fixture.software();
-        testing::session(
-            &fixture.recording,
-            "0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address",
-        );
+        fixture.session("0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address");
         // Without a directory, as in an old recording, the first GIDs are read.
         let own = fixture.place("0000:18:00.0");
         let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
         fixture.recording.directories.remove(&types);
-        testing::session(
-            &fixture.recording,
+        fixture.session(
             "$ doctor --all --only roce
              not visible roce mlx5_0: GIDs of port 1: not in the recording",
         );
         // One GID is unreadable, and all other GIDs are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
-        testing::session(
-            &fixture.recording,
-            "0$ doctor --all --only roce\nGIDs of port 1: not visible without root",
-        );
+        fixture.session("0$ doctor --all --only roce\nGIDs of port 1: not visible without root");
     }
 }

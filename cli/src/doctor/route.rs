@@ -28,7 +28,15 @@ pub(super) struct Joined<'a> {
 
 /// Returns `true` if any pair has a PCI path.
 pub(super) fn applies(scan: &Scan<'_>) -> bool {
-    scan.pairs().any(|pair| Route::of(scan, pair).is_some())
+    routes(scan).next().is_some()
+}
+
+/// Returns the pairs to judge that have a PCI path, each with its route.
+pub(super) fn routes<'s, 'a>(
+    scan: &'s Scan<'a>,
+) -> impl Iterator<Item = (&'a Pair, Route<'a>)> + 's {
+    let pairs = scan.pairs();
+    pairs.filter_map(move |pair| Some((pair, Route::of(scan, pair)?)))
 }
 
 impl<'a> Route<'a> {

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use super::expected::Expected;
 use crate::finding::{Finding, Level, Subject};
+use crate::host::module_files::Files;
 use crate::host::recording::Recording;
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::counters::Counters;
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Class, Gpu, Hca, Machine, Pair};
-use crate::software::files::Files;
 use crate::software::Software;
 
 /// Recording of this machine, or of a similar one, in its healthy state.
@@ -330,39 +330,8 @@ impl Check {
 mod tests {
     use std::cell::Cell;
 
-    use super::*;
     use crate::host::Fact;
     use crate::{fixture, testing};
-
-    /// A machine that counts requests for the modules' files.
-    struct Counting {
-        machine: Recording,
-        reads: Cell<usize>,
-    }
-
-    impl Host for Counting {
-        fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
-            self.machine.bytes(path)
-        }
-        fn names(&self, path: &str) -> Seen<Vec<String>> {
-            self.machine.names(path)
-        }
-        fn link(&self, path: &str) -> Seen<String> {
-            self.machine.link(path)
-        }
-        fn resolved(&self, path: &str) -> Seen<String> {
-            self.machine.resolved(path)
-        }
-        fn matching(&self, path: &str, word: &str) -> Seen<String> {
-            self.machine.matching(path, word)
-        }
-        fn fact(&self, fact: Fact) -> Seen<String> {
-            if fact == Fact::ModuleFiles {
-                self.reads.set(self.reads.get() + 1);
-            }
-            self.machine.fact(fact)
-        }
-    }
 
     /// Commands that need no module file do not spend half a second on decompressing nvidia.ko.
     #[test]
@@ -379,12 +348,14 @@ mod tests {
             (without, "export", 0),
         ] {
             fixture.software();
-            let host = Counting {
-                machine: fixture.recording,
-                reads: Cell::new(0),
+            let asked = Cell::new(0);
+            let host = testing::Watched {
+                machine: &fixture.recording,
+                fact: &|fact| asked.set(asked.get() + i32::from(fact == Fact::ModuleFiles)),
+                file: &|_| None,
             };
             let (text, _) = testing::says(&host, line);
-            assert_eq!(host.reads.get(), reads, "{line:?}: {text}");
+            assert_eq!(asked.get(), reads, "{line:?}: {text}");
         }
     }
 }

@@ -344,31 +344,23 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
             known(gpu.and_then(|gpu| gpu.index)),
             known(one.hca.as_ref().map(HcaId::name)),
             known(one.class.map(Class::name)),
-            known(one.mode.as_ref()),
-            known(one.state.as_ref()),
+            known(one.line.mode.as_ref()),
+            known(one.line.state.as_ref()),
         ];
         let (count, bytes, freed) = sums.entry(labels).or_default();
         if let Some(bytes) = one.freed_bytes {
             *freed = Some(freed.unwrap_or(0).saturating_add(bytes));
         }
         *count = count.saturating_add(1);
-        *bytes = bytes.saturating_add(one.len.unwrap_or(0));
+        *bytes = bytes.saturating_add(one.line.len.unwrap_or(0));
     }
-    metrics.gauges(
-        "peermem_registrations",
-        sums.iter()
-            .map(|(labels, (count, ..))| (labels.clone(), float(*count))),
-    )?;
-    metrics.gauges(
-        "peermem_registration_bytes",
-        sums.iter()
-            .map(|(labels, (_, bytes, _))| (labels.clone(), float(*bytes))),
-    )?;
-    metrics.gauges(
-        "peermem_registration_freed_bytes",
-        sums.iter()
-            .filter_map(|(labels, (.., freed))| Some((labels.clone(), float((*freed)?)))),
-    )?;
+    let each = |value: fn(&(u64, u64, Option<u64>)) -> Option<u64>| {
+        let sums = sums.iter();
+        sums.filter_map(move |(labels, sum)| Some((labels.clone(), float(value(sum)?))))
+    };
+    metrics.gauges("peermem_registrations", each(|sum| Some(sum.0)))?;
+    metrics.gauges("peermem_registration_bytes", each(|sum| Some(sum.1)))?;
+    metrics.gauges("peermem_registration_freed_bytes", each(|sum| sum.2))?;
     metrics.gauge(
         "peermem_processes",
         float(registrations::count(listing.holders().len())),

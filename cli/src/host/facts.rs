@@ -3,12 +3,16 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::{Host, Seen, Unseen};
 
+/// Function that registers a peer-memory module with ib_core.
+pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
+
 /// Functions that show where peer memory and dma-buf come from.
 const SYMBOLS: [&str; 6] = [
-    "ib_register_peer_memory_client",
+    REGISTER,
     "ib_umem_dmabuf_get",
     "nvidia_p2p_dma_map_pages",
     "nvidia_p2p_get_pages",
@@ -32,6 +36,12 @@ const SERVICES: [&str; 9] = [
     "slurmd",
     "slurmstepd",
 ];
+
+/// Directory of the device files of RDMA devices.
+pub(crate) const DEVICE_FILES: &str = "/dev/infiniband";
+
+/// Name of the fabric manager's process, `nv-fabricmanager`, truncated to 15 bytes by the kernel.
+const FABRIC_MANAGER: &str = "nv-fabricmanage";
 
 /// Returns type, name and module of a line of `/proc/kallsyms`, without the address, if the symbol
 /// matters.
@@ -58,10 +68,7 @@ pub(super) fn symbols() -> Seen<String> {
 /// Returns [`Fact::Services`](super::Fact::Services), from the files of `/proc`.
 pub(super) fn services(host: &dyn Host) -> Seen<String> {
     let mut lines = Vec::new();
-    for name in host.names("/proc")? {
-        let Ok(pid) = name.parse::<u32>() else {
-            continue;
-        };
+    for pid in host.processes()? {
         // The process may have ended.
         let Ok(comm) = host.text(&format!("/proc/{pid}/comm")) else {
             continue;
@@ -80,6 +87,66 @@ pub(super) fn services(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
+/// Returns `true` if this process sees the processes of the whole machine, unlike a process in a
+/// container with its own PID namespace.
+fn sees_machine(host: &dyn Host) -> bool {
+    host.text("/proc/2/comm").as_deref() == Ok("kthreadd")
+}
+
+/// Returns [`Fact::Verbs`](super::Fact::Verbs).
+pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
+    const CLASS: &str = "/sys/class/infiniband_verbs";
+    let names = host.names(CLASS)?;
+    // A container that sees the host's processes is an observer of the host. The lack of device
+    // files in such a container says nothing about the host.
+    if host.has(DEVICE_FILES) == Ok(false) && sees_machine(host) {
+        return Err(Unseen::Failed(
+            "not in this container, which sees the host's processes".to_owned(),
+        ));
+    }
+    let mut lines = Vec::new();
+    for name in names.iter().filter(|name| name.starts_with("uverbs")) {
+        let Ok(hca) = host.text(&format!("{CLASS}/{name}/ibdev")) else {
+            continue;
+        };
+        let state = match open(name) {
+            Ok(()) => "ok".to_owned(),
+            Err(Unseen::Absent) => "absent".to_owned(),
+            Err(Unseen::Denied) => "denied".to_owned(),
+            Err(why) => format!("failed {why}"),
+        };
+        lines.push(format!("{hca} {name} {state}"));
+    }
+    Ok(lines.join("\n"))
+}
+
+/// Opens a device file as libibverbs does. The open creates nothing on the device.
+fn open(name: &str) -> Seen<()> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true);
+    options.custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+    options.open(format!("{DEVICE_FILES}/{name}"))?;
+    Ok(())
+}
+
+/// Returns [`Fact::FabricManager`](super::Fact::FabricManager).
+pub(super) fn fabric_manager(host: &dyn Host) -> Seen<String> {
+    if !sees_machine(host) {
+        return Err(Unseen::Failed(
+            "the machine's processes are not visible from this PID namespace".to_owned(),
+        ));
+    }
+    let is_it = |pid: u32| {
+        let comm = host.text(&format!("/proc/{pid}/comm"));
+        comm.as_deref() == Ok(FABRIC_MANAGER)
+    };
+    let word = match host.processes()?.into_iter().any(is_it) {
+        true => "running",
+        false => "not running",
+    };
+    Ok(word.to_owned())
+}
+
 /// Returns the soft and hard limit of the line `Max locked memory` in `/proc/PID/limits`,
 /// unchanged.
 pub(crate) fn memory_lock(line: &str) -> Option<&str> {
@@ -90,6 +157,7 @@ pub(crate) fn memory_lock(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixture::Fixture;
 
     #[test]
     fn symbols_lose_their_address() {
@@ -121,5 +189,22 @@ mod tests {
             Some("unlimited            unlimited")
         );
         assert_eq!(memory_lock("Max file locks  1 1 locks"), None);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there() {
+        assert_eq!(open("none/of/this"), Err(Unseen::Absent));
+    }
+
+    #[test]
+    fn the_fabric_manager_is_found_where_processes_are_visible() {
+        let mut fixture = Fixture::new("processes");
+        let state = |fixture: &Fixture| fabric_manager(&fixture.recording);
+        assert!(matches!(state(&fixture), Err(Unseen::Failed(_))));
+        fixture.file("/proc/2/comm", "kthreadd\n");
+        fixture.file("/proc/900/comm", "slurmd\n");
+        assert_eq!(state(&fixture).as_deref(), Ok("not running"));
+        fixture.file("/proc/901/comm", "nv-fabricmanage\n");
+        assert_eq!(state(&fixture).as_deref(), Ok("running"));
     }
 }

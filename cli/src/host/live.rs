@@ -8,12 +8,11 @@ use std::{fs, io};
 
 use rustix::fs::{fstat, openat2, FileType, Mode, OFlags, ResolveFlags};
 
+use super::module_files::Files;
 use super::nldev::Tracked;
+use super::nvml::Nvml;
 use super::recording::Recorded as _;
 use super::{dcb, facts, Fact, Host, Seen, Unseen};
-use crate::nvml::Nvml;
-use crate::software::files::Files;
-use crate::software::{fabric, verbs};
 
 /// Upper bound on the size of a file, in bytes. The module's list of 100,000 registrations has
 /// about 25 MB.
@@ -178,10 +177,8 @@ impl Host for Live {
             Fact::User => {
                 let status = self.text("/proc/self/status")?;
                 // Real, effective, saved and file system user ID.
-                let user = status
-                    .lines()
-                    .find_map(|line| line.strip_prefix("Uid:"))
-                    .and_then(|line| line.split_whitespace().nth(1));
+                let users = super::field(&status, "Uid:");
+                let user = users.and_then(|users| users.split_whitespace().nth(1));
                 user.map(str::to_owned)
                     .ok_or_else(|| Unseen::Failed("/proc/self/status names no user".to_owned()))
             }
@@ -196,8 +193,8 @@ impl Host for Live {
             Fact::Services => facts::services(self),
             Fact::Dcb => dcb::Interfaces::json(self),
             Fact::MemoryRegions => Tracked::json(self),
-            Fact::Verbs => verbs::ask(self),
-            Fact::FabricManager => fabric::ask(self),
+            Fact::Verbs => facts::verbs(self),
+            Fact::FabricManager => facts::fabric_manager(self),
         }
     }
 }

@@ -3,10 +3,13 @@
 //! ([`recording::Recording`]). A missing answer of a recording is [`Unseen::NotRecorded`], never
 //! "not there".
 
+pub(crate) mod address;
 pub(crate) mod dcb;
 pub(crate) mod facts;
 pub(crate) mod live;
+pub(crate) mod module_files;
 pub(crate) mod nldev;
+pub(crate) mod nvml;
 pub(crate) mod recording;
 
 use std::fmt;
@@ -53,22 +56,22 @@ pub(crate) enum Fact {
     /// Kernel log since boot in the format of `/dev/kmsg`, one record a line:
     /// `priority,sequence,microseconds,…;text`.
     KernelLog,
-    /// NVML's answers, as the JSON of [`crate::nvml`].
+    /// NVML's answers, as the JSON of [`nvml`].
     Nvml,
     /// Symbols of `/proc/kallsyms` that show where peer memory and dma-buf come from, one a line
     /// without the address: `T ib_register_peer_memory_client [ib_uverbs]`.
     KernelSymbols,
     /// Contents of the files of the peer-memory module and of the modules that it calls, as the
-    /// JSON of [`crate::software::files`].
+    /// JSON of [`module_files`].
     ModuleFiles,
     /// Running services that pass on their limits to RDMA processes, one a line: name, process ID,
     /// and the soft and hard limit on locked memory. A limit is a number of bytes, `unlimited`, or
     /// `?`.
     Services,
-    /// PFC and DSCP of the network interfaces, as the JSON of [`crate::host::dcb`].
+    /// PFC and DSCP of the network interfaces, as the JSON of [`dcb`].
     Dcb,
     /// Memory regions of each RDMA device that the kernel tracks, as the JSON of
-    /// [`crate::host::nldev`].
+    /// [`nldev`].
     MemoryRegions,
     /// Device files of RDMA devices, one a line: RDMA device, file, and `ok`, `absent`, `denied` or
     /// `failed WHY`.
@@ -122,6 +125,12 @@ pub(crate) trait Host {
         }
     }
 
+    /// Returns the numbers of the processes, in the order of their names.
+    fn processes(&self) -> Seen<Vec<u32>> {
+        let names = self.names("/proc")?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
     /// Returns the number in a file: decimal, or hexadecimal with `0x`.
     fn number(&self, path: &str) -> Seen<u64> {
         let text = self.text(path)?;
@@ -136,6 +145,13 @@ pub(crate) fn line_end(path: &str) -> u8 {
         true => b'\0',
         false => b'\n',
     }
+}
+
+/// Returns the value of a line that begins with `key`, without surrounding blanks.
+pub(crate) fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(key))
+        .map(str::trim)
 }
 
 /// Parses a number: decimal, or hexadecimal with `0x`.

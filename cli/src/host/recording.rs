@@ -371,22 +371,10 @@ impl Host for Recording {
     }
 }
 
-/// Returns the key of a fact in `unseen`.
-fn key_of(fact: Fact) -> String {
-    let name = match fact {
-        Fact::User => "user",
-        Fact::Monotonic => "monotonic",
-        Fact::KernelLog => "kernel_log",
-        Fact::Nvml => "nvml",
-        Fact::KernelSymbols => "kernel_symbols",
-        Fact::ModuleFiles => "module_files",
-        Fact::Services => "services",
-        Fact::Dcb => "dcb",
-        Fact::MemoryRegions => "memory_regions",
-        Fact::Verbs => "verbs",
-        Fact::FabricManager => "fabric_manager",
-    };
-    format!("fact {name}")
+/// Returns the key of a fact in `unseen`: `fact` and its name in JSON.
+pub(crate) fn key_of(fact: Fact) -> String {
+    let name = serde_json::to_value(fact).unwrap_or_default();
+    format!("fact {}", name.as_str().unwrap_or_default())
 }
 
 /// A fact with its own type, which recordings hold as JSON.

@@ -6,6 +6,7 @@ use super::libraries::{Library, PRELOAD};
 use super::nics::{Choice, Near};
 use super::settings::{Effect, Judged};
 use super::{Member, Shared};
+use crate::doctor::Scan;
 use crate::finding::{Finding, Level, Subject};
 use crate::host::Unseen;
 use crate::machine::Class;
@@ -62,34 +63,26 @@ fn at(level: Level, found: impl Into<String>) -> Finding {
     Finding::new(level, Subject::Job, found)
 }
 
-fn unseen(what: &str, why: &str, needs_root: bool) -> Finding {
-    Finding {
-        needs_root,
-        ..at(Level::NotVisible, format!("{what}: {why}"))
-    }
+/// Reports what could not be read.
+fn unseen(what: impl AsRef<str>, why: &Unseen) -> Finding {
+    Scan::unseen(Subject::Job, what, why)
 }
 
-/// Reports what could not be read.
+/// Reports which sources could not be read.
 fn visible(it: &At<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut lost = |what: &str, why: Option<&Unseen>| {
-        let needs_root = why == Some(&Unseen::Denied);
-        findings.extend(why.map(|why| unseen(what, &why.to_string(), needs_root)));
-    };
-    lost(
-        "the mapped libraries (maps)",
-        it.member.libraries.as_ref().err(),
-    );
-    lost(
-        "the open GPUs and RDMA devices (fd)",
-        it.member.gpus.as_ref().err(),
-    );
-    for source in &it.member.environment {
-        if let Some(why) = &source.unseen {
-            findings.push(unseen(&source.place, why, source.needs_root));
-        }
-    }
-    findings
+    let member = it.member;
+    let libraries = member.libraries.as_ref().err();
+    let files = member.gpus.as_ref().err();
+    let sources = member.environment.iter();
+    let sources = sources.map(|source| (source.place.as_str(), source.unseen.as_ref()));
+    [
+        ("the mapped libraries (maps)", libraries),
+        ("the open GPUs and RDMA devices (fd)", files),
+    ]
+    .into_iter()
+    .chain(sources)
+    .filter_map(|(what, why)| Some(unseen(what, why?)))
+    .collect()
 }
 
 /// Answers whether the process uses GPUDirect RDMA now.
@@ -108,11 +101,13 @@ fn gpudirect(it: &At<'_>) -> Vec<Finding> {
              memory copies through the host.",
         )],
         Some(Verdict::No) => Vec::new(),
-        _ => vec![unseen(
-            "whether GPU memory is registered now",
-            &registered.not_told.join("; "),
-            registered.not_told.iter().any(|why| why.contains("root")),
-        )],
+        _ => {
+            let why = Unseen::Failed(registered.not_told.join("; "));
+            vec![Finding {
+                needs_root: registered.not_told.iter().any(|why| why.contains("root")),
+                ..unseen("whether GPU memory is registered now", &why)
+            }]
+        }
     }
 }
 
@@ -186,11 +181,13 @@ fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Fin
                 .why("nvidia_peermem is not loaded, and so there is no way to register GPU memory.")
                 .fix(format!("`sudo modprobe nvidia-peermem`, or {again}"))
         }
-        Err(why) => unseen(
-            "whether nvidia_peermem is loaded, the only way by this setting",
-            &why.to_string(),
-            false,
-        ),
+        Err(why) => Finding {
+            needs_root: false,
+            ..unseen(
+                "whether nvidia_peermem is loaded, the only way by this setting",
+                why,
+            )
+        },
     }
 }
 
@@ -381,11 +378,10 @@ fn ibgda(it: &At<'_>) -> Vec<Finding> {
         .iter()
         .find(|finding| finding.check == "ibgda");
     match found {
-        None => vec![unseen(
-            &named,
-            "whether nvidia.ko allows that is not visible",
-            false,
-        )],
+        None => {
+            let why = "whether nvidia.ko allows that is not visible".to_owned();
+            vec![unseen(named, &Unseen::Failed(why))]
+        }
         Some(finding) if finding.level == Level::Ok => {
             vec![at(Level::Ok, format!("{named}: {}", finding.found))]
         }

@@ -30,13 +30,17 @@ pub(super) struct Source {
     /// `the first environment`, or a path as the process sees it.
     pub(super) place: String,
     /// Reason why the source could not be read. `None` for a file that does not exist.
-    pub(super) unseen: Option<String>,
+    #[serde(serialize_with = "in_words")]
+    pub(super) unseen: Option<Unseen>,
     /// `true` if the source exists.
     pub(super) exists: bool,
     #[serde(skip)]
-    pub(super) needs_root: bool,
-    #[serde(skip)]
     variables: Vec<(String, String)>,
+}
+
+fn in_words<S: serde::Serializer>(why: &Option<Unseen>, serializer: S) -> Result<S::Ok, S::Error> {
+    let why = why.as_ref().map(ToString::to_string);
+    why.serialize(serializer)
 }
 
 /// A variable with its value.
@@ -61,11 +65,10 @@ impl Source {
         let (unseen, exists) = match &text {
             Ok(_) => (None, true),
             Err(Unseen::Absent) => (None, false),
-            Err(why) => (Some(why.to_string()), true),
+            Err(why) => (Some(why.clone()), true),
         };
         Self {
             place: place.to_owned(),
-            needs_root: text == Err(Unseen::Denied),
             unseen,
             exists,
             variables: variables(&text.unwrap_or_default(), end),

@@ -247,8 +247,7 @@ fn version_behind(text: &str, before: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use proptest::prelude::*;
+    use crate::testing::no_panic;
 
     #[test]
     fn names_of_files() {
@@ -314,13 +313,5 @@ mod tests {
         assert_eq!(version_behind("", "NVSHMEM v"), None);
     }
 
-    proptest! {
-        #[test]
-        fn nothing_read_is_a_panic(text in any::<String>()) {
-            mapping(&text);
-            library_of(&text);
-            version_in_name(&text);
-            version_behind(&text, "NCCL version ");
-        }
-    }
+    no_panic!(nothing_read_is_a_panic: mapping, library_of, version_in_name, |it: &str| version_behind(it, "NCCL version "));
 }

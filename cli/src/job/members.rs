@@ -5,6 +5,7 @@ use anyhow::bail;
 
 use crate::args;
 use crate::host::{Host, Seen, Unseen};
+use crate::process;
 
 /// Identity of a process, which a later process of the same number does not share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +23,7 @@ impl Identity {
             Unseen::Failed(text) if text.contains("os error 3") => Unseen::Absent,
             why => why,
         })?;
-        let start = start(&stat);
+        let start = process::start_ticks(&stat).map(str::to_owned);
         Ok(Self { pid, start })
     }
 
@@ -33,12 +34,6 @@ impl Identity {
             Err(why) => why == Unseen::Absent,
         }
     }
-}
-
-/// Returns field 22 of `/proc/PID/stat`. The name, field 2, may contain brackets and blanks.
-fn start(stat: &str) -> Option<String> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19).map(str::to_owned)
 }
 
 /// Selection of processes by the path of their control group.
@@ -94,7 +89,7 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = &str> {
 /// Returns an error if there is no such process, or none is visible.
 pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<Vec<u32>> {
     let group = match (&wanted.pid, &wanted.slurm, &wanted.pod, &wanted.cgroup) {
-        (Some(pid), ..) => return Ok(vec![process(host, *pid)?]),
+        (Some(pid), ..) => return Ok(vec![of_thread(host, *pid)?]),
         (_, Some(job), ..) => Group::Slurm(job.clone()),
         (_, _, Some(uid), _) => Group::Pod(uid.to_ascii_lowercase().replace('_', "-")),
         (_, _, _, Some(path)) => {
@@ -103,11 +98,10 @@ pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<
         }
         _ => bail!("no process is named"),
     };
-    let names = match host.names("/proc") {
-        Ok(names) => names,
+    let mut found = match host.processes() {
+        Ok(all) => all,
         Err(why) => bail!("the processes of this machine: {why}"),
     };
-    let mut found: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     let mut denied = 0_usize;
     found.retain(|pid| match host.text(&format!("/proc/{pid}/cgroup")) {
         Ok(text) => groups(&text).any(|path| group.holds(path)),
@@ -128,13 +122,9 @@ pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<
 }
 
 /// Returns the process of this number. A thread's number stands for its process.
-fn process(host: &dyn Host, pid: u32) -> anyhow::Result<u32> {
+fn of_thread(host: &dyn Host, pid: u32) -> anyhow::Result<u32> {
     match host.text(&format!("/proc/{pid}/status")) {
-        Ok(status) => {
-            let mut lines = status.lines();
-            let own = lines.find_map(|line| line.strip_prefix("Tgid:"));
-            Ok(own.and_then(|own| own.trim().parse().ok()).unwrap_or(pid))
-        }
+        Ok(status) => Ok(process::of_status(&status, pid)),
         Err(Unseen::Absent) => bail!("there is no process {pid}"),
         Err(Unseen::NotRecorded) => bail!(
             "the recording does not have process {pid}: `peermemctl record` keeps no maps and no environment; run this \

@@ -15,7 +15,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use anyhow::{bail, Context as _};
 use serde::Serialize;
@@ -29,6 +29,7 @@ use crate::machine::Machine;
 use crate::process::{Processes, State};
 use crate::regions::{Usage, Verdict};
 use crate::registrations::{GpuId, Listing, Share};
+use crate::render::by_key;
 use crate::report::Out;
 use crate::software::nccl::Nccl;
 use crate::software::MODULE;
@@ -116,7 +117,7 @@ impl Registered {
                 if listing
                     .registrations
                     .iter()
-                    .any(|one| one.process == State::Elsewhere) =>
+                    .any(|one| one.process.state == State::Elsewhere) =>
             {
                 let why = "the module numbers processes as the first PID namespace does, and this program runs in one \
                            of its own";
@@ -125,8 +126,8 @@ impl Registered {
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
                 // An entry of a former process with this number is not about this process.
-                let mut own =
-                    holders.filter(|one| one.pid == Some(pid) && one.process != State::Reused);
+                let mut own = holders
+                    .filter(|one| one.pid == Some(pid) && one.process.state != State::Reused);
                 let own = own.next();
                 it.registrations = Some(own.as_ref().map_or(0, |own| own.registrations));
                 it.bytes = Some(own.as_ref().map_or(0, |own| own.bytes));
@@ -222,7 +223,7 @@ impl Member {
             Err(Unseen::Absent) => return None,
             other => other.ok(),
         };
-        let process = processes.of(pid, None);
+        let process = processes.of(Some(pid), None);
         let environment = Environment::scan(host, pid, process.uid);
         let cgroup = host
             .text(&format!("/proc/{pid}/cgroup"))
@@ -423,23 +424,21 @@ impl Job {
     /// Enters the findings of all processes. A finding that several processes share is entered
     /// once.
     fn judge(&mut self, shared: &Shared<'_>) {
-        let mut places: BTreeMap<(String, &'static str), usize> = BTreeMap::new();
-        let mut found: Vec<Found> = Vec::new();
-        for member in &self.processes {
-            let suggested = self.suggested_nccl_ib_hca.as_deref();
-            for mut finding in checks::findings(shared, member, suggested) {
-                finding.subject = Subject::Job;
-                let key = (finding.found.clone(), finding.check);
-                let place = *places.entry(key).or_insert(found.len());
-                match found.get_mut(place) {
-                    Some(found) => found.pids.push(member.pid),
-                    None => found.push(Found {
-                        finding,
-                        pids: vec![member.pid],
-                    }),
-                }
-            }
-        }
+        let suggested = self.suggested_nccl_ib_hca.as_deref();
+        let of = |member: &Member| {
+            let pid = member.pid;
+            let findings = checks::findings(shared, member, suggested).into_iter();
+            findings.map(move |it| ((it.found.clone(), it.check), (it, pid)))
+        };
+        let all = by_key(self.processes.iter().flat_map(of)).into_iter();
+        let all = all.filter_map(|(_, same)| {
+            let pids = same.iter().map(|(_, pid)| *pid).collect();
+            let (first, _) = same.into_iter().next()?;
+            let subject = Subject::Job;
+            let finding = Finding { subject, ..first };
+            Some(Found { finding, pids })
+        });
+        let mut found: Vec<Found> = all.collect();
         found.sort_by_key(|found| std::cmp::Reverse(found.finding.level));
         self.findings = found;
     }

@@ -4,6 +4,8 @@
 use super::nics::{Choice, Near};
 use super::settings::{Effect, Judged};
 use super::{Found, Job, Member};
+use crate::doctor::print;
+use crate::doctor::print::Counts;
 use crate::finding::Level;
 use crate::host::Seen;
 use crate::machine::Class;
@@ -203,19 +205,16 @@ fn named(hcas: &[String], class: Option<Class>) -> String {
 
 fn finding(found: &Found, out: &mut Out) {
     let it = &found.finding;
-    let level = Paint::of_level(it.level).on(it.level.name().replace('_', " "));
-    out.line(format!("{level} {}", Paint::Strong.on(it.check)));
+    print::heading(it, out);
     let pids: Vec<String> = found.pids.iter().map(u32::to_string).collect();
-    let word = if pids.len() == 1 {
-        "process"
-    } else {
-        "processes"
+    let word = match pids.len() {
+        1 => "process",
+        _ => "processes",
     };
     out.paragraph("  ", &format!("{word} {}: {}", pids.join(", "), it.found));
-    for (word, text) in [("why", &it.why), ("costs", &it.costs), ("fix", &it.fix)] {
-        if let Some(text) = text {
-            out.paragraph(&format!("  {word:<5}  "), text);
-        }
+    print::reasons(it, out);
+    if let Some(fix) = &it.fix {
+        print::behind("fix", fix, out);
     }
     out.gap();
 }
@@ -224,21 +223,14 @@ fn finding(found: &Found, out: &mut Out) {
 fn others(job: &Job, with_all: bool, out: &mut Out) {
     let most = if with_all { usize::MAX } else { MOST_OTHERS };
     if !job.others.is_empty() {
-        let named = job.others.iter().take(most);
-        let named =
-            named.map(
-                |other| match other.command.as_deref().and_then(|it| it.split(' ').next()) {
-                    Some(command) => format!("{} ({command})", other.pid),
-                    None => other.pid.to_string(),
-                },
-            );
-        let mut named: Vec<String> = named.collect();
-        let more = job.others.len().saturating_sub(most);
-        if more > 0 {
-            named.push(format!("{more} more"));
-        }
+        let named = job.others.iter().map(|other| {
+            let command = other.command.as_deref().and_then(|it| it.split(' ').next());
+            let command = command.map(|command| format!(" ({command})"));
+            format!("{}{}", other.pid, command.unwrap_or_default())
+        });
+        let named = render::first(named, most);
         let count = counted(job.others.len(), "process");
-        let text = format!("no such library, GPU or RDMA device: {}", named.join(", "));
+        let text = format!("no such library, GPU or RDMA device: {named}");
         out.paragraph(&format!("{count} with "), &text);
     }
     if !job.ended.is_empty() {
@@ -248,31 +240,13 @@ fn others(job: &Job, with_all: bool, out: &mut Out) {
 }
 
 fn summary(job: &Job, with_all: bool) -> String {
-    let count = |level: Level| {
-        job.findings
-            .iter()
-            .filter(|found| found.finding.level == level)
-            .count()
-    };
-    let (faults, warnings) = (count(Level::Fault), count(Level::Warning));
-    let mut parts = Vec::new();
-    parts.extend((faults > 0).then(|| counted(faults, "fault")));
-    parts.extend((warnings > 0).then(|| counted(warnings, "warning")));
-    if parts.is_empty() {
-        parts.push("Nothing wrong was seen".to_owned());
+    let counts = Counts::of(job.findings.iter().map(|found| &found.finding));
+    let mut text = print::sentence(counts);
+    if counts.not_visible > 0 && counts.needs_root == counts.not_visible {
+        text.push_str(" without root");
     }
-    let mut text = parts.join(", ");
-    let hidden = count(Level::NotVisible);
-    if hidden > 0 {
-        let root = job
-            .findings
-            .iter()
-            .all(|it| it.finding.level != Level::NotVisible || it.finding.needs_root);
-        let without = if root { " without root" } else { "" };
-        text = format!("{text}; {} not visible{without}", counted(hidden, "thing"));
-    }
-    if !with_all && count(Level::Note) > 0 {
-        text = format!("{text}; --all shows what else there is to know");
+    if !with_all && counts.note > 0 {
+        text.push_str(print::MORE);
     }
     format!("{text}.")
 }

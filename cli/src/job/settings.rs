@@ -52,14 +52,6 @@ struct Rule {
     judge: fn(&str) -> Meaning,
 }
 
-const fn rule(library: &'static str, name: &'static str, judge: fn(&str) -> Meaning) -> Rule {
-    Rule {
-        name,
-        library,
-        judge,
-    }
-}
-
 use Effect::{Allows, Forbids, Forces, Limits, Selects};
 
 /// Parses a number as NCCL does, by `strtoll`.
@@ -68,11 +60,6 @@ fn number(value: &str) -> Option<i64> {
         Some(digits) => i64::from_str_radix(digits, 16).ok(),
         None => value.parse().ok(),
     }
-}
-
-/// Returns the meaning of NCCL's number: 0, or another number.
-fn switch(value: &str, off: (Effect, &'static str), on: (Effect, &'static str)) -> Meaning {
-    number(value).map(|number| if number == 0 { off } else { on })
 }
 
 /// Parses a truth value of NVSHMEM, which decides by the first letter.
@@ -84,216 +71,120 @@ fn truth(value: &str) -> Option<bool> {
     }
 }
 
-const RULES: &[Rule] = &[
-    rule("NCCL", "NCCL_NET_GDR_LEVEL", |value| {
-        Some(match nccl::level_of(value)? {
-            "LOC" => (
-                Forbids,
-                "no path is near enough: NCCL copies through the host",
-            ),
-            "SYS" => (
-                Allows,
-                "NCCL uses GPUDirect RDMA on each path, also between NUMA nodes",
-            ),
-            _ => (
-                Limits,
-                "NCCL uses GPUDirect RDMA up to this class of path; the default is PXB",
-            ),
-        })
-    }),
-    rule("NCCL", "NCCL_NET_GDR_READ", |value| {
-        let off = (
-            Limits,
-            "the NIC does not read GPU memory: NCCL copies what it sends through the host; what it receives goes \
-             directly",
-        );
-        switch(
-            value,
-            off,
-            (
-                Allows,
-                "the NIC also reads GPU memory, on machines without NVLink, too",
-            ),
-        )
-    }),
-    rule("NCCL", "NCCL_DMABUF_ENABLE", |value| {
-        let off = (Limits, "NCCL registers GPU memory by nvidia_peermem alone");
-        switch(
-            value,
-            off,
-            (
-                Allows,
-                "NCCL tries dma-buf before nvidia_peermem, as by default",
-            ),
-        )
-    }),
-    rule("NCCL", "NCCL_IB_DISABLE", |value| {
-        let on = (
-            Forbids,
-            "NCCL uses neither InfiniBand nor RoCE, but sockets",
-        );
-        switch(
-            value,
-            (Allows, "NCCL uses InfiniBand and RoCE, as by default"),
-            on,
-        )
-    }),
-    rule("NCCL", "NCCL_NET", |value| match value {
-        "" => None,
-        _ if value.eq_ignore_ascii_case("socket") => Some((Forbids, "NCCL uses sockets")),
-        _ if value.eq_ignore_ascii_case("ib") => {
-            Some((Forces, "NCCL uses InfiniBand or RoCE, or fails"))
-        }
-        _ => Some((Selects, "NCCL uses this network plugin, or fails")),
-    }),
-    rule("NCCL", "NCCL_NET_PLUGIN", |value| match value {
-        "" => None,
-        "none" => Some((
-            Allows,
-            "NCCL uses its own InfiniBand transport, and no plugin",
-        )),
-        _ => Some((
-            Selects,
-            "this network plugin decides; it may ignore NCCL_IB_ variables",
-        )),
-    }),
-    rule("NCCL", "NCCL_IB_HCA", |_| {
-        Some((Selects, "the RDMA devices that NCCL may use: see NICS"))
-    }),
-    rule("NCCL", "NCCL_P2P_LEVEL", |value| {
-        nccl::level_of(value)?;
-        Some((
-            Selects,
-            "copies between GPUs of this host; GPUDirect RDMA is not concerned",
-        ))
-    }),
-    rule("NCCL", "NCCL_P2P_DISABLE", |value| {
-        let on = (
-            Limits,
-            "no copies between GPUs of this host: NCCL does not reach a NIC through another GPU (PXN)",
-        );
-        switch(
-            value,
-            (Allows, "copies between GPUs of this host, as by default"),
-            on,
-        )
-    }),
-    rule("NCCL", "NCCL_PXN_DISABLE", |value| {
-        let on = (
-            Limits,
-            "NCCL does not reach a NIC through another GPU (PXN)",
-        );
-        switch(
-            value,
-            (
-                Allows,
-                "NCCL may reach a NIC through another GPU, as by default",
-            ),
-            on,
-        )
-    }),
-    rule("NCCL", "NCCL_TOPO_FILE", |_| {
-        Some((
-            Selects,
-            "NCCL goes by the paths in this file, not by those of sysfs",
-        ))
-    }),
-    rule("NCCL", "NCCL_IB_DATA_DIRECT", |value| {
-        let off = (Limits, "NCCL does not use the NIC's Data Direct function");
-        switch(
-            value,
-            off,
-            (
-                Allows,
-                "NCCL uses the NIC's Data Direct function, where it has one",
-            ),
-        )
-    }),
-    rule("NCCL", "NCCL_GIN_TYPE", |value| match value {
-        "2" => Some((Allows, "a thread of the processor drives the NIC (GIN)")),
-        "3" => Some((
-            Forces,
-            "kernels on the GPU drive the NIC (GDAKI), for which nvidia.ko needs a setting",
-        )),
-        _ => None,
-    }),
-    rule("UCX", "UCX_TLS", transports),
-    rule("UCX", "UCX_IB_GPU_DIRECT_RDMA", |value| {
-        match value.to_ascii_lowercase().as_str() {
-            "n" | "no" | "0" | "off" | "false" => {
-                Some((Forbids, "UCX does not register GPU memory with the NIC"))
-            }
-            "y" | "yes" | "1" | "on" | "true" => Some((
-                Forces,
-                "UCX registers GPU memory with the NIC, or does not use the NIC",
-            )),
-            "try" | "auto" => Some((
-                Allows,
-                "UCX registers GPU memory where it can, as by default",
-            )),
-            _ => None,
-        }
-    }),
-    rule("UCX", "UCX_NET_DEVICES", |value| match value {
-        "all" => Some((Allows, "UCX may use all devices, as by default")),
-        _ => Some((Selects, "the devices that UCX may use: see NICS")),
-    }),
-    rule("NVSHMEM", "NVSHMEM_REMOTE_TRANSPORT", |value| {
-        match value.to_ascii_lowercase().as_str() {
-            "none" => Some((Forbids, "NVSHMEM uses no network")),
-            "ibrc" | "ucx" | "ibdevx" | "libfabric" | "ibgda" => {
-                Some((Selects, "the transport that NVSHMEM uses"))
-            }
-            _ => None,
-        }
-    }),
-    rule("NVSHMEM", "NVSHMEM_IB_DISABLE_DMABUF", |value| {
-        Some(match truth(value)? {
-            true => (
-                Limits,
-                "NVSHMEM registers GPU memory by nvidia_peermem alone",
-            ),
-            false => (
-                Allows,
-                "NVSHMEM tries dma-buf before nvidia_peermem, as by default",
-            ),
-        })
-    }),
-    rule("NVSHMEM", "NVSHMEM_IB_ENABLE_IBGDA", |value| {
-        Some(match truth(value)? {
-            true => (
-                Forces,
-                "kernels on the GPU drive the NIC (IBGDA), for which nvidia.ko needs a setting",
-            ),
-            false => (Allows, "the processor drives the NIC, as by default"),
-        })
-    }),
-    rule(
-        "NVSHMEM",
-        "NVSHMEM_IBGDA_NIC_HANDLER",
-        |value| match value {
-            "cpu" => Some((
-                Allows,
-                "a thread of the processor rings the NIC's doorbells",
-            )),
-            "gpu" | "auto" => Some((Forces, "the GPU rings the NIC's doorbells")),
-            _ => None,
-        },
-    ),
-    rule("NVSHMEM", "NVSHMEM_HCA_LIST", |_| {
-        Some((Selects, "the RDMA devices that NVSHMEM may use: see NICS"))
-    }),
-    rule("NVSHMEM", "NVSHMEM_HCA_PE_MAPPING", |_| {
-        Some((
-            Selects,
-            "the RDMA devices that NVSHMEM may use, by process: see NICS",
-        ))
-    }),
-];
+/// Returns a word in lower case, or `None` for an empty one.
+fn word(value: &str) -> Option<String> {
+    Some(value.to_ascii_lowercase()).filter(|word| !word.is_empty())
+}
 
-/// Returns the meaning of `UCX_TLS`: a list of transports, or with `^` of those that UCX does not
-/// use. `ib` and `cuda` stand for several transports.
-fn transports(value: &str) -> Meaning {
+/// Defines [`RULES`]. Each rule reads the value by an expression, and lists the cases of the result
+/// with their effects and meanings. The software does not know a value without a case.
+macro_rules! rules {
+    ($($library:literal $name:literal, |$value:ident| $by:expr => {
+        $($case:pat => $effect:ident, $meaning:literal;)*
+    })*) => {
+        #[allow(unreachable_patterns, reason = "some rules have a case for each value")]
+        const RULES: &[Rule] = &[$(Rule {
+            name: $name,
+            library: $library,
+            judge: |$value| match $by {
+                $($case => Some(($effect, $meaning)),)*
+                _ => None,
+            },
+        }),*];
+    };
+}
+
+rules! {
+    "NCCL" "NCCL_NET_GDR_LEVEL", |value| nccl::level_of(value) => {
+        Some("LOC") => Forbids, "no path is near enough: NCCL copies through the host";
+        Some("SYS") => Allows, "NCCL uses GPUDirect RDMA on each path, also between NUMA nodes";
+        Some(_) => Limits, "NCCL uses GPUDirect RDMA up to this class of path; the default is PXB";
+    }
+    "NCCL" "NCCL_NET_GDR_READ", |value| number(value) => {
+        Some(0) => Limits, "the NIC does not read GPU memory: NCCL copies what it sends through the host; what it \
+            receives goes directly";
+        Some(_) => Allows, "the NIC also reads GPU memory, on machines without NVLink, too";
+    }
+    "NCCL" "NCCL_DMABUF_ENABLE", |value| number(value) => {
+        Some(0) => Limits, "NCCL registers GPU memory by nvidia_peermem alone";
+        Some(_) => Allows, "NCCL tries dma-buf before nvidia_peermem, as by default";
+    }
+    "NCCL" "NCCL_IB_DISABLE", |value| number(value) => {
+        Some(0) => Allows, "NCCL uses InfiniBand and RoCE, as by default";
+        Some(_) => Forbids, "NCCL uses neither InfiniBand nor RoCE, but sockets";
+    }
+    "NCCL" "NCCL_NET", |value| word(value).as_deref() => {
+        Some("socket") => Forbids, "NCCL uses sockets";
+        Some("ib") => Forces, "NCCL uses InfiniBand or RoCE, or fails";
+        Some(_) => Selects, "NCCL uses this network plugin, or fails";
+    }
+    "NCCL" "NCCL_NET_PLUGIN", |value| Some(value).filter(|it| !it.is_empty()) => {
+        Some("none") => Allows, "NCCL uses its own InfiniBand transport, and no plugin";
+        Some(_) => Selects, "this network plugin decides; it may ignore NCCL_IB_ variables";
+    }
+    "NCCL" "NCCL_IB_HCA", |_value| () => { () => Selects, "the RDMA devices that NCCL may use: see NICS"; }
+    "NCCL" "NCCL_P2P_LEVEL", |value| nccl::level_of(value) => {
+        Some(_) => Selects, "copies between GPUs of this host; GPUDirect RDMA is not concerned";
+    }
+    "NCCL" "NCCL_P2P_DISABLE", |value| number(value) => {
+        Some(0) => Allows, "copies between GPUs of this host, as by default";
+        Some(_) => Limits, "no copies between GPUs of this host: NCCL does not reach a NIC through another GPU (PXN)";
+    }
+    "NCCL" "NCCL_PXN_DISABLE", |value| number(value) => {
+        Some(0) => Allows, "NCCL may reach a NIC through another GPU, as by default";
+        Some(_) => Limits, "NCCL does not reach a NIC through another GPU (PXN)";
+    }
+    "NCCL" "NCCL_TOPO_FILE", |_value| () => {
+        () => Selects, "NCCL goes by the paths in this file, not by those of sysfs";
+    }
+    "NCCL" "NCCL_IB_DATA_DIRECT", |value| number(value) => {
+        Some(0) => Limits, "NCCL does not use the NIC's Data Direct function";
+        Some(_) => Allows, "NCCL uses the NIC's Data Direct function, where it has one";
+    }
+    "NCCL" "NCCL_GIN_TYPE", |value| value => {
+        "2" => Allows, "a thread of the processor drives the NIC (GIN)";
+        "3" => Forces, "kernels on the GPU drive the NIC (GDAKI), for which nvidia.ko needs a setting";
+    }
+    "UCX" "UCX_TLS", |value| transports(value) => {
+        (false, _) => Forbids, "UCX uses none of the transports of InfiniBand and RoCE (ib, rc, dc, ud)";
+        (_, false) => Forbids, "UCX does not know GPU memory, for there is no transport cuda among them";
+        _ => Allows, "UCX may use RDMA, and knows GPU memory";
+    }
+    "UCX" "UCX_IB_GPU_DIRECT_RDMA", |value| word(value).as_deref() => {
+        Some("n" | "no" | "0" | "off" | "false") => Forbids, "UCX does not register GPU memory with the NIC";
+        Some("y" | "yes" | "1" | "on" | "true") => Forces, "UCX registers GPU memory with the NIC, or does not use \
+            the NIC";
+        Some("try" | "auto") => Allows, "UCX registers GPU memory where it can, as by default";
+    }
+    "UCX" "UCX_NET_DEVICES", |value| value => {
+        "all" => Allows, "UCX may use all devices, as by default";
+        _ => Selects, "the devices that UCX may use: see NICS";
+    }
+    "NVSHMEM" "NVSHMEM_REMOTE_TRANSPORT", |value| word(value).as_deref() => {
+        Some("none") => Forbids, "NVSHMEM uses no network";
+        Some("ibrc" | "ucx" | "ibdevx" | "libfabric" | "ibgda") => Selects, "the transport that NVSHMEM uses";
+    }
+    "NVSHMEM" "NVSHMEM_IB_DISABLE_DMABUF", |value| truth(value) => {
+        Some(true) => Limits, "NVSHMEM registers GPU memory by nvidia_peermem alone";
+        Some(false) => Allows, "NVSHMEM tries dma-buf before nvidia_peermem, as by default";
+    }
+    "NVSHMEM" "NVSHMEM_IB_ENABLE_IBGDA", |value| truth(value) => {
+        Some(true) => Forces, "kernels on the GPU drive the NIC (IBGDA), for which nvidia.ko needs a setting";
+        Some(false) => Allows, "the processor drives the NIC, as by default";
+    }
+    "NVSHMEM" "NVSHMEM_IBGDA_NIC_HANDLER", |value| value => {
+        "cpu" => Allows, "a thread of the processor rings the NIC's doorbells";
+        "gpu" | "auto" => Forces, "the GPU rings the NIC's doorbells";
+    }
+    "NVSHMEM" "NVSHMEM_HCA_LIST", |_value| () => { () => Selects, "the RDMA devices that NVSHMEM may use: see NICS"; }
+    "NVSHMEM" "NVSHMEM_HCA_PE_MAPPING", |_value| () => {
+        () => Selects, "the RDMA devices that NVSHMEM may use, by process: see NICS";
+    }
+}
+
+/// Returns whether `UCX_TLS` has transports of RDMA, and of GPU memory. The value is a list of
+/// transports, or with `^` of those that UCX does not use. `ib` and `cuda` stand for several.
+fn transports(value: &str) -> (bool, bool) {
     let (is_excluding, list) = match value.strip_prefix('^') {
         Some(list) => (true, list),
         None => (false, value),
@@ -304,7 +195,7 @@ fn transports(value: &str) -> Meaning {
         let mut names = names.iter();
         names.any(|name| starts.iter().any(|start| name.starts_with(start)))
     };
-    let (has_rdma, has_cuda) = match is_excluding {
+    match is_excluding {
         true => (
             !(has("ib") || has("rc") && has("dc") && has("ud")),
             !(has("cuda") || has("cuda_copy")),
@@ -313,18 +204,7 @@ fn transports(value: &str) -> Meaning {
             has("all") || begins(&["ib", "rc", "dc", "ud", "gga", "srd"]),
             has("all") || begins(&["cuda", "gdr_copy"]),
         ),
-    };
-    Some(match (has_rdma, has_cuda) {
-        (false, _) => (
-            Forbids,
-            "UCX uses none of the transports of InfiniBand and RoCE (ib, rc, dc, ud)",
-        ),
-        (_, false) => (
-            Forbids,
-            "UCX does not know GPU memory, for there is no transport cuda among them",
-        ),
-        _ => (Allows, "UCX may use RDMA, and knows GPU memory"),
-    })
+    }
 }
 
 /// Returns the variables of a process with their meanings. Variables without a rule are kept if they
@@ -367,32 +247,20 @@ mod tests {
 
     use crate::software::nccl::Setting;
 
-    fn effect(name: &str, value: &str) -> Effect {
-        let setting = Setting {
-            value: value.to_owned(),
-            place: String::new(),
-        };
+    fn variable(name: &str, value: &str) -> Variable {
+        let (value, place) = (value.to_owned(), String::new());
+        let setting = Setting { value, place };
         let name = name.to_owned();
-        judged(&[Variable { name, setting }])
-            .first()
-            .unwrap()
-            .effect
+        Variable { name, setting }
     }
 
     #[test]
     fn ibgda_needs_no_other_transport() {
-        let variable = |name: &str, value: &str| {
-            let place = String::new();
-            let value = value.to_owned();
-            let setting = Setting { value, place };
-            let name = name.to_owned();
-            Variable { name, setting }
-        };
         let both = judged(&[
             variable("NVSHMEM_IB_ENABLE_IBGDA", "1"),
             variable("NVSHMEM_REMOTE_TRANSPORT", "none"),
         ]);
-        assert_eq!(both.get(1).unwrap().effect, Limits);
+        assert_eq!(both[1].effect, Limits);
     }
 
     #[test]
@@ -433,7 +301,8 @@ mod tests {
             ("NVSHMEM_IB_ENABLE_IBGDA", "", Effect::NotJudged),
             ("NVSHMEM_IBGDA_NIC_HANDLER", "cpu", Allows),
         ] {
-            assert_eq!(effect(name, value), expected, "{name}={value}");
+            let effect = judged(&[variable(name, value)])[0].effect;
+            assert_eq!(effect, expected, "{name}={value}");
         }
     }
 }

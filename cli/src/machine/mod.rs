@@ -11,7 +11,7 @@ pub(crate) mod pci;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::host::{Host, Seen, Unseen};
+use crate::host::{field, Host, Seen, Unseen};
 use pci::{Address, Function, Link, Rate};
 
 pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
@@ -136,9 +136,8 @@ pub(crate) struct Segment {
     /// Root port or downstream port at the upper end.
     pub(crate) upper: Address,
     pub(crate) lower: Address,
-    pub(crate) now: Rate,
-    /// Best speed and width that both ends support.
-    pub(crate) most: Rate,
+    /// Current rate, and the best speed and width that both ends support.
+    pub(crate) link: Link,
 }
 
 /// A device that sysfs lists but that could not be read.
@@ -177,7 +176,7 @@ pub(crate) struct Machine {
     pub(crate) unread: Vec<Unread>,
 }
 
-const NVIDIA: u16 = 0x10de;
+pub(crate) const NVIDIA: u16 = 0x10de;
 
 /// QEMU's `ivshmem`, the test VM's stand-in GPU (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
@@ -405,10 +404,7 @@ impl Machine {
     /// itself reports if no port is above the device, as in a virtual machine.
     pub(crate) fn link(&self, at: Address) -> Option<Link> {
         match self.links(at).first() {
-            Some(segment) => Some(Link {
-                now: segment.now,
-                most: segment.most,
-            }),
+            Some(segment) => Some(segment.link),
             None => self.physical(at)?.link.clone().ok(),
         }
     }
@@ -428,12 +424,8 @@ impl Machine {
             },
             (one, other) => one.or(other)?.most,
         };
-        Some(Segment {
-            upper,
-            lower,
-            now,
-            most,
-        })
+        let link = Link { now, most };
+        Some(Segment { upper, lower, link })
     }
 
     pub(crate) fn all_pairs(&self) -> Vec<Pair> {
@@ -560,10 +552,7 @@ impl Information {
         let Ok(text) = host.text(&format!("/proc/driver/nvidia/gpus/{at}/information")) else {
             return Self::default();
         };
-        let value = |key| {
-            let value = text.lines().find_map(|line| line.strip_prefix(key))?.trim();
-            (!value.is_empty()).then_some(value)
-        };
+        let value = |key| field(&text, key).filter(|value| !value.is_empty());
         let model = value("Model:").filter(|model| *model != "Unknown");
         Self {
             model: model.map(str::to_owned),

@@ -199,7 +199,7 @@ mod tests {
         }
         assert_eq!(
             testing::says(&recording, "topo -v"),
-            testing::says(&fixture.recording, "topo -v")
+            fixture.says("topo -v")
         );
     }
 }

@@ -276,6 +276,12 @@ struct Others {
     chips: BTreeMap<String, String>,
 }
 
+/// Returns the replacement of a name: `kind` and a number.
+fn replacement(known: &mut BTreeMap<String, String>, name: &str, kind: &str) -> String {
+    let next = format!("{kind}{}", known.len().saturating_add(1));
+    known.entry(name.to_owned()).or_insert(next).clone()
+}
+
 impl Others {
     /// Replaces the name of a control group, which may name a user, job or container.
     fn group(&mut self, name: &str) -> String {
@@ -296,20 +302,17 @@ impl Others {
         ];
         let sign = SIGNS.iter().find(|sign| name.contains(**sign));
         let sign = sign.map_or(String::new(), |sign| format!("{sign}-"));
-        let next = format!("{sign}group{}", self.groups.len().saturating_add(1));
-        self.groups.entry(name.to_owned()).or_insert(next).clone()
+        replacement(&mut self.groups, name, &format!("{sign}group"))
     }
 
     /// Replaces the name of a process.
     fn command(&mut self, name: &str) -> String {
-        let next = format!("process{}", self.commands.len().saturating_add(1));
-        self.commands.entry(name.to_owned()).or_insert(next).clone()
+        replacement(&mut self.commands, name, "process")
     }
 
     /// Replaces the number of a NIC's chip.
     fn chip(&mut self, number: &str) -> String {
-        let next = format!("chip{}", self.chips.len().saturating_add(1));
-        self.chips.entry(number.to_owned()).or_insert(next).clone()
+        replacement(&mut self.chips, number, "chip")
     }
 
     /// Replaces names in a path. Only paths below `/sys/fs/cgroup` contain names that people

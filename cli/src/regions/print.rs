@@ -76,11 +76,11 @@ fn show(usage: &Usage, out: &mut Out) {
     for user in &usage.users {
         let command = match &user.kernel {
             Some(kernel) => Some(format!("[{kernel}]")),
-            None => user.command.clone(),
+            None => user.process.command.clone(),
         };
         table.row([
-            list::pid(user.pid, user.process),
-            list::user(user.user.as_deref(), user.uid),
+            list::pid(user.pid, user.process.state),
+            list::user(user.process.user.as_deref(), user.process.uid),
             known((!user.devices.is_empty()).then(|| user.devices.join(","))),
             user.regions.to_string(),
             render::bytes(user.bytes),
@@ -212,7 +212,7 @@ fn notes(usage: &Usage) -> Vec<String> {
     let gone = usage
         .users
         .iter()
-        .filter(|user| user.process == State::Gone);
+        .filter(|user| user.process.state == State::Gone);
     let gone = count(gone.count());
     if gone > 0 {
         notes.push(format!(

@@ -9,6 +9,7 @@ use crate::finding::Status;
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
 use crate::host::{Fact, Host as _, Unseen};
+use crate::testing::{faults_of, Fault};
 use crate::{dma_buf, fixture, testing};
 
 const FILES: &str = crate::debugfs::DIRECTORY;
@@ -121,14 +122,9 @@ fn nvidias(count: u64) -> Fixture {
 }
 
 fn says(fixture: &Fixture, line: &str) -> String {
-    let (text, status) = testing::says(&fixture.recording, line);
+    let (text, status) = fixture.says(line);
     assert_eq!(status, Status::Ok, "{text}");
     text
-}
-
-/// Removes the line breaks that wrapping adds.
-fn unwrapped(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn json(fixture: &Fixture) -> Value {
@@ -203,8 +199,7 @@ fn a_process_without_gpu_memory_is_told() {
     without.remove("/sys/kernel/debug/dma_buf");
     without.file("/sys/kernel/debug/x", "");
     assert_eq!(of(&json(&without), Some(4711)).0, "no");
-    testing::session(
-        &machine().recording,
+    machine().session(
         "0$ list --all --pid 4711
          process 4711 does not use GPUDirect RDMA now: none of its 213 regions is GPU memory
          0$ list --all --pid 77
@@ -236,7 +231,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         let fixture = ours(&registration);
         let (verdict, [by_peer_memory, ..]) = of(&json(&fixture), Some(pid));
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
-        assert!(says(&fixture, "list --all").contains("in no memory region"));
+        fixture.session("0$ list --all\nin no memory region");
     }
     // A process that has a registration, but no regions.
     let answer = json(&ours(&mapped(99, GIB)));
@@ -252,8 +247,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
     is_told(&answer, Some(4800), "unknown", [0, 0, 0, 2]);
     has(&answer, "reasons", "has 3 registrations of GPU memory");
     has(&answer, "reasons", "not peermem-rs");
-    testing::session(
-        &nvidias(3).recording,
+    nvidias(3).session(
         "0$ list --all --pid 4800
          whether process 4800 uses GPUDirect RDMA cannot be told: 2 of its 2 regions may be",
     );
@@ -359,48 +353,31 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 1, 0]);
 }
 
+// Reasons for an unknown verdict, and the changes that cause them.
+faults_of! {
+    Fixture;
+    "bufinfo is not visible without root" => |fixture| fixture.deny(dma_buf::FILE);
+    "debugfs is not mounted: mount -t debugfs" => |fixture| {
+        fixture.remove("/sys/kernel/debug");
+        fixture.directory("/sys/kernel/debug");
+    };
+    "this kernel has no debugfs" => |fixture| fixture.remove("/sys/kernel/debug");
+    "is not whole" => |fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n");
+    "nv_peer_mem is loaded" => |fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n");
+    "what nvidia_peermem has registered is not seen" =>
+        |fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
+}
+
 #[test]
 fn why_it_cannot_be_told_is_said() {
-    let debugfs = "/sys/kernel/debug";
-    type Change = fn(&mut Fixture, &str);
-    let changes: [(Change, &str); 6] = [
-        (
-            |fixture, _| fixture.deny(dma_buf::FILE),
-            "bufinfo is not visible without root",
-        ),
-        (
-            |fixture, debugfs| {
-                fixture.remove(debugfs);
-                fixture.directory(debugfs);
-            },
-            "debugfs is not mounted: mount -t debugfs",
-        ),
-        (
-            |fixture, debugfs| fixture.remove(debugfs),
-            "this kernel has no debugfs",
-        ),
-        (
-            |fixture, _| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n"),
-            "is not whole",
-        ),
-        (
-            |fixture, _| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n"),
-            "nv_peer_mem is loaded",
-        ),
-        (
-            |fixture, _| fixture.file(&format!("{MODULE}/version"), "580.159.04\n"),
-            "what nvidia_peermem has registered is not seen",
-        ),
-    ];
-    for (change, said) in changes {
+    for Fault { name, inject, .. } in FAULTS {
         let mut fixture = machine();
-        change(&mut fixture, debugfs);
+        inject(&mut fixture);
         let answer = json(&fixture);
         let (verdict, [.., unknown]) = of(&answer, Some(4711));
-        assert_eq!((verdict.as_str(), unknown), ("unknown", 213), "{said}");
-        has(&answer, "reasons", said);
-        let text = says(&fixture, "list --all --pid 4800");
-        assert!(unwrapped(&text).contains(said), "{said}: {text}");
+        assert_eq!((verdict.as_str(), unknown), ("unknown", 213), "{name}");
+        has(&answer, "reasons", name);
+        fixture.session(&format!("0$ list --all --pid 4800\n{name}"));
     }
     let newer =
         registration(7, "mapped", 4711, GIB, MLX5_0).replace("state=mapped", "state=parked");
@@ -451,8 +428,7 @@ fn regions_that_are_not_seen_leave_it_open() {
             let answer = json(&fixture);
             assert_eq!(of(&answer, Some(4711)).0, verdict, "{said}");
             has(&answer, "notes", said);
-            let text = unwrapped(&says(&fixture, "list --all --pid 4800"));
-            assert!(text.contains(said), "{text}");
+            let text = fixture.session(&format!("0$ list --all --pid 4800\n{said}"));
             let is_open = text.contains("whether process 4800 uses GPUDirect RDMA cannot be told");
             assert_eq!(is_open, registered > 0, "{text}");
             assert_eq!(
@@ -468,8 +444,7 @@ fn regions_that_are_not_seen_leave_it_open() {
     assert_eq!(of(&json(&fixture), Some(4711)).0, "yes");
     let mut elsewhere = fixture.clone();
     buffers(&mut elsewhere, &[("nvidia", "<none>", GIB, &[MLX5_1])]);
-    testing::session(
-        &elsewhere.recording,
+    elsewhere.session(
         "0$ list --all --pid 4711
          none of its 1 region is GPU memory, and there may be others
          attached to mlx5_1",
@@ -477,13 +452,12 @@ fn regions_that_are_not_seen_leave_it_open() {
     fixture.file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n");
     assert_eq!(of(&json(&fixture), Some(4711)).0, "unknown");
     track(&mut fixture, &[refused]);
-    assert!(says(&fixture, "list --all").contains("no memory region is seen"));
+    fixture.session("0$ list --all\nno memory region is seen");
 }
 
 #[test]
 fn what_cannot_be_asked_fails() {
     let mut fixture = machine();
-    fixture.recording.facts.remove(&Fact::MemoryRegions);
     for (why, said) in [
         (Unseen::NotRecorded, "the recording has no memory regions"),
         (
@@ -491,12 +465,11 @@ fn what_cannot_be_asked_fails() {
             "memory regions cannot be seen: RDMA netlink: x",
         ),
     ] {
-        let unseen = &mut fixture.recording.unseen;
-        unseen.insert("fact memory_regions".to_owned(), why);
-        testing::session(&fixture.recording, &format!("2$ list --all\n{said}"));
+        fixture.without_fact(Fact::MemoryRegions, why);
+        fixture.session(&format!("2$ list --all\n{said}"));
     }
     fixture.fact(Fact::MemoryRegions, "{\"devices\":7}");
-    testing::session(&fixture.recording, "2$ list --all\nnot understood");
+    fixture.session("2$ list --all\nnot understood");
     // On a machine without an RDMA device, the command succeeds.
     let without = fixture::no_hca().recording;
     testing::session(&without, "0$ list --all\nnothing uses RDMA now");
@@ -525,8 +498,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     is_told(&answer, None, "no", [0, 0, 1, 0]);
     // Unowned regions may belong to a process without regions.
     fixture.deny(dma_buf::FILE);
-    testing::session(
-        &fixture.recording,
+    fixture.session(
         "0$ list --all --pid 4800
          cannot be told
          of 2 regions the kernel does not name
@@ -537,7 +509,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     known.file("/proc/4800/stat", stat);
     let answer = json(&known);
     is_told(&answer, None, "yes", [1, 0, 1, 0]);
-    testing::session(&known.recording, "0$ list --all --pid 4800\ncannot be told");
+    known.session("0$ list --all --pid 4800\ncannot be told");
     // One protection domain and two processes: the owner is unknown.
     let shared = [
         region(None, 2, GIB, 1),
@@ -574,8 +546,7 @@ fn other_network_namespaces_may_have_devices() {
         let fact = json!({ "devices": devices, "is_exclusive": exclusive });
         fixture.fact(Fact::MemoryRegions, &fact.to_string());
         assert_eq!(of(&json(&fixture), Some(4711)).0, verdict);
-        let text = says(&fixture, "list --all --pid 4800");
-        assert!(text.contains(without), "{text}");
+        let text = fixture.session(&format!("0$ list --all --pid 4800\n{without}"));
         assert_eq!(text.contains("nsenter"), exclusive, "{text}");
     }
     // A visible device has no users elsewhere.
@@ -619,11 +590,7 @@ fn a_recording_tells_the_same() {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig {
-        cases: 64,
-        failure_persistence: None,
-        ..proptest::prelude::ProptestConfig::default()
-    })]
+    #![proptest_config(testing::cases(64))]
 
     /// Each region is counted once, for all answers of the kernel and the module.
     #[test]

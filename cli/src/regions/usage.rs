@@ -17,9 +17,9 @@ use crate::host::recording::Recorded as _;
 use crate::host::{Host, Seen, Unseen};
 use crate::machine::pci::Address;
 use crate::machine::{pci, Machine};
-use crate::process::{Processes, GPU_PAGE};
+use crate::process::{Process, Processes, State, GPU_PAGE};
 use crate::render::counted;
-use crate::{dma_buf, process, registrations, render};
+use crate::{dma_buf, registrations, render};
 
 /// Other modules that give GPU memory to RDMA drivers.
 const OTHER_MODULES: [&str; 2] = ["nv_peer_mem", "efa_nv_peermem"];
@@ -40,10 +40,8 @@ pub(crate) struct User {
     pub(crate) pid: Option<u32>,
     /// Name of the part of the kernel that owns the regions.
     pub(crate) kernel: Option<String>,
-    pub(crate) process: process::State,
-    pub(crate) command: Option<String>,
-    pub(crate) uid: Option<u32>,
-    pub(crate) user: Option<String>,
+    #[serde(flatten)]
+    pub(crate) process: Process,
     pub(crate) devices: Vec<String>,
     pub(crate) regions: u64,
     pub(crate) bytes: u64,
@@ -228,8 +226,8 @@ impl Search<'_> {
             // The module pins whole pages. Not every line contains the page size.
             let pages = one.page.unwrap_or(GPU_PAGE).saturating_mul(2);
             let lengths = len.saturating_sub(pages)..=len;
-            let owner = match processes.of(pid, one.since).state {
-                process::State::Reused => Owner::Unknown,
+            let owner = match processes.of(Some(pid), one.since).state {
+                State::Reused => Owner::Unknown,
                 _ => Owner::Process(pid),
             };
             let mut holder = self.holders.remove(&owner).unwrap_or_default();
@@ -453,10 +451,6 @@ fn user(owner: Owner, holder: Holder, is_open: bool, processes: &mut Processes<'
         Owner::Kernel(name) => (None, Some(name)),
         Owner::Unknown => (None, None),
     };
-    let process = match pid {
-        Some(pid) => processes.of(pid, None),
-        None => process::Process::unknown(process::State::NotVisible),
-    };
     let gpu = holder
         .peer_memory
         .regions
@@ -471,10 +465,7 @@ fn user(owner: Owner, holder: Holder, is_open: bool, processes: &mut Processes<'
         pid,
         gpudirect: kernel.is_none().then_some(verdict),
         kernel,
-        process: process.state,
-        command: process.command,
-        uid: process.uid,
-        user: process.user,
+        process: processes.of(pid, None),
         devices: holder.devices.into_iter().collect(),
         regions: holder.all.regions,
         bytes: holder.all.bytes.unwrap_or(u64::MAX),

@@ -2,9 +2,9 @@
 //! GPUs that PCI lists and NVML does not: nvidia.ko is bound to the GPU but could not start it. In
 //! a container, NVML lists only the GPUs that the container may open.
 
+use crate::host::nvml::Nvml;
 use crate::host::{Host, Seen};
 use crate::machine::{Gpu, Machine};
-use crate::nvml::Nvml;
 use crate::process::FIRST_NAMESPACE;
 
 /// Initial cgroup namespace: `PROC_CGROUP_INIT_INO`.

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The software that matters to GPUDirect RDMA: modules, driver, and their lines in the kernel log.
 
-pub(crate) mod fabric;
-pub(crate) mod files;
 pub(crate) mod listed;
 pub(crate) mod log;
 pub(crate) mod nccl;
-pub(crate) mod verbs;
 
+use crate::host::module_files::is_peermem;
+use crate::host::nvml::Nvml;
 use crate::host::{Fact, Host, Seen, Unseen};
-use crate::nvml::Nvml;
+
+pub(crate) use crate::host::facts::REGISTER;
 
 /// Directory of the module in sysfs.
 pub(crate) const MODULE: &str = "/sys/module/nvidia_peermem";
-/// Function that registers a peer-memory module with ib_core.
-pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
 
 /// The software of a machine, as far as it could be read.
 #[derive(Debug)]
@@ -61,7 +59,7 @@ pub(crate) struct Symbol {
 }
 
 impl Software {
-    /// Reads all software except the modules' files ([`files::Files`]), which take long to read and
+    /// Reads all software except the modules' files ([`Files`](crate::host::module_files::Files)), which take long to read and
     /// which few callers need.
     pub(crate) fn scan(host: &dyn Host) -> Self {
         let kernel = host.text("/proc/sys/kernel/osrelease");
@@ -244,11 +242,6 @@ fn installed(host: &dyn Host, kernel: &Seen<String>) -> Seen<Option<String>> {
         is_peermem(path).then(|| path.to_owned())
     });
     Ok(file)
-}
-
-/// Returns `true` if a file is a peer-memory module, NVIDIA's or ours.
-fn is_peermem(path: &str) -> bool {
-    files::stem(path).is_some_and(|stem| stem.starts_with("nvidia") && stem.ends_with("peermem"))
 }
 
 /// Returns `true` if the file name is that of peermem-rs. The name of NVIDIA's file has dashes.

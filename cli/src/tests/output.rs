@@ -157,13 +157,12 @@ fn busy() -> Fixture {
         "{\"driver\":\"595.45.04\",\"gpus\":[{\"at\":\"00000000:19:00.0\",\"bar1\":{\"total_bytes\":137438953472,\
          \"used_bytes\":3221225472,\"free_bytes\":134217728000}}]}",
     );
-    fixture.recording.unseen.remove("fact nvml");
     fixture
 }
 
 /// Returns the output of a command line, which must succeed.
 fn says(fixture: &Fixture, line: &str) -> String {
-    let (text, status) = testing::says(&fixture.recording, line);
+    let (text, status) = fixture.says(line);
     assert_eq!(status, Status::Ok, "{line:?}: {text}");
     text
 }
@@ -184,7 +183,7 @@ fn what_is_alive_is_listed() {
     assert!(says(&busy, "list --pid 4800").contains("\n1 registration of 1 process: 4 MiB\n"));
     let (by_address, by_index) = ("list --gpu 0000:1B:00.0", "list --gpu 1");
     assert_eq!(says(&busy, by_address), says(&busy, by_index));
-    testing::session(&busy.recording, "2$ list --gpu 8\nthere is no GPU 8");
+    busy.session("2$ list --gpu 8\nthere is no GPU 8");
 }
 
 #[test]
@@ -206,13 +205,13 @@ fn what_is_counted_is_shown() {
     );
     for line in ["stats", "list"] {
         let told = "0000:f9:00.0, which is gone from PCI\nuntil the machine restarts";
-        testing::session(&lost.recording, &format!("0$ {line}\n{told}"));
+        lost.session(&format!("0$ {line}\n{told}"));
     }
     // A module with counters, but without a list.
     let mut older = busy;
     older.remove(&format!("{FILES}/registrations"));
     let told = "0$ stats\nhas no file registrations\nno_room";
-    testing::session(&older.recording, told);
+    older.session(told);
 }
 
 /// Parses Prometheus text, checks the format, and returns the samples by name and labels.
@@ -510,11 +509,8 @@ fn why_nothing_can_be_seen_is_said() {
         (no_list, "has no file registrations"),
         (nothing(), "the recording has no answer"),
     ] {
-        testing::session(
-            &fixture.recording,
-            &format!("2$ list\n^ peermemctl: \n{says}"),
-        );
-        let (text, _) = testing::says(&fixture.recording, "list");
+        fixture.session(&format!("2$ list\n^ peermemctl: \n{says}"));
+        let (text, _) = fixture.says("list");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
 }
@@ -541,21 +537,19 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
 #[test]
 fn files_in_proc_are_read_as_those_in_debugfs() {
     for command in ["list", "stats"] {
-        let (expected, _) = testing::says(&busy().recording, command);
+        let (expected, _) = busy().says(command);
         let mut without_debugfs = in_proc(busy());
         without_debugfs.remove("/sys/kernel/debug");
         for fixture in [in_proc(busy()), without_debugfs] {
-            let (text, status) = testing::says(&fixture.recording, command);
+            let (text, status) = fixture.says(command);
             assert_eq!(text, expected, "{command}");
             assert_ne!(status, Status::Failed);
         }
     }
     let mut denied = in_proc(idle());
     denied.deny(&format!("{PROC}/version"));
-    testing::session(
-        &denied.recording,
-        "2$ list\n^ peermemctl: /proc/driver/nvidia-peermem cannot be read without root",
-    );
+    denied
+        .session("2$ list\n^ peermemctl: /proc/driver/nvidia-peermem cannot be read without root");
 }
 
 /// The previous release of the module counts memory with struct pages as `not_in_bar`.
@@ -579,8 +573,7 @@ fn the_format_before_is_read_too() {
 fn numbers_of_another_namespace_are_not_looked_up() {
     let mut fixture = busy();
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
-    testing::session(
-        &fixture.recording,
+    fixture.session(
         "0$ list --by-process
          ! train.py
          ! alice
@@ -635,11 +628,7 @@ fn a_recording_has_the_registrations() {
 }
 
 proptest::proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig {
-        cases: 32,
-        failure_persistence: None,
-        ..proptest::prelude::ProptestConfig::default()
-    })]
+    #![proptest_config(testing::cases(32))]
 
     /// No answer of the module and `/proc` causes a panic.
     #[test]
@@ -669,7 +658,7 @@ proptest::proptest! {
             *old = before + &text + &behind;
         }
         for line in "list, list --json, list --by-process, stats, stats --json, export --no-doctor".split(", ") {
-            let (text, _) = testing::says(&fixture.recording, line);
+            let (text, _) = fixture.says(line);
             assert!(!text.is_empty(), "{line:?} says nothing");
         }
     }

@@ -5,9 +5,9 @@
 use serde::Serialize;
 
 use crate::finding::Status;
+use crate::host::nvml::Nvml;
 use crate::machine::pci::{Address, Link};
 use crate::machine::{Class, Gpu, Hca, Machine, Segment};
-use crate::nvml::Nvml;
 use crate::render;
 use crate::render::{counted, known, Table};
 use crate::report::{object, Out};
@@ -28,6 +28,10 @@ struct Change {
 
 /// Facts about a device, by name.
 type Facts = Vec<(String, Option<String>)>;
+
+fn fact(name: &str, value: Option<impl ToString>) -> (String, Option<String>) {
+    (name.to_owned(), value.map(|value| value.to_string()))
+}
 
 /// NVML's answers then and now, if NVML listed GPUs both times.
 pub(super) type Listings<'a> = Option<(&'a Nvml, &'a Nvml)>;
@@ -78,10 +82,7 @@ pub(super) fn run(
 
 fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let mut changes = Vec::new();
-    let nodes = |machine: &Machine| {
-        let nodes = machine.nodes.map(|nodes| nodes.to_string());
-        vec![("NUMA nodes".to_owned(), nodes)]
-    };
+    let nodes = |machine: &Machine| vec![fact("NUMA nodes", machine.nodes)];
     compare("machine", nodes(then), nodes(now), &mut changes);
 
     let named = |gpu: &Gpu| format!("GPU {}", gpu.at);
@@ -89,7 +90,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
         let mut facts = of_gpu(machine, gpu);
         // PCI also lists a GPU that nvidia.ko could not start.
         let listed = nvml.map(|nvml| if nvml.lacks(gpu.at) { "no" } else { "yes" });
-        facts.push(("listed by NVML".to_owned(), listed.map(str::to_owned)));
+        facts.push(fact("listed by NVML", listed));
         facts
     };
     let (nvml_then, nvml_now) = nvml.unzip();
@@ -101,21 +102,24 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
                 of_gpu(now, is, nvml_now),
                 &mut changes,
             ),
-            None => changes.push(gone(named(was), "GPU", &was.name)),
+            None => changes.push(one_side(named(was), "GPU", Some(&was.name), None)),
         }
     }
     let new = now.gpus.iter().filter(|gpu| then.gpu(gpu.at).is_none());
-    changes.extend(new.map(|gpu| come(named(gpu), "GPU", &gpu.name)));
+    changes.extend(new.map(|gpu| one_side(named(gpu), "GPU", None, Some(&gpu.name))));
 
     let at = |hca: &Hca| known(hca.at);
+    let hca = |hca: &Hca, then: Option<&str>, now: Option<&str>| {
+        one_side(hca.name.clone(), "RDMA device", then, now)
+    };
     for was in &then.hcas {
         match now.same_hca(was) {
             Some(is) => compare(&is.name, of_hca(then, was), of_hca(now, is), &mut changes),
-            None => changes.push(gone(was.name.clone(), "RDMA device", &at(was))),
+            None => changes.push(hca(was, Some(&at(was)), None)),
         }
     }
     let new = now.hcas.iter().filter(|hca| then.same_hca(hca).is_none());
-    changes.extend(new.map(|hca| come(hca.name.clone(), "RDMA device", &at(hca))));
+    changes.extend(new.map(|it| hca(it, None, Some(&at(it)))));
 
     // Links between switches and root ports. The links of GPUs and NICs are compared with their
     // devices.
@@ -123,13 +127,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
             let device = link.lower.to_string();
-            let facts = |segment: Segment| {
-                of_link(Link {
-                    now: segment.now,
-                    most: segment.most,
-                })
-            };
-            compare(&device, facts(was), facts(link), &mut changes);
+            compare(&device, of_link(was.link), of_link(link.link), &mut changes);
         }
     }
     for pair in &now.pairs {
@@ -137,13 +135,8 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
         if let Some(was) = was.and_then(|was| then.pair_of(pair.gpu, &was.name)) {
             let facts = |class: Option<Class>, is_best: bool| {
                 let best = if is_best { "yes" } else { "no" };
-                vec![
-                    (
-                        "path".to_owned(),
-                        class.map(|class| class.name().to_owned()),
-                    ),
-                    ("best of the GPU".to_owned(), Some(best.to_owned())),
-                ]
+                let class = fact("path", class.map(Class::name));
+                vec![class, fact("best of the GPU", Some(best))]
             };
             compare(
                 &format!("GPU {} \u{2013} {}", pair.gpu, pair.hca),
@@ -156,21 +149,13 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     changes
 }
 
-fn gone(device: String, what: &str, then: &str) -> Change {
+/// Returns the change of a device that is there on one side only.
+fn one_side(device: String, what: &str, then: Option<&str>, now: Option<&str>) -> Change {
     Change {
         device,
         what: what.to_owned(),
-        then: Some(then.to_owned()),
-        now: None,
-    }
-}
-
-fn come(device: String, what: &str, now: &str) -> Change {
-    Change {
-        device,
-        what: what.to_owned(),
-        then: None,
-        now: Some(now.to_owned()),
+        then: then.map(str::to_owned),
+        now: now.map(str::to_owned),
     }
 }
 
@@ -211,37 +196,31 @@ fn inner(machine: &Machine) -> Vec<Segment> {
 
 fn of_link(link: Link) -> Facts {
     vec![
-        ("link".to_owned(), Some(link.now.to_string())),
-        ("link at most".to_owned(), Some(link.most.to_string())),
+        fact("link", Some(link.now)),
+        fact("link at most", Some(link.most)),
     ]
 }
 
 fn of_function(machine: &Machine, at: Option<Address>) -> Facts {
     let function = at.and_then(|at| machine.functions.get(&at));
-    let numa = function.and_then(|function| function.numa);
+    let driver = function.and_then(|function| function.driver.as_deref());
     vec![
-        ("NUMA node".to_owned(), numa.map(|node| node.to_string())),
-        (
-            "driver".to_owned(),
-            function.and_then(|function| function.driver.clone()),
-        ),
+        fact("NUMA node", function.and_then(|function| function.numa)),
+        fact("driver", driver),
     ]
 }
 
 fn of_gpu(machine: &Machine, gpu: &Gpu) -> Facts {
     let mut facts = vec![
-        ("name".to_owned(), Some(gpu.name.clone())),
-        (
-            "BAR1".to_owned(),
-            gpu.bar1.map(|bar| render::bytes(bar.size)),
-        ),
+        fact("name", Some(&gpu.name)),
+        fact("BAR1", gpu.bar1.map(|bar| render::bytes(bar.size))),
     ];
     facts.extend(of_function(machine, Some(gpu.at)));
     if let Some(link) = machine.link(gpu.at) {
         // The speed varies with the GPU's load.
         facts.extend([
-            ("lanes".to_owned(), Some(format!("x{}", link.now.width))),
-            ("link at most".to_owned(), Some(link.most.to_string())),
+            fact("lanes", Some(format!("x{}", link.now.width))),
+            fact("link at most", Some(link.most)),
         ]);
     }
     facts
@@ -249,13 +228,10 @@ fn of_gpu(machine: &Machine, gpu: &Gpu) -> Facts {
 
 fn of_hca(machine: &Machine, hca: &Hca) -> Facts {
     let mut facts = vec![
-        ("name".to_owned(), Some(hca.name.clone())),
-        ("address".to_owned(), hca.at.map(|at| at.to_string())),
-        (
-            "Data Direct".to_owned(),
-            hca.data_direct.map(|at| at.to_string()),
-        ),
-        ("firmware".to_owned(), hca.firmware.clone()),
+        fact("name", Some(&hca.name)),
+        fact("address", hca.at),
+        fact("Data Direct", hca.data_direct),
+        fact("firmware", hca.firmware.as_deref()),
     ];
     facts.extend(of_function(machine, hca.at));
     if let Some(link) = hca.at.and_then(|at| machine.link(at)) {
@@ -286,10 +262,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("then.json");
         std::fs::write(&file, then.recording.to_json().unwrap()).unwrap();
-        testing::says(
-            &now.recording,
-            &format!("topo --diff {}{more}", file.display()),
-        )
+        now.says(&format!("topo --diff {}{more}", file.display()))
     }
 
     #[test]
@@ -366,6 +339,6 @@ mod tests {
     #[test]
     fn what_is_no_recording_is_refused() {
         let machine = fixture::small();
-        testing::session(&machine.recording, "2$ topo --diff /none.json\n/none.json");
+        machine.session("2$ topo --diff /none.json\n/none.json");
     }
 }

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 
 use super::fitting;
+use crate::host::nvml::Nvml;
 use crate::host::Seen;
 use crate::machine::{Class, Machine};
-use crate::nvml::Nvml;
 use crate::render::{known, Table};
 use crate::report::Out;
 
@@ -82,24 +82,21 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
 
 #[cfg(test)]
 mod tests {
-    use crate::fixture::software::nvml;
     use crate::fixture::Fixture;
+    use crate::host::nvml::Nvml;
     use crate::host::recording::Recorder;
     use crate::host::Fact;
-    use crate::nvml::Nvml;
     use crate::{fixture, testing};
 
     fn said(change: fn(&mut Nvml)) -> Fixture {
         let mut fixture = fixture::all().remove("hgx").unwrap();
-        let mut said = nvml(&fixture.recording);
-        change(&mut said);
-        fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+        fixture.change_nvml(change);
         fixture
     }
 
     /// Returns the matrix, and the text after it up to the first path.
     fn matrix(fixture: &Fixture) -> String {
-        let (text, _) = testing::says(&fixture.recording, "topo --verbose");
+        let (text, _) = fixture.says("topo --verbose");
         let (_, behind) = text.split_once("\nGPU  NVML").unwrap();
         let (matrix, _) = behind.split_once("\nGPU 0 ").unwrap();
         matrix.to_owned()
@@ -133,8 +130,7 @@ mod tests {
         let text = matrix(&fixture);
         let row = "0    1     /dev/nvidia0  X     NV4   NODE  NODE  SYS   SYS   SYS   SYS\n";
         assert!(text.contains(row), "{text}");
-        let (json, _) = testing::says(&fixture.recording, "topo --json");
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let json = fixture.json("topo --json");
         let pair = |index: usize| json["gpu_pairs"][index].to_string();
         assert_eq!(json["gpu_pairs"].as_array().map(Vec::len), Some(8 * 7 / 2));
         assert_eq!(
@@ -164,8 +160,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("NVML: not there."), "{text}");
-        let (json, _) = testing::says(&without.recording, "topo --json");
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let json = without.json("topo --json");
         assert!(json["gpu_pairs"][0]["nvlinks"].is_null(), "{json}");
     }
 

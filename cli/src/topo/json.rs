@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use crate::machine::pci::{Address, Rate};
+use crate::host::nvml::Nvml;
+use crate::machine::pci::{Address, Link, Rate};
 use crate::machine::{Gpu, Hca, Machine, Pair, Segment};
-use crate::nvml::Nvml;
 use crate::report::object;
 
 /// Returns the JSON body.
@@ -67,17 +67,17 @@ fn rate(rate: Rate) -> impl Serialize {
 }
 
 /// Returns the link below `upper`, which is `None` if there is no port, as in a virtual machine.
-fn link(upper: Option<Address>, lower: Address, now: Rate, most: Rate) -> impl Serialize {
-    object! { upper: upper, lower: lower, now: rate(now), most: rate(most) }
+fn link(upper: Option<Address>, lower: Address, link: Link) -> impl Serialize {
+    object! { upper: upper, lower: lower, now: rate(link.now), most: rate(link.most) }
 }
 
 fn first_link(machine: &Machine, at: Option<Address>) -> Option<impl Serialize + use<>> {
     let lower = at?;
     if let Some(first) = machine.links(lower).first() {
-        return Some(link(Some(first.upper), first.lower, first.now, first.most));
+        return Some(link(Some(first.upper), first.lower, first.link));
     }
     let own = machine.physical(lower)?.link.as_ref().ok()?;
-    Some(link(None, lower, own.now, own.most))
+    Some(link(None, lower, *own))
 }
 
 fn gpu<'a>(machine: &'a Machine, nvml: Option<&'a Nvml>, gpu: &'a Gpu) -> impl Serialize + use<'a> {
@@ -157,7 +157,7 @@ fn path<'a>(machine: &'a Machine, pair: &'a Pair) -> impl Serialize + use<'a> {
         meet: pair.meet,
         bridges: &pair.bridges,
         links: links
-            .map(|it| link(Some(it.upper), it.lower, it.now, it.most))
+            .map(|it| link(Some(it.upper), it.lower, it.link))
             .collect::<Vec<_>>(),
     }
 }

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use anyhow::Context as _;
 
 use crate::finding::Status;
+use crate::host::nvml::Nvml;
 use crate::host::recording::Recording;
 use crate::host::{Host, Unseen};
-use crate::machine::pci::{Address, Function, Rate};
+use crate::machine::pci::{Address, Function, Link};
 use crate::machine::{Class, Hca, Listed, Machine, Pair, Port, Segment, Unread};
-use crate::nvml::Nvml;
 use crate::render::{known, Paint, Table};
 use crate::report::Out;
 use crate::{args, render};
@@ -268,17 +268,12 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
 /// Formats the link between a device and the port above it, with the best rate of both ends if that
 /// differs.
 fn link(machine: &Machine, at: Option<Address>) -> String {
-    let text = at
-        .and_then(|at| machine.link(at))
-        .map(|link| rates(link.now, link.most));
+    let text = at.and_then(|at| machine.link(at)).map(rates);
     known(text)
 }
 
-fn segment(segment: &Segment) -> String {
-    rates(segment.now, segment.most)
-}
-
-fn rates(now: Rate, most: Rate) -> String {
+fn rates(link: Link) -> String {
+    let Link { now, most } = link;
     // A virtual function reports no link.
     if now.speed == 0 && now.width == 0 {
         return "-".to_owned();
@@ -352,7 +347,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
                 at if Some(at) == pair.nic => hca.name.clone(),
                 at => kind(machine, at).to_owned(),
             },
-            up.map_or_else(String::new, segment),
+            up.map_or_else(String::new, |segment| rates(segment.link)),
             payload(machine, at),
             node(machine, Some(at)),
         ]);
@@ -499,7 +494,7 @@ mod tests {
     fn every_machine_is_shown_as_before() {
         let machines = fixture::all();
         let says = |name: &str, line: &str| {
-            let (text, status) = testing::says(&machines[name].recording, line);
+            let (text, status) = machines[name].says(line);
             assert_eq!(status, Status::Ok, "{name}: {text}");
             format!("$ peermemctl {line}\n{text}\n")
         };
@@ -554,8 +549,8 @@ mod tests {
     #[test]
     fn json_is_the_same_with_and_without_verbose() {
         let fixture = fixture::hgx();
-        let (brief, _) = testing::says(&fixture.recording, "topo --json");
-        let (full, _) = testing::says(&fixture.recording, "topo --json -v");
+        let (brief, _) = fixture.says("topo --json");
+        let (full, _) = fixture.says("topo --json -v");
         assert_eq!(brief, full);
         let json: Value = serde_json::from_str(&brief).unwrap();
         assert_eq!(json["schema"], "peermemctl.topo");
@@ -580,7 +575,7 @@ mod tests {
         let page = include_str!("../../../docs/peermemctl.md");
         let mut keys = std::collections::BTreeSet::new();
         for fixture in fixture::all().values() {
-            let (text, _) = testing::says(&fixture.recording, "topo --json");
+            let (text, _) = fixture.says("topo --json");
             keys_of(&serde_json::from_str(&text).unwrap(), &mut keys);
         }
         assert!(keys.len() > 30, "{keys:?}");
@@ -655,7 +650,7 @@ mod tests {
             let own = fixture.place(at);
             fixture.file(&format!("{own}/local_cpulist"), &format!("{cpus}\n"));
         }
-        let (text, _) = testing::says(&fixture.recording, "topo");
+        let (text, _) = fixture.says("topo");
         let at = |cpus: &str| text.find(cpus).unwrap();
         assert!(at("96-127") < at("128-159"), "{text}");
     }
@@ -688,7 +683,7 @@ mod tests {
             let (name, netdev) = (format!("mlx5_{number}"), format!("ib{number}"));
             fixture.hca(&name, &at, &netdev, "InfiniBand", "?");
         }
-        let (text, _) = testing::says(&fixture.recording, "topo");
+        let (text, _) = fixture.says("topo");
         let longest = text.lines().map(|line| line.chars().count()).max();
         assert!(longest <= Some(100), "{text}");
         let headings: Vec<&str> = text.lines().filter(|line| line.contains("mlx5_")).collect();
@@ -704,6 +699,6 @@ mod tests {
     fn without_pci_it_cannot_look() {
         let mut fixture = fixture::small();
         fixture.remove("/sys/bus/pci");
-        testing::session(&fixture.recording, "2$ topo");
+        fixture.session("2$ topo");
     }
 }

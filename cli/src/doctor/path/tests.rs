@@ -6,7 +6,6 @@ use crate::doctor::tests::paths::{faults, socket, FIRST};
 use crate::finding::Level;
 use crate::fixture::Fixture;
 use crate::host::Fact;
-use crate::machine::Machine;
 use crate::{fixture, testing};
 
 faults! {
@@ -21,9 +20,7 @@ const CONF: &str = "/etc/nccl.conf";
 
 /// Returns the findings of the check, without level ok and without paths that are not the nearest.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
-    let machine = Machine::scan(&fixture.recording).unwrap();
-    let scan = Scan::new(&fixture.recording, &machine);
-    let findings = path(&scan).into_iter();
+    let findings = fixture.scanned(path).into_iter();
     let findings: Vec<Finding> = findings.filter(|it| it.level != Level::Ok).collect();
     findings.iter().for_each(testing::commands_are_marked);
     findings
@@ -38,15 +35,9 @@ fn warnings(fixture: &Fixture) -> Vec<Finding> {
     findings.filter(|it| it.level == Level::Warning).collect()
 }
 
-fn session(fixture: &Fixture, lines: &str) {
-    testing::session(&fixture.recording, lines);
-}
-
 #[test]
 fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
-    session(
-        &fixture::domains(0),
-        "1$ doctor
+    fixture::domains(0).session("1$ doctor
          ^ warning path
          GPU 0, GPU 1, GPU 2, GPU 3: the nearest RDMA device (mlx5_0, mlx5_1, mlx5_2, mlx5_3) is NODE:
          NCCL uses GPUDirect RDMA up to PXB
@@ -61,8 +52,7 @@ fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
 #[test]
 fn unknown_nodes_are_not_told_as_two() {
     let mut fixture = fixture::domains(-1);
-    session(
-        &fixture,
+    fixture.session(
         "1$ doctor
          is NODE or SYS: through several host bridges, of NUMA nodes that are not known
          NCCL_TOPO_FILE
@@ -76,7 +66,7 @@ fn unknown_nodes_are_not_told_as_two() {
     fixture.file("/opt/microsoft/ndv5-topo.xml", "<system/>\n");
     assert!(warnings(&fixture).is_empty());
     let told = "$ doctor --all --only numa\nthe hypervisor does not say";
-    session(&fixture, told);
+    fixture.session(told);
 }
 
 #[test]
@@ -96,7 +86,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
     fixture.file("/opt/topo.xml", "<system/>\n");
     let notes = findings(&fixture);
     assert!(notes.iter().all(|it| it.level == Level::Note), "{notes:#?}");
-    session(&fixture, "0$ doctor");
+    fixture.session("0$ doctor");
     let mut fixture = fixture::domains(-1);
     fixture.file(
         "/var/run/nvidia-topologyd/virtualTopology.xml",
@@ -108,8 +98,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
 #[test]
 fn a_flat_virtual_machine_is_too_far() {
     let fixture = fixture::virtual_machine().with_software();
-    session(
-        &fixture,
+    fixture.session(
         "1$ doctor
          ^ warning path GPU 0: the nearest RDMA device (mlx5_0) is PHB:
          NCCL_TOPO_FILE
@@ -134,7 +123,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
     // The setting is intended. The lower speed is only a note.
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=PHB\n");
     assert_eq!(levels(&fixture), [Level::Note, Level::Note]);
-    session(&fixture, "0$ doctor");
+    fixture.session("0$ doctor");
     fixture.file("/proc/self/environ", "A=b\0NCCL_NET_GDR_LEVEL=PIX\0");
     let why = warnings(&fixture)[0].why.clone().unwrap();
     assert!(
@@ -239,7 +228,7 @@ fn registers_of_virtual_functions_are_not_judged() {
         };
         fixture.set_config(&format!("{number:04x}:00:00.0"), &function);
     }
-    session(&fixture, "$ doctor\n8 warnings\n! relaxed-ordering");
+    fixture.session("$ doctor\n8 warnings\n! relaxed-ordering");
 }
 
 /// A recording contains NCCL variables that a shell exports, and no other variables.
@@ -247,7 +236,7 @@ fn registers_of_virtual_functions_are_not_judged() {
 fn a_recording_has_no_other_variable() {
     let mut fixture = fixture::two_sockets().with_software();
     fixture.file("/proc/self/environ", "SECRET=x\0NCCL_NET_GDR_LEVEL=PHB\0");
-    let (json, _) = testing::says(&fixture.recording, "record");
+    let (json, _) = fixture.says("record");
     assert!(json.contains("NCCL_NET_GDR_LEVEL=PHB"), "{json}");
     fixture.fact(Fact::User, "0");
     let again = crate::host::recording::Recording::parse(&json).unwrap();

@@ -2,10 +2,9 @@
 //! Tests of the check of RoCE's settings: eight healthy rails, and one fault at a time.
 
 use super::*;
+use crate::fixture;
 use crate::fixture::{Fixture, ADDRESS, LINK_LOCAL};
 use crate::host::Fact;
-use crate::machine::Machine;
-use crate::{fixture, testing};
 
 /// Eight RoCE rails, two of them near each GPU.
 fn rails() -> Fixture {
@@ -20,20 +19,11 @@ fn rails() -> Fixture {
 const RAILS: [u8; 8] = [24, 26, 58, 60, 154, 156, 194, 196];
 const FIFTH: &str = "ibp154s0";
 
-fn findings(fixture: &Fixture) -> Vec<Finding> {
-    let machine = Machine::scan(&fixture.recording).unwrap();
-    let scan = Scan::new(&fixture.recording, &machine);
-    assert!((CHECK.applies)(&scan));
-    let findings = CHECK.findings(&scan);
-    findings.iter().for_each(testing::commands_are_marked);
-    findings
-}
-
 /// Returns findings worse than ok.
 fn bad(change: fn(&mut Fixture)) -> Vec<Finding> {
     let mut fixture = rails();
     change(&mut fixture);
-    let findings = findings(&fixture).into_iter();
+    let findings = fixture.findings(&CHECK).into_iter();
     findings.filter(|one| one.level != Level::Ok).collect()
 }
 
@@ -43,7 +33,7 @@ fn by_rule(dscp: u8) -> Option<u8> {
 
 #[test]
 fn what_a_port_has_is_said() {
-    let well = findings(&rails());
+    let well = rails().findings(&CHECK);
     assert_eq!(well.len(), 8);
     assert_eq!(well[4].level, Level::Ok);
     assert_eq!(
@@ -190,7 +180,7 @@ fn neither_pfc_nor_ecn_is_a_note() {
     };
     let mut neither = rails();
     all(&mut neither, 0, 0, 0);
-    let found = findings(&neither);
+    let found = neither.findings(&CHECK);
     assert_eq!(found.len(), 8);
     assert!(found.iter().all(|one| one.level == Level::Note));
     let says = "PFC on no priority, ECN on no priority";
@@ -199,13 +189,13 @@ fn neither_pfc_nor_ecn_is_a_note() {
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
         all(&mut fixture, pfc, ecn, ecn);
-        let found = findings(&fixture);
+        let found = fixture.findings(&CHECK);
         assert!(found.iter().all(|one| one.level == Level::Ok), "{found:#?}");
     }
     // Only one half of ECN is configured: ECN marks are answered, but not heeded.
     let mut half = rails();
     all(&mut half, 8, 8, 0);
-    let found = findings(&half);
+    let found = half.findings(&CHECK);
     assert!(
         found.iter().all(|one| one.level == Level::Note),
         "{found:#?}"
@@ -264,7 +254,7 @@ fn numbers_that_do_not_exist_are_no_panic() {
     let mut fixture = rails();
     let said = r#"{"ibp154s0":{"pfc":8,"dscp":{"24":3,"26":8,"40":255,"255":3}}}"#;
     fixture.fact(Fact::Dcb, said);
-    let found = findings(&fixture);
+    let found = fixture.findings(&CHECK);
     let says = "PFC on priority 3 (DSCP 24), ECN";
     assert!(
         found.iter().any(|one| one.found.contains(says)),

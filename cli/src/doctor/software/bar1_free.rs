@@ -56,7 +56,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{faults, gpu};
-    use crate::nvml::Memory;
+    use crate::host::nvml::Memory;
 
     faults! {
         "BAR1 nearly full", "warning bar1-free: …5120 MiB of 131072 MiB of BAR1 are free, of which 5084 MiB" =>

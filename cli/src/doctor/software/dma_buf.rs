@@ -216,6 +216,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::super::tests::{faults, nvidias, proprietary, PEERS};
     use super::*;
+    use crate::testing::no_panic;
 
     faults! {
         "ours loaded beside the proprietary driver, and the file that is installed is another build",
@@ -237,10 +238,5 @@ mod tests {
         assert_eq!(release(""), None);
     }
 
-    proptest::proptest! {
-        #[test]
-        fn no_release_is_a_panic(text in proptest::prelude::any::<String>()) {
-            release(&text);
-        }
-    }
+    no_panic!(no_release_is_a_panic: release);
 }

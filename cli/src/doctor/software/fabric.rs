@@ -4,9 +4,9 @@
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{Fact, Unseen};
-use crate::nvml::{Fabric, FabricState};
-use crate::software::fabric;
+use crate::host::nvml::{Fabric, FabricState};
+use crate::host::{Fact, Host, Unseen};
+use crate::machine::{pci, NVIDIA};
 
 check! {
     "fabric": "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
@@ -15,6 +15,20 @@ check! {
 
 const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
 then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";
+
+/// PCI class of an NVSwitch: "other bridge".
+const BRIDGE: u64 = 0x0680;
+
+/// Returns the number of NVSwitches on PCI.
+fn switches(host: &dyn Host) -> usize {
+    let names = host.names(pci::DEVICES).unwrap_or_default();
+    let is_switch = |name: &&String| {
+        let number = |file: &str| host.number(&format!("{}/{name}/{file}", pci::DEVICES)).ok();
+        number("class").is_some_and(|class| class >> 8 == BRIDGE)
+            && number("vendor") == Some(u64::from(NVIDIA))
+    };
+    names.iter().filter(is_switch).count()
+}
 
 /// Returns each GPU with a fabric, and NVML's report about the fabric.
 fn known(scan: &Scan<'_>) -> Vec<(Subject, Fabric)> {
@@ -43,7 +57,8 @@ fn fix(scan: &Scan<'_>) -> String {
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let known = known(scan);
-    let runs = fabric::is_running(scan.host);
+    let runs = scan.host.fact(Fact::FabricManager);
+    let runs = runs.map(|state| state.trim() == "running");
     let process = match runs {
         Ok(false) => "; nv-fabricmanager does not run",
         _ => "",
@@ -73,7 +88,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         });
     }
     // GPUs before Hopper do not report the fabric.
-    let switches = || fabric::switches(scan.host);
+    let switches = || switches(scan.host);
     if known.is_empty() {
         match runs {
             Ok(false) => {
@@ -96,8 +111,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 mod tests {
     use super::super::tests::{faults, gpu, nvswitch};
     use crate::fixture::Fixture;
+    use crate::host::nvml::{Fabric, FabricState};
     use crate::host::Fact;
-    use crate::nvml::{Fabric, FabricState};
 
     /// Sets the state of the GPU's fabric.
     fn fabric(fixture: &mut Fixture, state: FabricState, status: i32) {

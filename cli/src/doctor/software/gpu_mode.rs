@@ -3,8 +3,8 @@
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
-use crate::nvml;
-use crate::nvml::Virtualization;
+use crate::host::nvml;
+use crate::host::nvml::Virtualization;
 use crate::software::Module;
 
 check! {
@@ -78,7 +78,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{faults, gpu};
-    use crate::nvml::Virtualization;
+    use crate::host::nvml::Virtualization;
 
     faults! {
         "MIG", "note gpu-mode: …MIG is on" => |fixture| gpu(fixture, |gpu| gpu.mig = Some(true));

@@ -208,10 +208,8 @@ mod tests {
     use proptest::prelude::*;
 
     faults! {
-        "a log that only root reads", "not_visible kernel-log: …not visible without root" => |fixture| {
-            fixture.recording.facts.remove(&Fact::KernelLog);
-            fixture.recording.unseen.insert("fact kernel_log".to_owned(), Unseen::Denied);
-        };
+        "a log that only root reads", "not_visible kernel-log: …not visible without root" =>
+            |fixture| fixture.without_fact(Fact::KernelLog, Unseen::Denied);
         "an IOMMU that stops the NIC", "warning kernel-log: …once 10 s after boot: DMAR:" => |fixture| log(fixture, &[
             "DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr 0x3f8000000000 [fault reason 0x05] \
              PTE Write access is not set",

@@ -7,7 +7,7 @@
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{facts, Fact, Seen, Unseen};
+use crate::host::{facts, field, Fact, Seen, Unseen};
 
 check! {
     "memlock": "how much memory this shell and the jobs of batch systems and containers may lock",
@@ -111,10 +111,7 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
         .host
         .text(&format!("/proc/{process}/status"))
         .ok()
-        .and_then(|text| {
-            let mask = text.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-            u64::from_str_radix(mask.trim(), 16).ok()
-        })
+        .and_then(|text| u64::from_str_radix(field(&text, "CapEff:")?, 16).ok())
         .is_some_and(|mask| mask & IPC_LOCK != 0);
     let capable = match capable.then(|| in_first_namespace(scan, process)) {
         None => false,
@@ -218,12 +215,11 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::no_panic;
 
     use super::super::tests::faults;
     use crate::fixture::software;
     use crate::host::Fact;
-    use proptest::prelude::*;
-
     faults! {
         "a shell that may lock little",
             "warning memlock: …may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB" => |fixture| {
@@ -245,10 +241,5 @@ mod tests {
         assert_eq!(said(65_536), "64 KiB");
     }
 
-    proptest! {
-        #[test]
-        fn nothing_read_is_a_panic(text in any::<String>()) {
-            limits(&text);
-        }
-    }
+    no_panic!(nothing_read_is_a_panic: limits);
 }

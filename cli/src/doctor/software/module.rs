@@ -158,7 +158,7 @@ mod tests {
         PEERS,
     };
     use crate::fixture::software::module_files;
-    use crate::software::files::File;
+    use crate::host::module_files::File;
     use crate::software::{MODULE, REGISTER};
 
     faults! {

@@ -7,8 +7,8 @@
 
 use crate::doctor::scan::Scan;
 use crate::finding::{Finding, Level, Subject};
-use crate::software::files::{File, Files};
-use crate::software::{files, is_ours, REGISTER};
+use crate::host::module_files::{stem, File, Files};
+use crate::software::{is_ours, REGISTER};
 
 /// Reason why a module would not load, or would not work.
 pub(super) struct Cause {
@@ -147,7 +147,7 @@ fn other_versions(files: &Files) -> Option<Cause> {
         0 => String::new(),
         more => format!("; {more} more differ"),
     };
-    let whose = match files::stem(&other.path).is_some_and(|stem| stem.starts_with("nvidia")) {
+    let whose = match stem(&other.path).is_some_and(|stem| stem.starts_with("nvidia")) {
         true => "driver",
         false => "OFED",
     };

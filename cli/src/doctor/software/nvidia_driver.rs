@@ -6,7 +6,7 @@
 use super::users;
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
-use crate::nvml::VERSION_MISMATCH;
+use crate::host::nvml::VERSION_MISMATCH;
 
 check! {
     "nvidia-driver": "nvidia.ko: open or proprietary, its version, and the driver's library beside it",

@@ -22,8 +22,7 @@ const MOST: usize = 4;
 
 /// Returns name and ID of the processes that map the library: `python3 (4711)`.
 fn processes(host: &dyn Host) -> Vec<String> {
-    let names = host.names("/proc").unwrap_or_default();
-    let numbers = names.iter().filter(|name| name.parse::<u32>().is_ok());
+    let numbers = host.processes().unwrap_or_default().into_iter();
     numbers
         .filter(|number| {
             let maps = host.matching(&format!("/proc/{number}/maps"), LIBRARY);
@@ -76,7 +75,6 @@ mod tests {
     use super::super::tests::{healthy, proprietary, unload};
     use super::*;
     use crate::fixture::Fixture;
-    use crate::machine::Machine;
 
     const MAPS: &str =
         "7f0000000000-7f0000001000 r-xp 00000000 08:01 77  /opt/my tools/lib/libpeermem_preload.so";
@@ -90,8 +88,7 @@ mod tests {
     }
 
     fn findings(fixture: &Fixture) -> Vec<Finding> {
-        let machine = Machine::scan(&fixture.recording).unwrap();
-        check(&Scan::new(&fixture.recording, &machine))
+        fixture.scanned(check)
     }
 
     #[test]
@@ -138,8 +135,6 @@ mod tests {
     /// A recording has no mapped files of processes.
     #[test]
     fn a_recording_is_not_asked() {
-        let fixture = healthy();
-        let machine = Machine::scan(&fixture.recording).unwrap();
-        assert!(!(CHECK.applies)(&Scan::new(&fixture.recording, &machine)));
+        assert!(!healthy().scanned(CHECK.applies));
     }
 }

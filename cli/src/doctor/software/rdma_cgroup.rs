@@ -110,10 +110,9 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::no_panic;
 
     use super::super::tests::faults;
-    use proptest::prelude::*;
-
     faults! {
         "a cgroup at its limit", "warning rdma-cgroup: …1900 RDMA objects of 2000" => |fixture| {
             let folder = "/sys/fs/cgroup/user.slice";
@@ -133,10 +132,5 @@ mod tests {
         assert_eq!(rdma(""), None);
     }
 
-    proptest! {
-        #[test]
-        fn nothing_read_is_a_panic(text in any::<String>()) {
-            rdma(&text);
-        }
-    }
+    no_panic!(nothing_read_is_a_panic: rdma);
 }

@@ -3,9 +3,8 @@
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{Fact, Unseen};
-use crate::software::verbs;
-use crate::software::verbs::State;
+use crate::host::facts::DEVICE_FILES;
+use crate::host::{Fact, Host, Seen, Unseen};
 
 check! {
     "verbs": "whether programs can open each RDMA device (/dev/infiniband/uverbs*)",
@@ -14,6 +13,40 @@ check! {
 
 const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
 \"NET/IB : No device found\"";
+
+/// Device file of an RDMA device.
+struct File {
+    /// Name of the RDMA device: `mlx5_0`.
+    hca: String,
+    /// Name of the file: `uverbs0`.
+    name: String,
+    /// Result of opening the file in this process.
+    state: Seen<()>,
+}
+
+/// Returns the device files of a host.
+fn files(host: &dyn Host) -> Seen<Vec<File>> {
+    let text = host.fact(Fact::Verbs)?;
+    Ok(text.lines().filter_map(parse).collect())
+}
+
+/// Parses a line of the fact.
+fn parse(line: &str) -> Option<File> {
+    let mut words = line.splitn(3, ' ');
+    let (hca, name, state) = (words.next()?, words.next()?, words.next()?);
+    Some(File {
+        hca: hca.to_owned(),
+        name: name.to_owned(),
+        state: match state {
+            "ok" => Ok(()),
+            "absent" => Err(Unseen::Absent),
+            "denied" => Err(Unseen::Denied),
+            other => Err(Unseen::Failed(
+                other.strip_prefix("failed ").unwrap_or(other).to_owned(),
+            )),
+        },
+    })
+}
 
 /// Returns `true` if the state of the device files is known. Recordings of older versions lack this
 /// state.
@@ -26,10 +59,10 @@ fn applies(scan: &Scan<'_>) -> bool {
 }
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
-    let files = match verbs::scan(scan.host) {
+    let files = match files(scan.host) {
         Ok(files) => files,
         Err(Unseen::NotRecorded | Unseen::Absent) => return Vec::new(),
-        Err(why) => return vec![Scan::unseen(Subject::Machine, verbs::DIRECTORY, &why)],
+        Err(why) => return vec![Scan::unseen(Subject::Machine, DEVICE_FILES, &why)],
     };
     let is_root = scan.host.fact(Fact::User).as_deref() == Ok("0");
     let mut findings = Vec::new();
@@ -49,10 +82,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             );
         }
         for file in of_hca {
-            let path = format!("{}/{}", verbs::DIRECTORY, file.name);
+            let path = format!("{}/{}", DEVICE_FILES, file.name);
             findings.push(match &file.state {
-                State::Ok => at(Level::Ok, format!("{path} can be opened")),
-                State::Absent => at(Level::Fault, format!("{path} is not there"))
+                Ok(()) => at(Level::Ok, format!("{path} can be opened")),
+                Err(Unseen::Absent) => at(Level::Fault, format!("{path} is not there"))
                     .why(WHY)
                     .fix(
                         "in a container: --device=/dev/infiniband, or the RDMA device plugin of Kubernetes, or \
@@ -60,19 +93,19 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                     ),
                 // A device cgroup binds root, too. For other users, the cause may be the file's
                 // mode.
-                State::Denied if is_root => at(Level::Fault, format!("root may not open {path}"))
+                Err(Unseen::Denied) if is_root => at(Level::Fault, format!("root may not open {path}"))
                     .why(WHY)
                     .fix(
                         "the container's device rules forbid it: --device=/dev/infiniband, or the RDMA device plugin of \
                         Kubernetes, instead of a mount of /dev/infiniband",
                     ),
-                State::Denied => at(Level::Warning, format!("this user may not open {path}"))
+                Err(Unseen::Denied) => at(Level::Warning, format!("this user may not open {path}"))
                     .why(WHY)
                     .fix(
                         "rdma-core's udev rules give it the mode 0666 (ls -l /dev/infiniband); in a container also \
                         --device=/dev/infiniband",
                     ),
-                State::Failed(why) => at(Level::Fault, format!("{path} cannot be opened: {why}"))
+                Err(why) => at(Level::Fault, format!("{path} cannot be opened: {why}"))
                     .why(WHY)
                     .fix(
                         "the file is of a device that is gone, or the RDMA driver was loaded anew: start the container \
@@ -87,7 +120,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::faults;
-    use crate::host::{Fact, Unseen};
+    use super::*;
+    use crate::testing::no_panic;
 
     faults! {
         "device files that are not there", "fault verbs: …/dev/infiniband/uverbs0 is not there" =>
@@ -105,7 +139,24 @@ mod tests {
         "device files that can be opened" => |fixture| fixture.fact(Fact::Verbs, "mlx5_0 uverbs0 ok");
         "device files that an observer does not have", "not_visible verbs: …not in this container" => |fixture| {
             let why = Unseen::Failed("not in this container".to_owned());
-            fixture.recording.unseen.insert("fact verbs".to_owned(), why);
+            fixture.without_fact(Fact::Verbs, why);
         };
     }
+
+    #[test]
+    fn a_line_of_the_fact() {
+        let state = |line: &str| parse(line).map(|file| file.state);
+        assert_eq!(state("mlx5_0 uverbs0 ok"), Some(Ok(())));
+        assert_eq!(state("mlx5_0 uverbs0 absent"), Some(Err(Unseen::Absent)));
+        assert_eq!(state("mlx5_0 uverbs0 denied"), Some(Err(Unseen::Denied)));
+        let failed = Unseen::Failed("No such device (os error 19)".to_owned());
+        assert_eq!(
+            state("mlx5_0 uverbs0 failed No such device (os error 19)"),
+            Some(Err(failed))
+        );
+        assert_eq!(state("mlx5_0 uverbs0"), None);
+        assert_eq!(state(""), None);
+    }
+
+    no_panic!(no_line_is_a_panic: parse);
 }

@@ -8,6 +8,7 @@
 //! its own action, one of NVML's `nvmlDeviceGpuRecoveryAction_t`.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::doctor::scan::Scan;
 use crate::finding::{Finding, Level, Subject};
@@ -36,81 +37,72 @@ impl Action {
     }
 }
 
+use Action::{Check, Nothing, Reboot, Reset};
+
 /// Xid that reports a change of the action that the GPU needs.
 const RECOVERY: u32 = 154;
 /// Xid of a GPU that has fallen off the bus.
 const OFF_THE_BUS: u32 = 79;
 
-/// Table of Xids: first number, last number, action, and meaning. Any other Xid, except
-/// [`RECOVERY`], needs an inspection by a person.
+/// Xids that need no action, or a restart of the application. Xid 45 follows another Xid, or the
+/// early end of a process, for example by Ctrl-C.
+const QUIET: &[RangeInclusive<u32>] = &[
+    8..=8,
+    11..=11,
+    13..=14,
+    25..=25,
+    31..=32,
+    37..=41,
+    43..=45,
+    60..=60,
+    66..=72,
+    75..=77,
+    80..=80,
+    82..=86,
+    88..=89,
+    92..=94,
+    96..=108,
+    121..=121,
+    126..=135,
+    137..=137,
+    139..=139,
+    141..=141,
+    152..=153,
+    157..=157,
+    160..=162,
+];
+
+/// Table of Xids that need an action: first number, last number, action, and meaning. Any other Xid,
+/// except [`QUIET`] and [`RECOVERY`], needs an inspection by a person.
 const CODES: &[(u32, u32, Action, &str)] = &[
-    (8, 8, Action::Nothing, ""),
-    (11, 11, Action::Nothing, ""),
-    (13, 14, Action::Nothing, ""),
-    (25, 25, Action::Nothing, ""),
-    (31, 32, Action::Nothing, ""),
-    (37, 41, Action::Nothing, ""),
-    // Xid 45 follows another Xid, or the early end of a process, for example by Ctrl-C.
-    (43, 45, Action::Nothing, ""),
-    (46, 46, Action::Reset, "the GPU stopped processing"),
-    (48, 48, Action::Reset, "an uncorrectable ECC error in the GPU's memory"),
-    (54, 54, Action::Check, "auxiliary power is not connected to the GPU's board"),
-    (60, 60, Action::Nothing, ""),
-    (62, 62, Action::Reset, "a microcontroller of the GPU halted"),
-    (
-        63,
-        63,
-        Action::Check,
-        "the GPU found bad memory, and puts a spare row in its place at the next reset",
-    ),
-    (64, 64, Action::Reset, "bad memory of the GPU could not be remapped"),
-    (66, 72, Action::Nothing, ""),
-    (74, 74, Action::Check, "an NVLink of the GPU failed"),
-    (75, 77, Action::Nothing, ""),
-    (78, 78, Action::Check, "a virtual GPU did not start: the driver's or the GPU's firmware does not fit"),
-    (
-        OFF_THE_BUS,
-        OFF_THE_BUS,
-        Action::Reboot,
-        "the GPU has fallen off the bus: nothing reaches it any more",
-    ),
-    (80, 80, Action::Nothing, ""),
-    (82, 86, Action::Nothing, ""),
-    (88, 89, Action::Nothing, ""),
-    (92, 94, Action::Nothing, ""),
-    (95, 95, Action::Reset, "an error in the GPU's memory was not contained, and any application may be hit"),
-    (96, 108, Action::Nothing, ""),
-    (109, 109, Action::Reset, "the GPU did not switch contexts in time"),
-    (110, 110, Action::Reset, "a security fault of the GPU"),
-    (
-        119,
-        119,
-        Action::Reset,
-        "the GPU's system processor (GSP) did not answer the driver: calls into nvidia.ko for this GPU hang or fail",
-    ),
-    (120, 120, Action::Reset, "the GPU's system processor (GSP) failed"),
-    (121, 121, Action::Nothing, ""),
-    (126, 135, Action::Nothing, ""),
-    (136, 136, Action::Reset, "an NVLink could not be trained"),
-    (137, 137, Action::Nothing, ""),
-    (139, 139, Action::Nothing, ""),
-    (140, 140, Action::Reset, "an uncorrectable ECC error in the GPU's memory, which could not be remapped"),
-    (141, 141, Action::Nothing, ""),
-    (143, 143, Action::Reset, "the GPU was not initialized"),
-    (144, 150, Action::Check, "an error on NVLink"),
-    (151, 151, Action::Reboot, "the keys of confidential computing could not be changed"),
-    (152, 153, Action::Nothing, ""),
-    (155, 155, Action::Reset, "an NVLink was taken down"),
-    (156, 156, Action::Reset, "a part of the GPU was retired, and a reset puts that into effect"),
-    (157, 157, Action::Nothing, ""),
-    (158, 158, Action::Reset, "a fatal timeout of the GPU"),
-    (159, 159, Action::Check, "an error between the GPU and the processor (C2C)"),
-    (160, 162, Action::Nothing, ""),
-    (167, 167, Action::Check, "the GPU waited in vain for PCIe"),
-    (169, 169, Action::Check, "a microcontroller of the GPU halted"),
+    (46, 46, Reset, "the GPU stopped processing"),
+    (48, 48, Reset, "an uncorrectable ECC error in the GPU's memory"),
+    (54, 54, Check, "auxiliary power is not connected to the GPU's board"),
+    (62, 62, Reset, "a microcontroller of the GPU halted"),
+    (63, 63, Check, "the GPU found bad memory, and puts a spare row in its place at the next reset"),
+    (64, 64, Reset, "bad memory of the GPU could not be remapped"),
+    (74, 74, Check, "an NVLink of the GPU failed"),
+    (78, 78, Check, "a virtual GPU did not start: the driver's or the GPU's firmware does not fit"),
+    (OFF_THE_BUS, OFF_THE_BUS, Reboot, "the GPU has fallen off the bus: nothing reaches it any more"),
+    (95, 95, Reset, "an error in the GPU's memory was not contained, and any application may be hit"),
+    (109, 109, Reset, "the GPU did not switch contexts in time"),
+    (110, 110, Reset, "a security fault of the GPU"),
+    (119, 119, Reset, "the GPU's system processor (GSP) did not answer the driver: calls into nvidia.ko for this GPU hang or fail"),
+    (120, 120, Reset, "the GPU's system processor (GSP) failed"),
+    (136, 136, Reset, "an NVLink could not be trained"),
+    (140, 140, Reset, "an uncorrectable ECC error in the GPU's memory, which could not be remapped"),
+    (143, 143, Reset, "the GPU was not initialized"),
+    (144, 150, Check, "an error on NVLink"),
+    (151, 151, Reboot, "the keys of confidential computing could not be changed"),
+    (155, 155, Reset, "an NVLink was taken down"),
+    (156, 156, Reset, "a part of the GPU was retired, and a reset puts that into effect"),
+    (158, 158, Reset, "a fatal timeout of the GPU"),
+    (159, 159, Check, "an error between the GPU and the processor (C2C)"),
+    (167, 167, Check, "the GPU waited in vain for PCIe"),
+    (169, 169, Check, "a microcontroller of the GPU halted"),
     // Xids 171 and 172 appear beside Xid 48.
-    (171, 171, Action::Reset, "an uncorrectable ECC error in the GPU's DRAM"),
-    (172, 172, Action::Reset, "an uncorrectable ECC error in the GPU's SRAM"),
+    (171, 171, Reset, "an uncorrectable ECC error in the GPU's DRAM"),
+    (172, 172, Reset, "an uncorrectable ECC error in the GPU's SRAM"),
 ];
 
 /// Returns the action and the meaning of an Xid.
@@ -118,15 +110,12 @@ fn meaning(number: u32, text: &str) -> (Action, &'static str) {
     let known = CODES
         .iter()
         .find(|(first, last, ..)| (*first..=*last).contains(&number));
-    let (action, what) = known.map_or(
-        (Action::Check, "an error of the GPU"),
-        |(_, _, action, what)| (*action, *what),
-    );
     match number {
         RECOVERY => recovery(text),
+        _ if QUIET.iter().any(|quiet| quiet.contains(&number)) => (Nothing, ""),
         // NVIDIA's catalog asks for a reset if an Xid from 144 to 150 is fatal.
-        144..=150 if text.contains(" Fatal ") => (Action::Reset, "a fatal error on NVLink"),
-        _ => (action, what),
+        144..=150 if text.contains(" Fatal ") => (Reset, "a fatal error on NVLink"),
+        _ => known.map_or((Check, "an error of the GPU"), |row| (row.2, row.3)),
     }
 }
 
@@ -139,18 +128,18 @@ fn recovery(text: &str) -> (Action, &'static str) {
         to.get(..end.unwrap_or(to.len())).unwrap_or_default()
     });
     match digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()) {
-        Some(0) => (Action::Nothing, "the GPU needs nothing"),
-        Some(1) => (Action::Reset, "the GPU needs a reset"),
-        Some(2 | 7) => (Action::Reboot, "the GPU needs a reboot of the machine"),
-        Some(3) => (Action::Check, "the GPU's peer-to-peer traffic has to end"),
+        Some(0) => (Nothing, "the GPU needs nothing"),
+        Some(1) => (Reset, "the GPU needs a reset"),
+        Some(2 | 7) => (Reboot, "the GPU needs a reboot of the machine"),
+        Some(3) => (Check, "the GPU's peer-to-peer traffic has to end"),
         Some(4) => (
-            Action::Reset,
+            Reset,
             "the GPU needs a reset, after its peer-to-peer traffic has ended",
         ),
-        Some(5) => (Action::Check, "the IMEX domain of the GPU has to recover"),
-        Some(6) => (Action::Reset, "the GPU needs a reset of its PCIe bus"),
+        Some(5) => (Check, "the IMEX domain of the GPU has to recover"),
+        Some(6) => (Reset, "the GPU needs a reset of its PCIe bus"),
         _ => (
-            Action::Check,
+            Check,
             "the GPU needs an action that this program does not know",
         ),
     }
@@ -203,7 +192,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
         };
         let of_gpu = gpus.entry(subject).or_default();
         let (action, what) = meaning(number, &record.text);
-        if action == Action::Nothing {
+        if action == Nothing {
             // A GPU that needs no action any more has recovered.
             if number == RECOVERY {
                 of_gpu.clear();
@@ -273,17 +262,17 @@ fn fix(action: Action, number: u32, subject: &Subject) -> String {
          or reboot"
     );
     match (action, number) {
-        (Action::Reboot, OFF_THE_BUS) => {
+        (Reboot, OFF_THE_BUS) => {
             "reboot; if it comes again: power, seating, cooling of the GPU".to_owned()
         }
-        (Action::Reboot, _) => {
+        (Reboot, _) => {
             "reboot; if it comes again, report it to the vendor with the line".to_owned()
         }
-        (Action::Reset, 48 | 64 | 95 | 140 | 171 | 172) => format!(
+        (Reset, 48 | 64 | 95 | 140 | 171 | 172) => format!(
             "{reset}; `nvidia-smi -q -d ECC,ROW_REMAPPER` says whether memory is worn out, and then the GPU has to be \
              replaced"
         ),
-        (Action::Reset, _) => {
+        (Reset, _) => {
             format!("{reset}; if it comes again, update the driver, and report it to the vendor with the line")
         }
         (_, 63) => format!("at the next opportunity {reset}; `nvidia-smi -q -d ROW_REMAPPER` shows what is pending"),
@@ -320,13 +309,19 @@ mod tests {
 
     #[test]
     fn each_number_is_in_one_row() {
-        for pair in CODES.windows(2) {
-            assert!(pair[0].1 < pair[1].0, "{} and {}", pair[0].0, pair[1].0);
-        }
+        let quiet = QUIET.iter().map(|quiet| (*quiet.start(), *quiet.end()));
+        let mut all: Vec<(u32, u32)> = quiet.collect();
         for (first, last, action, what) in CODES {
-            assert!(first <= last);
-            assert_eq!(what.is_empty(), *action == Action::Nothing, "{first}");
+            assert!(!what.is_empty() && *action != Nothing, "{first}");
+            all.push((*first, *last));
         }
+        all.sort_unstable();
+        assert!(all.iter().all(|(first, last)| first <= last), "{all:?}");
+        for pair in all.windows(2) {
+            assert!(pair[0].1 < pair[1].0, "{pair:?}");
+        }
+        assert!(QUIET.is_sorted_by_key(|quiet| *quiet.start()));
+        assert!(CODES.is_sorted_by_key(|row| row.0));
     }
 
     #[test]
@@ -335,16 +330,16 @@ mod tests {
         for number in [
             46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158,
         ] {
-            assert_eq!(action(number), Action::Reset, "{number}");
+            assert_eq!(action(number), Reset, "{number}");
         }
         for number in [79, 151] {
-            assert_eq!(action(number), Action::Reboot, "{number}");
+            assert_eq!(action(number), Reboot, "{number}");
         }
         for number in [8, 13, 31, 43, 45, 68, 72, 80, 94, 100, 121, 126, 137, 141] {
-            assert_eq!(action(number), Action::Nothing, "{number}");
+            assert_eq!(action(number), Nothing, "{number}");
         }
         for number in [1, 54, 61, 63, 74, 78, 142, 145, 159, 999] {
-            assert_eq!(action(number), Action::Check, "{number}");
+            assert_eq!(action(number), Check, "{number}");
         }
     }
 
@@ -354,15 +349,15 @@ mod tests {
             let line = format!("154, GPU recovery action changed from 0x0 (None) to {to}");
             recovery(&line).0
         };
-        assert_eq!(to("0x0 (None)"), Action::Nothing);
-        assert_eq!(to("0x1 (GPU Reset Required)"), Action::Reset);
-        assert_eq!(to("0x2 (Node Reboot Required)"), Action::Reboot);
-        assert_eq!(to("0x2 (OS Reboot)"), Action::Reboot);
-        assert_eq!(to("0x3 (Drain P2P)"), Action::Check);
-        assert_eq!(to("0x4 (Drain and Reset)"), Action::Reset);
-        assert_eq!(to("0x7"), Action::Reboot);
+        assert_eq!(to("0x0 (None)"), Nothing);
+        assert_eq!(to("0x1 (GPU Reset Required)"), Reset);
+        assert_eq!(to("0x2 (Node Reboot Required)"), Reboot);
+        assert_eq!(to("0x2 (OS Reboot)"), Reboot);
+        assert_eq!(to("0x3 (Drain P2P)"), Check);
+        assert_eq!(to("0x4 (Drain and Reset)"), Reset);
+        assert_eq!(to("0x7"), Reboot);
         for odd in ["0xff (Other)", "0x", "nothing", "0x99999999999"] {
-            assert_eq!(to(odd), Action::Check, "{odd}");
+            assert_eq!(to(odd), Check, "{odd}");
         }
     }
 

@@ -5,7 +5,6 @@
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
 use crate::host::Fact;
-use crate::nvml::Nvml;
 use crate::{fixture, testing};
 
 const GPU: &str = "0000:3b:00.0";
@@ -14,20 +13,10 @@ fn hgx() -> Fixture {
     fixture::all().remove("hgx").unwrap()
 }
 
-fn session(fixture: &Fixture, lines: &str) {
-    testing::session(&fixture.recording, lines);
-}
-
-fn change_nvml(fixture: &mut Fixture, change: impl Fn(&mut Nvml)) {
-    let mut nvml: Nvml = serde_json::from_str(&fixture.recording.facts[&Fact::Nvml]).unwrap();
-    change(&mut nvml);
-    fixture.fact(Fact::Nvml, &serde_json::to_string(&nvml).unwrap());
-}
-
 /// Makes a machine on which nvidia.ko is bound to a GPU that NVML does not list.
 fn not_started() -> Fixture {
     let mut fixture = hgx();
-    change_nvml(&mut fixture, |nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
+    fixture.change_nvml(|nvml| nvml.gpus.retain(|gpu| gpu.at != GPU));
     fixture
 }
 
@@ -41,7 +30,7 @@ impl Before {
         let folder = tempfile::tempdir().unwrap();
         let json = fixture.recording.to_json().unwrap();
         std::fs::write(folder.path().join("then.json"), json).unwrap();
-        let (expect, _) = testing::says(&fixture.recording, "doctor --write-expect");
+        let (expect, _) = fixture.says("doctor --write-expect");
         std::fs::write(folder.path().join("expect.json"), expect).unwrap();
         Self { folder }
     }
@@ -56,9 +45,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
     let mut fixture = not_started();
     let before = Before::new(&hgx());
     let (then, expect) = (before.file("then.json"), before.file("expect.json"));
-    session(
-        &fixture,
-        &format!(
+    fixture.session(&format!(
             "1$ doctor
              ^ fault gpu-driver GPU 2: nvidia.ko has 0000:3b:00.0 and could not start it: NVML lists 7 of the 8 GPUs on PCI
              1 fault.
@@ -79,20 +66,17 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
     let line = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x55:2477)";
     fixture.fact(Fact::KernelLog, &format!("6,1,20000000,-;{line}\n"));
     let told = format!("$ doctor --only gpu-driver\nThe kernel's log: {line}");
-    session(&fixture, &told);
+    fixture.session(&told);
 }
 
 #[test]
 fn no_gpu_at_all_starts() {
     let mut fixture = hgx();
-    change_nvml(&mut fixture, |nvml| nvml.gpus.clear());
-    session(
-        &fixture,
-        "1$ doctor --only gpu-driver\nNVML lists 0 of the 8 GPUs",
-    );
+    fixture.change_nvml(|nvml| nvml.gpus.clear());
+    fixture.session("1$ doctor --only gpu-driver\nNVML lists 0 of the 8 GPUs");
     // The device files may belong to another user.
     fixture.fact(Fact::User, "1000");
-    session(&fixture, "3$ doctor --nagios --only gpu-driver");
+    fixture.session("3$ doctor --nagios --only gpu-driver");
 }
 
 /// Each mark below identifies a container, or a job with some of the GPUs.
@@ -126,18 +110,15 @@ fn a_container_has_the_gpus_that_it_was_given() {
     for mark in marks {
         let mut fixture = not_started();
         mark(&mut fixture);
-        session(
-            &fixture,
-            &format!(
-                "0$ doctor
+        fixture.session(&format!(
+            "0$ doctor
                  0$ doctor --expect {}
                  0$ doctor --baseline {}
                  $ doctor --all --only gpu-driver
                  ^ note gpu-driver GPU 2: NVML does not list 0000:3b:00.0",
-                before.file("expect.json"),
-                before.file("then.json"),
-            ),
-        );
+            before.file("expect.json"),
+            before.file("then.json"),
+        ));
     }
     // A recording keeps the marks without the names of pods and jobs.
     for cgroup in [
@@ -147,7 +128,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
     ] {
         let mut fixture = not_started();
         fixture.file("/proc/self/cgroup", &format!("{cgroup}\n"));
-        let (json, _) = testing::says(&fixture.recording, "record");
+        let (json, _) = fixture.says("record");
         assert!(!json.contains("pod1") && !json.contains("job_12"), "{json}");
         let recording = Recording::parse(&json).unwrap();
         testing::session(&recording, "0$ doctor");
@@ -160,7 +141,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
     fixture.file("/proc/1/environ", "HOME=/\0my_container=1\0");
     fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
     fixture.link("/proc/self/ns/cgroup", "cgroup:[4026531835]");
-    session(&fixture, "1$ doctor");
+    fixture.session("1$ doctor");
 }
 
 #[test]
@@ -174,7 +155,7 @@ fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
         "../../../../bus/pci/drivers/vfio-pci",
     );
     for fixture in [without, given] {
-        session(&fixture, "0$ doctor --only gpu-driver");
+        fixture.session("0$ doctor --only gpu-driver");
     }
 }
 
@@ -189,7 +170,7 @@ fn a_device_that_does_not_answer_is_found() {
         let own = fixture.place(at);
         fixture.bytes(&format!("{own}/config"), &[0xff; 4096]);
         let told = format!("1$ doctor\n^ fault {first}: {at} does not answer\n1 fault");
-        session(&fixture, &told);
+        fixture.session(&told);
     }
 }
 
@@ -215,14 +196,13 @@ fn a_bar_without_an_address_is_no_bar() {
     let own = fixture.place(GPU);
     fixture.remove(&format!("{own}/driver"));
     fixture.remove(&format!("/proc/driver/nvidia/gpus/{GPU}"));
-    session(
-        &fixture,
+    fixture.session(
         "1$ doctor
          ^ fault bar1 GPU 2: 0000:3b:00.0 has no address for BAR1 (128 GiB)
          1 fault
          Above 4G Decoding",
     );
-    let (text, _) = testing::says(&fixture.recording, "topo");
+    let (text, _) = fixture.says("topo");
     let line = text.lines().find(|line| line.contains(GPU)).unwrap();
     assert!(line.contains("x16  -  "), "{line}");
     let small = "0x0 0xffffff 0x2014220c";
@@ -238,7 +218,7 @@ fn a_bar_without_an_address_is_no_bar() {
         resource(&mut fixture, GPU, lines);
         let told =
             format!("1$ doctor\n^ fault bar1 GPU 2: 0000:3b:00.0 has \nno address for {says}");
-        session(&fixture, &told);
+        fixture.session(&told);
     }
 }
 
@@ -247,8 +227,7 @@ fn no_other_bar_is_taken_for_bar1() {
     let mut fixture = hgx();
     resource(&mut fixture, "0000:19:00.0", [BAR0, NO_BAR, BAR4]);
     // The check `bar1-free` does not judge a GPU without BAR1.
-    session(
-        &fixture,
+    fixture.session(
         "1$ doctor
          ^ fault bar1 GPU 0: 0000:19:00.0 has no BAR1
          1 fault
@@ -260,12 +239,9 @@ fn no_other_bar_is_taken_for_bar1() {
     let own = fixture.place("0000:19:00.0");
     fixture.deny(&format!("{own}/resource"));
     let line = "0$ doctor --only bar1";
-    session(
-        &fixture,
-        &format!("{line}\n1 thing not visible without root"),
-    );
+    fixture.session(&format!("{line}\n1 thing not visible without root"));
     fixture.file(&format!("{own}/resource"), "");
-    session(&fixture, line);
+    fixture.session(line);
 }
 
 /// BARs of a coherent GPU are not judged, because no BAR alone reaches the GPU's memory.
@@ -275,10 +251,7 @@ fn a_coherent_gpu_without_a_driver_is_told() {
     resource(&mut fixture, "0009:01:00.0", [BAR0, UNSET, NO_BAR]);
     let own = fixture.place("0009:01:00.0");
     fixture.remove(&format!("{own}/driver"));
-    session(
-        &fixture,
-        "1$ doctor\n^ fault gpu-driver GPU 0: 0009:01:00.0 has no driver\n1 fault",
-    );
+    fixture.session("1$ doctor\n^ fault gpu-driver GPU 0: 0009:01:00.0 has no driver\n1 fault");
 }
 
 /// A NIC to which no driver is bound.
@@ -291,8 +264,7 @@ fn a_nic_without_an_address_lacks_room() {
         fixture.remove(&format!("{own}/{gone}"));
     }
     resource(&mut fixture, "0000:01:00.0", [UNSET, NO_BAR, NO_BAR]);
-    session(
-        &fixture,
+    fixture.session(
         "1$ doctor
          ^ warning nic-driver the NIC 0000:01:00.0 has no driver, and BARs without an address
          1 warning
@@ -311,7 +283,7 @@ fn unknown_values_are_not_compared() {
         fixture.deny(&format!("{own}/infiniband/mlx5_0/{file}"));
         let expect = before.file("expect.json");
         let told = format!("0$ doctor --only expect --expect {expect}\n1 thing not visible");
-        session(&fixture, &told);
+        fixture.session(&told);
     }
 }
 
@@ -327,7 +299,7 @@ const ODD: [&str; 7] = [
 ];
 
 fn commands(fixture: &Fixture) -> Vec<String> {
-    let (text, _) = testing::says(&fixture.recording, "doctor --all --json");
+    let (text, _) = fixture.says("doctor --all --json");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let findings = json["findings"].as_array().unwrap().iter();
     let commands = findings.filter_map(|finding| finding["commands"].as_array());
@@ -377,7 +349,7 @@ fn no_command_has_an_odd_name() {
         for command in &commands {
             assert!(plain.contains(command), "{name:?}: {command:?}");
         }
-        session(&fixture, "$ doctor\na command is left out\n! \0");
+        fixture.session("$ doctor\na command is left out\n! \0");
     }
 }
 
@@ -392,8 +364,7 @@ fn a_device_that_leads_nowhere_is_told() {
     circle(&mut fixture, "/sys/class/infiniband/mlx5_1", "mlx5_0");
     // The remaining devices may not be the nearest, because the position of the unread devices is
     // unknown.
-    session(
-        &fixture,
+    fixture.session(
         "1$ doctor --only presence
          0000:19:00.0 on PCI is listed, and cannot be read: too many levels of symbolic links
          the RDMA device mlx5_1 is listed, and cannot be read: too many levels
@@ -406,10 +377,7 @@ fn a_device_that_leads_nowhere_is_told() {
     // If no device could be read, the check does not claim that there is no device.
     let mut fixture = fixture::all().remove("small").unwrap();
     circle(&mut fixture, "/sys/class/infiniband/mlx5_0", "mlx5_0");
-    session(
-        &fixture,
-        "$ doctor\ncannot be read\n! no RDMA device\n! software",
-    );
+    fixture.session("$ doctor\ncannot be read\n! no RDMA device\n! software");
 }
 
 #[test]
@@ -425,10 +393,10 @@ fn without_sys_list_and_stats_say_so() {
     for fixture in [absent, empty, denied] {
         for line in ["list", "stats", "list --json"] {
             let told = format!("2$ {line}\n/sys cannot be read here\n! is not loaded");
-            session(&fixture, &told);
+            fixture.session(&told);
         }
     }
     let mut unloaded = hgx();
     unloaded.remove("/sys/module/nvidia_peermem");
-    session(&unloaded, "$ list\nthe module nvidia_peermem is not loaded");
+    unloaded.session("$ list\nthe module nvidia_peermem is not loaded");
 }

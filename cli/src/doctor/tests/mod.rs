@@ -11,7 +11,33 @@ use crate::finding::{Level, Subject};
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::Class;
+use crate::testing::Fault;
 use crate::{fixture, testing};
+
+impl fixture::Fixture {
+    /// Runs a function on a scan of this machine.
+    pub(in crate::doctor) fn scanned<T>(&self, run: impl FnOnce(&Scan<'_>) -> T) -> T {
+        let machine = Machine::scan(&self.recording).unwrap();
+        run(&Scan::new(&self.recording, &machine))
+    }
+
+    /// Returns the findings of a check that applies to this machine.
+    pub(in crate::doctor) fn findings(&self, check: &Check) -> Vec<Finding> {
+        let findings = self.scanned(|scan| {
+            assert!((check.applies)(scan), "{}", check.name);
+            check.findings(scan)
+        });
+        findings.iter().for_each(testing::commands_are_marked);
+        findings
+    }
+}
+
+/// Returns the output of findings.
+pub(in crate::doctor) fn printed(scan: &Scan<'_>, findings: &[Finding], json: bool) -> String {
+    let mut out = Out::gather(json);
+    print::all(scan, findings, scan.all, &mut out).unwrap();
+    out.into_text()
+}
 
 #[test]
 fn what_root_alone_sees_is_said_and_is_not_well() {
@@ -84,9 +110,7 @@ fn findings_of_one_kind_are_told_under_one_head() {
         .filter(|finding| finding.level.is_finding())
         .collect();
     assert_eq!(findings.len(), 4);
-    let mut out = Out::gather(false);
-    print::all(&scan, &findings, false, &mut out).unwrap();
-    let text = out.into_text();
+    let text = printed(&scan, &findings, false);
     println!("{text}");
     let count = |what: &str| text.matches(what).count();
     // Each kind of finding has one heading.
@@ -155,9 +179,7 @@ fn one_pair_is_told_hop_by_hop() {
     let mut scan = Scan::new(&fixture.host, &fixture.machine);
     scan.only = fixture.machine.pairs.first();
     let findings = fixture.findings();
-    let mut out = Out::gather(false);
-    print::all(&scan, &findings, false, &mut out).unwrap();
-    let text = out.into_text();
+    let text = printed(&scan, &findings, false);
     println!("{text}");
     let places: Vec<usize> = [
         "0000:13:00.0",
@@ -169,9 +191,8 @@ fn one_pair_is_told_hop_by_hop() {
     .map(|at| text.find(at).unwrap())
     .collect();
     assert!(places.is_sorted(), "{text}");
-    let mut out = Out::gather(true);
-    print::all(&scan, &findings, false, &mut out).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&out.into_text()).unwrap();
+    let text = printed(&scan, &findings, true);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["schema"], "peermemctl.doctor");
     assert_eq!(json["path"]["class"], "PIX");
     assert_eq!(json["path"]["hops"].as_array().unwrap().len(), 5);
@@ -195,7 +216,7 @@ fn what_counts_as_failing_can_be_chosen() {
         (&slow, Findings, Status::Ok),
         (&broken, Findings, Findings),
     ] {
-        let says = |line: &str| testing::says(&machine.recording, line);
+        let says = |line: &str| machine.says(line);
         let (text, status) = says("doctor");
         assert_eq!(status, on_warning, "{text}");
         assert_eq!(says("doctor --fail-on warning"), (text.clone(), on_warning));
@@ -213,10 +234,8 @@ fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Findi
     let mut scan = Scan::new(host, &machine);
     scan.all = all;
     let findings = run_all(&scan, OF_HARDWARE.iter());
-    let mut out = Out::gather(false);
-    print::all(&scan, &findings, all, &mut out).unwrap();
     let status = print::status(&findings, Level::Warning);
-    (out.into_text(), status, findings)
+    (printed(&scan, &findings, false), status, findings)
 }
 
 #[test]
@@ -246,9 +265,7 @@ fn json_is_as_before() {
         let mut scan = Scan::new(host, &machine);
         scan.only = only;
         let findings = run_all(&scan, OF_HARDWARE.iter());
-        let mut out = Out::gather(true);
-        print::all(&scan, &findings, false, &mut out).unwrap();
-        text.push_str(&out.into_text());
+        text.push_str(&printed(&scan, &findings, true));
     }
     testing::golden("golden/paths-acs.json.txt", &text);
     let (checks, status) = testing::says(host, "doctor --list-checks");
@@ -366,10 +383,7 @@ fn dead_rails_are_found() {
     };
     assert_eq!(subjects, [&hca(0), &hca(2), &hca(4), &hca(6)]);
     assert!(text.contains("mlx5_0, mlx5_2, mlx5_4, mlx5_6: port 1 is DOWN"));
-    testing::session(
-        &fixture.recording,
-        "1$ doctor --nagios\n^ GPUDIRECT WARNING - 4 warnings: port",
-    );
+    fixture.session("1$ doctor --nagios\n^ GPUDIRECT WARNING - 4 warnings: port");
 }
 
 /// One of eight rails is slower, in lanes or in speed. The NIC for other traffic is of another
@@ -384,7 +398,7 @@ fn a_slow_rail_is_found() {
              mlx5_3: port 1 is ACTIVE, {rate}; 7 others of its kind have 400 Gb/sec (4X NDR)
              ~ 1 warning."
         );
-        testing::session(&fixture.recording, &told);
+        fixture.session(&told);
     }
 }
 
@@ -397,13 +411,12 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
         for at in ["0000:17:01.0", "0000:19:00.0"] {
             fixture.set_link(at, ("2.5 GT/s PCIe", 16), ("32.0 GT/s PCIe", 16));
         }
-        let nvml = &fixture.recording.facts[&crate::host::Fact::Nvml];
-        let mut nvml: serde_json::Value = serde_json::from_str(nvml).unwrap();
-        let gpu = &mut nvml["gpus"][0];
-        gpu["performance_state"] = state.into();
-        gpu["utilization_percent"] = percent.into();
-        gpu["persistence_mode"] = persistence.into();
-        fixture.fact(crate::host::Fact::Nvml, &nvml.to_string());
+        fixture.change_nvml(|nvml| {
+            let gpu = &mut nvml.gpus[0];
+            gpu.performance_state = Some(state);
+            gpu.utilization_percent = Some(percent);
+            gpu.persistence_mode = Some(persistence);
+        });
         let (_, _, findings) = reported(&fixture, false);
         let slow = findings
             .iter()
@@ -421,28 +434,19 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
 #[test]
 fn json_has_the_commands_apart() {
     let fixture = fixture::acs().with_software();
-    let (text, _) = testing::says(&fixture.recording, "doctor --json");
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let commands: Vec<&str> = json["findings"][0]["commands"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(serde_json::Value::as_str)
-        .collect();
-    assert_eq!(
-        commands,
-        [
-            "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
-            "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c"
-        ]
-    );
+    let commands = [
+        "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
+        "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c",
+    ];
+    let findings = &fixture.json("doctor --json")["findings"];
+    assert_eq!(findings[0]["commands"], serde_json::json!(commands));
 }
 
 /// GPUs with the same RDMA devices are named together.
 #[test]
 fn pairs_are_not_listed_one_by_one() {
     let fixture = fixture::hgx().with_software();
-    let (text, _) = testing::says(&fixture.recording, "doctor --all");
+    let (text, _) = fixture.says("doctor --all");
     println!("{text}");
     let pairs = "GPU 0, GPU 1 \u{2013} mlx5_0, mlx5_1; GPU 2, GPU 3 \u{2013} mlx5_2, mlx5_3;";
     assert!(text.contains(pairs), "{text}");
@@ -464,7 +468,7 @@ pub(super) fn are_found(
         inject(&mut now);
         let option = format!("--{check}");
         let line = format!("doctor --all --only {check} {option} {file}");
-        let (text, status) = testing::says(&now.recording, &line);
+        let (text, status) = now.says(&line);
         // Groups of findings without line breaks, and without groups of level "ok".
         let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
         let groups: Vec<String> = text
@@ -493,12 +497,12 @@ fn what_was_lost_is_found_by_comparison() {
     let expected = testing::says(before, "doctor --write-expect").0;
     std::fs::write(&expect, expected).unwrap();
     for (name, machine) in fixture::degraded() {
-        let alone = testing::says(&machine.recording, "doctor").1;
+        let alone = machine.says("doctor").1;
         let sees_nothing = name.starts_with("lost");
         assert_eq!(alone == Status::Ok, sees_nothing, "{name}");
         for (option, file) in [("--baseline", &baseline), ("--expect", &expect)] {
             let line = format!("doctor --fail-on warning {option} {file}");
-            let (text, status) = testing::says(&machine.recording, &line);
+            let (text, status) = machine.says(&line);
             assert_eq!(status, Status::Findings, "{name}: {text}");
             let level = if sees_nothing { "fault" } else { "warning" };
             let group = format!("{level} {}\n", option.trim_start_matches("--"));
@@ -522,7 +526,7 @@ fn a_large_machine_is_examined_once() {
         }
     }
     assert_eq!(unique.len(), findings.len());
-    let (text, _) = testing::says(&fixture.recording, "doctor --all");
+    let (text, _) = fixture.says("doctor --all");
     assert!(text.contains("GPU 0, GPU 1, GPU 2"), "{text}");
 }
 
@@ -541,42 +545,6 @@ fn the_documentation_has_each_check() {
     let names = |checks: &[Check]| checks.iter().map(|check| check.name).collect::<Vec<_>>();
     let checks = [OF_HARDWARE, software::OF_SOFTWARE].map(names);
     assert_eq!(rows.collect::<Vec<Vec<&str>>>(), checks);
-}
-
-/// A fault that a test injects into a machine, and the findings that the fault must cause.
-pub(super) struct Fault<T: 'static> {
-    pub(super) name: &'static str,
-    pub(super) inject: fn(&mut T),
-    /// Findings in the form of [`is_like`].
-    pub(super) says: &'static [&'static str],
-}
-
-/// Defines the constant `FAULTS` for machines of a type. Each fault is
-/// `"name", "finding", … => |machine| change;`.
-macro_rules! faults_of {
-    ($machine:ty; $($name:literal $(, $says:literal)* => $inject:expr;)*) => {
-        pub(in crate::doctor) const FAULTS: &[$crate::doctor::tests::Fault<$machine>] =
-            &[$($crate::doctor::tests::Fault { name: $name, inject: $inject, says: &[$($says),*] }),*];
-    };
-}
-pub(in crate::doctor) use faults_of;
-
-/// Returns a finding in one line: `level check: found fix how to fix it`.
-pub(super) fn told(finding: &Finding) -> String {
-    let fix = finding.fix.as_deref().unwrap_or_default();
-    let (level, check) = (finding.level.name(), finding.check);
-    format!("{level} {check}: {} fix {fix}", finding.found)
-}
-
-/// Returns `true` if a text has this form, in which `…` stands for any text. Any text may follow
-/// the form.
-pub(super) fn is_like(text: &str, form: &str) -> bool {
-    let mut parts = form.split('…');
-    let mut rest = text.strip_prefix(parts.next().unwrap_or_default());
-    parts.all(|part| {
-        rest = rest.and_then(|rest| Some(rest.split_once(part)?.1));
-        rest.is_some()
-    })
 }
 
 /// Faults of one check. A check without faults has its own test, or reports nothing worse than a

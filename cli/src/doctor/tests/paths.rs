@@ -9,6 +9,7 @@ use crate::host::recording::Recording;
 use crate::host::Unseen;
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
+use crate::testing::{is_like, told};
 use crate::{fixture, testing};
 
 /// Offsets of capabilities in the config space of functions with such capabilities
@@ -140,7 +141,7 @@ impl TwoSockets {
 /// Defines a check's faults, which are injected into [`TwoSockets`].
 macro_rules! faults {
     ($($faults:tt)*) => {
-        $crate::doctor::tests::faults_of! { $crate::doctor::tests::paths::TwoSockets; $($faults)* }
+        $crate::testing::faults_of! { $crate::doctor::tests::paths::TwoSockets; $($faults)* }
     };
 }
 pub(in crate::doctor) use faults;

@@ -2,17 +2,15 @@
 //! Cases from public bug reports: the true cause comes first, and nothing else is a warning or a
 //! fault.
 
-use super::faults;
-use crate::doctor::scan::Scan;
-use crate::doctor::tests::{is_like, told, Fault};
+use super::{faults, log};
 use crate::doctor::{examine, Selection};
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
-use crate::fixture::software::{limits, newer_library, nvml};
+use crate::fixture::software::{limits, newer_library};
 use crate::fixture::Fixture;
 use crate::host::Fact;
-use crate::machine::Machine;
 use crate::software::MODULE;
+use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
 /// An HGX H100 with NVIDIA's nvidia_peermem, on a kernel without memory_peers.
@@ -37,14 +35,6 @@ fn machine() -> Fixture {
         "updates/dkms/nvidia-peermem.ko: updates/dkms/nvidia.ko updates/dkms/ib_uverbs.ko\nupdates/dkms/nvidia.ko:\n",
     );
     fixture
-}
-
-fn log(fixture: &mut Fixture, lines: &[&str]) {
-    let lines = lines.iter().zip(0..);
-    let lines: Vec<String> = lines
-        .map(|(line, index)| format!("6,{index},2{index}000000,-;{line}"))
-        .collect();
-    fixture.fact(Fact::KernelLog, &lines.join("\n"));
 }
 
 /// Removes the user's privileges and sets a limit on locked memory.
@@ -159,9 +149,7 @@ faults! {
         "fault kernel-log: …0000:39:01.0: DPC: containment event" => |fixture| {
         let port = "0000:39:01.0";
         fixture.unplug("0000:3b:00.0");
-        let mut said = nvml(&fixture.recording);
-        said.gpus.retain(|gpu| gpu.at != "0000:3b:00.0");
-        fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+        fixture.change_nvml(|nvml| nvml.gpus.retain(|gpu| gpu.at != "0000:3b:00.0"));
         log(fixture, &[
             &format!("pcieport {port}: DPC: containment event, status:0x1f01 source:0x0000"),
             &format!("pcieport {port}: pciehp: Slot(3): Link Down"),
@@ -170,9 +158,8 @@ faults! {
 }
 
 fn examined(fixture: &Fixture) -> Vec<Finding> {
-    let machine = Machine::scan(&fixture.recording).unwrap();
-    let scan = Scan::new(&fixture.recording, &machine);
-    let mut findings = examine(&scan, Selection::default()).unwrap();
+    let examined = fixture.scanned(|scan| examine(scan, Selection::default()));
+    let mut findings = examined.unwrap();
     // Findings of these levels occur with any fault.
     findings.retain(|finding| !matches!(finding.level, Level::Ok | Level::NotVisible));
     findings

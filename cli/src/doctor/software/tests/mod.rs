@@ -5,15 +5,15 @@ mod causes;
 
 use super::*;
 use crate::doctor::scan::Scan;
-use crate::doctor::tests::{is_like, told, Fault, Faults};
+use crate::doctor::tests::Faults;
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
-use crate::fixture::software::{driver, limits, module_files, nvml};
+use crate::fixture::software::{driver, limits, module_files};
 use crate::fixture::Fixture;
+use crate::host::module_files::Files;
 use crate::host::Fact;
-use crate::machine::Machine;
-use crate::software::files::Files;
 use crate::software::{MODULE, REGISTER};
+use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
 pub(in crate::doctor) const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
@@ -25,10 +25,11 @@ pub(in crate::doctor) fn healthy() -> Fixture {
 
 /// Returns the findings of software checks that are worse than ok.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
-    let machine = Machine::scan(&fixture.recording).unwrap();
-    let scan = Scan::new(&fixture.recording, &machine);
-    let applying = OF_SOFTWARE.iter().filter(|check| (check.applies)(&scan));
-    let all = applying.flat_map(|check| check.findings(&scan));
+    let of_all = |scan: &Scan<'_>| -> Vec<Finding> {
+        let applying = OF_SOFTWARE.iter().filter(|check| (check.applies)(scan));
+        applying.flat_map(|check| check.findings(scan)).collect()
+    };
+    let all = fixture.scanned(of_all).into_iter();
     all.filter(|finding| finding.level != Level::Ok).collect()
 }
 
@@ -107,10 +108,11 @@ pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
 }
 
 /// Changes NVML's report about the first GPU.
-pub(in crate::doctor) fn gpu(fixture: &mut Fixture, change: impl Fn(&mut crate::nvml::GpuReport)) {
-    let mut said = nvml(&fixture.recording);
-    change(said.gpus.first_mut().unwrap());
-    fixture.fact(Fact::Nvml, &serde_json::to_string(&said).unwrap());
+pub(in crate::doctor) fn gpu(
+    fixture: &mut Fixture,
+    change: impl Fn(&mut crate::host::nvml::GpuReport),
+) {
+    fixture.change_nvml(|nvml| change(&mut nvml.gpus[0]));
 }
 
 pub(in crate::doctor) fn log(fixture: &mut Fixture, lines: &[&str]) {
@@ -135,7 +137,7 @@ pub(in crate::doctor) fn refuse(fixture: &mut Fixture, last: u32, reason: &str) 
 /// Defines a check's faults, which are injected into [`healthy`].
 macro_rules! faults {
     ($($faults:tt)*) => {
-        $crate::doctor::tests::faults_of! { $crate::fixture::Fixture; $($faults)* }
+        $crate::testing::faults_of! { $crate::fixture::Fixture; $($faults)* }
     };
 }
 pub(in crate::doctor) use faults;
@@ -219,9 +221,7 @@ fn without_ib_uverbs_its_modprobe_is_the_advice() {
 
 #[test]
 fn all_consumers_find_the_module_where_it_shows_itself() {
-    let fixture = healthy();
-    let machine = Machine::scan(&fixture.recording).unwrap();
-    let reported = consumers::CHECK.findings(&Scan::new(&fixture.recording, &machine));
+    let reported = healthy().findings(&consumers::CHECK);
     let not: Vec<&str> = reported
         .iter()
         .filter(|finding| finding.found.contains("does not find it"))

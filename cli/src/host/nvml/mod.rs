@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Facts about the GPUs from NVIDIA's management library (NVML, the driver's `libnvidia-ml.so.1`).
 //!
-//! This module provides the fact [`Nvml`](crate::host::Fact::Nvml), as JSON. The code reads no
+//! This module provides the fact [`Nvml`](Fact::Nvml), as JSON. The code reads no
 //! serial numbers or UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and
 //! the driver's `nvml.h`.
 
@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::recording::Recorded;
-use crate::host::{Fact, Host, Seen};
-use crate::machine::pci::Address;
+use super::address::Address;
+use super::recording::Recorded;
+use super::{Fact, Host, Seen};
 use library::{
     Calls, Device, Loaded, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION,
 };
@@ -129,7 +129,7 @@ impl GpuReport {
 }
 
 impl Nvml {
-    /// Returns the report of the host's NVML, or [`Absent`](crate::host::Unseen::Absent) if there
+    /// Returns the report of the host's NVML, or [`Absent`](super::Unseen::Absent) if there
     /// is no library.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
         Self::of(host)
@@ -386,17 +386,16 @@ mod tests {
         assert_eq!(gpu.index, Some(0));
     }
 
+    /// Returns the number of NVLinks by remote end.
+    fn by_end(links: &[(&str, u32)]) -> BTreeMap<String, u32> {
+        let links = links.iter().map(|(to, count)| ((*to).to_owned(), *count));
+        links.collect()
+    }
+
     #[test]
     fn nvlinks_are_counted_by_what_they_lead_to() {
         let told = |fake: Fake| collect(&fake).gpus[0].nvlinks.clone();
-        let links = |links: &[(&str, u32)]| {
-            let links = links.iter();
-            Some(
-                links
-                    .map(|(to, count)| ((*to).to_owned(), *count))
-                    .collect(),
-            )
-        };
+        let links = |links: &[(&str, u32)]| Some(by_end(links));
         let gpu = "0000:3b:00.0";
         assert_eq!(told(fake()), links(&[(gpu, 1), (SWITCH, 1)]));
         for (remote, expected) in [(0, links(&[(gpu, 2)])), (1, links(&[(gpu, 1), ("npu", 1)]))] {
@@ -426,12 +425,7 @@ mod tests {
     fn nvlinks_between_two_are_direct_or_by_switches() {
         let gpu = |at: &str, links: Option<&[(&str, u32)]>| GpuReport {
             at: at.to_owned(),
-            nvlinks: links.map(|links| {
-                let links = links.iter();
-                links
-                    .map(|(to, count)| ((*to).to_owned(), *count))
-                    .collect()
-            }),
+            nvlinks: links.map(by_end),
             ..GpuReport::default()
         };
         let between = |one, other| {

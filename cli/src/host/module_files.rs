@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! ELF files of the peer-memory module and of the modules that it calls, read before anything is
-//! loaded: the fact [`ModuleFiles`](crate::host::Fact::ModuleFiles), as JSON.
+//! loaded: the fact [`ModuleFiles`](Fact::ModuleFiles), as JSON.
 //!
 //! Sections and symbols are those of kbuild's `modpost` and the kernel's `kernel/module/version.c`.
 //! libkmod reads the same sections and symbols.
@@ -19,9 +19,9 @@ use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, Sym
 use serde::{Deserialize, Serialize};
 use xz4rust::{XzDecoder, XzReader};
 
-use super::REGISTER;
-use crate::host::recording::Recorded;
-use crate::host::{Fact, Host, Seen, Unseen};
+use super::facts::REGISTER;
+use super::recording::Recorded;
+use super::{Fact, Host, Seen, Unseen};
 
 /// Upper bound on the decompressed size of a file, in bytes. The proprietary nvidia.ko has about
 /// 100 MB.
@@ -130,7 +130,7 @@ fn stamp(directory: &str, path: &str) -> Option<Stamp> {
 /// Returns an empty list if there is no such module.
 fn paths(dependencies: &str) -> Vec<String> {
     let all = || dependencies.lines().filter_map(|line| line.split_once(':'));
-    let Some((module, needs)) = all().find(|(path, _)| super::is_peermem(path)) else {
+    let Some((module, needs)) = all().find(|(path, _)| is_peermem(path)) else {
         return Vec::new();
     };
     // Some NIC vendors ship peer memory as a module beside the kernel's ib_core: ib_peer_mem.
@@ -153,6 +153,11 @@ fn paths(dependencies: &str) -> Vec<String> {
 pub(crate) fn stem(path: &str) -> Option<&str> {
     let (stem, _) = path.rsplit('/').next()?.split_once(".ko")?;
     Some(stem)
+}
+
+/// Returns `true` if a file is a peer-memory module, NVIDIA's or ours.
+pub(crate) fn is_peermem(path: &str) -> bool {
+    stem(path).is_some_and(|stem| stem.starts_with("nvidia") && stem.ends_with("peermem"))
 }
 
 /// Returns the decompressed contents of a module's file.
