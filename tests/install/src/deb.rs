@@ -284,7 +284,8 @@ fn load(log: Log) -> Result<()> {
         stub dkms 'case $1 in
             status) cat /tmp/status ;;
             build) test ! -e /tmp/broken || { echo "no header"; exit 1; }; cat /tmp/wanted >/tmp/built ;;
-            install) echo ": installed" >/tmp/status; case $* in *--force*) ;; *) cat /tmp/wanted >/tmp/built ;; esac ;; esac'
+            install) test ! -e /tmp/broken || { echo "no headers"; exit 1; }
+                echo ": installed" >/tmp/status; case $* in *--force*) ;; *) cat /tmp/wanted >/tmp/built ;; esac ;; esac'
         # The command of the unit, as systemd passes it to the shell.
         start() {
             : >/tmp/calls
@@ -292,6 +293,8 @@ fn load(log: Log) -> Result<()> {
                 sed 's/^ExecStart=//; s/[$][$]/$/g; s,/sbin/modprobe,modprobe,' >/tmp/command
             PATH=/usr/local/sbin:$PATH sh /tmp/command >/tmp/said 2>&1
         }
+        # With `! start`, sh -e would continue if start succeeded.
+        fails() { if "$@"; then return 1; fi; }
         calls() { sed "s/ -m .*//" /tmp/calls | tr '\n' ','; }
 
         echo 'it fits: it is loaded'
@@ -307,20 +310,34 @@ fn load(log: Log) -> Result<()> {
 
         echo 'it cannot be compiled: the journal has the compiler'
         echo 3 >/tmp/wanted; touch /tmp/broken
-        ! start
+        fails start
         grep 'no header' /tmp/said
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,dkms build --force,'
         rm /tmp/broken
 
         echo 'another reason: nothing is compiled'
         echo 'nvidia_peermem: persistent_api_support=7 is not allowed' >/tmp/log
-        ! start
+        fails start
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,'
 
         echo 'a kernel without the module: it is compiled before modprobe finds that of NVIDIA'
         : >/tmp/status
         start
         test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+
+        echo 'the missing module cannot be compiled: that of NVIDIA is loaded, and the journal warns'
+        : >/tmp/status; touch /tmp/broken
+        start
+        test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+        grep '^no headers' /tmp/said
+        grep '^<4>peermem-rs: .*could not compile .* /var/lib/dkms/peermem-rs/0.1.0/build/make.log' /tmp/said
+
+        echo 'and that of NVIDIA is not there: the service fails'
+        echo 4 >/tmp/wanted
+        fails start
+        test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+        grep '^<4>peermem-rs: .*does not load either' /tmp/said
+        cat /tmp/built >/tmp/wanted; rm /tmp/broken
 
         echo 'without DKMS: as the kernel has it'
         mv /usr/src/peermem-rs-0.1.0 /usr/src/away
