@@ -131,7 +131,7 @@ pub(crate) fn make_root(
             ["doc", "man", "locale"]
                 .map(|folder| format!("--dpkgopt=path-exclude=/usr/share/{folder}/*")),
         )
-        .arg(format!("--include={}", packages.join(",")))
+        .args((!packages.is_empty()).then(|| format!("--include={}", packages.join(","))))
         .arg(release)
         .arg(root)
         .arg(&file);
