@@ -339,6 +339,15 @@ fn load(log: Log) -> Result<()> {
         grep '^<4>peermem-rs: .*does not load either' /tmp/said
         cat /tmp/built >/tmp/wanted; rm /tmp/broken
 
+        echo 'several versions: the newest decides'
+        for version in 0.9.0 0.10.0; do
+            cp -r /usr/src/peermem-rs-0.1.0 /usr/src/peermem-rs-$version
+            sed -i "s/^PACKAGE_VERSION=.*/PACKAGE_VERSION=\"$version\"/" /usr/src/peermem-rs-$version/dkms.conf
+        done
+        start
+        grep -- '^dkms install .*-v 0.10.0 ' /tmp/calls
+        rm -r /usr/src/peermem-rs-0.9.0 /usr/src/peermem-rs-0.10.0
+
         echo 'without DKMS: as the kernel has it'
         mv /usr/src/peermem-rs-0.1.0 /usr/src/away
         start
