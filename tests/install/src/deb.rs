@@ -12,7 +12,7 @@ use std::process::Output;
 
 use anyhow::{Context as _, Result};
 
-use crate::host::{is_root, succeeded, tool};
+use crate::host::{is_root, run, succeeded, tool};
 use crate::{repository, Case, Log, Skip};
 
 const PACKAGE: &str = "nvidia-peermem-rs-dkms";
@@ -45,12 +45,8 @@ impl Packages {
         fs::create_dir_all(&this.0)?;
         let script = repository("packaging/deb");
         for version in ["0.1.0", "0.2.0"] {
-            let output = tool("sh")
-                .arg(&script)
-                .arg(&this.0)
-                .env("VERSION", version)
-                .output()?;
-            succeeded("packaging/deb", &output)?;
+            let mut pack = tool("sh");
+            run(pack.arg(&script).arg(&this.0).env("VERSION", version))?;
         }
         Ok(this)
     }
@@ -128,12 +124,8 @@ fn names_below(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Res
 /// Checks the contents: the host's files, and the source files that a build by dkms needs.
 fn contents(log: Log) -> Result<()> {
     let packages = Packages::build()?;
-    let output = tool("dpkg-deb")
-        .arg("--contents")
-        .arg(packages.file("0.1.0"))
-        .output()?;
-    succeeded("dpkg-deb", &output)?;
-    let text = String::from_utf8(output.stdout)?;
+    let package = packages.file("0.1.0");
+    let text = run(tool("dpkg-deb").arg("--contents").arg(&package))?;
     let found: BTreeSet<String> = text
         .lines()
         .filter(|line| !line.starts_with('d'))
@@ -174,16 +166,8 @@ fn contents(log: Log) -> Result<()> {
     let difference: Vec<&String> = found.symmetric_difference(&wanted).collect();
     log.equal("files too many or too few", format!("{difference:?}"), "[]")?;
 
-    let output = tool("sh")
-        .args([
-            "-c",
-            "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf",
-            "sh",
-        ])
-        .arg(packages.file("0.1.0"))
-        .output()?;
-    succeeded("tar", &output)?;
-    let configuration = String::from_utf8(output.stdout)?;
+    let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf";
+    let configuration = run(tool("sh").args(["-c", script, "sh"]).arg(&package))?;
     log.that(
         "dkms has no hooks of its own",
         !configuration.contains("\nPOST_"),
@@ -223,7 +207,7 @@ fn tell(log: Log, packages: &Packages, script: &str) -> Result<()> {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         log.note(line);
     }
-    succeeded("the script", &output)
+    succeeded("the script", &output).map(drop)
 }
 
 fn life(log: Log) -> Result<()> {
