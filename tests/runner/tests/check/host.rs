@@ -154,8 +154,12 @@ pub(crate) fn system(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("this machine has no {name}"))
 }
 
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 pub(crate) fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/check")
+    repository().join("scripts/check")
 }
 
 /// Returns a line of a `Module.symvers`.

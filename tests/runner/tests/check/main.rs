@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests `scripts/check` on synthetic hosts.
+//! Tests `scripts/check` on synthetic hosts, and the probe of the kernel's interfaces.
 //!
 //! The trees of the hosts are small and written by hand, after the known layouts of the
 //! distributions' packages. None was copied from a real machine. The tools of the hosts are scripts
@@ -13,6 +13,7 @@
 
 mod cases;
 mod host;
+mod probe;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +21,10 @@ use std::path::Path;
 use std::process::Command;
 
 use cases::{cases, host};
-use host::{assemble, assemble_with, exported, script, system, Entry, Host, Place, CRATES, UBUNTU};
+use host::{
+    assemble, assemble_with, exported, repository, script, system, Entry, Host, Place, CRATES,
+    UBUNTU,
+};
 
 /// Checks that every case of a group gives exactly the expected output.
 fn hold(group: &str) {
@@ -84,7 +88,7 @@ fn a_build_without_the_neighbours_symbols_ends() {
         "obj := .\nCONFIG_SHELL := sh\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\n\
                   filechk = @$(filechk_$(1)) >$@\nFORCE:\ninclude $(src)/Kbuild\n";
     let place = Place::new();
-    let repository = script().parent().unwrap().join("..");
+    let repository = repository();
     fs::create_dir_all(place.0.join("src")).unwrap();
     fs::create_dir_all(place.0.join("rust-bindings")).unwrap();
     fs::write(place.0.join("Makefile"), kbuild).unwrap();
@@ -226,7 +230,7 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
 fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
     let place = host.write();
     let root = place.root();
-    let kbuild = fs::read_to_string(script().parent().unwrap().join("../Kbuild")).unwrap();
+    let kbuild = fs::read_to_string(repository().join("Kbuild")).unwrap();
     let here = format!("{}/usr/src/ofa_kernel", root.display());
     fs::write(
         place.0.join("Kbuild"),
@@ -344,7 +348,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
             fs::write(folder.join("nv-p2p.h"), "").unwrap();
         }
         let asked = |arguments: &[&str]| {
-            let driver = script().with_file_name("../rust-bindings/driver.sh");
+            let driver = repository().join("rust-bindings/driver.sh");
             let output = Command::new(driver)
                 .args(arguments)
                 .env("PROBE_ROOT", &place.0)
@@ -427,7 +431,7 @@ fn a_module_is_found_by_the_index_or_without() {
     }
     let found = |index: &str| {
         fs::write(folder.join("modules.dep"), index).unwrap();
-        let output = Command::new(script().with_file_name("../rust-bindings/installed.sh"))
+        let output = Command::new(repository().join("rust-bindings/installed.sh"))
             .args(["6.1.0", "none", "nvidia", "other"])
             .env("PROBE_ROOT", &place.0)
             .output()
