@@ -126,16 +126,8 @@ fn fetch_driver(
     apt::extract(&mut stage, &package, &download, &log)?;
     for archive in stamp::files(&download)? {
         if archive.to_string_lossy().contains(".tar.") {
-            stage.run(
-                std::process::Command::new("tar")
-                    .arg("-xf")
-                    .arg(&archive)
-                    .arg("-C")
-                    .arg(&download),
-                &log,
-                "",
-                |_| false,
-            )?;
+            let mut tar = std::process::Command::new("tar");
+            stage.quietly(tar.arg("-C").arg(&download).arg("-xf").arg(&archive), &log)?;
         }
     }
     let unpacked = stamp::files(&download)?;
@@ -144,8 +136,7 @@ fn fetch_driver(
             .iter()
             .find(|path| path.ends_with(tail))
             .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
-        fs::create_dir_all(file.parent().unwrap_or(directory))?;
-        stamp::replace(file, &fs::read(source)?)?;
+        stamp::put(source, file)?;
     }
     let _ = fs::remove_dir_all(&download);
     let upstream = candidate.version.split('-').next().unwrap_or_default();
