@@ -207,6 +207,11 @@ fn first_words(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Runs a command that must succeed.
+fn passes(command: &mut Command) -> Result<()> {
+    quiet(command, |_| false)
+}
+
 /// Runs a command that must succeed and print no line that `complains` accepts.
 fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
@@ -226,14 +231,9 @@ fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> 
 }
 
 fn format_host(linter: &Linter<'_>) -> Result<()> {
-    quiet(
-        linter
-            .toolchain
-            .cargo(linter.paths)
-            .args(["fmt", "--all", "--check"])
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut cargo = linter.toolchain.cargo(linter.paths);
+    cargo.args(["fmt", "--all", "--check"]);
+    passes(cargo.current_dir(&linter.paths.repo))
 }
 
 fn is_kernel_rust(name: &str) -> bool {
@@ -248,13 +248,9 @@ fn format_kernel(linter: &Linter<'_>) -> Result<()> {
     if files.is_empty() {
         return Ok(());
     }
-    quiet(
-        Command::new("/usr/bin/rustfmt")
-            .args(["--check", "--edition", "2021"])
-            .args(&files)
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut rustfmt = Command::new("/usr/bin/rustfmt");
+    rustfmt.args(["--check", "--edition", "2021"]).args(&files);
+    passes(rustfmt.current_dir(&linter.paths.repo))
 }
 
 fn clippy_host(linter: &Linter<'_>) -> Result<()> {
@@ -265,17 +261,12 @@ fn clippy_host(linter: &Linter<'_>) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    quiet(
-        linter
-            .toolchain
-            .cargo(linter.paths)
-            .args(["clippy", "--release", "--locked", "--all-targets"])
-            .args(packages)
-            .arg("--")
-            .args(["-D", "warnings"])
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut cargo = linter.toolchain.cargo(linter.paths);
+    cargo
+        .args(["clippy", "--release", "--locked", "--all-targets"])
+        .args(packages)
+        .args(["--", "-D", "warnings"]);
+    passes(cargo.current_dir(&linter.paths.repo))
 }
 
 /// Packages that compile files of `src/` on this machine, most of them together with `tests/fakes`.
@@ -420,13 +411,9 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     if scripts.is_empty() {
         return Ok(());
     }
-    quiet(
-        Command::new("shellcheck")
-            .args(["--external-sources", "--check-sourced"])
-            .args(&scripts)
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut shellcheck = Command::new("shellcheck");
+    shellcheck.args(["--external-sources", "--check-sourced"]);
+    passes(shellcheck.args(&scripts).current_dir(&linter.paths.repo))
 }
 
 /// Directory of the rules for Prometheus.

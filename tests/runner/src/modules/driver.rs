@@ -49,11 +49,9 @@ const UPPER_FILES: &str = "nvidia/nv-p2p.c nvidia/nv-p2p.h nvidia/nv-ibmnpu.h nv
 /// Returns the files of NVIDIA's nvidia-peermem in the cache, and the driver's version. Downloads
 /// missing files.
 pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
-    let (files, version) = driver_source(paths, &DRIVER)?;
-    Ok((
-        files.into_iter().take(CONTROL_FILES.len()).collect(),
-        version,
-    ))
+    let (mut files, version) = driver_source(paths, &DRIVER)?;
+    files.truncate(CONTROL_FILES.len());
+    Ok((files, version))
 }
 
 /// Returns the include directory, nv-p2p.c and its includes in the cache, and the driver's version.
