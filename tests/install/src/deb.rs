@@ -277,7 +277,7 @@ fn load(log: Log) -> Result<()> {
                 sed 's/^ExecStart=//; s/[$][$]/$/g; s,/sbin/modprobe,modprobe,' >/tmp/command
             PATH=/usr/local/sbin:$PATH sh /tmp/command >/tmp/said 2>&1
         }
-        # With `! start`, sh -e would continue if start succeeded.
+        # sh -e ignores the status of `! start`.
         fails() { if "$@"; then return 1; fi; }
         calls() { sed "s/ -m .*//" /tmp/calls | tr '\n' ','; }
 
