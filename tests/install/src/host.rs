@@ -145,18 +145,13 @@ impl Host {
 
     /// Returns `-C` for each of the host's existing configuration folders.
     fn configuration(&self, kind: &str) -> Vec<String> {
-        [
-            format!("etc/{kind}"),
-            format!("usr/lib/{kind}"),
-            "no-such-folder".to_owned(),
-        ]
-        .iter()
-        .map(|folder| self.path(folder))
-        .enumerate()
+        let folders = ["etc", "usr/lib"].map(|folder| self.path(folder).join(kind));
+        let existing = folders.into_iter().filter(|folder| folder.is_dir());
         // Without any option, kmod would read the configuration of the test machine.
-        .filter(|(number, folder)| *number == 2 || folder.is_dir())
-        .flat_map(|(_, folder)| ["-C".to_owned(), folder.display().to_string()])
-        .collect()
+        existing
+            .chain([self.path("no-such-folder")])
+            .flat_map(|folder| ["-C".to_owned(), folder.display().to_string()])
+            .collect()
     }
 
     /// Runs depmod, like the maintainer scripts of every package.

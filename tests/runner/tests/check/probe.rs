@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::{Command, Output};
 
-use crate::host::{repository, Place};
+use crate::host::{output, repository, Place};
 
 /// Interfaces that `src/compat.h` uses, and that have the same form in every kernel.
 const COMMON: &str = "\
@@ -420,12 +420,8 @@ fn a_linked_module_that_uses_them() {
     let source = "void first(void); void second(void); void third(void) __attribute__((weak));\n\
                   void own(void); void own(void) { first(); second(); third(); }\n";
     fs::write(place.0.join("module.c"), source).unwrap();
-    let compiled = Command::new("gcc")
-        .args(["-c", "-o"])
-        .args([place.0.join("module.o"), place.0.join("module.c")])
-        .status()
-        .unwrap();
-    assert!(compiled.success());
+    let files = ["module.o", "module.c"].map(|name| place.0.join(name));
+    output(Command::new("gcc").args(["-c", "-o"]).args(files));
     let run = |kernel: &str, module: &str| {
         fs::write(place.0.join("kernel.symvers"), kernel).unwrap();
         fs::write(place.0.join("module.symvers"), module).unwrap();
