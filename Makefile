@@ -55,12 +55,13 @@ PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 PRELOAD = $(TOOLS)/release/libpeermem_preload.so
-# The packed peermemctl is linked for the glibc of old hosts. zig can link for
-# that glibc.
+# The packed peermemctl is linked for the glibc of old hosts, whose version is
+# in packaging/tools. zig can link for that glibc.
 ZIG = build/zig
 ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
 DIST = build/dist
 PACKED = x86_64-unknown-linux-gnu
+GLIBC = $(shell sed -n 's/^GLIBC=//p' packaging/tools)
 
 # For `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
 VM ?=
@@ -143,7 +144,7 @@ dist-module: $(OBJECTS)
 	packaging/dist
 
 dist-tools: $(ZIG)/packages
-	PATH="$(abspath $(ZIG))/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).2.28 -p peermemctl -p peermem-preload
+	PATH="$(abspath $(ZIG))/bin:$$PATH" $(CARGO) zigbuild --release --locked --target-dir $(TOOLS) --target $(PACKED).$(GLIBC) -p peermemctl -p peermem-preload
 	packaging/tools pack $(TOOLS)/$(PACKED)/release/peermemctl $(DIST)
 
 $(ZIG)/packages: Makefile

@@ -12,7 +12,7 @@ use std::process::Output;
 
 use anyhow::{Context as _, Result};
 
-use crate::host::{is_root, succeeded, tool};
+use crate::host::{is_root, run, succeeded, tool};
 use crate::{repository, Case, Log, Skip};
 
 const PACKAGE: &str = "nvidia-peermem-rs-dkms";
@@ -45,12 +45,8 @@ impl Packages {
         fs::create_dir_all(&this.0)?;
         let script = repository("packaging/deb");
         for version in ["0.1.0", "0.2.0"] {
-            let output = tool("sh")
-                .arg(&script)
-                .arg(&this.0)
-                .env("VERSION", version)
-                .output()?;
-            succeeded("packaging/deb", &output)?;
+            let mut pack = tool("sh");
+            run(pack.arg(&script).arg(&this.0).env("VERSION", version))?;
         }
         Ok(this)
     }
@@ -128,12 +124,8 @@ fn names_below(folder: &Path, prefix: &str, names: &mut BTreeSet<String>) -> Res
 /// Checks the contents: the host's files, and the source files that a build by dkms needs.
 fn contents(log: Log) -> Result<()> {
     let packages = Packages::build()?;
-    let output = tool("dpkg-deb")
-        .arg("--contents")
-        .arg(packages.file("0.1.0"))
-        .output()?;
-    succeeded("dpkg-deb", &output)?;
-    let text = String::from_utf8(output.stdout)?;
+    let package = packages.file("0.1.0");
+    let text = run(tool("dpkg-deb").arg("--contents").arg(&package))?;
     let found: BTreeSet<String> = text
         .lines()
         .filter(|line| !line.starts_with('d'))
@@ -174,16 +166,8 @@ fn contents(log: Log) -> Result<()> {
     let difference: Vec<&String> = found.symmetric_difference(&wanted).collect();
     log.equal("files too many or too few", format!("{difference:?}"), "[]")?;
 
-    let output = tool("sh")
-        .args([
-            "-c",
-            "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf",
-            "sh",
-        ])
-        .arg(packages.file("0.1.0"))
-        .output()?;
-    succeeded("tar", &output)?;
-    let configuration = String::from_utf8(output.stdout)?;
+    let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf";
+    let configuration = run(tool("sh").args(["-c", script, "sh"]).arg(&package))?;
     log.that(
         "dkms has no hooks of its own",
         !configuration.contains("\nPOST_"),
@@ -223,7 +207,7 @@ fn tell(log: Log, packages: &Packages, script: &str) -> Result<()> {
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         log.note(line);
     }
-    succeeded("the script", &output)
+    succeeded("the script", &output).map(drop)
 }
 
 fn life(log: Log) -> Result<()> {
@@ -284,7 +268,8 @@ fn load(log: Log) -> Result<()> {
         stub dkms 'case $1 in
             status) cat /tmp/status ;;
             build) test ! -e /tmp/broken || { echo "no header"; exit 1; }; cat /tmp/wanted >/tmp/built ;;
-            install) echo ": installed" >/tmp/status; case $* in *--force*) ;; *) cat /tmp/wanted >/tmp/built ;; esac ;; esac'
+            install) test ! -e /tmp/broken || { echo "no headers"; exit 1; }
+                echo ": installed" >/tmp/status; case $* in *--force*) ;; *) cat /tmp/wanted >/tmp/built ;; esac ;; esac'
         # The command of the unit, as systemd passes it to the shell.
         start() {
             : >/tmp/calls
@@ -292,6 +277,8 @@ fn load(log: Log) -> Result<()> {
                 sed 's/^ExecStart=//; s/[$][$]/$/g; s,/sbin/modprobe,modprobe,' >/tmp/command
             PATH=/usr/local/sbin:$PATH sh /tmp/command >/tmp/said 2>&1
         }
+        # sh -e ignores the status of `! start`.
+        fails() { if "$@"; then return 1; fi; }
         calls() { sed "s/ -m .*//" /tmp/calls | tr '\n' ','; }
 
         echo 'it fits: it is loaded'
@@ -307,20 +294,43 @@ fn load(log: Log) -> Result<()> {
 
         echo 'it cannot be compiled: the journal has the compiler'
         echo 3 >/tmp/wanted; touch /tmp/broken
-        ! start
+        fails start
         grep 'no header' /tmp/said
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,dkms build --force,'
         rm /tmp/broken
 
         echo 'another reason: nothing is compiled'
         echo 'nvidia_peermem: persistent_api_support=7 is not allowed' >/tmp/log
-        ! start
+        fails start
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,'
 
         echo 'a kernel without the module: it is compiled before modprobe finds that of NVIDIA'
         : >/tmp/status
         start
         test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+
+        echo 'the missing module cannot be compiled: that of NVIDIA is loaded, and the journal warns'
+        : >/tmp/status; touch /tmp/broken
+        start
+        test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+        grep '^no headers' /tmp/said
+        grep '^<4>peermem-rs: .*could not compile .* /var/lib/dkms/peermem-rs/0.1.0/build/make.log' /tmp/said
+
+        echo 'and that of NVIDIA is not there: the service fails'
+        echo 4 >/tmp/wanted
+        fails start
+        test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
+        grep '^<4>peermem-rs: .*does not load either' /tmp/said
+        cat /tmp/built >/tmp/wanted; rm /tmp/broken
+
+        echo 'several versions: the newest decides'
+        for version in 0.9.0 0.10.0; do
+            cp -r /usr/src/peermem-rs-0.1.0 /usr/src/peermem-rs-$version
+            sed -i "s/^PACKAGE_VERSION=.*/PACKAGE_VERSION=\"$version\"/" /usr/src/peermem-rs-$version/dkms.conf
+        done
+        start
+        grep -- '^dkms install .*-v 0.10.0 ' /tmp/calls
+        rm -r /usr/src/peermem-rs-0.9.0 /usr/src/peermem-rs-0.10.0
 
         echo 'without DKMS: as the kernel has it'
         mv /usr/src/peermem-rs-0.1.0 /usr/src/away

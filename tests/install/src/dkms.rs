@@ -173,14 +173,7 @@ impl<'a> Tree<'a> {
     }
 
     fn dkms(&self, command: &str) -> Result<String> {
-        let output = self.host.inside(command)?;
-        let said = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        succeeded(command, &output)?;
-        Ok(said)
+        succeeded(command, &self.host.inside(command)?)
     }
 
     fn step(&self, step: Step) -> Result<String> {
@@ -239,7 +232,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     let tree = Tree::new(distribution)?;
     tree.host.can_be_entered()?;
     let version = tree.dkms("dkms --version")?;
-    log.note(version.trim());
+    log.note(version);
     // Reference for the comparison: a host that never had our package.
     let reference = Tree::new(distribution)?;
     reference.dkms("true")?;
@@ -359,7 +352,7 @@ fn make_install(log: Log) -> Result<()> {
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",
-        asked.trim().to_owned(),
+        asked,
         format!("/lib/modules/{RELEASE}/updates/peermem-rs/nvidia_peermem.ko"),
     )?;
     run("uninstall")?;

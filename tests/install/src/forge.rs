@@ -3,11 +3,11 @@
 //! of exported and required symbols.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{LazyLock, Mutex};
-use std::{fmt, fs};
 
 use anyhow::{bail, Context as _, Result};
 
@@ -136,15 +136,5 @@ impl Module {
             bail!("{program} failed");
         }
         Ok(())
-    }
-}
-
-impl fmt::Display for Module {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Theirs(version) => write!(f, "NVIDIA's {version}"),
-            Self::Ours(version) => write!(f, "ours {version}"),
-            Self::IbCore | Self::Core(_) => f.write_str(self.name()),
-        }
     }
 }

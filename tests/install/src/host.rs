@@ -145,30 +145,20 @@ impl Host {
 
     /// Returns `-C` for each of the host's existing configuration folders.
     fn configuration(&self, kind: &str) -> Vec<String> {
-        [
-            format!("etc/{kind}"),
-            format!("usr/lib/{kind}"),
-            "no-such-folder".to_owned(),
-        ]
-        .iter()
-        .map(|folder| self.path(folder))
-        .enumerate()
+        let folders = ["etc", "usr/lib"].map(|folder| self.path(folder).join(kind));
+        let existing = folders.into_iter().filter(|folder| folder.is_dir());
         // Without any option, kmod would read the configuration of the test machine.
-        .filter(|(number, folder)| *number == 2 || folder.is_dir())
-        .flat_map(|(_, folder)| ["-C".to_owned(), folder.display().to_string()])
-        .collect()
+        existing
+            .chain([self.path("no-such-folder")])
+            .flat_map(|folder| ["-C".to_owned(), folder.display().to_string()])
+            .collect()
     }
 
     /// Runs depmod, like the maintainer scripts of every package.
     pub(crate) fn depmod(&self) -> Result<()> {
-        let output = tool("depmod")
-            .args(self.configuration("depmod.d"))
-            .arg("-b")
-            .arg(&self.root)
-            .arg(RELEASE)
-            .output()
-            .context("cannot start depmod")?;
-        succeeded("depmod", &output)
+        let mut depmod = tool("depmod");
+        depmod.args(self.configuration("depmod.d"));
+        run(depmod.arg("-b").arg(&self.root).arg(RELEASE)).map(drop)
     }
 
     fn modprobe_options(&self) -> Vec<String> {
@@ -184,16 +174,10 @@ impl Host {
 
     /// Returns the steps that modprobe would take, one per line, or its error.
     fn show(&self, arguments: &[&str]) -> Result<String> {
-        let output = tool("modprobe")
+        run(tool("modprobe")
             .args(self.modprobe_options())
             .arg("--show-depends")
-            .args(arguments)
-            .output()
-            .context("cannot start modprobe")?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(String::from_utf8(output.stdout)?)
+            .args(arguments))
     }
 
     /// Appends the steps to `steps`, in order. Runs the command of an `install` line with a
@@ -277,13 +261,16 @@ impl Host {
 
     /// Returns a field of the module that modinfo finds by name.
     pub(crate) fn modinfo(&self, field: &str) -> Result<String> {
-        let output = tool("modinfo")
-            .arg("-b")
-            .arg(&self.root)
-            .args(["-k", RELEASE, "-F", field, "nvidia-peermem"])
-            .output()?;
-        succeeded("modinfo", &output)?;
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        let mut modinfo = tool("modinfo");
+        modinfo.arg("-b").arg(&self.root);
+        run(modinfo.args(["-k", RELEASE, "-F", field, "nvidia-peermem"]))
+    }
+
+    /// Runs `packaging/host`.
+    pub(crate) fn packaging(&self, action: &str) -> Result<()> {
+        let mut script = tool("sh");
+        script.arg(repository("packaging/host")).arg(action);
+        run(script.arg(self.path("lib/modules"))).map(drop)
     }
 
     /// Copies the parts of the repository that `make` and `dkms` need. Creates a kernel build
@@ -461,21 +448,25 @@ pub(crate) fn tool(program: &str) -> Command {
     command
 }
 
-pub(crate) fn succeeded(what: &str, output: &Output) -> Result<()> {
+/// Runs a command, which must succeed. Returns its standard output without blanks at both ends.
+pub(crate) fn run(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output();
+    let output = output.with_context(|| format!("cannot start {program}"))?;
+    succeeded(&program, &output)
+}
+
+/// Returns the standard output of a command that succeeded, without blanks at both ends.
+pub(crate) fn succeeded(what: &str, output: &Output) -> Result<String> {
+    let said = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        bail!(
-            "{what}: {}\n{}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("{what}: {}\n{said}{errors}", output.status);
     }
-    Ok(())
+    Ok(said.trim().to_owned())
 }
 
 /// Returns a field of a module's file.
 fn field(file: &str, field: &str) -> Result<String> {
-    let output = tool("modinfo").args(["-F", field, file]).output()?;
-    succeeded("modinfo", &output)?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    run(tool("modinfo").args(["-F", field, file]))
 }

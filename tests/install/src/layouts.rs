@@ -5,10 +5,10 @@
 use std::fs;
 use std::sync::LazyLock;
 
-use anyhow::{bail, Context as _, Result};
+use anyhow::{bail, Result};
 
 use crate::forge::Module;
-use crate::host::{differences, succeeded, tool, Host, NOTHING, RELEASE};
+use crate::host::{differences, run, tool, Host, NOTHING, RELEASE};
 use crate::{Case, Log};
 
 /// File layout of a driver package.
@@ -149,26 +149,15 @@ impl Way {
     }
 
     fn make(host: &Host, target: &str) -> Result<()> {
-        let output = tool("make")
+        run(tool("make")
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
             // Nothing is compiled here, and there is no compiler.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
-            .arg(format!("DESTDIR={}", host.path("").display()))
-            .output()
-            .context("cannot start make")?;
-        succeeded("make", &output)
-    }
-
-    fn hook(host: &Host, action: &str) -> Result<()> {
-        let output = tool("sh")
-            .arg(host.path("synthetic/sources/packaging/host"))
-            .arg(action)
-            .arg(host.path("lib/modules"))
-            .output()?;
-        succeeded("packaging/host", &output)
+            .arg(format!("DESTDIR={}", host.path("").display())))
+        .map(drop)
     }
 
     fn install(self, host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
@@ -183,7 +172,7 @@ impl Way {
             Self::Make => Self::make(host, "install")?,
             Self::LikeDkms => {
                 host.module(&self.file(layout), module)?;
-                Self::hook(host, "install")?;
+                host.packaging("install")?;
             }
         }
         host.depmod()
@@ -200,7 +189,7 @@ impl Way {
                 while folder != modules && fs::remove_dir(&folder).is_ok() {
                     folder.pop();
                 }
-                Self::hook(host, "remove")?;
+                host.packaging("remove")?;
             }
         }
         host.depmod()

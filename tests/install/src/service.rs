@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
-use crate::host::{tool, Host};
+use crate::host::{run, tool, Host};
 use crate::{repository, Case, Log, Skip};
 
 const OPENIBD: &str = "\
@@ -170,18 +170,9 @@ fn remove_group(id: &str) {
 
 fn installed() -> Result<Host> {
     let host = Host::new("debian")?;
-    packaging(&host, "install")?;
+    host.packaging("install")?;
     fs::remove_file(host.path("etc/systemd/system/multi-user.target.wants/site.service"))?;
     Ok(host)
-}
-
-fn packaging(host: &Host, action: &str) -> Result<()> {
-    let output = tool("sh")
-        .arg(repository("packaging/host"))
-        .arg(action)
-        .arg(host.path("lib/modules"))
-        .output()?;
-    crate::host::succeeded("packaging/host", &output)
 }
 
 /// Checks the events after each command, in order.
@@ -251,18 +242,15 @@ fn disabled(log: Log) -> Result<()> {
     let masked = host.path(DECIDED);
     log.that("enabled", wants.is_symlink())?;
     fs::remove_file(&wants)?;
-    packaging(&host, "install")?;
+    host.packaging("install")?;
     log.that("disabled, stays so", !wants.is_symlink())?;
-    let output = tool("systemctl")
-        .arg("--root")
-        .arg(host.path(""))
-        .args(["mask", "peermem-rs.service"])
-        .output()?;
-    crate::host::succeeded("systemctl mask", &output)?;
+    let mut mask = tool("systemctl");
+    mask.arg("--root").arg(host.path(""));
+    run(mask.args(["mask", "peermem-rs.service"]))?;
     log.that("masked", masked.is_symlink())?;
-    packaging(&host, "install")?;
+    host.packaging("install")?;
     log.that("masked, stays so", masked.is_symlink())?;
-    packaging(&host, "remove")?;
+    host.packaging("remove")?;
     log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
 }
 
@@ -282,7 +270,7 @@ fn moved(log: Log) -> Result<()> {
         "../peermem-rs.service",
     )?;
     fs::remove_file(wants("openibd.service"))?;
-    packaging(&host, "install")?;
+    host.packaging("install")?;
     log.that("moved", !old.exists() && host.path(UNIT).exists())?;
     let link = fs::read_link(wants("multi-user.target"))?;
     log.that("still enabled", link == Path::new("/").join(UNIT))?;
@@ -291,9 +279,9 @@ fn moved(log: Log) -> Result<()> {
         !wants("openibd.service").is_symlink(),
     )?;
     host.put(DECIDED, "[Service]\n")?;
-    packaging(&host, "install")?;
+    host.packaging("install")?;
     log.that("an administrator's own stays", old.exists())?;
-    packaging(&host, "remove")?;
+    host.packaging("remove")?;
     log.that("removed", !old.exists() && !host.path(UNIT).exists())
 }
 
@@ -301,25 +289,20 @@ fn moved(log: Log) -> Result<()> {
 fn unmerged(log: Log) -> Result<()> {
     let host = Host::new("debian")?;
     fs::rename(host.path("usr/lib/systemd"), host.path("lib/systemd"))?;
-    packaging(&host, "install")?;
+    host.packaging("install")?;
     let unit = host.path("lib/systemd/system/peermem-rs.service");
     log.that("in /lib", unit.exists() && !host.path(UNIT).exists())?;
-    packaging(&host, "remove")?;
+    host.packaging("remove")?;
     log.that("removed", !unit.exists())
 }
 
-type Run = fn(Log) -> Result<()>;
-
 pub(crate) fn cases() -> Vec<Case> {
-    let all: [(&str, Run); 6] = [
-        ("systemd: with openibd", with_openibd),
-        ("systemd: without openibd", without_openibd),
-        ("systemd: a module that does not load", that_does_not_load),
-        ("systemd: what an operator decided stays", disabled),
-        ("systemd: a unit where it was installed before", moved),
-        ("systemd: units in /lib", unmerged),
-    ];
-    all.into_iter()
-        .map(|(name, run)| Case::new(name, run))
-        .collect()
+    vec![
+        Case::new("systemd: with openibd", with_openibd),
+        Case::new("systemd: without openibd", without_openibd),
+        Case::new("systemd: a module that does not load", that_does_not_load),
+        Case::new("systemd: what an operator decided stays", disabled),
+        Case::new("systemd: a unit where it was installed before", moved),
+        Case::new("systemd: units in /lib", unmerged),
+    ]
 }

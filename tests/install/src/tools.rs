@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{ensure, Context as _, Result};
 
-use crate::host::{succeeded, tool, Host, Listing};
+use crate::host::{run, tool, Host, Listing};
 use crate::{repository, Case, Log};
 
 /// An unusual prefix, because the synthetic host has the usual one from this machine. Files below
@@ -17,16 +17,11 @@ use crate::{repository, Case, Log};
 const PREFIX: &str = "/opt/tools";
 
 pub(crate) fn cases() -> Vec<Case> {
-    type Body = fn(Log) -> Result<()>;
-    let cases: [(&str, Body); 3] = [
-        ("tools: installed and removed", there_and_back),
-        ("tools: what is installed works", works),
-        ("tools: strangers' files stay", strangers),
-    ];
-    cases
-        .into_iter()
-        .map(|(name, run)| Case::new(name, run))
-        .collect()
+    vec![
+        Case::new("tools: installed and removed", there_and_back),
+        Case::new("tools: what is installed works", works),
+        Case::new("tools: strangers' files stay", strangers),
+    ]
 }
 
 /// Returns the path of the program, which is compiled beside this one.
@@ -83,7 +78,7 @@ fn host() -> Result<Host> {
 }
 
 fn make(host: &Host, target: &str) -> Result<()> {
-    let output = tool("make")
+    run(tool("make")
         .arg("-C")
         .arg(repository(""))
         .arg(target)
@@ -91,10 +86,8 @@ fn make(host: &Host, target: &str) -> Result<()> {
         .arg(format!("DESTDIR={}", host.path("").display()))
         .arg(format!("PREFIX={PREFIX}"))
         // make must install existing files, and compile nothing as root.
-        .arg("CARGO=false")
-        .output()
-        .context("cannot start make")?;
-    succeeded(target, &output)
+        .arg("CARGO=false"))
+    .map(drop)
 }
 
 /// Returns the files below the prefix that are in `after` but not in `before`.
@@ -163,9 +156,7 @@ fn there_and_back(log: Log) -> Result<()> {
 
 /// Returns the program's visible commands, from its help.
 fn commands() -> Result<Vec<String>> {
-    let output = tool(&program()?.to_string_lossy()).arg("--help").output()?;
-    succeeded("peermemctl --help", &output)?;
-    let help = String::from_utf8_lossy(&output.stdout).into_owned();
+    let help = run(tool(&program()?.to_string_lossy()).arg("--help"))?;
     Ok(help
         .lines()
         .skip_while(|line| *line != "Commands:")
@@ -182,27 +173,18 @@ fn works(log: Log) -> Result<()> {
     let host = host()?;
     make(&host, "install-tools")?;
     let below = |path: &str| host.path(&format!("opt/tools/{path}"));
-    let output = tool(&below("bin/peermemctl").to_string_lossy())
-        .arg("--version")
-        .output()?;
-    succeeded("peermemctl --version", &output)?;
-    log.note(String::from_utf8_lossy(&output.stdout).trim());
+    let program = below("bin/peermemctl");
+    log.note(run(tool(&program.to_string_lossy()).arg("--version"))?);
     // Completion of `peermemctl t` in bash.
-    let output = tool("bash")
-        .args(["--norc", "-c"])
+    let mut bash = tool("bash");
+    bash.args(["--norc", "-c"])
         .arg(
             ". \"$1\" && complete -p peermemctl >/dev/null && COMP_WORDS=(peermemctl t) COMP_CWORD=1 && \
              _peermemctl peermemctl t peermemctl && echo \"${COMPREPLY[*]}\"",
         )
         .arg("bash")
-        .arg(below("share/bash-completion/completions/peermemctl"))
-        .output()?;
-    succeeded("completion", &output)?;
-    log.equal(
-        "bash completes t to",
-        String::from_utf8_lossy(&output.stdout).trim(),
-        "topo",
-    )?;
+        .arg(below("share/bash-completion/completions/peermemctl"));
+    log.equal("bash completes t to", run(&mut bash)?, "topo")?;
     for (name, words) in [
         ("share/fish/vendor_completions.d/peermemctl.fish", "topo"),
         (

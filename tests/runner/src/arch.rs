@@ -40,9 +40,10 @@ fn tsc_khz() -> Option<u64> {
     None
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Arch {
     #[value(name = "x86-64")]
+    #[default]
     X86_64,
     /// Cross-compiled, and emulated by QEMU's `virt` machine
     Arm64,

@@ -8,7 +8,6 @@ mod page;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{bail, ensure, Context as _, Result};
@@ -16,9 +15,10 @@ use clap::Args;
 
 use crate::arch::Arch;
 use crate::cases::add_last_words;
-use crate::command::system_path;
+use crate::command::tool;
 use crate::git::git;
 use crate::guest::SYSTEM_PROGRAMS;
+use crate::history::When;
 use crate::paths::Paths;
 use crate::progress::{duration, output};
 use crate::vm::{Options, Peermem, Provider};
@@ -29,9 +29,6 @@ pub(crate) struct Selection {
     /// Only writes docs/performance.md, from tests/cost/figures and tests/cost/vm-figures
     #[arg(long)]
     page: bool,
-    /// Only measures in the VMs, and keeps tests/cost/figures
-    #[arg(long, conflicts_with = "page")]
-    vm: bool,
 }
 
 /// BAR size that has room for a registration of 64 GiB, in MiB.
@@ -114,11 +111,6 @@ fn file(repo: &Path) -> PathBuf {
     repo.join("tests/cost/vm-figures")
 }
 
-fn first_line(command: &mut Command) -> Result<String> {
-    let text = output(command.env("PATH", system_path()))?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
-}
-
 /// Returns the commit of the measured tree, with a note if `src` differs from the commit.
 fn commit(repo: &Path) -> Result<String> {
     let mut commit = git(repo, &["rev-parse", "--short=12", "HEAD"])?;
@@ -142,9 +134,7 @@ pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
     if !selection.page {
-        if !selection.vm {
-            cost::update(paths)?;
-        }
+        cost::update(paths)?;
         measure(paths)?;
     }
     let (missed, unmeasured) = page::write(&paths.repo)?;
@@ -160,19 +150,16 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
 /// Boots each VM with each module in each mode, and saves the figures after each run.
 fn measure(paths: &Paths) -> Result<()> {
     setup::all(paths, [kernel::DEFAULT])?;
-    let date = first_line(Command::new("date").args(["-u", "+%F"]))?;
-    let qemu = first_line(Command::new("qemu-system-x86_64").arg("--version"))?;
-    let environment = [
-        ("date", date),
+    let qemu = output(tool("qemu-system-x86_64").arg("--version"))?;
+    let qemu = qemu.lines().next().unwrap_or_default().to_owned();
+    let mut measured = Measured::default();
+    for (name, value) in [
+        ("date", When::now(paths).date),
         ("commit", commit(&paths.repo)?),
         ("qemu", qemu),
-    ];
-    let mut measured = Measured {
-        environment: environment
-            .map(|(name, value)| (name.to_owned(), value))
-            .into(),
-        ..Measured::default()
-    };
+    ] {
+        measured.environment.insert(name.to_owned(), value);
+    }
     for machine in &MACHINES {
         for mode in cost::MODES {
             for module in [Peermem::Ours, Peermem::Nvidia] {

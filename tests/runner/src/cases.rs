@@ -107,12 +107,8 @@ pub(crate) fn read(
     format: Format,
     name: &str,
 ) -> Result<(Vec<Test>, Vec<String>)> {
-    let mut reader = Reader::new(format);
     let text = String::from_utf8_lossy(&output.stdout);
-    for line in text.lines() {
-        reader.line(line);
-    }
-    let (tests, mut problems) = reader.finish();
+    let (tests, mut problems) = Reader::of(format, &text).finish();
     status_problem(output.status.code(), &tests, &mut problems);
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);

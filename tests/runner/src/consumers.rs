@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use crate::lock::Lock;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
-use crate::stamp::Key;
+use crate::stamp::{put, Key};
 use crate::{apt, command, stamp};
 
 /// Suites to search for the newest source, in order.
@@ -81,16 +81,6 @@ fn tool(program: &str, directory: &Path) -> Command {
     command
 }
 
-/// Copies a file to a place where a VM may still have an older copy open.
-fn put(from: &Path, directory: &Path, name: &str) -> Result<()> {
-    fs::create_dir_all(directory)?;
-    let contents = fs::read(from).with_context(|| from.display().to_string())?;
-    let target = directory.join(name);
-    stamp::replace(&target, &contents)?;
-    fs::set_permissions(&target, fs::metadata(from)?.permissions())?;
-    Ok(())
-}
-
 fn compiler() -> Result<String> {
     output(Command::new("gcc").arg("--version"))
 }
@@ -105,23 +95,18 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
     let source = paths.repo.join("tests/cuda");
     let mut key = Key::default();
     key.text("compiler", &compiler()?);
-    for input in ["tests/cuda", "tests/gpu/standin.h"] {
-        key.path(&paths.repo, &paths.repo.join(input))?;
-    }
+    key.inputs(&paths.repo, &["tests/cuda", "tests/gpu/standin.h"])?;
     let key = key.finish();
     let stamp = home.join("stamp");
     if stamp::is_fresh(&stamp, &key) {
         return Ok(libraries);
     }
     let mut stage = Stage::begin("CUDA: compiling the stand-in for the driver's libraries");
-    put(
-        &source.join("include/cuda.h"),
-        &home.join("include"),
-        "cuda.h",
-    )?;
+    let header = "include/cuda.h";
+    put(&source.join(header), &home.join(header))?;
     let built = home.join("built.so");
     for (files, library, linked) in DRIVER {
-        stage.run(
+        stage.quietly(
             tool("gcc", &home)
                 .args(["-Wall", "-Wextra", "-Werror"])
                 .args(["-O2", "-fPIC", "-shared", "-pthread"])
@@ -133,10 +118,8 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
                 .arg("-o")
                 .arg(&built),
             &paths.cache.join("logs/consumers.txt"),
-            "",
-            |_| false,
         )?;
-        put(&built, &libraries, library)?;
+        put(&built, &libraries.join(library))?;
     }
     // The linker and other users look up this name.
     let short = libraries.join("libcuda.so");
@@ -212,7 +195,7 @@ pub(crate) fn perftest(paths: &Paths) -> Result<PathBuf> {
         )))?;
     run(tool("make", &build).arg("-j2").args(PERFTEST.split(' ')))?;
     for program in PERFTEST.split(' ') {
-        put(&build.join(program), &programs, program)?;
+        put(&build.join(program), &programs.join(program))?;
     }
     stamp::set(&stamp, &key)?;
     stage.done("");
@@ -233,7 +216,7 @@ fn put_programs(paths: &Paths, directory: &Path, names: &[&str]) -> Result<()> {
     let source = paths.repo.join("tests/cuda");
     names
         .iter()
-        .try_for_each(|name| put(&source.join(name), directory, name))
+        .try_for_each(|name| put(&source.join(name), &directory.join(name)))
 }
 
 fn fetch_nixl(paths: &Paths, home: &Path) -> Result<()> {
@@ -289,13 +272,8 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     let mut key = Key::default();
     key.text("wheels", &wheels);
     key.text("compiler", &compiler()?);
-    for input in [
-        "tests/cuda/ucp.c",
-        "tests/cuda/parts.h",
-        "tests/cuda/include",
-    ] {
-        key.path(&paths.repo, &paths.repo.join(input))?;
-    }
+    let inputs = ["ucp.c", "parts.h", "include"].map(|name| format!("tests/cuda/{name}"));
+    key.inputs(&paths.repo, &inputs.each_ref().map(String::as_str))?;
     let key = key.finish();
     if stamp::is_fresh(&stamp, &key) {
         return Ok(home);
@@ -303,7 +281,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     from_wheels(&home, "fetched", &wheels, || fetch_ucx(paths, &home))?;
     let mut stage = Stage::begin("UCX: compiling what shows its cache");
     let built = home.join("built");
-    stage.run(
+    stage.quietly(
         tool("gcc", &home)
             .args(["-Wall", "-Wextra", "-Werror", "-O2"])
             .args(["-isystem", "include", "-I"])
@@ -316,10 +294,8 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
             .arg("-o")
             .arg(&built),
         &paths.cache.join("logs/consumers.txt"),
-        "",
-        |_| false,
     )?;
-    put(&built, &home.join("bin"), "ucp")?;
+    put(&built, &home.join("bin/ucp"))?;
     stamp::set(&stamp, &key)?;
     stage.done("");
     Ok(home)
@@ -334,14 +310,17 @@ fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
         fs::rename(from.join("include"), home.join("include"))?;
         let program = from.join("bin/ucx_perftest");
         fs::set_permissions(&program, Permissions::from_mode(0o755))?;
-        put(&program, &home.join("bin"), "ucx_perftest")?;
+        put(&program, &home.join("bin/ucx_perftest"))?;
         for library in UCX_LINKED {
             let name = format!("{library}.so.0");
-            put(&from.join("lib").join(&name), &home.join("linked"), &name)?;
+            put(
+                &from.join("lib").join(&name),
+                &home.join("linked").join(&name),
+            )?;
         }
         let threads = beginning(&unpacked.join("libucx_cu12.libs"), "libgomp-")?;
-        let name = threads.file_name().unwrap_or_default().to_string_lossy();
-        put(&threads, &home.join("lib"), &name)
+        let name = threads.file_name().unwrap_or_default();
+        put(&threads, &home.join("lib").join(name))
     })?;
     let title = "UCX: fetching its libraries with verbs, 79 MB";
     wheel(paths, title, UCX_LIBRARIES, |unpacked| {
@@ -349,11 +328,11 @@ fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
         let lib = home.join("lib");
         for library in UCX_LINKED {
             let found = beginning(&from, &format!("{library}-"))?;
-            put(&found, &lib, &format!("{library}.so.0"))?;
+            put(&found, &lib.join(format!("{library}.so.0")))?;
         }
         for library in UCX_LOADED {
             let found = from.join("ucx").join(format!("{library}.so.0.0.0"));
-            put(&found, &lib.join("ucx"), &format!("{library}.so.0"))?;
+            put(&found, &lib.join(format!("ucx/{library}.so.0")))?;
         }
         let bundled = beginning(&from, "libibverbs-")?;
         symlink(
@@ -411,7 +390,7 @@ fn wheel(
     let download = paths.run_directory()?;
     let wanted = download.join("wanted");
     fs::write(&wanted, requirement)?;
-    let mut run = |command: &mut Command| stage.run(command, &log, "", |_| false);
+    let mut run = |command: &mut Command| stage.quietly(command, &log);
     run(tool("pip", &download)
         .args(["download", "--no-deps", "--only-binary=:all:"])
         .args(["--require-hashes", "--python-version", PYTHON])

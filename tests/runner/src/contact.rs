@@ -13,7 +13,7 @@ use crate::git::tracked;
 use crate::kernel::Extent;
 use crate::paths::{Folder, Paths};
 use crate::results::Test;
-use crate::{kernel, setup};
+use crate::{kernel, setup, stamp};
 
 /// Contents of a file that only the working directory has.
 const MARK: &str = "of the working directory";
@@ -57,10 +57,7 @@ fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
         if !from.exists() {
             continue;
         }
-        if let Some(parent) = target.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        fs::copy(&from, &target).with_context(|| from.display().to_string())?;
+        stamp::put(&from, &target)?;
     }
     Ok(())
 }

@@ -571,15 +571,17 @@ fn is_near(kind: Kind, old: u64, new: u64) -> bool {
     }
 }
 
+/// Returns the registrations of figures.
+fn registrations<'a>(figures: impl IntoIterator<Item = &'a Figure>) -> BTreeSet<&'a str> {
+    let figures = figures.into_iter();
+    figures.map(|figure| &*figure.registration).collect()
+}
+
 /// Returns one test for each registration, with the figures that changed.
 fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     let all: BTreeSet<&Figure> = kept.keys().chain(counted.keys()).collect();
-    let registrations: BTreeSet<&str> = all
-        .iter()
-        .map(|figure| figure.registration.as_str())
-        .collect();
     let test = |registration: &str| {
-        let mut test = Test::of(registration.to_owned(), Ok(Vec::new()));
+        let mut test = Test::new(registration, Verdict::Passed);
         let of_this = |figure: &&Figure| figure.registration == registration;
         for (figures, problem) in [
             (kept, "tests/cost/figures has nothing of it"),
@@ -611,6 +613,7 @@ fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
         }
         test
     };
+    let registrations = registrations(all.iter().copied());
     registrations.into_iter().map(test).collect()
 }
 
@@ -628,21 +631,17 @@ pub(crate) fn sum(figures: &Figures, registration: &str, kind: Kind, name: Optio
 /// Checks that no registration costs more instructions with the portable build than with the
 /// in-tree build.
 fn nowhere_dearer(figures: &Figures) -> Test {
-    let registrations: BTreeSet<&str> = figures
-        .keys()
-        .filter_map(|figure| figure.registration.strip_prefix(PORTABLE))
-        .collect();
-    let mut test = Test::of(
-        "the portable build is nowhere dearer".to_owned(),
-        Ok(Vec::new()),
-    );
+    let mut registrations = registrations(figures.keys());
+    registrations.retain(|name| name.starts_with(PORTABLE));
+    let mut test = Test::new("the portable build is nowhere dearer", Verdict::Passed);
     if registrations.is_empty() {
         test.verdict = Verdict::Failed;
     }
-    for registration in registrations {
+    for name in registrations {
+        let registration = name.trim_start_matches(PORTABLE);
         let of = |name: &str| sum(figures, name, Kind::Instructions, None);
         let in_tree = of(registration);
-        let portable = of(&format!("{PORTABLE}{registration}"));
+        let portable = of(name);
         if portable > in_tree {
             test.verdict = Verdict::Failed;
         }
@@ -673,16 +672,12 @@ fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
 
 /// Returns a table for people: a line for each registration, with its instructions by callback.
 fn table(figures: &Figures) -> String {
-    let registrations: BTreeSet<&str> = figures
-        .keys()
-        .map(|figure| figure.registration.as_str())
-        .collect();
     let mut text = format!("{:36}", "instructions");
     for name in CALLBACKS.iter().chain(&["together", "kernel", "calls"]) {
         let _ = write!(text, "{name:>14}");
     }
     text.push('\n');
-    for registration in registrations {
+    for registration in registrations(figures.keys()) {
         let of = |kind, name| sum(figures, registration, kind, name);
         let _ = write!(text, "{registration:36}");
         for name in CALLBACKS {

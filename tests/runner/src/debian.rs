@@ -253,7 +253,7 @@ impl Host<'_> {
         let trace = self.root.join(home).join("include/trace");
         output(as_root("mkdir").arg("-p").arg(trace))?;
         let release = &self.release;
-        stage.run(
+        stage.steps(
             &mut self.command(&format!(
                 "cd /{home}\n\
                  make -C /lib/modules/{release}/build M=$PWD -j $(nproc) modules\n\
@@ -264,8 +264,6 @@ impl Host<'_> {
                  depmod {release}"
             )),
             &self.log(),
-            "steps",
-            |line| line.starts_with("  "),
         )?;
         stamp::set(&stamp, &key)?;
         stage.done("");
@@ -325,13 +323,9 @@ impl Host<'_> {
             release: self.release.clone(),
             modules: self.early()?,
             peermem_version: version.to_owned(),
-            control: None,
-            detectors: false,
-            drivers: Vec::new(),
-            signing: None,
             is_stock: true,
             host: true,
-            preloaded: Vec::new(),
+            ..vm::Boot::default()
         };
         // The VM's root is the host's root. This machine's files are below /host.
         let program = guest::in_machine(&programs::gdr(self.paths, Arch::X86_64));
@@ -410,12 +404,8 @@ fn life(
     let mut stage = Stage::begin(host.title("DKMS makes the driver"));
     host.put_driver(control, driver)?;
     let release = &host.release;
-    stage.run(
-        &mut host.command(&format!("dkms install nvidia/{driver} -k {release}")),
-        &host.log(),
-        "lines",
-        |_| true,
-    )?;
+    let mut dkms = host.command(&format!("dkms install nvidia/{driver} -k {release}"));
+    stage.lines(&mut dkms, &host.log())?;
     stage.done("");
     let before = host.files()?;
     let of_driver = host.output(&format!("modinfo -k {release} -n nvidia-peermem"))?;
@@ -568,7 +558,7 @@ impl Host<'_> {
         make.args(["-euc", RELEASE, "sh"])
             .arg(&folder)
             .current_dir(&self.paths.repo);
-        stage.run(&mut make, &self.log(), "lines", |_| true)?;
+        stage.lines(&mut make, &self.log())?;
         stage.done("");
         let made = stamp::files(&folder.join("build/dist"))?;
         self.put(&made, "tmp")
@@ -591,7 +581,7 @@ impl Host<'_> {
         let command = format!(
             "{{ {command}; }} || {{ cat /var/lib/dkms/{package}/build/make.log >&2; exit 1; }}"
         );
-        stage.run(&mut self.command(&command), &self.log(), "lines", |_| true)?;
+        stage.lines(&mut self.command(&command), &self.log())?;
         stage.done("");
         let status = self.output(&format!("dkms status {package} -k {release}"))?;
         if !status.ends_with(": installed") {

@@ -586,11 +586,7 @@ mod tests {
     }
 
     fn said(text: &str) -> Reader {
-        let mut reader = Reader::new(Format::Ktap);
-        for line in text.lines() {
-            reader.line(line);
-        }
-        reader
+        Reader::of(Format::Ktap, text)
     }
 
     #[test]

@@ -115,10 +115,14 @@ pub(crate) fn undefined(file: &Path) -> Result<Vec<String>> {
 /// Returns `true` if a module has a parameter of this name.
 pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let key = format!("\0parmtype={name}:");
-    Ok(bytes
-        .windows(key.len())
-        .any(|window| window == key.as_bytes()))
+    Ok(after(&bytes, &format!("\0parmtype={name}:")).is_some())
+}
+
+/// Returns the bytes after the first occurrence of `key`.
+fn after<'a>(bytes: &'a [u8], key: &str) -> Option<&'a [u8]> {
+    let mut windows = bytes.windows(key.len());
+    let at = windows.position(|window| window == key.as_bytes())?;
+    Some(&bytes[at + key.len()..])
 }
 
 /// Returns a field of the module information, or an empty string if it is missing.
@@ -130,14 +134,7 @@ pub(crate) fn info(file: &Path, field: &str) -> Result<String> {
 /// Reads a field from the section of module information. The section has strings `name=value`, each
 /// terminated by a zero byte.
 fn info_in(bytes: &[u8], field: &str) -> String {
-    let key = format!("\0{field}=");
-    let found = bytes
-        .windows(key.len())
-        .position(|window| window == key.as_bytes());
-    let Some(at) = found else {
-        return String::new();
-    };
-    let value = &bytes[at + key.len()..];
+    let value = after(bytes, &format!("\0{field}=")).unwrap_or_default();
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(0);
     String::from_utf8_lossy(&value[..end]).into_owned()
 }

@@ -41,16 +41,7 @@ impl Shelf {
     }
 
     fn file(&self, run: &str) -> PathBuf {
-        let name: String = run
-            .chars()
-            .map(|letter| {
-                if letter.is_ascii_alphanumeric() {
-                    letter
-                } else {
-                    '-'
-                }
-            })
-            .collect();
+        let name = run.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
         self.0.join(format!("{name}.json"))
     }
 
@@ -76,8 +67,7 @@ impl Shelf {
             column: column.map(str::to_owned),
             when: when.clone(),
         };
-        stamp::update(&self.file(run), &serde_json::to_vec(&kept)?)?;
-        Ok(())
+        stamp::update(&self.file(run), &serde_json::to_vec(&kept)?).map(drop)
     }
 }
 
@@ -189,10 +179,8 @@ pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result
         (Place::Vm { command, .. }, Some(options), _) if !has_ours(options, command) => {
             key.text("command", command);
             key.text("options", &format!("{options:?}"));
-            for name in JUDGES.split(' ') {
-                let path = paths.repo.join("tests/runner/src").join(name);
-                key.path(&paths.repo, &path)?;
-            }
+            let judges: Vec<&str> = JUDGES.split(' ').collect();
+            key.inputs(&paths.repo.join("tests/runner/src"), &judges)?;
             let mut files = vec![
                 paths.repo.join("tests/vm"),
                 programs::gdr(paths, options.arch()),

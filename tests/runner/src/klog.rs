@@ -15,10 +15,6 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// Line that reports lost lines, because the serial port was too slow. Missing lines cannot be
-/// judged.
-const LOSS: &str = r"^\*\* \d+ printk messages dropped";
-
 /// Lines that start a report. A report may continue for many lines.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
@@ -52,11 +48,16 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"rust_kernel: panicked",
         r"unknown parameter '.*' ignored",
         r"^runner: (teardown|setup):",
-        LOSS,
+        r"^\*\* \d+ printk messages dropped",
     ])
 });
 
-static LOST: LazyLock<RegexSet> = LazyLock::new(|| set(&[LOSS]));
+/// Returns `true` for the line that reports lost lines, because the serial port was too slow.
+/// Missing lines cannot be judged.
+fn is_loss(line: &str) -> bool {
+    let text = message(line);
+    text.starts_with("** ") && text.contains(" printk messages dropped")
+}
 
 /// Lines that match an opener but report nothing.
 static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
@@ -96,9 +97,7 @@ pub(crate) struct Report {
 impl Report {
     /// Returns `true` if the report says that a part of the log is missing.
     pub(crate) fn is_loss(&self) -> bool {
-        self.lines
-            .first()
-            .is_some_and(|line| LOST.is_match(message(line)))
+        self.lines.first().is_some_and(|line| is_loss(line))
     }
 }
 
@@ -276,12 +275,11 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
             });
             // A declared report does not excuse lost lines inside it.
             let inside = lines[start..at].iter().enumerate().skip(1);
-            found.extend(inside.filter(|(_, line)| LOST.is_match(message(line))).map(
-                |(offset, line)| Report {
-                    line: start + 1 + offset,
-                    lines: vec![(*line).to_owned()],
-                },
-            ));
+            let lost = inside.filter(|(_, line)| is_loss(line));
+            found.extend(lost.map(|(offset, line)| Report {
+                line: start + 1 + offset,
+                lines: vec![(*line).to_owned()],
+            }));
         }
     }
     found

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{bail, Context as _, Result};
+use anyhow::{bail, ensure, Context as _, Result};
 
 use crate::kernel::Extent;
 use crate::lock::Lock;
@@ -207,6 +207,11 @@ fn first_words(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Runs a command that must succeed.
+fn passes(command: &mut Command) -> Result<()> {
+    quiet(command, |_| false)
+}
+
 /// Runs a command that must succeed and print no line that `complains` accepts.
 fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
@@ -226,14 +231,9 @@ fn quiet(command: &mut Command, complains: impl Fn(&str) -> bool) -> Result<()> 
 }
 
 fn format_host(linter: &Linter<'_>) -> Result<()> {
-    quiet(
-        linter
-            .toolchain
-            .cargo(linter.paths)
-            .args(["fmt", "--all", "--check"])
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut cargo = linter.toolchain.cargo(linter.paths);
+    cargo.args(["fmt", "--all", "--check"]);
+    passes(cargo.current_dir(&linter.paths.repo))
 }
 
 fn is_kernel_rust(name: &str) -> bool {
@@ -248,13 +248,9 @@ fn format_kernel(linter: &Linter<'_>) -> Result<()> {
     if files.is_empty() {
         return Ok(());
     }
-    quiet(
-        Command::new("/usr/bin/rustfmt")
-            .args(["--check", "--edition", "2021"])
-            .args(&files)
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut rustfmt = Command::new("/usr/bin/rustfmt");
+    rustfmt.args(["--check", "--edition", "2021"]).args(&files);
+    passes(rustfmt.current_dir(&linter.paths.repo))
 }
 
 fn clippy_host(linter: &Linter<'_>) -> Result<()> {
@@ -265,17 +261,12 @@ fn clippy_host(linter: &Linter<'_>) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    quiet(
-        linter
-            .toolchain
-            .cargo(linter.paths)
-            .args(["clippy", "--release", "--locked", "--all-targets"])
-            .args(packages)
-            .arg("--")
-            .args(["-D", "warnings"])
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut cargo = linter.toolchain.cargo(linter.paths);
+    cargo
+        .args(["clippy", "--release", "--locked", "--all-targets"])
+        .args(packages)
+        .args(["--", "-D", "warnings"]);
+    passes(cargo.current_dir(&linter.paths.repo))
 }
 
 /// Packages that compile files of `src/` on this machine, most of them together with `tests/fakes`.
@@ -355,10 +346,25 @@ fn no_panic(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Folder of C files, and types of checkpatch's messages that do not apply there. A file belongs to
+/// the first row that fits.
+const CHECKPATCH: [(&str, &str); 3] = [
+    // CUDA's interface prescribes the type names. Programs do not have the kernel's macros for
+    // attributes.
+    ("tests/cuda/", "NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO"),
+    // The tests also set errno to positive numbers, and define functions of other libraries.
+    (
+        "preload/",
+        "NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO,AVOID_EXTERNS,COMPLEX_MACRO,EMBEDDED_FUNCTION_NAME,\
+         FUNCTION_ARGUMENTS,SYMBOLIC_PERMS,USE_NEGATIVE_ERRNO",
+    ),
+    ("", ""),
+];
+
 /// Runs the kernel's checkpatch on C files and patches.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
-    let sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
+    let mut sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
     let patches = linter.files("patches of the kernel", |name| {
         name.ends_with(".patch") && name.starts_with("tests/kernel/")
     })?;
@@ -368,58 +374,33 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let repo = folder.join("repository");
     std::os::unix::fs::symlink(&linter.paths.repo, &repo)?;
     let mut problems = Vec::new();
-    let mut run = |options: &[&str], files: &[String]| -> Result<()> {
+    let mut run = |option: &str, ignored: &str, files: &[String]| {
         if files.is_empty() {
-            return Ok(());
+            return;
         }
-        let result = quiet(
-            Command::new("perl")
-                .arg(&script)
-                .args([
-                    "--no-tree",
-                    "--terse",
-                    "--quiet",
-                    "--no-summary",
-                    "--show-types",
-                ])
-                .args(["--max-line-length=100", "--ignore", CHECKPATCH_IGNORED])
-                .args(options)
-                .args(files.iter().map(|name| repo.join(name)))
-                // In a git work tree, checkpatch would take every tracked file for a source.
-                .current_dir("/"),
-            |line| !line.trim().is_empty(),
-        );
-        if let Err(error) = result {
+        let mut command = Command::new("perl");
+        command
+            .arg(&script)
+            .args("--no-tree --terse --quiet --no-summary --show-types".split(' '))
+            .args(["--max-line-length=100", option])
+            .arg(format!("--ignore={CHECKPATCH_IGNORED},{ignored}"))
+            .args(files.iter().map(|name| repo.join(name)))
+            // In a git work tree, checkpatch would take every tracked file for a source.
+            .current_dir("/");
+        if let Err(error) = quiet(&mut command, |line| !line.trim().is_empty()) {
             problems.push(error.to_string());
         }
-        Ok(())
     };
-    // CUDA's interface prescribes the type names of these sources. Programs do not have the kernel's
-    // macros for attributes, and set errno to positive numbers. The tests of the library for
-    // LD_PRELOAD define functions of other libraries.
-    let of = |folder: &str| {
-        sources
-            .iter()
-            .filter(|name| name.starts_with(folder))
-            .cloned()
-            .collect::<Vec<_>>()
-    };
-    let (cuda, preload) = (of("tests/cuda/"), of("preload/"));
-    let kernel: Vec<_> = sources
-        .iter()
-        .filter(|name| !cuda.contains(name) && !preload.contains(name))
-        .cloned()
-        .collect();
-    run(&["--file"], &kernel)?;
-    let ignored = "NEW_TYPEDEFS,PREFER_DEFINED_ATTRIBUTE_MACRO";
-    run(&["--file", "--ignore", ignored], &cuda)?;
-    let ignored = format!("{ignored},AVOID_EXTERNS,COMPLEX_MACRO,EMBEDDED_FUNCTION_NAME,FUNCTION_ARGUMENTS,SYMBOLIC_PERMS,USE_NEGATIVE_ERRNO");
-    run(&["--file", "--ignore", &ignored], &preload)?;
-    // Older kernels have no kzalloc_obj().
-    run(&["--no-signoff", "--ignore", "ALLOC_WITH_SIZEOF"], &patches)?;
-    if !problems.is_empty() {
-        bail!("{}", problems.join("\n"));
+    for (folder, ignored) in CHECKPATCH {
+        let (files, rest) = sources
+            .into_iter()
+            .partition(|name| name.starts_with(folder));
+        sources = rest;
+        run("--file", ignored, &files);
     }
+    // Older kernels have no kzalloc_obj().
+    run("--no-signoff", "ALLOC_WITH_SIZEOF", &patches);
+    ensure!(problems.is_empty(), "{}", problems.join("\n"));
     Ok(())
 }
 
@@ -430,13 +411,9 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     if scripts.is_empty() {
         return Ok(());
     }
-    quiet(
-        Command::new("shellcheck")
-            .args(["--external-sources", "--check-sourced"])
-            .args(&scripts)
-            .current_dir(&linter.paths.repo),
-        |_| false,
-    )
+    let mut shellcheck = Command::new("shellcheck");
+    shellcheck.args(["--external-sources", "--check-sourced"]);
+    passes(shellcheck.args(&scripts).current_dir(&linter.paths.repo))
 }
 
 /// Directory of the rules for Prometheus.

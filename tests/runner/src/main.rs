@@ -107,7 +107,7 @@ enum Action {
             default_value_if("peermem", "preload", kernel::DMABUF)
         )]
         kernel: String,
-        /// Peer-memory module to load, ours or none but the library
+        /// Peer-memory module to load, or preload for the library of preload/
         #[arg(long, value_enum, default_value = "ours")]
         peermem: vm::Peermem,
     },

@@ -135,13 +135,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Makes a recipe that a suite does not make at its start.
-    fn make_late(&self, recipe: &Recipe<'_>) -> Result<PathBuf> {
-        Builder {
+    /// Returns a builder for products that a suite does not build at its start.
+    fn late(&self) -> Self {
+        Self {
             frozen: false,
             ..*self
         }
-        .make(recipe)
     }
 
     /// Builds the stand-in GPU's driver.
@@ -157,12 +156,7 @@ impl<'a> Builder<'a> {
 
     /// Builds the stand-in GPU's driver with the nv-p2p.c of 555 as its upper half.
     pub(crate) fn gpu_with_upper_555(&self) -> Result<PathBuf> {
-        // A suite does not build this driver at its start.
-        let builder = Builder {
-            frozen: false,
-            ..*self
-        };
-        builder.gpu_with_upper_of("gpu-nvidia-555", &DRIVER_555)
+        self.late().gpu_with_upper_of("gpu-nvidia-555", &DRIVER_555)
     }
 
     fn gpu_with_upper_of(&self, name: &str, driver: &Driver) -> Result<PathBuf> {
@@ -289,9 +283,8 @@ impl<'a> Builder<'a> {
         let mut key = Key::default();
         key.text("tools", &self.toolchain.versions("gcc")?);
         let folder = root.split('/').next().unwrap_or(root);
-        for input in ["portable", "src", "rust-bindings", folder] {
-            key.path(&self.paths.repo, &self.repo(input))?;
-        }
+        let inputs = ["portable", "src", "rust-bindings", folder];
+        key.inputs(&self.paths.repo, &inputs)?;
         let key = key.finish();
         if object.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(object);
@@ -303,13 +296,9 @@ impl<'a> Builder<'a> {
         let new = products.join("new.o");
         let title = name.to_string_lossy();
         let mut stage = Stage::begin(format!("module {title}.o ({machine}): compiling"));
-        stage.run(
-            &mut script(&self.paths.repo, machine, root, &new),
-            &self.paths.cache.join("logs/modules.txt"),
-            "lines",
-            |_| true,
-        )?;
-        stamp::replace(&object, &fs::read(&new)?)?;
+        let mut script = script(&self.paths.repo, machine, root, &new);
+        stage.lines(&mut script, &self.paths.cache.join("logs/modules.txt"))?;
+        stamp::put(&new, &object)?;
         stamp::set(&stamp, &key)?;
         stage.done("");
         Ok(object)
@@ -359,7 +348,7 @@ impl<'a> Builder<'a> {
             ))?;
             self.link_object(&mut recipe, &object)?;
         }
-        self.make_late(&recipe)
+        self.late().make(&recipe)
     }
 
     /// Builds our module's KUnit tests, with patches applied to the module.
@@ -383,12 +372,10 @@ impl<'a> Builder<'a> {
             recipe.inputs.push(object);
             recipe.variables.push(variable);
         }
-        // A suite does not build mutants at its start: see `patched`.
-        let builder = Builder {
-            frozen: self.frozen && patches.is_empty(),
-            ..*self
-        };
-        builder.make(&recipe)
+        match patches {
+            [] => self.make(&recipe),
+            _ => self.late().make(&recipe),
+        }
     }
 
     /// Builds the object of the kernel's services in a user process, for `cost.rs`.
@@ -399,7 +386,7 @@ impl<'a> Builder<'a> {
             "tests/cost/services.c",
             "rust-bindings/include",
         ];
-        self.make_late(&Recipe {
+        self.late().make(&Recipe {
             source: self.repo("tests/cost"),
             ..self.recipe("cost", "services.o", &inputs)
         })
@@ -616,7 +603,7 @@ impl<'a> Builder<'a> {
             return Ok(product);
         }
         // Mutants share a directory, because most of its contents are the same for all.
-        let (source, output) = if recipe.patches.is_empty() {
+        let (mut source, output) = if recipe.patches.is_empty() {
             let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
             (source, format!("{}.build", recipe.name))
         } else {
@@ -629,7 +616,6 @@ impl<'a> Builder<'a> {
             (copy, output.to_owned())
         };
         let mut output = self.kernel.products.join(output);
-        let mut source = source;
         if !self.kernel.separates_output {
             source = self.paths.copy(&recipe.source, &recipe.inputs, &output)?;
             output = source.clone();
@@ -639,19 +625,9 @@ impl<'a> Builder<'a> {
             "module {} ({}): compiling",
             recipe.product, recipe.name
         ));
-        stage.run(
-            &mut self.kbuild(recipe, &source, &output),
-            &self.paths.cache.join("logs/modules.txt"),
-            "steps",
-            |line| line.starts_with("  "),
-        )?;
-        let built = output.join(recipe.product);
-        if let Some(parent) = product.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        let contents =
-            fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
-        stamp::replace(&product, &contents)?;
+        let mut make = self.kbuild(recipe, &source, &output);
+        stage.steps(&mut make, &self.paths.cache.join("logs/modules.txt"))?;
+        stamp::put(&output.join(recipe.product), &product)?;
         stamp::set(&stamp, &key)?;
         stage.done("");
         Ok(product)

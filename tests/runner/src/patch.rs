@@ -64,11 +64,7 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
         .chain(workspace(paths)?)
     {
         for file in stamp::files(&paths.repo.join(&name))? {
-            let target = work.join(file.strip_prefix(&paths.repo)?);
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            fs::copy(&file, &target).with_context(|| file.display().to_string())?;
+            stamp::put(&file, &work.join(file.strip_prefix(&paths.repo)?))?;
         }
     }
     for patch in patches {

@@ -8,9 +8,7 @@
 mod facts;
 mod plan;
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +19,9 @@ pub(crate) use self::plan::Wanted;
 use self::plan::{plan, Plan, Step};
 
 use crate::documents::grouped;
+use crate::history::{History, When};
 use crate::paths::Paths;
-use crate::{progress, stamp};
+use crate::progress;
 
 /// Memory that a default VM needs, in MiB: the VM's own memory, and QEMU's tables and translated
 /// code.
@@ -42,12 +41,10 @@ pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
     if !lacks.is_empty() {
         bail!("{}", lacks.join("\nrunner: "));
     }
-    let history = read_history(&history_file(paths));
+    let history = History::load(paths);
+    let known = |name: &str| history.time(name);
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
-    eprint!(
-        "{}",
-        announcement(&plan, &facts.rooms, processors, &history)
-    );
+    eprint!("{}", announcement(&plan, &facts.rooms, processors, known));
     *ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner) = plan.steps;
     Ok(())
 }
@@ -55,35 +52,20 @@ pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
 /// Saves the durations of the announced steps for the next announcement.
 pub(crate) fn record(paths: &Paths) {
     let steps = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = history_file(paths);
-    let mut history = read_history(&file);
-    let before = history.clone();
-    add_to_history(&mut history, &steps, &progress::taken());
-    if history != before {
-        // The file is only used for an estimate.
-        let text = serde_json::to_vec(&history).unwrap_or_default();
-        let _ = stamp::replace(&file, &text);
+    let mut history = History::load(paths);
+    for (name, time) in measured(&steps, &progress::taken()) {
+        // The time is only used for an estimate.
+        let _ = history.add(paths, name, time, false, &When::default());
     }
 }
 
-fn history_file(paths: &Paths) -> PathBuf {
-    paths.cache.join("durations")
-}
-
-/// Seconds by step.
-type History = BTreeMap<String, f64>;
-
-fn read_history(file: &Path) -> History {
-    serde_json::from_slice(&fs::read(file).unwrap_or_default()).unwrap_or_default()
-}
-
-fn add_to_history(history: &mut History, steps: &[Step], taken: &[(String, Duration)]) {
-    for step in steps.iter().filter(|step| step.whole) {
-        let seconds = step.taken(taken).as_secs_f64();
-        if seconds >= 1.0 {
-            history.insert(step.name.clone(), seconds);
-        }
-    }
+/// Returns the durations of steps that did all of their work.
+fn measured<'a>(steps: &'a [Step], taken: &[(String, Duration)]) -> Vec<(&'a str, Duration)> {
+    let whole = steps.iter().filter(|step| step.whole);
+    whole
+        .map(|step| (step.name.as_str(), step.taken(taken)))
+        .filter(|(_, time)| time.as_secs() > 0)
+        .collect()
 }
 
 /// Prints the durations of the announced steps. Some steps ran in parallel.
@@ -188,15 +170,20 @@ fn roughly(seconds: f64) -> String {
 
 /// Returns the estimated seconds of a step on this machine: its last duration, or else its duration
 /// on two processors, scaled.
-fn estimate(step: &Step, processors: usize, history: &History) -> f64 {
+fn estimate(step: &Step, processors: usize, known: Option<Duration>) -> f64 {
     let scaled = || {
         let factor = 2.0 / processors as f64;
         step.seconds * (step.shared * factor + 1.0 - step.shared)
     };
-    history.get(&step.name).copied().unwrap_or_else(scaled)
+    known.map_or_else(scaled, |known| known.as_secs_f64())
 }
 
-fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &History) -> String {
+fn announcement(
+    plan: &Plan,
+    rooms: &[Room],
+    processors: usize,
+    known: impl Fn(&str) -> Option<Duration>,
+) -> String {
     let mut total = 0.0;
     let width = plan
         .steps
@@ -212,7 +199,7 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
         .iter()
         .any(|step| step.name.starts_with("kernel "));
     for step in &plan.steps {
-        let seconds = estimate(step, processors, history);
+        let seconds = estimate(step, processors, known(&step.name));
         if !(beside && step.name == "programs") {
             total += seconds;
         }
@@ -247,6 +234,8 @@ fn announcement(plan: &Plan, rooms: &[Room], processors: usize, history: &Histor
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::facts::{available, complaint, first_address, holder, PATIENCE};
     use super::plan::{step, sum, Packages};
     use super::*;
@@ -362,10 +351,9 @@ mod tests {
 
     #[test]
     fn estimates_scale_until_they_are_known() {
-        let mut history = History::new();
         let step = plan_with(&[]).steps.remove(0);
-        assert_eq!(estimate(&step, 2, &history), 400.0);
-        assert_eq!(estimate(&step, 4, &history), 300.0);
+        assert_eq!(estimate(&step, 2, None), 400.0);
+        assert_eq!(estimate(&step, 4, None), 300.0);
         let taken = [
             ("7.x: configuring", 10),
             ("7.x: compiling", 240),
@@ -376,15 +364,17 @@ mod tests {
             whole: false,
             ..step.clone()
         };
-        add_to_history(&mut history, &[part], &taken);
-        assert!(history.is_empty());
-        add_to_history(&mut history, std::slice::from_ref(&step), &taken);
-        assert_eq!(estimate(&step, 2, &history), 250.0);
+        let steps = [part, step];
+        let found = measured(&steps, &taken);
+        let [(_, known)] = found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(estimate(&steps[1], 2, Some(known)), 250.0);
     }
 
     #[test]
     fn the_plan_is_told_with_reasons() {
-        let text = announcement(&plan_with(&[]), &good().rooms, 2, &History::new());
+        let text = announcement(&plan_with(&[]), &good().rooms, 2, |_| None);
         let head = "  to be made first, in some 7 min on 2 processors:\n    \
                     kernel 7.x         7 min  1,000 MiB  not built yet\n    \
                     1,064 MiB in the file system of /home/u/.cache";

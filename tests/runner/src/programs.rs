@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, ensure, Context as _, Result};
 
 use crate::arch::Arch;
 use crate::guest::in_machine;
@@ -86,15 +86,8 @@ pub(crate) fn build(
         built.push(foreign::TARGET);
         target = vec!["--target", foreign::TARGET];
     }
-    for input in [
-        "Cargo.toml",
-        "Cargo.lock",
-        "cli",
-        "tests/verbs",
-        "tests/gpu/standin.h",
-    ] {
-        key.path(&paths.repo, &paths.repo.join(input))?;
-    }
+    let inputs = "Cargo.toml Cargo.lock cli tests/verbs tests/gpu/standin.h";
+    key.inputs(&paths.repo, &inputs.split(' ').collect::<Vec<_>>())?;
     let key = key.finish();
     let stamp = |name: &str| directory.join(format!("{name}.stamp"));
     let missing: Vec<&str> = wanted
@@ -118,14 +111,8 @@ pub(crate) fn build(
     )?;
     // Copies the programs, because a VM may have the old programs open, and cargo overwrites its
     // files in place.
-    fs::create_dir_all(&directory)?;
     for name in missing {
-        let built = built.join("release").join(name);
-        let product = directory.join(name);
-        let contents =
-            fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
-        stamp::replace(&product, &contents)?;
-        fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
+        stamp::put(&built.join("release").join(name), &directory.join(name))?;
         stamp::set(&stamp(name), &key)?;
     }
     stage.done(&format!("{crates} crates"));
@@ -199,7 +186,6 @@ fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
     let product = directory(paths, Arch::X86_64).join(name);
     if !product.exists() {
         let contents = apt::file_of(paths, "prometheus", &format!("usr/bin/{name}"))?;
-        fs::create_dir_all(directory(paths, Arch::X86_64))?;
         stamp::replace(&product, &contents)?;
         fs::set_permissions(&product, fs::Permissions::from_mode(0o755))?;
     }
@@ -210,48 +196,27 @@ fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
 fn pyverbs(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "pyverbs")?;
     let target = paths.cache.join("pyverbs");
-    fs::create_dir_all(&target)?;
-    for entry in fs::read_dir(&target)? {
-        let file = entry?.path();
-        let stem = file
-            .file_stem()
-            .and_then(|stem| stem.to_str())
-            .unwrap_or_default();
-        if stem.starts_with("test_") && !PYVERBS_TESTS.contains(&stem) {
+    let is_other = |stem: &str| stem.starts_with("test_") && !PYVERBS_TESTS.contains(&stem);
+    for file in stamp::files(&target)? {
+        if is_other(&file.file_stem().unwrap_or_default().to_string_lossy()) {
             fs::remove_file(&file)?;
         }
     }
-    let entries =
-        fs::read_dir(PYVERBS).with_context(|| format!("{PYVERBS} (package rdma-core)"))?;
+    let sources = stamp::files(Path::new(PYVERBS))?;
+    ensure!(!sources.is_empty(), "no {PYVERBS} (package rdma-core)");
     let mut found = 0;
-    for entry in entries {
-        let source = entry?.path();
-        let name = source
-            .file_name()
-            .and_then(|name| name.to_str())
-            .ok_or_else(|| anyhow!("a strange name in {PYVERBS}"))?;
-        let plain = name.strip_suffix(".gz").unwrap_or(name);
-        let stem = plain.strip_suffix(".py").unwrap_or(plain);
-        if !plain.ends_with(".py") || (stem.starts_with("test_") && !PYVERBS_TESTS.contains(&stem))
-        {
+    for source in sources {
+        let name = source.file_name().unwrap_or_default().to_string_lossy();
+        let plain = name.trim_end_matches(".gz");
+        let Some(stem) = plain.strip_suffix(".py").filter(|stem| !is_other(stem)) else {
             continue;
-        }
+        };
         found += usize::from(stem.starts_with("test_"));
-        let file = target.join(plain);
-        let is_newer = |source: &Path| -> Result<bool> {
-            Ok(fs::metadata(source)?.modified()? > fs::metadata(&file)?.modified()?)
+        let contents = match name.ends_with(".gz") {
+            true => (output(Command::new("gzip").arg("-dc").arg(&source))? + "\n").into_bytes(),
+            false => fs::read(&source)?,
         };
-        if file.exists() && !is_newer(&source)? {
-            continue;
-        }
-        let contents = if name.ends_with(".gz") {
-            let mut text = output(Command::new("gzip").arg("-dc").arg(&source))?;
-            text.push('\n');
-            text.into_bytes()
-        } else {
-            fs::read(&source)?
-        };
-        stamp::replace(&file, &contents)?;
+        stamp::update(&target.join(plain), &contents)?;
     }
     if found != PYVERBS_TESTS.len() {
         bail!("{PYVERBS} has not all of: {}", PYVERBS_TESTS.join(", "));

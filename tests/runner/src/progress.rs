@@ -101,6 +101,27 @@ impl Stage {
         }
     }
 
+    /// Runs a command with its output in a log, and counts nothing.
+    pub(crate) fn quietly(&mut self, command: &mut Command, log: &Path) -> Result<()> {
+        self.run(command, log, "", |_| false).map(drop)
+    }
+
+    /// Runs a command with its output in a log, and counts all lines.
+    pub(crate) fn lines(&mut self, command: &mut Command, log: &Path) -> Result<usize> {
+        self.run(command, log, "lines", |_| true)
+    }
+
+    /// Runs `make` with its output in a log, and counts its steps.
+    pub(crate) fn steps(&mut self, command: &mut Command, log: &Path) -> Result<usize> {
+        self.run(command, log, "steps", |line| line.starts_with("  "))
+    }
+
+    /// Runs apt with its output in a log, and counts the files that it fetches.
+    pub(crate) fn files(&mut self, command: &mut Command, log: &Path) -> Result<()> {
+        self.run(command, log, "files", |line| line.starts_with("Get:"))
+            .map(drop)
+    }
+
     /// Runs a command with its output in a log, and counts the lines that `counts` accepts. `unit`
     /// is the name of the counted items.
     pub(crate) fn run(
@@ -127,31 +148,20 @@ impl Stage {
             .spawn()
             .with_context(|| format!("cannot start {program}"))?;
         let (sender, lines) = mpsc::channel::<String>();
-        let outputs: [Option<Box<dyn Read + Send>>; 2] = [
-            child
-                .stdout
-                .take()
-                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
-            child
-                .stderr
-                .take()
-                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
+        fn boxed(pipe: impl Read + Send + 'static) -> Box<dyn Read + Send> {
+            Box::new(pipe)
+        }
+        let outputs = [
+            child.stdout.take().map(boxed),
+            child.stderr.take().map(boxed),
         ];
         for output in outputs.into_iter().flatten() {
             let sender = sender.clone();
             thread::spawn(move || {
-                let mut reader = BufReader::new(output);
-                let mut line = Vec::new();
-                while reader
-                    .read_until(b'\n', &mut line)
-                    .is_ok_and(|count| count > 0)
-                {
-                    let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-                    if sender.send(text).is_err() {
-                        break;
-                    }
-                    line.clear();
-                }
+                let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
+                let mut texts =
+                    lines.map(|line| String::from_utf8_lossy(&line).trim_end().to_owned());
+                texts.try_for_each(|text| sender.send(text))
             });
         }
         drop(sender);

@@ -112,6 +112,15 @@ impl Reader {
         }
     }
 
+    /// Returns a parser that has read all lines of `text`.
+    pub(crate) fn of(format: Format, text: &str) -> Self {
+        let mut reader = Self::new(format);
+        for line in text.lines() {
+            reader.line(line);
+        }
+        reader
+    }
+
     /// Parses one line. Returns the test if the line is a result.
     pub(crate) fn line(&mut self, line: &str) -> Option<&Test> {
         let before = self.tests.len();
@@ -179,16 +188,26 @@ impl Reader {
             while self.tests.iter().any(|test| test.name == name) {
                 name.push('\'');
             }
+            self.notes.clear();
             self.add(&name, verdict);
         } else if let Some(found) = CARGO_SAID.captures(line) {
             self.pending = Some(found[1].to_owned());
-        } else if let (Some(name), Some(figure)) = (&self.pending, line.strip_prefix("figure: ")) {
+        } else if line == "failures:" || line.starts_with("test result: ") {
+            self.pending = None;
+        } else if let Some(name) = &self.pending {
             // This line follows the results of its program (`--show-output`). The line does not
             // belong to a test of that name in an earlier program.
             let of = |test: &&mut Test| test.name.trim_end_matches('\'') == name;
-            if let Some(test) = self.tests.iter_mut().rev().find(of) {
-                test.notes.push(figure.to_owned());
+            let Some(test) = self.tests.iter_mut().rev().find(of) else {
+                return;
+            };
+            match line.strip_prefix("figure: ") {
+                Some(figure) => test.notes.push(figure.to_owned()),
+                None if test.verdict == Verdict::Failed => test.notes.push(line.to_owned()),
+                None => {}
             }
+        } else {
+            self.notes.push(line.to_owned());
         }
     }
 
@@ -313,11 +332,7 @@ mod tests {
     use super::*;
 
     fn read(format: Format, text: &str) -> (Vec<Test>, Vec<String>) {
-        let mut reader = Reader::new(format);
-        for line in text.lines() {
-            reader.line(line);
-        }
-        reader.finish()
+        Reader::of(format, text).finish()
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! and the network is not used.
 
 use std::path::{Path, PathBuf};
-use std::{fs, thread};
+use std::thread;
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
@@ -174,24 +174,18 @@ pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
     Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
-/// Adds the modules that the options give by file, the peer-memory module, and the KUnit tests.
+/// Adds the peer-memory module and the KUnit tests.
 fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) -> Result<()> {
-    for file in options.peermem_ko.iter().chain(&options.gpu_ko) {
-        let file = fs::canonicalize(file).with_context(|| file.display().to_string())?;
-        index.add(file);
-    }
-    if options.peermem_ko.is_none() {
-        match options.peermem {
-            Peermem::Ours => {
-                if !options.patches.is_empty() {
-                    index.add(builder.patched(&options.patches)?);
-                }
-                index.add(builder.ours()?);
-                index.add(builder.other_client()?);
+    match options.peermem {
+        Peermem::Ours => {
+            if !options.patches.is_empty() {
+                index.add(builder.patched(&options.patches)?);
             }
-            Peermem::Nvidia => index.add(builder.control()?),
-            Peermem::Preload | Peermem::None => {}
+            index.add(builder.ours()?);
+            index.add(builder.other_client()?);
         }
+        Peermem::Nvidia => index.add(builder.control()?),
+        Peermem::Preload | Peermem::None => {}
     }
     if options.kunit {
         index.add(builder.kunit(&options.patches)?);
@@ -249,7 +243,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
         index.add(builder.ours()?);
         drivers = builder.drivers()?;
     }
-    if options.gpus > 0 && options.gpu_ko.is_none() {
+    if options.gpus > 0 {
         index.add(match options.provider {
             Provider::Ours => builder.gpu()?,
             Provider::Nvidia => builder.gpu_with_upper()?,

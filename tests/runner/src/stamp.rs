@@ -63,6 +63,13 @@ impl Key {
         Ok(())
     }
 
+    /// Adds files and directories of the repository.
+    pub(crate) fn inputs(&mut self, repo: &Path, names: &[&str]) -> Result<()> {
+        names
+            .iter()
+            .try_for_each(|name| self.path(repo, &repo.join(name)))
+    }
+
     pub(crate) fn finish(self) -> String {
         let key = short(self.whole);
         let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,8 +141,12 @@ pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Replaces a file atomically. A program that has the old file open keeps the old contents.
+/// Replaces a file atomically, and creates its directories. A program that has the old file open
+/// keeps the old contents.
 pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     let new = path.with_file_name(name);
@@ -143,14 +154,18 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
 }
 
-/// Writes a file and creates its directories, unless it already has these contents. Returns `true`
-/// if the file was written.
+/// Replaces `to` by a copy of `from`, with the same permissions.
+pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
+    let contents = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    replace(to, &contents)?;
+    fs::set_permissions(to, fs::metadata(from)?.permissions())?;
+    Ok(())
+}
+
+/// Replaces a file unless it already has these contents. Returns `true` if the file was replaced.
 pub(crate) fn update(path: &Path, contents: &[u8]) -> Result<bool> {
     if fs::read(path).is_ok_and(|present| present == contents) {
         return Ok(false);
-    }
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
     }
     replace(path, contents)?;
     Ok(true)
@@ -179,9 +194,7 @@ mod tests {
         }
         let mut key = Key::default();
         key.text("tools", "1");
-        for input in ["src", "c"] {
-            key.path(&repo, &repo.join(input)).unwrap();
-        }
+        key.inputs(&repo, &["src", "c"]).unwrap();
         set(&stamp, &key.finish()).unwrap();
         assert!(changed(&stamp, &repo).is_empty());
         fs::write(repo.join("src/b"), b"other").unwrap();

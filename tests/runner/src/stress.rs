@@ -35,9 +35,6 @@ pub(crate) struct Selection {
     /// Seed of all random choices
     #[arg(long, default_value_t = SEED, value_parser = number)]
     seed: u64,
-    /// Begins with this epoch instead of the one after the last
-    #[arg(long, value_name = "EPOCH", conflicts_with = "epoch")]
-    from: Option<u64>,
     /// Runs only this epoch, and does not save the progress
     #[arg(long)]
     epoch: Option<u64>,
@@ -47,12 +44,6 @@ pub(crate) struct Selection {
     /// Kernel: a flavour, or the path of a build tree
     #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
     kernel: String,
-    /// Number of processors of the VM
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    smp: u32,
-    /// File to load instead of the peer-memory module
-    #[arg(long, value_name = "FILE")]
-    peermem_ko: Option<PathBuf>,
 }
 
 fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
@@ -105,14 +96,12 @@ fn machine(selection: &Selection, epoch: u64) -> vm::Options {
     let number = epoch / EPOCHS_OF_A_MACHINE;
     vm::Options {
         kernel: selection.kernel.clone(),
-        smp: selection.smp,
         gpus: if number % 2 == 0 { 2 } else { 1 },
         iommu: if number % 4 == 3 {
             Iommu::Strict
         } else {
             Iommu::Off
         },
-        peermem_ko: selection.peermem_ko.clone(),
         // One VM runs epochs of both modes. If ib_core's locks have one class, lockdep reports an
         // inversion.
         ib_param: vec!["peer_lock_classes=2".to_owned()],
@@ -227,7 +216,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         (None, Ok(text)) => serde_json::from_str(&text).unwrap_or_default(),
         _ => Account::default(),
     };
-    if let Some(first) = selection.from.or(selection.epoch) {
+    if let Some(first) = selection.epoch {
         account.next = first;
     }
     println!(

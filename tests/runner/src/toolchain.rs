@@ -110,26 +110,20 @@ fn will_do(program: &Path) -> bool {
         .is_some_and(|version| version >= OLDEST_BINDGEN)
 }
 
-/// Returns `true` if there is a bindgen that is new enough for the kernel.
-pub(crate) fn has_bindgen(paths: &Paths) -> bool {
+/// Finds a bindgen that is new enough for the kernel.
+pub(crate) fn find_bindgen(paths: &Paths) -> Option<PathBuf> {
     std::env::split_paths(&system_path())
+        .chain([paths.cache.join("bindgen")])
         .map(|directory| directory.join("bindgen"))
-        .chain(["bindgen/bindgen", "bindgen/bin/bindgen"].map(|name| paths.cache.join(name)))
-        .any(|program| program.is_file() && will_do(&program))
+        .find(|program| program.is_file() && will_do(program))
 }
 
 fn bindgen(paths: &Paths) -> Result<PathBuf> {
-    let in_path = std::env::split_paths(&system_path())
-        .map(|directory| directory.join("bindgen"))
-        .find(|program| program.is_file() && will_do(program));
-    if let Some(program) = in_path {
+    if let Some(program) = find_bindgen(paths) {
         return Ok(program);
     }
     let home = paths.cache.join("bindgen");
     let program = home.join("bindgen");
-    if will_do(&program) {
-        return Ok(program);
-    }
     let mut stage = Stage::begin("bindgen: fetching the package of a newer Debian");
     let root = home.join("root");
     let _ = fs::remove_dir_all(&home);

@@ -131,13 +131,12 @@ pub(crate) fn make_root(
             ["doc", "man", "locale"]
                 .map(|folder| format!("--dpkgopt=path-exclude=/usr/share/{folder}/*")),
         )
-        .arg(format!("--include={}", packages.join(",")))
+        .args((!packages.is_empty()).then(|| format!("--include={}", packages.join(","))))
         .arg(release)
         .arg(root)
         .arg(&file);
     let log = paths.cache.join("logs/root.txt");
-    stage.run(&mut command, &log, "lines", |_| true)?;
-    Ok(())
+    stage.lines(&mut command, &log).map(drop)
 }
 
 /// Separates a suite's name from Debian's name of a foreign architecture, for the packages of that
@@ -173,10 +172,7 @@ fn apt_get(
 ) -> Result<()> {
     let mut command = apt(paths, suite, "apt-get");
     command.arg("-q").args(words).current_dir(directory);
-    stage.run(&mut command, &log(paths), "files", |line| {
-        line.starts_with("Get:")
-    })?;
-    Ok(())
+    stage.files(&mut command, &log(paths))
 }
 
 /// Calls a function with the first suite for which it succeeds. `what` is the thing to fetch.
@@ -306,13 +302,8 @@ pub(crate) fn download(
 ) -> Result<PathBuf> {
     fs::create_dir_all(directory)?;
     let wanted = format!("{}={}", candidate.package, candidate.version);
-    apt_get(
-        paths,
-        stage,
-        &candidate.suite,
-        &["download", &wanted],
-        directory,
-    )?;
+    let words = ["download", &wanted];
+    apt_get(paths, stage, &candidate.suite, &words, directory)?;
     let prefix = format!("{}_", candidate.package);
     find(directory, &wanted, |name| {
         name.starts_with(&prefix) && name.ends_with(".deb")
@@ -371,11 +362,8 @@ pub(super) fn extract_all(
 /// Unpacks the files of a package.
 pub(crate) fn extract(stage: &mut Stage, package: &Path, root: &Path, log: &Path) -> Result<()> {
     fs::create_dir_all(root)?;
-    stage.run(
+    stage.quietly(
         Command::new("dpkg-deb").arg("-x").arg(package).arg(root),
         log,
-        "",
-        |_| false,
-    )?;
-    Ok(())
+    )
 }

@@ -91,17 +91,19 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
+/// Returns apt's policies for packages. Each call reads all of apt's lists.
+fn policies<'a>(packages: impl IntoIterator<Item = &'a str>) -> String {
+    let mut command = Command::new("apt-cache");
+    command.arg("policy").args(packages).env("LC_ALL", "C");
+    output(&mut command).unwrap_or_default()
+}
+
 fn candidate(package: &str) -> Option<String> {
-    let text = output(
-        Command::new("apt-cache")
-            .args(["policy", package])
-            .env("LC_ALL", "C"),
-    )
-    .ok()?;
-    text.lines()
-        .find_map(|line| line.trim().strip_prefix("Candidate: "))
-        .filter(|version| *version != "(none)")
-        .map(str::to_owned)
+    let policies = policies([package]);
+    candidates(&policies)
+        .values()
+        .next()
+        .map(ToString::to_string)
 }
 
 fn will_do(version: &str, need: &Need<'_>) -> bool {
@@ -224,12 +226,8 @@ pub(crate) fn was_begun(paths: &Paths) -> bool {
 /// Updates this machine's package lists.
 fn read_lists(paths: &Paths) -> Result<()> {
     let mut stage = Stage::begin("packages: reading lists");
-    stage.run(
-        as_root("apt-get").args(["-q", "update"]),
-        &paths.cache.join("logs/packages.txt"),
-        "files",
-        |line| line.starts_with("Get:"),
-    )?;
+    let log = paths.cache.join("logs/packages.txt");
+    stage.files(as_root("apt-get").args(["-q", "update"]), &log)?;
     stage.done("");
     Ok(())
 }
@@ -252,9 +250,7 @@ pub(crate) fn unpack_own(
         .args(["-q", "download"])
         .args(packages)
         .args(["-o", "APT::Sandbox::User="]);
-    stage.run(command.current_dir(&*directory), &log, "files", |line| {
-        line.starts_with("Get:")
-    })?;
+    stage.files(command.current_dir(&*directory), &log)?;
     extract_all(stage, &directory, root, &log)
 }
 
@@ -284,15 +280,11 @@ pub(crate) fn missing_all(more: &str) -> Result<Vec<String>> {
     if missing.is_empty() {
         return Ok(Vec::new());
     }
-    // Asks for all names at once, because each call reads all of apt's lists.
-    let names = missing.iter().flat_map(|need| &need.packages);
-    let policies = output(
-        Command::new("apt-cache")
-            .arg("policy")
-            .args(names)
-            .env("LC_ALL", "C"),
-    )
-    .unwrap_or_default();
+    let policies = policies(
+        missing
+            .iter()
+            .flat_map(|need| need.packages.iter().copied()),
+    );
     let candidates = candidates(&policies);
     let chosen = missing.iter().filter_map(|need| {
         let is_good = |version: &&str| will_do(version, need);

@@ -164,7 +164,7 @@ impl Tree<'_> {
         fs::create_dir_all(&source)?;
         let package = self.flavour.package;
         let archive = self.at("root/usr/src").join(format!("{package}.tar.xz"));
-        stage.run(
+        stage.quietly(
             Command::new("tar")
                 .arg("-xf")
                 .arg(&archive)
@@ -174,8 +174,6 @@ impl Tree<'_> {
                 .args(SOURCE.iter().map(|folder| format!("{package}/{folder}")))
                 .env("XZ_OPT", "-T0"),
             &self.log(),
-            "",
-            |_| false,
         )?;
         // The compiler finds cm_trace.h relative to a folder of this name.
         fs::create_dir_all(source.join("include/trace"))?;
@@ -188,7 +186,7 @@ impl Tree<'_> {
     fn unpack_image(&self, release: &str) -> Result<()> {
         let root = self.at("root");
         let image = root.join("boot").join(format!("vmlinuz-{release}"));
-        stamp::replace(&self.image(), &fs::read(&image)?)?;
+        stamp::put(&image, &self.image())?;
         let tree = ["usr/lib/modules", "lib/modules"]
             .map(|folder| root.join(folder))
             .into_iter()
@@ -196,7 +194,6 @@ impl Tree<'_> {
             .context("the kernel's package has no modules")?;
         let files = stamp::files(&tree.join(release).join("kernel"))?;
         let stock = self.at("stock");
-        fs::create_dir_all(&stock)?;
         let mut wanted: Vec<String> = wanted().iter().map(|name| (*name).to_owned()).collect();
         let mut seen = BTreeSet::new();
         while let Some(name) = wanted.pop() {
@@ -282,9 +279,7 @@ impl Tree<'_> {
             .arg(format!("M={at}"))
             .arg(format!("-j{jobs}"))
             .arg("modules");
-        let steps = stage.run(&mut make, &self.log(), "steps", |line| {
-            line.starts_with("  ")
-        })?;
+        let steps = stage.steps(&mut make, &self.log())?;
         collect_modules(&source, &self.at("modules"))?;
         let mut rest = Index::default();
         rest.add_tree(&self.at("modules"))?;
@@ -293,7 +288,7 @@ impl Tree<'_> {
         for file in of_image_files.files() {
             if !rest.contains(&index::name_of(file)) {
                 let name = file.file_name().context("a module without a name")?;
-                stamp::replace(&self.at("modules").join(name), &fs::read(file)?)?;
+                stamp::put(file, &self.at("modules").join(name))?;
             }
         }
         let ours = fs::read_to_string(source.join("Module.symvers"))?;

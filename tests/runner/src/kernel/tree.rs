@@ -224,7 +224,7 @@ impl Tree<'_> {
             .ok_or_else(|| anyhow!("{} has no source archive", package.display()))?;
         let source = self.shared("source");
         fs::create_dir_all(&source)?;
-        let files = stage.run(
+        let files = stage.lines(
             Command::new("tar")
                 .arg("-xvf")
                 .arg(&archive)
@@ -240,8 +240,6 @@ impl Tree<'_> {
                 )
                 .env("XZ_OPT", "-T0"),
             &self.log(),
-            "files",
-            |_| true,
         )?;
         stage.done(&format!("{files} files"));
         self.changed()?;
@@ -276,9 +274,6 @@ impl Tree<'_> {
         let absent = self.shared("pristine").join(format!("{path}.absent"));
         if kept.exists() || absent.exists() {
             return Ok(());
-        }
-        if let Some(parent) = kept.parent() {
-            fs::create_dir_all(parent)?;
         }
         match fs::read(self.shared("source").join(path)) {
             Ok(contents) => stamp::replace(&kept, &contents),
@@ -323,9 +318,7 @@ impl Tree<'_> {
         let pristine = self.pristine()?;
         for (path, contents) in &pristine {
             let target = work.join(path);
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent)?;
-            }
+            fs::create_dir_all(target.parent().unwrap_or(&work))?;
             if let Some(contents) = contents {
                 fs::write(&target, contents)?;
             }
@@ -390,7 +383,7 @@ impl Tree<'_> {
         self.compile(&format!("compiling ({count} files changed)"))?;
         collect_modules(&self.at("build"), &self.at("modules"))?;
         let (image, _) = self.flavour.arch.image();
-        stamp::replace(&self.image(), &fs::read(self.at("build").join(image))?)?;
+        stamp::put(&self.at("build").join(image), &self.image())?;
         stamp::set(&self.at("stamp"), key)
     }
 
@@ -446,13 +439,8 @@ impl Tree<'_> {
         let fragment = self.at("config");
         fs::write(&fragment, &wanted)?;
         let mut stage = Stage::begin(self.title("configuring"));
-        stage.run(
-            self.make(&["allnoconfig"])
-                .env("KCONFIG_ALLCONFIG", &fragment),
-            &self.log(),
-            "",
-            |_| false,
-        )?;
+        let mut make = self.make(&["allnoconfig"]);
+        stage.quietly(make.env("KCONFIG_ALLCONFIG", &fragment), &self.log())?;
         let result = fs::read_to_string(build.join(".config"))?;
         let lost = lost_options(&wanted, &result);
         if !lost.is_empty() {
@@ -471,12 +459,8 @@ impl Tree<'_> {
         // Runs one job more than there are processors, because jobs also wait for files.
         let (_, target) = self.flavour.arch.image();
         let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
-        let count = stage.run(
-            &mut self.make(&[&format!("-j{jobs}"), target, "modules"]),
-            &self.log(),
-            "steps",
-            |line| line.starts_with("  "),
-        )?;
+        let mut make = self.make(&[&format!("-j{jobs}"), target, "modules"]);
+        let count = stage.steps(&mut make, &self.log())?;
         stage.done(&format!("{count} steps"));
         Ok(())
     }
@@ -539,7 +523,7 @@ pub(super) fn collect_modules(from: &Path, to: &Path) -> Result<()> {
     let mut names = BTreeSet::new();
     for file in index.files() {
         let name = file.file_name().context("a module without a name")?;
-        stamp::replace(&to.join(name), &fs::read(file)?)?;
+        stamp::put(file, &to.join(name))?;
         names.insert(name.to_owned());
     }
     for entry in fs::read_dir(to)? {

@@ -49,11 +49,9 @@ const UPPER_FILES: &str = "nvidia/nv-p2p.c nvidia/nv-p2p.h nvidia/nv-ibmnpu.h nv
 /// Returns the files of NVIDIA's nvidia-peermem in the cache, and the driver's version. Downloads
 /// missing files.
 pub(crate) fn control_source(paths: &Paths) -> Result<(Vec<PathBuf>, String)> {
-    let (files, version) = driver_source(paths, &DRIVER)?;
-    Ok((
-        files.into_iter().take(CONTROL_FILES.len()).collect(),
-        version,
-    ))
+    let (mut files, version) = driver_source(paths, &DRIVER)?;
+    files.truncate(CONTROL_FILES.len());
+    Ok((files, version))
 }
 
 /// Returns the include directory, nv-p2p.c and its includes in the cache, and the driver's version.
@@ -126,16 +124,8 @@ fn fetch_driver(
     apt::extract(&mut stage, &package, &download, &log)?;
     for archive in stamp::files(&download)? {
         if archive.to_string_lossy().contains(".tar.") {
-            stage.run(
-                std::process::Command::new("tar")
-                    .arg("-xf")
-                    .arg(&archive)
-                    .arg("-C")
-                    .arg(&download),
-                &log,
-                "",
-                |_| false,
-            )?;
+            let mut tar = std::process::Command::new("tar");
+            stage.quietly(tar.arg("-C").arg(&download).arg("-xf").arg(&archive), &log)?;
         }
     }
     let unpacked = stamp::files(&download)?;
@@ -144,8 +134,7 @@ fn fetch_driver(
             .iter()
             .find(|path| path.ends_with(tail))
             .ok_or_else(|| anyhow!("{} has no {}", package.display(), tail.display()))?;
-        fs::create_dir_all(file.parent().unwrap_or(directory))?;
-        stamp::replace(file, &fs::read(source)?)?;
+        stamp::put(source, file)?;
     }
     let _ = fs::remove_dir_all(&download);
     let upstream = candidate.version.split('-').next().unwrap_or_default();

@@ -52,17 +52,10 @@ pub(super) fn programs(
     let stamp = home.with_extension("stamp");
     let mut key = Key::default();
     key.text("tools", &toolchain.versions("gcc")?);
-    for input in [
-        "Cargo.toml",
-        "Cargo.lock",
-        "src",
-        "portable",
-        "docs/observe.md",
-        FAKES,
-        &directory(package),
-    ] {
-        key.path(&paths.repo, &paths.repo.join(input))?;
-    }
+    let workspace = ["Cargo.toml", "Cargo.lock", "src", "portable"];
+    key.inputs(&paths.repo, &workspace)?;
+    let package_too = ["docs/observe.md", FAKES, &directory(package)];
+    key.inputs(&paths.repo, &package_too)?;
     for patch in patches {
         key.path(&paths.repo, patch)?;
     }
@@ -87,7 +80,6 @@ pub(super) fn programs(
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{name} does not compile:\n{said}");
         let _ = fs::remove_dir_all(&home);
-        fs::create_dir_all(&home)?;
         // `  Executable unittests src/lib.rs (target/debug/deps/peermem_host-0123456789abcdef)`
         for line in said.lines().filter(|line| line.contains("Executable")) {
             let program = line
@@ -95,8 +87,8 @@ pub(super) fn programs(
                 .and_then(|(_, rest)| rest.strip_suffix(')'))
                 .with_context(|| format!("cargo said {line:?}"))?;
             let program = copy.join(program);
-            let target = home.join(program.file_name().context("a program without a name")?);
-            fs::copy(&program, &target).with_context(|| program.display().to_string())?;
+            let name = program.file_name().context("a program without a name")?;
+            stamp::put(&program, &home.join(name))?;
         }
         stamp::set(&stamp, &key)?;
         stage.done("");
@@ -173,44 +165,16 @@ fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
     Some(threads)
 }
 
-/// Parses the tests of a program's output. Each failed test gets its own output. A program that
-/// `died` did so in a test: a panic in a destructor ends the program before it can name the test.
+/// Parses the tests of a program's output. A program that `died` did so in a test: a panic in a
+/// destructor ends the program before it can name the test.
 fn results(text: &str, test: &str, died: bool) -> Vec<Test> {
-    let mut reader = Reader::new(Format::Cargo);
-    let mut rest = Vec::new();
-    // The test whose section the line is in: `---- NAME stdout ----`.
-    let mut section: Option<&str> = None;
-    let mut said: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for line in text.lines() {
-        let name = line
-            .strip_prefix("---- ")
-            .and_then(|line| line.strip_suffix(" stdout ----"));
-        if name.is_some() {
-            section = name;
-        } else if reader.line(line).is_some() {
-            rest.clear();
-        } else if line == "failures:" || line.starts_with("test result: ") {
-            section = None;
-        } else if let Some(name) = section {
-            said.entry(name).or_default().push(line.to_owned());
-        } else {
-            rest.push(line.to_owned());
-        }
-    }
+    let reader = Reader::of(Format::Cargo, text);
+    let mut notes = vec!["the program died".to_owned()];
+    notes.extend_from_slice(reader.unfinished());
     let mut tests = reader.finish().0;
-    for test in &mut tests {
-        if test.verdict == Verdict::Failed {
-            test.notes
-                .extend(said.remove(test.name.as_str()).unwrap_or_default());
-        }
-    }
     if died && tests.iter().all(|test| test.verdict == Verdict::Passed) {
-        rest.insert(0, "the program died".to_owned());
-        tests.push(Test {
-            name: test.to_owned(),
-            verdict: Verdict::Failed,
-            notes: rest,
-        });
+        let died = Test::new(test, Verdict::Failed);
+        tests.push(Test { notes, ..died });
     }
     tests
 }

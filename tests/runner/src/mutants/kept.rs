@@ -44,11 +44,8 @@ impl<'a> Kept<'a> {
         let mut common = Key::default();
         common.text("tools", &toolchain.versions("gcc")?);
         common.text("build", &build.name());
-        for own in
-            ["mutants.rs", "mutants", "patch.rs"].map(|name| format!("tests/runner/src/{name}"))
-        {
-            common.path(&paths.repo, &paths.repo.join(own))?;
-        }
+        let own = ["mutants.rs", "mutants", "patch.rs"];
+        common.inputs(&paths.repo.join("tests/runner/src"), &own)?;
         Ok(Self {
             paths,
             common,

@@ -310,13 +310,9 @@ fn fits(paths: &Paths, patches: &[PathBuf]) -> Result<()> {
         let text = fs::read_to_string(patch).with_context(|| patch.display().to_string())?;
         for name in text.lines().filter_map(|line| line.strip_prefix("--- a/")) {
             let target = copy.join(name);
-            if target.exists() {
-                continue;
+            if !target.exists() {
+                stamp::put(&paths.repo.join(name), &target)?;
             }
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            fs::copy(paths.repo.join(name), &target).with_context(|| name.to_owned())?;
         }
     }
     for patch in patches {

@@ -124,7 +124,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             }
         }
     }
-    if !toolchain::has_bindgen(paths) {
+    if toolchain::find_bindgen(paths).is_none() {
         plan.steps.push(Step {
             seconds: 5.0,
             mib: 12,

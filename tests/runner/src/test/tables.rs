@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::report::{Origin, Report};
+use crate::documents::wrapped;
 use crate::progress::duration;
 use crate::results::{figures, Test, Verdict};
 
@@ -133,16 +134,9 @@ fn list_skipped(reports: &[Report]) {
     for ((reason, runs), names) in groups {
         println!("  {reason}");
         println!("    in {}", runs.join("; "));
-        let mut line = String::new();
-        for name in names {
-            if !line.is_empty() && line.len() + name.len() > 100 {
-                println!("     {line}");
-                line.clear();
-            }
-            line.push(' ');
-            line.push_str(name);
-        }
-        println!("     {line}");
+        let mut text = "      ".to_owned();
+        wrapped(&mut text, &names.join(" "), "      ");
+        print!("{text}");
     }
 }
 

@@ -48,6 +48,7 @@ impl Outcome {
 }
 
 /// Kernel and modules of a VM.
+#[derive(Default)]
 pub(crate) struct Boot {
     pub(crate) arch: Arch,
     /// Root of the VM, unless its options name one. The default is this machine's own root, if the

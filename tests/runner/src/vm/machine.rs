@@ -153,9 +153,6 @@ fn start(
     }
     words.0.extend(options.qemu_arg.iter().cloned());
     let (program, package) = boot.arch.qemu();
-    if options.verbose {
-        eprintln!("runner: {program} {}", words.0.join(" "));
-    }
     let qemu = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", program])
         .args(&words.0)

@@ -25,11 +25,11 @@ impl<T: ValueEnum> Named for T {}
 pub(crate) enum Peermem {
     /// The module of this repository
     Ours,
-    /// NVIDIA's own C module, the control
+    /// NVIDIA's nvidia-peermem, unchanged
     Nvidia,
     /// No module: the library of preload/ registers GPU memory by dma-buf, on an ib_core without peer memory
     Preload,
-    /// No peer-memory client at all
+    /// No peer-memory module
     None,
 }
 
@@ -42,11 +42,11 @@ impl Peermem {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Provider {
-    /// All of it the stand-in's, which follows 595
+    /// The stand-in's own code, which behaves as driver 595
     Ours,
-    /// NVIDIA's own nv-p2p.c, of the control's version, over a lower half of the stand-in's
+    /// NVIDIA's own nv-p2p.c of driver 550, over the stand-in's resource manager
     Nvidia,
-    /// The same of 555
+    /// NVIDIA's own nv-p2p.c of driver 555, over the stand-in's resource manager
     Nvidia555,
 }
 
@@ -54,19 +54,19 @@ pub(crate) enum Provider {
 pub(crate) enum Rdma {
     /// ib_core and rxe with peer memory
     Patched,
-    /// Unchanged from the kernel's source
+    /// ib_core and rxe as in the kernel's source
     Stock,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Iommu {
-    /// No IOMMU in the machine
+    /// No IOMMU
     Off,
-    /// In the machine, passing addresses through
+    /// An IOMMU that passes addresses through
     Pt,
-    /// Translating, unmapped lazily
+    /// An IOMMU that translates; the kernel unmaps lazily
     On,
-    /// Translating, unmapped at once
+    /// An IOMMU that translates; the kernel unmaps at once
     Strict,
 }
 
@@ -103,16 +103,14 @@ pub(crate) struct Options {
     /// Parameter of ib_core's peer memory
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) ib_param: Vec<String>,
-    /// Has ib_core show its clients in memory_peers, as OFED's does on kernels before 6.4
+    /// Makes ib_core show its clients in memory_peers, as OFED's does on kernels before 6.4
     #[arg(long)]
     pub(crate) memory_peers: bool,
     /// Memory of the VM
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     pub(crate) mem: u32,
-    /// Boots two such VMs, hosts 1 and 2, each with one NIC on the wire between them and, unless --smp says otherwise, one
-    /// processor. Once both are up, both run the command, without input. In its environment TESTVM_HOST is 1 or 2, and
-    /// TESTVM_PEER the address of the other host. Each line of output begins with "host1: " or "host2: ". A host whose command
-    /// has ended is powered off. The exit status is 0 if both commands end with 0
+    /// Boots two VMs, hosts 1 and 2, with a wire between them, and runs the command on both. In the command's environment,
+    /// TESTVM_HOST is 1 or 2, and TESTVM_PEER is the address of the other host (tests/runner/README.md, Two hosts)
     #[arg(long)]
     pub(crate) pair: bool,
     /// Host 2's command powers its VM off, and host 1 continues (--pair)
@@ -121,7 +119,7 @@ pub(crate) struct Options {
     /// Number of this VM in a pair
     #[arg(skip)]
     pub(crate) host_number: Option<u32>,
-    /// Number of processors; at most one with Debian's stock kernels
+    /// Number of processors: one by default with --pair, and always one with Debian's stock kernels
     #[arg(
         long,
         value_name = "N",
@@ -129,15 +127,13 @@ pub(crate) struct Options {
         default_value_if("pair", ArgPredicate::Equals("true".into()), "1")
     )]
     pub(crate) smp: u32,
-    /// Model of the processors
-    #[arg(long, value_name = "MODEL", default_value = "max")]
-    pub(crate) cpu: String,
     /// Number of GPUs, 0 to 8
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=8))]
     pub(crate) gpus: u32,
     /// Size of each GPU's BAR, a power of two
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub(crate) bar: u64,
+    /// IOMMU of the VM
     #[arg(long, value_enum, default_value = "off")]
     pub(crate) iommu: Iommu,
     /// Bridges between the GPUs and the NICs; all but flat need --kernel 7.2, which has NUMA and extended config
@@ -162,8 +158,8 @@ pub(crate) struct Options {
     /// Build of our module [default: in-tree if the kernel supports Rust]
     #[arg(long, value_enum)]
     pub(crate) build: Option<Build>,
-    /// Uses the portable build without symbols that are exported only to GPL modules; with --gpu-param
-    /// proprietary=1 no other build loads
+    /// Uses the portable build without symbols for GPL modules only, the only build that loads with --gpu-param
+    /// proprietary=1
     #[arg(long)]
     pub(crate) no_gpl_only: bool,
     /// Directory that becomes the VM's root, read-only; the host's files are in /host, as always. A VM of another
@@ -188,15 +184,6 @@ pub(crate) struct Options {
     /// Variable in the command's environment
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// File to load instead of the peer-memory module
-    #[arg(long, value_name = "FILE")]
-    pub(crate) peermem_ko: Option<PathBuf>,
-    /// File to load instead of the stand-in GPU's driver
-    #[arg(long, value_name = "FILE")]
-    pub(crate) gpu_ko: Option<PathBuf>,
-    /// Additional module to load last, with its parameters
-    #[arg(long, value_name = "FILE[ PARAMETERS]")]
-    pub(crate) load: Vec<String>,
     /// Loads a module that makes calls of the kernel fail on request (tests/interpose)
     #[arg(long)]
     pub(crate) interpose: bool,
@@ -210,7 +197,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) icount: bool,
     /// Applies this patch of tests/mutants to our module
-    #[arg(long, value_name = "NAME", conflicts_with = "peermem_ko")]
+    #[arg(long, value_name = "NAME")]
     pub(crate) mutant: Option<String>,
     /// Layer over the root, of an overlay file system
     #[arg(skip)]
@@ -221,7 +208,7 @@ pub(crate) struct Options {
     /// Gives the command a terminal
     #[arg(long, short = 't')]
     pub(crate) tty: bool,
-    /// Also copies NVIDIA's module into the VM; TESTVM_CONTROL_KO has its path
+    /// Also copies NVIDIA's nvidia-peermem into the VM; TESTVM_CONTROL_KO has its path
     #[arg(long)]
     pub(crate) with_control: bool,
     /// Installs our module for modprobe, and adds drivers that it cannot work with (tests/drivers); TESTVM_DRIVERS has the
@@ -237,9 +224,6 @@ pub(crate) struct Options {
     /// Uses earlier builds even if files have changed since, so that all runs of a suite test the same code
     #[arg(skip)]
     pub(crate) frozen: bool,
-    /// Prints QEMU's command line
-    #[arg(long)]
-    pub(crate) verbose: bool,
 }
 
 /// A command line of options alone, after the program's name.

@@ -115,7 +115,7 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         }
     }
     order.retain(|path| !early.contains(path));
-    let mut modules: Vec<(PathBuf, String)> = order
+    let modules: Vec<(PathBuf, String)> = order
         .into_iter()
         .map(|path| {
             let values = parameters.remove(&index::name_of(&path));
@@ -124,10 +124,6 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         .collect();
     if let Some((module, values)) = parameters.into_iter().next() {
         bail!("{module} gets the parameters '{values}' and is not loaded");
-    }
-    for extra in &options.load {
-        let (file, values) = extra.split_once(' ').unwrap_or((extra, ""));
-        modules.push((fs::canonicalize(file)?, values.to_owned()));
     }
     Ok(Plan {
         early,

@@ -115,7 +115,7 @@ fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
         (Arch::Arm64, Iommu::Off) => "virt,gic-version=3",
         (Arch::Arm64, _) => "virt,gic-version=3,iommu=smmuv3",
     };
-    let mut cpu = options.cpu.clone();
+    let mut cpu = "max".to_owned();
     if boot.arch == Arch::X86_64 && hole > 256 * 1024 {
         cpu.push_str(",phys-bits=46");
     }
@@ -206,28 +206,10 @@ fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Optio
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
+    use clap::ValueEnum as _;
 
+    use super::super::options::Named as _;
     use super::*;
-    use crate::index::Index;
-
-    fn boot() -> Boot {
-        Boot {
-            arch: Arch::X86_64,
-            root: PathBuf::from("/"),
-            image: PathBuf::from("bzImage"),
-            release: "7.x".to_owned(),
-            modules: Index::default(),
-            peermem_version: String::new(),
-            control: None,
-            drivers: Vec::new(),
-            signing: None,
-            detectors: false,
-            is_stock: false,
-            host: false,
-            preloaded: Vec::new(),
-        }
-    }
 
     fn options(words: &str) -> Options {
         Options::parse(format!("runner {words}").split_whitespace()).unwrap()
@@ -235,27 +217,18 @@ mod tests {
 
     /// Returns QEMU's arguments for a VM with these options.
     fn arguments_for(options: &Options, wire: Option<&UnixDatagram>) -> Vec<String> {
-        let arch = options.arch();
+        let boot = Boot {
+            arch: options.arch(),
+            ..Boot::default()
+        };
         let (log, scratch) = (Path::new("log"), Path::new("scratch"));
-        arguments(options, &Boot { arch, ..boot() }, "", log, scratch, wire).0
+        arguments(options, &boot, "", log, scratch, wire).0
     }
 
     fn bus(argument: &str) -> Option<&str> {
         argument
             .split(',')
             .find_map(|word| word.strip_prefix("bus="))
-    }
-
-    /// Returns the buses of the devices of this kind in a VM.
-    fn buses(words: &str, kind: &str) -> String {
-        let arguments = arguments_for(&options(words), None);
-        let of_kind = arguments
-            .iter()
-            .filter(|argument| argument.split(',').next() == Some(kind));
-        of_kind
-            .filter_map(|argument| bus(argument))
-            .collect::<Vec<_>>()
-            .join(" ")
     }
 
     #[test]
@@ -309,42 +282,27 @@ mod tests {
         assert_eq!(smp, [1, 2, 2]);
     }
 
+    /// Checks that each device is on the bus that the topology chooses, and comes after this bus.
     #[test]
     fn devices_go_where_the_topology_says() {
-        for (kind, words, expected) in [
-            ("ivshmem-plain", "--gpus 3", "pcie.0 pcie.0 pcie.0"),
-            ("ivshmem-plain", "--topology root-ports", "port2 port3"),
-            ("ivshmem-plain", "--topology switch --gpus 1", "port4"),
-            (
-                "ivshmem-plain",
-                "--topology switches --bar 64",
-                "port4 port5",
-            ),
-            ("ivshmem-plain", "--topology sockets", "port2 port3"),
-            ("virtio-net-pci", "", "pcie.0 pcie.0"),
-            ("virtio-net-pci", "--topology root-ports", "port0 port1"),
-            (
-                "virtio-net-pci",
-                "--topology switch --iommu on",
-                "port1 port3",
-            ),
-            ("virtio-net-pci", "--topology switches", "port2 port3"),
-            (
-                "virtio-net-pci",
-                "--topology sockets --smp 4",
-                "port0 port1",
-            ),
-            ("pxb-pcie", "--topology sockets", "pcie.0 pcie.0 pcie.0"),
-        ] {
-            assert_eq!(buses(words, kind), expected, "{kind} {words}");
-        }
-        // A bus must come before the devices on it.
-        let arguments = arguments_for(&options("--topology switch"), None);
-        for (at, argument) in arguments.iter().enumerate() {
-            if let Some(bus) = bus(argument).filter(|bus| *bus != "pcie.0") {
-                let id = format!("id={bus}");
-                let is_it = |other: &String| other.split(',').any(|word| word == id);
-                assert!(arguments[..at].iter().any(is_it), "{argument}");
+        for topology in Topology::value_variants() {
+            let options = options(&format!("--topology {}", topology.name()));
+            let arguments = arguments_for(&options, None);
+            let layout = topology.layout(options.gpus, options.smp, options.mem);
+            for (kind, places) in [
+                ("ivshmem-plain,", &layout.gpus[..]),
+                ("virtio-net-pci,", &layout.nics[..]),
+            ] {
+                let of_kind = arguments.iter().filter(|text| text.starts_with(kind));
+                let buses: Vec<&str> = of_kind.filter_map(|text| bus(text)).collect();
+                assert_eq!(buses, places, "{kind} {topology:?}");
+            }
+            for (at, argument) in arguments.iter().enumerate() {
+                if let Some(bus) = bus(argument).filter(|bus| *bus != "pcie.0") {
+                    let id = format!("id={bus}");
+                    let is_it = |other: &String| other.split(',').any(|word| word == id);
+                    assert!(arguments[..at].iter().any(is_it), "{argument}");
+                }
             }
         }
     }

@@ -117,26 +117,16 @@ type SharedSink = Arc<Mutex<LineSink>>;
 /// Splits a stream into lines and passes them to the sink. The end of the stream ends the last
 /// line.
 fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::JoinHandle<()> {
-    let pass = move |line: &[u8]| {
-        if let Ok(mut sink) = sink.lock() {
-            sink(&String::from_utf8_lossy(line), is_error);
-        }
-    };
-    let (sender, receiver) = mpsc::channel::<Vec<u8>>();
-    pump(stream, move |bytes| {
-        let _ = sender.send(bytes.to_vec());
+    let (sender, lines) = mpsc::channel::<Vec<u8>>();
+    thread::spawn(move || {
+        let mut read = BufReader::new(stream).split(b'\n').map_while(Result::ok);
+        read.try_for_each(|line| sender.send(line))
     });
     thread::spawn(move || {
-        let mut rest = Vec::new();
-        for chunk in receiver {
-            rest.extend_from_slice(&chunk);
-            while let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = rest.drain(..=at).collect();
-                pass(&line[..at]);
+        for line in lines {
+            if let Ok(mut sink) = sink.lock() {
+                sink(&String::from_utf8_lossy(&line), is_error);
             }
-        }
-        if !rest.is_empty() {
-            pass(&rest);
         }
     })
 }

@@ -154,8 +154,12 @@ pub(crate) fn system(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("this machine has no {name}"))
 }
 
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 pub(crate) fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/check")
+    repository().join("scripts/check")
 }
 
 /// Returns a line of a `Module.symvers`.
@@ -179,13 +183,16 @@ pub(crate) fn assemble_with(path: &Path, fields: &[&str]) {
             format!("{text}.asciz \"{field}\"\n")
         });
     fs::write(&source, text).unwrap();
-    let status = Command::new("as")
-        .arg("-o")
-        .args([path, &source])
-        .status()
-        .unwrap();
-    assert!(status.success(), "as failed");
+    output(Command::new("as").arg("-o").args([path, &source]));
     fs::remove_file(source).unwrap();
+}
+
+/// Runs a command, which must succeed. Returns its standard output.
+pub(crate) fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Returns every file with its contents.

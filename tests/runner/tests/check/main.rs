@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests `scripts/check` on synthetic hosts.
+//! Tests `scripts/check` on synthetic hosts, and the probe of the kernel's interfaces.
 //!
 //! The trees of the hosts are small and written by hand, after the known layouts of the
 //! distributions' packages. None was copied from a real machine. The tools of the hosts are scripts
@@ -13,6 +13,7 @@
 
 mod cases;
 mod host;
+mod probe;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +21,10 @@ use std::path::Path;
 use std::process::Command;
 
 use cases::{cases, host};
-use host::{assemble, assemble_with, exported, script, system, Entry, Host, Place, CRATES, UBUNTU};
+use host::{
+    assemble, assemble_with, exported, output, repository, script, system, Entry, Host, Place,
+    CRATES, UBUNTU,
+};
 
 /// Checks that every case of a group gives exactly the expected output.
 fn hold(group: &str) {
@@ -84,7 +88,7 @@ fn a_build_without_the_neighbours_symbols_ends() {
         "obj := .\nCONFIG_SHELL := sh\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\n\
                   filechk = @$(filechk_$(1)) >$@\nFORCE:\ninclude $(src)/Kbuild\n";
     let place = Place::new();
-    let repository = script().parent().unwrap().join("..");
+    let repository = repository();
     fs::create_dir_all(place.0.join("src")).unwrap();
     fs::create_dir_all(place.0.join("rust-bindings")).unwrap();
     fs::write(place.0.join("Makefile"), kbuild).unwrap();
@@ -128,35 +132,20 @@ fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
     const SECTION: &str =
         ".section __kcrctab_gpl, \"a\"\n.long 1\n__crc_nvidia_a: .long 0x9f12a0b4\n";
-    let symbols = script()
-        .parent()
-        .unwrap()
-        .join("../rust-bindings/symvers.sh");
+    let symbols = repository().join("rust-bindings/symvers.sh");
     let lines = |root: &Path, release: &str, export: &str| {
-        let output = Command::new(&symbols)
-            .args([release, export, "nvidia_a", "nvidia_b"])
-            .env("PROBE_ROOT", root)
-            .output()
-            .unwrap();
-        assert!(output.status.success());
-        String::from_utf8(output.stdout).unwrap()
+        let words = [release, export, "nvidia_a", "nvidia_b"];
+        output(Command::new(&symbols).args(words).env("PROBE_ROOT", root))
     };
     for source in [VALUES, SECTION] {
         let place = Place::new();
         let modules = place.0.join("lib/modules/6.1.0");
         fs::create_dir_all(&modules).unwrap();
         fs::write(place.0.join("crc.s"), source).unwrap();
-        let assembled = Command::new(system("as"))
-            .arg("-o")
-            .args([modules.join("nvidia.ko"), place.0.join("crc.s")])
-            .status();
-        assert!(assembled.unwrap().success());
-        let indexed = Command::new(system("depmod"))
-            .arg("-b")
-            .arg(&place.0)
-            .arg("6.1.0")
-            .status();
-        assert!(indexed.unwrap().success());
+        let files = [modules.join("nvidia.ko"), place.0.join("crc.s")];
+        output(Command::new(system("as")).arg("-o").args(files));
+        let mut depmod = Command::new(system("depmod"));
+        output(depmod.arg("-b").arg(&place.0).arg("6.1.0"));
         for export in ["EXPORT_SYMBOL", "EXPORT_SYMBOL_GPL"] {
             assert_eq!(
                 lines(&place.0, "6.1.0", export),
@@ -226,7 +215,7 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
 fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
     let place = host.write();
     let root = place.root();
-    let kbuild = fs::read_to_string(script().parent().unwrap().join("../Kbuild")).unwrap();
+    let kbuild = fs::read_to_string(repository().join("Kbuild")).unwrap();
     let here = format!("{}/usr/src/ofa_kernel", root.display());
     fs::write(
         place.0.join("Kbuild"),
@@ -236,20 +225,15 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
     let makefile = "include Kbuild\nFORCE:\nfound:\n\
                     \t@echo '$(PEER_MEM_INCLUDE) $(filter %/Module.symvers,$(KBUILD_EXTRA_SYMBOLS))'\n";
     fs::write(place.0.join("Makefile"), makefile).unwrap();
-    let output = Command::new(system("make"))
-        .args(["-s", "found", "src=.", "obj=.", "NV_P2P_INCLUDE="])
+    let mut make = Command::new(system("make"));
+    make.args(["-s", "found", "src=.", "obj=.", "NV_P2P_INCLUDE="])
         .arg(format!("KERNELRELEASE={}", host.release))
         .arg(format!("SRCARCH={source}"))
         .arg(format!("UTS_MACHINE={machine}"))
         .env_remove("MAKEFLAGS")
-        .current_dir(&place.0)
-        .output()
-        .unwrap();
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{errors}");
+        .current_dir(&place.0);
     // Links of a host lead nowhere outside its root, so the names stay as the Kbuild has them.
-    String::from_utf8(output.stdout)
-        .unwrap()
+    output(&mut make)
         .trim()
         .replace(&root.display().to_string(), "")
 }
@@ -344,7 +328,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
             fs::write(folder.join("nv-p2p.h"), "").unwrap();
         }
         let asked = |arguments: &[&str]| {
-            let driver = script().with_file_name("../rust-bindings/driver.sh");
+            let driver = repository().join("rust-bindings/driver.sh");
             let output = Command::new(driver)
                 .args(arguments)
                 .env("PROBE_ROOT", &place.0)
@@ -427,13 +411,9 @@ fn a_module_is_found_by_the_index_or_without() {
     }
     let found = |index: &str| {
         fs::write(folder.join("modules.dep"), index).unwrap();
-        let output = Command::new(script().with_file_name("../rust-bindings/installed.sh"))
-            .args(["6.1.0", "none", "nvidia", "other"])
-            .env("PROBE_ROOT", &place.0)
-            .output()
-            .unwrap();
-        assert!(output.status.success());
-        let path = String::from_utf8(output.stdout).unwrap();
+        let mut installed = Command::new(repository().join("rust-bindings/installed.sh"));
+        installed.args(["6.1.0", "none", "nvidia", "other"]);
+        let path = output(installed.env("PROBE_ROOT", &place.0));
         path.trim_start_matches(place.0.to_str().unwrap())
             .trim_start_matches("/lib/modules/6.1.0/")
             .to_owned()

@@ -2,14 +2,12 @@
 //! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`. Small
 //! headers imitate the declarations of kernels that are not available here.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::host::{output, repository, Place};
 
 /// Interfaces that `src/compat.h` uses, and that have the same form in every kernel.
 const COMMON: &str = "\
@@ -197,10 +195,10 @@ impl Kernel {
 
     /// Runs the probes on this kernel. All headers of the kernel include a common header.
     fn probe(&self, place: &Place) -> Output {
-        let linux = place.at("include/linux");
+        let linux = place.0.join("include/linux");
         fs::create_dir_all(&linux).unwrap();
         let headers = format!("#ifndef FAKE_H\n#define FAKE_H\n{}#endif\n", self.headers());
-        fs::write(place.at("include/fake.h"), headers).unwrap();
+        fs::write(place.0.join("include/fake.h"), headers).unwrap();
         let compat = repository().join("src/compat.h");
         for line in fs::read_to_string(&compat).unwrap().lines() {
             let name = line.strip_prefix("#include <linux/");
@@ -208,13 +206,13 @@ impl Kernel {
                 fs::write(linux.join(name), "#include <fake.h>\n").unwrap();
             }
         }
-        fs::write(place.at("Module.symvers"), &self.symvers).unwrap();
+        fs::write(place.0.join("Module.symvers"), &self.symvers).unwrap();
         let mut command = Command::new(repository().join("rust-bindings/probe.sh"));
         command
             .arg(compat)
-            .args([place.at("out.h"), place.at("Module.symvers")])
+            .args([place.0.join("out.h"), place.0.join("Module.symvers")])
             .args(["gcc", "-std=gnu11", "-O2", "-fno-pie", "-nostdinc", "-I"])
-            .arg(place.at("include"))
+            .arg(place.0.join("include"))
             .env_remove("NM");
         if self.no_gpl_only {
             command.env("PEERMEM_NO_GPL_ONLY", "y");
@@ -228,7 +226,7 @@ impl Kernel {
         let output = self.probe(&place);
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert_eq!(left(&place), ["out.h"]);
-        let header = fs::read_to_string(place.at("out.h")).unwrap();
+        let header = fs::read_to_string(place.0.join("out.h")).unwrap();
         let found: BTreeSet<String> = header
             .lines()
             .filter_map(|line| line.strip_prefix("#define PEERMEM_HAS_"))
@@ -252,34 +250,6 @@ impl Kernel {
         assert_eq!(said, other);
         found
     }
-}
-
-struct Place(PathBuf);
-
-impl Place {
-    fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("runner-probe-{}-{number}", std::process::id());
-        let place = Self(std::env::temp_dir().join(name));
-        fs::create_dir_all(&place.0).unwrap();
-        place
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -447,21 +417,16 @@ fn functions_for_gpl_modules_only() {
 #[test]
 fn a_linked_module_that_uses_them() {
     let place = Place::new();
-    fs::create_dir_all(&place.0).unwrap();
     let source = "void first(void); void second(void); void third(void) __attribute__((weak));\n\
                   void own(void); void own(void) { first(); second(); third(); }\n";
-    fs::write(place.at("module.c"), source).unwrap();
-    let compiled = Command::new("gcc")
-        .args(["-c", "-o"])
-        .args([place.at("module.o"), place.at("module.c")])
-        .status()
-        .unwrap();
-    assert!(compiled.success());
+    fs::write(place.0.join("module.c"), source).unwrap();
+    let files = ["module.o", "module.c"].map(|name| place.0.join(name));
+    output(Command::new("gcc").args(["-c", "-o"]).args(files));
     let run = |kernel: &str, module: &str| {
-        fs::write(place.at("kernel.symvers"), kernel).unwrap();
-        fs::write(place.at("module.symvers"), module).unwrap();
+        fs::write(place.0.join("kernel.symvers"), kernel).unwrap();
+        fs::write(place.0.join("module.symvers"), module).unwrap();
         Command::new(repository().join("rust-bindings/exports.sh"))
-            .args(["module.o", "kernel.symvers", "module.symvers"].map(|name| place.at(name)))
+            .args(["module.o", "kernel.symvers", "module.symvers"].map(|name| place.0.join(name)))
             .env_remove("NM")
             .output()
             .unwrap()
