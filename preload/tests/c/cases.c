@@ -9,7 +9,6 @@
  * the program is linked to.
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "fake_cuda.h"
 #include "fake_kernel.h"
 
@@ -58,17 +58,8 @@ static struct fake_cuda *cuda;
 static void *pd;
 static char *gpu;
 static char host[1 << 16] __attribute__((aligned(4096)));
-static int failures;
 
 #define SIZE (64ul << 20)
-
-#define check(condition)                                                                           \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno);           \
-			failures++;                                                                \
-		}                                                                                  \
-	} while (0)
 
 static void look_up(const char *version)
 {
@@ -127,17 +118,6 @@ static void open_device(void)
 		printf("no device\n");
 		exit(100);
 	}
-}
-
-static int descriptors(void)
-{
-	int number = 0;
-	DIR *all = opendir("/proc/self/fd");
-
-	while (readdir(all))
-		number++;
-	closedir(all);
-	return number;
 }
 
 static void *reg(void *address, size_t length, int access)

@@ -6,26 +6,16 @@
  *	copies served|refused PROVIDER [PROVIDER]
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "fake_cuda.h"
 #include "fake_kernel.h"
 #include "fake_verbs.h"
-
-static int failures;
-
-#define check(condition)                                                                           \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno);           \
-			failures++;                                                                \
-		}                                                                                  \
-	} while (0)
 
 static char *gpu;
 static struct fake_cuda *cuda;
@@ -105,17 +95,6 @@ static void provider(const char *path, int is_served)
 	check(umem_reg(fd, gpu, 8192, 7, &id, &handle) == EFAULT && errno == EFAULT && !handle);
 	kernel->dmabuf_error = 0;
 	check(cuda->depth == 0 && cuda->retained == 0);
-}
-
-static int descriptors(void)
-{
-	int number = 0;
-	DIR *all = opendir("/proc/self/fd");
-
-	while (readdir(all))
-		number++;
-	closedir(all);
-	return number;
 }
 
 int main(int argc, char **argv)
