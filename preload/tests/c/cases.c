@@ -475,7 +475,7 @@ int main(int argc, char **argv)
 		{ "flags", flags }, { "pcie", pcie }, { "contexts", contexts }, { "many", many },
 		{ "threads", threads }, { "forks", forks }, { "rereg", rereg }, { "cost", cost },
 		{ "off", off }, { "force", force }, { "basic", basic }, { "cancels", cancels },
-		{ "pipes", pipes },
+		{ "pipes", pipes }, { "no_cuda", no_cuda },
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -485,11 +485,8 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "forks") && verbs.fork_init())
 		return 101;
 	open_device();
-	if (!strcmp(argv[1], "cost") || !strcmp(argv[1], "no_cuda")) {
-		strcmp(argv[1], "cost") ? no_cuda() : cost();
-		return failures;
-	}
-	open_cuda();
+	if (strcmp(argv[1], "cost") && strcmp(argv[1], "no_cuda"))
+		open_cuda();
 	if (!strcmp(argv[1], "failure")) {
 		one_failure(argc > 3 ? atoi(argv[3]) : 0, argc > 4 ? atoi(argv[4]) : 0);
 		return failures;
