@@ -466,6 +466,14 @@ static void basic(void)
 	check(mr);
 	if (mr)
 		verbs.dereg_mr(mr);
+	/* A peer-memory client serves the address. */
+	long before = cuda->exports;
+
+	kernel->gpu_end = kernel->gpu_start;
+	mr = reg(gpu, 8192, 7);
+	check(mr && cuda->exports == before);
+	if (mr)
+		verbs.dereg_mr(mr);
 }
 
 int main(int argc, char **argv)

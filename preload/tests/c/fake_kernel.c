@@ -242,6 +242,7 @@ static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 		return EINVAL;
 	fake_kernel.offset = ATTR(ADDR)->data;
 	fake_kernel.length = ATTR(LEN)->data;
+	fake_kernel.access = ATTR(ACCESS)->data;
 	if (fd && (fd->len || fd->flags != UVERBS_ATTR_F_MANDATORY))
 		return EINVAL;
 	if (fake_kernel.dmabuf_error)
