@@ -12,7 +12,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -277,13 +276,13 @@ static void contexts(void)
 static void many(void)
 {
 	int open = 0;
-	size_t used = 0;
+	long used = 0;
 	void *mr;
 
 	for (int at = 0; at < 101000; at++) {
 		if (at == 1000) {
 			open = descriptors();
-			used = mallinfo2().uordblks;
+			used = kernel->allocations - kernel->frees;
 		}
 		mr = reg(gpu + (at % 1000) * 512, 4096 + at % 5000, 7);
 		if (!mr || verbs.dereg_mr(mr)) {
@@ -292,7 +291,7 @@ static void many(void)
 		}
 	}
 	check(descriptors() == open);
-	check(mallinfo2().uordblks == used);
+	check(kernel->allocations - kernel->frees == used);
 	check(cuda->depth == 0 && cuda->retained == 0);
 	check(kernel->dereg == kernel->reg - kernel->reg_failed + kernel->dmabuf);
 }

@@ -85,6 +85,12 @@ int stat64(const char *path, struct stat64 *it)
 	return fstatat64(AT_FDCWD, redirect(path), it, 0);
 }
 
+/* The name of stat in glibc before 2.33. */
+int __xstat(int version, const char *path, struct stat *it)
+{
+	return stat(path, it);
+}
+
 /* Without netlink, libibverbs reads SYSFS_PATH. */
 int socket(int domain, int type, int protocol)
 {
@@ -106,6 +112,7 @@ int madvise(void *start, size_t length, int advice)
 
 #ifndef KEEP_MALLOC
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void __libc_free(void *);
 
 void *malloc(size_t size)
 {
@@ -122,7 +129,16 @@ void *calloc(size_t number, size_t size)
 void *realloc(void *old, size_t size)
 {
 	count(allocations);
+	if (old)
+		count(frees);
 	return __libc_realloc(old, size);
+}
+
+void free(void *old)
+{
+	if (old)
+		count(frees);
+	__libc_free(old);
 }
 #endif
 
