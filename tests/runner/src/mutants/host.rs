@@ -26,7 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns the directory of a package of the workspace that has tests for mutants.
 pub(super) fn directory(package: &str) -> String {
-    format!("tests/{}", package.trim_start_matches("peermem-"))
+    match package.trim_start_matches("peermem-") {
+        "preload" => "preload".to_owned(),
+        name => format!("tests/{name}"),
+    }
 }
 
 /// Returns the test programs of a package, compiled from patched sources, or from the previous
@@ -97,11 +100,18 @@ pub(super) fn programs(
             let program = copy.join(program);
             let target = home.join(program.file_name().context("a program without a name")?);
             fs::copy(&program, &target).with_context(|| program.display().to_string())?;
+            // The tests of a library for LD_PRELOAD find the library in their own folder.
+            let library = format!("lib{}.so", package.replace('-', "_"));
+            let (from, to) = (program.with_file_name(&library), home.join(library));
+            if from.exists() {
+                fs::copy(&from, to).with_context(|| from.display().to_string())?;
+            }
         }
         stamp::set(&stamp, &key)?;
         stage.done("");
     }
-    let programs = stamp::files(&home)?;
+    let mut programs = stamp::files(&home)?;
+    programs.retain(|file| file.extension().is_none());
     ensure!(!programs.is_empty(), "{package} has no tests");
     Ok(programs)
 }
