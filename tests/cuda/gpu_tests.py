@@ -43,5 +43,6 @@ class MR(pyverbs.mr.MR):
 
 gpu.take_a_gpu()
 pyverbs.mr.MR = MR
-sys.path.insert(0, os.getcwd())
-runpy.run_path("run_tests.py", run_name="__main__")
+folder = os.getcwd()
+sys.path.insert(0, folder)
+runpy.run_path(f"{folder}/run_tests.py", run_name="__main__")
