@@ -42,7 +42,8 @@ const PACK: &str = "\
     \"$1/zig/bin/pip\" install --quiet kubernetes-validate==1.37.0\n\
     VERSION=0 packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\"\n\
     mkdir -p \"$1/programs\"\n\
-    cc() { \"$1/zig/bin/python3\" -m ziglang cc -target x86_64-linux-gnu.2.31 -O1 -fPIC -o \"$@\"; }\n\
+    home=$1\n\
+    cc() { \"$home/zig/bin/python3\" -m ziglang cc -target x86_64-linux-gnu.2.31 -O1 -fPIC -o \"$@\"; }\n\
     c=preload/tests/c\n\
     cc \"$1/programs/libfake_kernel.so\" -shared $c/fake_kernel.c -ldl\n\
     cc \"$1/programs/libcuda.so.1\" -shared -Wl,-soname,libcuda.so.1 $c/fake_cuda.c\n\
