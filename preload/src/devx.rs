@@ -9,6 +9,7 @@
 
 use std::ffi::c_int;
 
+use crate::entry::errno;
 use crate::register::{by_dma_buf, Request, ACCEPTED};
 use crate::verbs::{Api, Context, P};
 
@@ -126,8 +127,7 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
         // SAFETY: the command has as many attributes as its header says, and the pointers in them
         // are those of the caller's command.
         if unsafe { libc::ioctl((*context).cmd_fd, IOCTL, &mut again) } != 0 {
-            // SAFETY: errno is this thread's.
-            return Err(unsafe { *libc::__errno_location() });
+            return Err(errno());
         }
         answer.set(again.attrs);
         Ok(())

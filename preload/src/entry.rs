@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr(
         }
         is_served
     };
-    in_order(api.is_forced, plain, other)
+    in_order(true, plain, other)
 }
 
 /// Registers memory as `ibv_cmd_reg_mr_ex` of libibverbs does, or by dma-buf.
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
             unsafe { api.register(pd, mr, part, &request) }
         })
     };
-    in_order(api.is_forced, plain, other)
+    in_order(true, plain, other)
 }
 
 /// Changes a region as `ibv_cmd_rereg_mr` of libibverbs does. Prints a line if that fails on GPU
@@ -145,7 +145,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_rereg_mr(
             let ranges = [(addr, len), old].map(|(at, length)| (at.addr() as u64, length));
             let owned = |cuda: &Cuda| ranges.into_iter().find(|range| cuda.owns(range.0));
             if let Some((address, length)) = Cuda::loaded().and_then(owned) {
-                Reason::REREG.say(address, length, error);
+                Reason::REREG.say_of(address, length, error);
             }
         });
     }
@@ -175,18 +175,17 @@ pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P)
 
 /// Calls the real function and then, if it fails, the other way. The program gets the real
 /// function's result and `errno` if both fail. A success of the other way leaves `errno` as it was.
-/// `is_forced` turns the order around.
+/// The mode `force` turns the order around if the call `may_be_forced`.
 fn in_order(
-    is_forced: bool,
+    may_be_forced: bool,
     plain: impl FnOnce() -> c_int,
     other: impl FnOnce(c_int) -> bool,
 ) -> c_int {
     let before = errno();
-    if is_forced {
-        return if keeping_errno(|| other(0)) {
-            0
-        } else {
-            plain()
+    if may_be_forced && keeping_errno(Mode::get) == Mode::Force {
+        return match keeping_errno(|| other(0)) {
+            true => 0,
+            false => plain(),
         };
     }
     let error = plain();
@@ -201,7 +200,7 @@ fn in_order(
 /// Returns the error of a call that has no real function.
 #[cold]
 fn missing() -> c_int {
-    Reason::NO_LIBRARY.print(&format_args!("{}", Reason::NO_LIBRARY));
+    Reason::NO_LIBRARY.say();
     set_errno(libc::ENOSYS);
     libc::ENOSYS
 }
@@ -213,7 +212,7 @@ pub(crate) fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-fn errno() -> c_int {
+pub(crate) fn errno() -> c_int {
     // SAFETY: errno is this thread's, for as long as the thread lives.
     unsafe { *libc::__errno_location() }
 }

@@ -91,7 +91,7 @@ pub(crate) fn by_dma_buf(
             ));
         }
         Ok(()) => {}
-        Err(reason) => reason.say(address, length, error),
+        Err(reason) => reason.say_of(address, length, error),
     }
     result.is_ok()
 }

@@ -48,7 +48,7 @@ impl Mode {
         };
         MODE.store(mode as u8, Ordering::Relaxed);
         if mode == Self::Normal && value.is_some_and(|it| !it.is_empty()) {
-            Reason::SETTING.print(&format_args!("{}", Reason::SETTING));
+            Reason::SETTING.say();
         }
         mode
     }
@@ -145,13 +145,18 @@ impl Reason {
 
     /// Returns `false` if a mapping over PCIe may succeed where the default one has failed.
     pub(crate) fn is_final(self) -> bool {
-        let finals = [Self::LAYOUT, Self::KERNEL, Self::NIC, Self::OLD_CUDA];
-        finals.contains(&self) || self == Self::BEHIND_END
+        use Reason as R;
+        [R::LAYOUT, R::KERNEL, R::NIC, R::OLD_CUDA, R::BEHIND_END].contains(&self)
+    }
+
+    /// Prints the reason, if it is the first of its kind.
+    pub(crate) fn say(self) {
+        self.print(&format_args!("{self}"));
     }
 
     /// Prints the reason for a range, if the reason is the first of its kind. `error` is that of
     /// the program's call.
-    pub(crate) fn say(self, address: u64, length: usize, error: c_int) {
+    pub(crate) fn say_of(self, address: u64, length: usize, error: c_int) {
         let range = format_args!("GPU memory {address:#x}, {length} bytes");
         match error {
             0 => self.print(&format_args!("{range}: {self}; libibverbs is called next")),
@@ -161,7 +166,7 @@ impl Reason {
         }
     }
 
-    pub(crate) fn print(self, line: &fmt::Arguments<'_>) {
+    fn print(self, line: &fmt::Arguments<'_>) {
         let bit = 1_u32 << (self.0 & 31);
         if Mode::get() == Mode::Log || PRINTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             print(line);

@@ -7,12 +7,12 @@
 
 use std::ffi::{c_int, c_void, CStr};
 use std::mem::{offset_of, transmute_copy, MaybeUninit};
-use std::ptr::{from_ref, null_mut, NonNull};
+use std::ptr::{fn_addr_eq, from_ref, null_mut, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::entry::keeping_errno;
 use crate::register::{Request, ACCEPTED};
-use crate::report::{Mode, Reason};
+use crate::report::Reason;
 
 /// Private ABIs whose structures and functions were read: rdma-core 34 to 64, and 65.
 const KNOWN: [&CStr; 2] = [c"IBVERBS_PRIVATE_34", c"IBVERBS_PRIVATE_65"];
@@ -78,8 +78,6 @@ type RegDmaBuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int, *m
 
 /// The real functions of the libibverbs that a provider is linked to.
 pub(crate) struct Api {
-    /// Address of `reg_mr`.
-    base: usize,
     pub(crate) reg_mr: RegMr,
     pub(crate) reg_mr_ex: Option<RegMrEx>,
     pub(crate) rereg_mr: Option<ReregMr>,
@@ -87,7 +85,6 @@ pub(crate) struct Api {
     dereg_mr: Option<DeregMr>,
     reg_dma_buf: Option<RegDmaBuf>,
     is_known: bool,
-    pub(crate) is_forced: bool,
 }
 
 /// Functions of one provider. `key` is written after `api`, and neither changes again.
@@ -139,7 +136,7 @@ impl Api {
         let new = keeping_errno(|| Self::resolve(code))?;
         let mut known = SLOTS.iter().filter_map(Slot::any);
         // Providers of one libibverbs share its functions.
-        let api = known.find(|it| it.base == new.base);
+        let api = known.find(|it| fn_addr_eq(it.reg_mr, new.reg_mr));
         let api = api.unwrap_or_else(|| Box::leak(Box::new(new)));
         let claimed = SLOTS.iter().find(|slot| {
             let (done, failed) = (Ordering::AcqRel, Ordering::Relaxed);
@@ -169,7 +166,6 @@ impl Api {
         // SAFETY: each type is that of the function's declaration in driver.h.
         unsafe {
             Some(Self {
-                base: reg_mr.addr().get(),
                 reg_mr: function(Some(reg_mr))?,
                 reg_mr_ex: function(real(handle, c"ibv_cmd_reg_mr_ex")),
                 rereg_mr: function(real(handle, c"ibv_cmd_rereg_mr")),
@@ -177,7 +173,6 @@ impl Api {
                 dereg_mr: function(real(handle, c"ibv_cmd_dereg_mr")),
                 reg_dma_buf: function(real(handle, c"ibv_cmd_reg_dmabuf_mr")),
                 is_known: KNOWN.iter().any(is_known),
-                is_forced: Mode::get() == Mode::Force,
             })
         }
     }

@@ -54,15 +54,18 @@ def take_a_gpu():
 
 
 class Memory:
-    def __init__(self):
+    def __init__(self, length=LENGTH):
         self.address = c_uint64()
-        call(cuda, "cuMemAlloc_v2", byref(self.address), c_size_t(LENGTH))
+        call(cuda, "cuMemAlloc_v2", byref(self.address), c_size_t(length))
 
-    def fill(self, data):
-        call(cuda, "cuMemcpyHtoD_v2", self.address, data, c_size_t(LENGTH))
+    def write(self, data, offset=0):
+        call(cuda, "cuMemcpyHtoD_v2", c_uint64(self.address.value + offset), data, c_size_t(len(data)))
+
+    def read(self, length, offset=0):
+        found = ctypes.create_string_buffer(length)
+        call(cuda, "cuMemcpyDtoH_v2", found, c_uint64(self.address.value + offset), c_size_t(length))
+        return found.raw
 
     def expect(self, data):
-        found = ctypes.create_string_buffer(LENGTH)
-        call(cuda, "cuMemcpyDtoH_v2", found, self.address, c_size_t(LENGTH))
-        if found.raw != data:
+        if self.read(LENGTH) != data:
             sys.exit("wrong bytes")

@@ -39,7 +39,7 @@ source, sink = Memory(), Memory()
 
 
 def send(data):
-    source.fill(data)
+    source.write(data)
     call("MPI_Send", c_void_p(source.address.value), LENGTH, byte, other, 0, world)
 
 

@@ -9,11 +9,9 @@
  * the program is linked to.
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "fake_cuda.h"
 #include "fake_kernel.h"
 
@@ -58,17 +57,8 @@ static struct fake_cuda *cuda;
 static void *pd;
 static char *gpu;
 static char host[1 << 16] __attribute__((aligned(4096)));
-static int failures;
 
 #define SIZE (64ul << 20)
-
-#define check(condition)                                                                           \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			printf("line %d: %s (errno %d)\n", __LINE__, #condition, errno);           \
-			failures++;                                                                \
-		}                                                                                  \
-	} while (0)
 
 static void look_up(const char *version)
 {
@@ -127,17 +117,6 @@ static void open_device(void)
 		printf("no device\n");
 		exit(100);
 	}
-}
-
-static int descriptors(void)
-{
-	int number = 0;
-	DIR *all = opendir("/proc/self/fd");
-
-	while (readdir(all))
-		number++;
-	closedir(all);
-	return number;
 }
 
 static void *reg(void *address, size_t length, int access)
@@ -297,13 +276,13 @@ static void contexts(void)
 static void many(void)
 {
 	int open = 0;
-	size_t used = 0;
+	long used = 0;
 	void *mr;
 
 	for (int at = 0; at < 101000; at++) {
 		if (at == 1000) {
 			open = descriptors();
-			used = mallinfo2().uordblks;
+			used = kernel->allocations - kernel->frees;
 		}
 		mr = reg(gpu + (at % 1000) * 512, 4096 + at % 5000, 7);
 		if (!mr || verbs.dereg_mr(mr)) {
@@ -312,7 +291,7 @@ static void many(void)
 		}
 	}
 	check(descriptors() == open);
-	check(mallinfo2().uordblks == used);
+	check(kernel->allocations - kernel->frees == used);
 	check(cuda->depth == 0 && cuda->retained == 0);
 	check(kernel->dereg == kernel->reg - kernel->reg_failed + kernel->dmabuf);
 }
@@ -486,6 +465,14 @@ static void basic(void)
 	check(mr);
 	if (mr)
 		verbs.dereg_mr(mr);
+	/* A peer-memory client serves the address. */
+	long before = cuda->exports;
+
+	kernel->gpu_end = kernel->gpu_start;
+	mr = reg(gpu, 8192, 7);
+	check(mr && cuda->exports == before);
+	if (mr)
+		verbs.dereg_mr(mr);
 }
 
 int main(int argc, char **argv)
@@ -495,7 +482,7 @@ int main(int argc, char **argv)
 		{ "flags", flags }, { "pcie", pcie }, { "contexts", contexts }, { "many", many },
 		{ "threads", threads }, { "forks", forks }, { "rereg", rereg }, { "cost", cost },
 		{ "off", off }, { "force", force }, { "basic", basic }, { "cancels", cancels },
-		{ "pipes", pipes },
+		{ "pipes", pipes }, { "no_cuda", no_cuda },
 	};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -505,11 +492,8 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "forks") && verbs.fork_init())
 		return 101;
 	open_device();
-	if (!strcmp(argv[1], "cost") || !strcmp(argv[1], "no_cuda")) {
-		strcmp(argv[1], "cost") ? no_cuda() : cost();
-		return failures;
-	}
-	open_cuda();
+	if (strcmp(argv[1], "cost") && strcmp(argv[1], "no_cuda"))
+		open_cuda();
 	if (!strcmp(argv[1], "failure")) {
 		one_failure(argc > 3 ? atoi(argv[3]) : 0, argc > 4 ? atoi(argv[4]) : 0);
 		return failures;

@@ -85,6 +85,12 @@ int stat64(const char *path, struct stat64 *it)
 	return fstatat64(AT_FDCWD, redirect(path), it, 0);
 }
 
+/* The name of stat in glibc before 2.33. */
+int __xstat(int version, const char *path, struct stat *it)
+{
+	return stat(path, it);
+}
+
 /* Without netlink, libibverbs reads SYSFS_PATH. */
 int socket(int domain, int type, int protocol)
 {
@@ -106,6 +112,7 @@ int madvise(void *start, size_t length, int advice)
 
 #ifndef KEEP_MALLOC
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void __libc_free(void *);
 
 void *malloc(size_t size)
 {
@@ -122,7 +129,16 @@ void *calloc(size_t number, size_t size)
 void *realloc(void *old, size_t size)
 {
 	count(allocations);
+	if (old)
+		count(frees);
 	return __libc_realloc(old, size);
+}
+
+void free(void *old)
+{
+	if (old)
+		count(frees);
+	__libc_free(old);
 }
 #endif
 
@@ -189,107 +205,72 @@ ssize_t write(int fd, const void *buffer, size_t size)
 	return size;
 }
 
+/* Returns an attribute of a command, or NULL. */
+static struct ib_uverbs_attr *find(struct ib_uverbs_ioctl_hdr *header, unsigned int id)
+{
+	for (int at = 0; at < header->num_attrs; at++)
+		if (header->attrs[at].attr_id == id)
+			return &header->attrs[at];
+	return NULL;
+}
+
 /* The checks of UVERBS_METHOD_REG_DMABUF_MR and ib_umem_dmabuf_get. */
 static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 {
-	struct ib_uverbs_attr *attr = header->attrs, *end = attr + header->num_attrs;
-	struct ib_uverbs_attr *handle = NULL;
-	uint32_t *lkey = NULL, *rkey = NULL;
+#define ATTR(name) find(header, UVERBS_ATTR_REG_DMABUF_MR_##name)
 	struct stat it;
-	int fd = -1, is_pcie;
 	unsigned int number = handles++;
 
 	count(dmabuf);
-	for (; attr < end; attr++) {
-		switch (attr->attr_id) {
-		case UVERBS_ATTR_REG_DMABUF_MR_HANDLE:
-			handle = attr;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_OFFSET:
-			fake_kernel.offset = attr->data;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_LENGTH:
-			fake_kernel.length = attr->data;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_IOVA:
-			fake_kernel.iova = attr->data;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_FD:
-			fd = attr->data;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS:
-			fake_kernel.access = attr->data;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY:
-			lkey = (void *)attr->data;
-			break;
-		case UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY:
-			rkey = (void *)attr->data;
-			break;
-		}
-	}
+	fake_kernel.offset = ATTR(OFFSET)->data;
+	fake_kernel.length = ATTR(LENGTH)->data;
+	fake_kernel.iova = ATTR(IOVA)->data;
+	fake_kernel.access = ATTR(ACCESS_FLAGS)->data;
 	if (fake_kernel.dmabuf_error)
 		return fake_kernel.dmabuf_error;
 	if (fake_kernel.access & ~(0xfu | 1u << 20))
 		return EINVAL;
-	/* The stand-in libcuda marks a mapping over PCIe by the mode. */
-	if (fstat(fd, &it))
+	if (fstat(ATTR(FD)->data_s64, &it))
 		return EBADF;
-	is_pcie = it.st_mode & S_IXOTH;
-	if (fake_kernel.dmabuf_default_error && !is_pcie)
+	/* The stand-in libcuda marks a mapping over PCIe by the mode. */
+	if (fake_kernel.dmabuf_default_error && !(it.st_mode & S_IXOTH))
 		return fake_kernel.dmabuf_default_error;
 	if ((fake_kernel.offset ^ fake_kernel.iova) & 4095)
 		return EINVAL;
 	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
 		return EINVAL;
-	handle->data = number;
-	*lkey = *rkey = number << 8;
+	ATTR(HANDLE)->data = number;
+	*(uint32_t *)ATTR(RESP_LKEY)->data = *(uint32_t *)ATTR(RESP_RKEY)->data = number << 8;
 	return 0;
+#undef ATTR
 }
 
 /* The checks of devx_umem_get of mlx5_ib. */
 static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 {
-	struct ib_uverbs_attr *attr = header->attrs, *end = attr + header->num_attrs;
-	struct ib_uverbs_attr *handle = NULL;
-	uint32_t *id = NULL;
+#define ATTR(name) find(header, MLX5_IB_ATTR_DEVX_UMEM_REG_##name)
+	struct ib_uverbs_attr *fd = ATTR(DMABUF_FD);
 	struct stat it;
-	int fd = -1;
 
-	if (header->length != sizeof(*header) + header->num_attrs * sizeof(*attr))
+	if (header->length != sizeof(*header) + header->num_attrs * sizeof(*header->attrs))
 		return EINVAL;
 	if (header->driver_id != RDMA_DRIVER_MLX5)
 		return EINVAL;
-	for (; attr < end; attr++) {
-		switch (attr->attr_id) {
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE:
-			handle = attr;
-			break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR:
-			fake_kernel.offset = attr->data;
-			break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_LEN:
-			fake_kernel.length = attr->data;
-			break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID:
-			id = (void *)attr->data;
-			break;
-		case MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD:
-			if (attr->len || attr->flags != UVERBS_ATTR_F_MANDATORY)
-				return EINVAL;
-			fd = attr->data_s64;
-			break;
-		}
-	}
+	fake_kernel.offset = ATTR(ADDR)->data;
+	fake_kernel.length = ATTR(LEN)->data;
+	fake_kernel.access = ATTR(ACCESS)->data;
+	if (fd && (fd->len || fd->flags != UVERBS_ATTR_F_MANDATORY))
+		return EINVAL;
 	if (fake_kernel.dmabuf_error)
 		return fake_kernel.dmabuf_error;
-	if (fstat(fd, &it))
+	if (!fd || fstat(fd->data_s64, &it))
 		return EFAULT;
 	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
 		return EINVAL;
-	handle->data = 12;
-	*id = 4711;
+	ATTR(HANDLE)->data = 12;
+	*(uint32_t *)ATTR(OUT_ID)->data = 4711;
 	return 0;
+#undef ATTR
 }
 
 int ioctl(int fd, unsigned long request, ...)

@@ -11,7 +11,7 @@ struct fake_kernel {
 	int dmabuf_error, dmabuf_default_error;
 	/* Number of calls. */
 	long reg, reg_failed, dmabuf, dmabuf_failed, dereg, rereg;
-	long dontfork, dofork, allocations;
+	long dontfork, dofork, allocations, frees;
 	/* The last registration by dma-buf. */
 	uint64_t offset, length, iova;
 	uint32_t access;

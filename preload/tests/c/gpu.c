@@ -5,7 +5,6 @@
  * returns the number of failed cases. gpu.sh beside this file compiles and runs it.
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -16,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "fake_verbs.h"
 
 typedef unsigned long long ptr;
@@ -56,7 +56,6 @@ CUDA(cuPointerGetAttribute, void *, int, ptr);
 static int (*reg_mr)(void *, size_t, int, struct mr *, uint32_t *);
 static struct fake_counts *counted;
 static void *context;
-static int failures;
 
 static int reg(ptr address, size_t length)
 {
@@ -89,17 +88,6 @@ static void served(const char *name, ptr address, size_t length)
 static void refused(const char *name, ptr address, size_t length)
 {
 	is(name, reg(address, length), EFAULT);
-}
-
-static int descriptors(void)
-{
-	int number = 0;
-	DIR *all = opendir("/proc/self/fd");
-
-	while (readdir(all))
-		number++;
-	closedir(all);
-	return number;
 }
 
 static void need(const char *what, int code)

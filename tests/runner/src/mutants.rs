@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Builds our module with one rule removed, and runs the tests that must notice. Each patch in
-//! `tests/mutants` removes one rule.
+//! Builds our module, or the library for `LD_PRELOAD`, with one rule removed, and runs the tests that
+//! must notice. Each patch in `tests/mutants` removes one rule.
 //!
 //! A test that passes proves little if nobody has seen it fail. The tests that a patch names must
 //! pass on the unchanged module. On the patched module, these tests must fail in the way that the

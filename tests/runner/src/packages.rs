@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the packages of peermemctl (`make dist-tools`) by `tests/debian/packages`, and of its
-//! metrics, alerts and dashboard by `tests/debian/prometheus`.
+//! Tests of the packages of peermemctl (`make dist-tools`) by `tests/debian/packages`, also of the
+//! library for `LD_PRELOAD` in them, and of its metrics, alerts and dashboard by
+//! `tests/debian/prometheus`.
 
 use std::fs;
+use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::command::{as_root, tool};
 use crate::lock::Lock;
@@ -14,15 +16,60 @@ use crate::results::{Format, Test};
 use crate::stamp::{self, Key};
 use crate::{apt, cases, guest, programs, setup};
 
-/// Names of the roots, and Debian's suites. The first suite has the oldest glibc that Debian
-/// offers.
-const ROOTS: &[(&str, &str)] = &[("11", "bullseye"), ("12", "bookworm"), ("13", "trixie")];
+/// Names of the roots, Debian's suites, and the suites whose rdma-core the library is tested with.
+/// The first suite has the oldest glibc that Debian offers.
+const ROOTS: &[(&str, &str, &[&str])] = &[
+    ("11", "bullseye", &["bullseye"]),
+    ("12", "bookworm", &["bookworm"]),
+    ("13", "trixie", &["trixie", NEWEST]),
+];
+
+/// The suite whose packages change.
+const NEWEST: &str = "sid";
+
+/// Packages of rdma-core, and the libraries that they are linked to.
+const RDMA_CORE: [&str; 5] = [
+    "libibverbs1",
+    "ibverbs-providers",
+    "libnl-3-200",
+    "libnl-route-3-200",
+    "libc6",
+];
 
 /// Compiles peermemctl for old hosts, and packs it as two versions below `$1`.
 const PACK: &str = "\
     make --no-print-directory dist-tools TOOLS=\"$1/target\" ZIG=\"$1/zig\" DIST=\"$1/new\"\n\
     \"$1/zig/bin/pip\" install --quiet kubernetes-validate==1.37.0\n\
-    VERSION=0 packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\"";
+    VERSION=0 packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\"\n\
+    mkdir -p \"$1/programs\"\n\
+    home=$1\n\
+    cc() { \"$home/zig/bin/python3\" -m ziglang cc -target x86_64-linux-gnu.2.31 -O1 -fPIC -o \"$@\"; }\n\
+    c=preload/tests/c\n\
+    cc \"$1/programs/libfake_kernel.so\" -shared $c/fake_kernel.c -ldl\n\
+    cc \"$1/programs/libcuda.so.1\" -shared -Wl,-soname,libcuda.so.1 $c/fake_cuda.c\n\
+    cc \"$1/programs/cases\" -DNOT_LINKED $c/cases.c -ldl -lpthread";
+
+/// Downloads the packages of a suite's rdma-core into `directory`.
+fn rdma_core(paths: &Paths, suite: &str, directory: &Path) -> Result<()> {
+    let stamp = directory.with_extension("stamp");
+    let mut key = Key::default();
+    key.text("packages", &RDMA_CORE.join(" "));
+    let key = key.finish();
+    if suite != NEWEST && stamp::is_fresh(&stamp, &key) {
+        return Ok(());
+    }
+    let mut stage = Stage::begin(format!("packages: rdma-core of {suite}"));
+    let _ = fs::remove_dir_all(directory);
+    for name in RDMA_CORE {
+        let found = apt::search(paths, &mut stage, &[suite], name)?;
+        let newest = found.iter().find(|candidate| candidate.package == name);
+        let newest = newest.with_context(|| format!("{suite} has no {name}"))?;
+        apt::download(paths, &mut stage, newest, directory)?;
+    }
+    stamp::set(&stamp, &key)?;
+    stage.done("");
+    Ok(())
+}
 
 /// Packs peermemctl, and installs the packages.
 pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
@@ -35,8 +82,12 @@ pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
         .arg(guest::SYSTEM_PROGRAMS)
         .arg(paths.repo.join("tests/debian/packages"))
         .args([home.join("old"), home.join("new")])
-        .arg(home.join("zig/bin/kubernetes-validate"));
-    for (name, suite) in ROOTS {
+        .arg(home.join("zig/bin/kubernetes-validate"))
+        .args([home.join("programs"), home.join("rdma-core")]);
+    for (name, suite, of_rdma_core) in ROOTS {
+        for suite in *of_rdma_core {
+            rdma_core(paths, suite, &home.join("rdma-core").join(name).join(suite))?;
+        }
         let root = home.join(name);
         let stamp = home.join(format!("{name}.stamp"));
         let mut key = Key::default();

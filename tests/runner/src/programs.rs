@@ -37,7 +37,10 @@ const PYVERBS_TESTS: [&str; 9] = [
 /// The verbs program.
 pub(crate) const GDR: &str = "gdr";
 
-/// Packages to compile. Each package has a program of the same name.
+/// The library that registers GPU memory by dma-buf.
+const PRELOAD: &str = "peermem-preload";
+
+/// Packages of programs to compile.
 pub(crate) const COMPILED: &[&str] = &[GDR, "peermemctl"];
 
 /// Returns the directory of all compiled programs. The directory is in PATH in the VM.
@@ -63,8 +66,16 @@ pub(crate) fn gdr_command(paths: &Paths, arch: Arch, action: &str) -> Vec<String
     vec![in_machine(&gdr(paths, arch)), action.to_owned()]
 }
 
-/// Compiles the programs unless they were compiled from this source. The programs share most of
-/// their crates.
+/// Returns the name of the file that a package makes.
+fn product(package: &str) -> &str {
+    match package {
+        PRELOAD => "libpeermem_preload.so",
+        program => program,
+    }
+}
+
+/// Compiles the products of packages unless they were compiled from this source. The packages share
+/// most of their crates.
 pub(crate) fn build(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -86,15 +97,14 @@ pub(crate) fn build(
         built.push(foreign::TARGET);
         target = vec!["--target", foreign::TARGET];
     }
-    let inputs = "Cargo.toml Cargo.lock cli tests/verbs tests/gpu/standin.h";
+    let inputs = "Cargo.toml Cargo.lock cli tests/verbs tests/gpu/standin.h preload";
     key.inputs(&paths.repo, &inputs.split(' ').collect::<Vec<_>>())?;
     let key = key.finish();
     let stamp = |name: &str| directory.join(format!("{name}.stamp"));
-    let missing: Vec<&str> = wanted
-        .iter()
-        .filter(|name| !directory.join(name).exists() || !stamp::is_fresh(&stamp(name), &key))
-        .copied()
-        .collect();
+    let is_missing = |name: &&str| {
+        !directory.join(product(name)).exists() || !stamp::is_fresh(&stamp(name), &key)
+    };
+    let missing: Vec<&str> = wanted.iter().copied().filter(is_missing).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -112,7 +122,8 @@ pub(crate) fn build(
     // Copies the programs, because a VM may have the old programs open, and cargo overwrites its
     // files in place.
     for name in missing {
-        stamp::put(&built.join("release").join(name), &directory.join(name))?;
+        let product = product(name);
+        stamp::put(&built.join("release").join(product), &directory.join(product))?;
         stamp::set(&stamp(name), &key)?;
     }
     stage.done(&format!("{crates} crates"));
@@ -134,39 +145,12 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{ucx}", consumers::ucx),
 ];
 
-/// Compiles the library that registers GPU memory by dma-buf, and returns its path.
+/// Returns the library that registers GPU memory by dma-buf.
 pub(crate) fn preload(paths: &Paths) -> Result<PathBuf> {
-    const LIBRARY: &str = "libpeermem_preload.so";
-
     let toolchain = Toolchain::find(paths)?;
     let _lock = Lock::take(paths, "programs")?;
-    let product = directory(paths, Arch::X86_64).join(LIBRARY);
-    let stamp = product.with_extension("stamp");
-    let mut key = Key::default();
-    key.text("tools", &toolchain.versions("gcc")?);
-    for input in ["Cargo.toml", "Cargo.lock", "preload"] {
-        key.path(&paths.repo, &paths.repo.join(input))?;
-    }
-    let key = key.finish();
-    if product.exists() && stamp::is_fresh(&stamp, &key) {
-        return Ok(product);
-    }
-    let mut stage = Stage::begin("library peermem-preload: compiling".to_owned());
-    let crates = stage.run(
-        toolchain
-            .cargo(paths)
-            .args(["build", "--release", "--locked", "-p", "peermem-preload"])
-            .current_dir(&paths.repo),
-        &paths.cache.join("logs/programs.txt"),
-        "crates",
-        |line| line.trim_start().starts_with("Compiling"),
-    )?;
-    let built = paths.cache.join("target/release").join(LIBRARY);
-    let contents = fs::read(&built).with_context(|| format!("{} was not made", built.display()))?;
-    stamp::replace(&product, &contents)?;
-    stamp::set(&stamp, &key)?;
-    stage.done(&format!("{crates} crates"));
-    Ok(product)
+    build(paths, &toolchain, Arch::X86_64, &[PRELOAD])?;
+    Ok(directory(paths, Arch::X86_64).join(product(PRELOAD)))
 }
 
 /// Returns Prometheus's program for checking metrics and rules.

@@ -26,7 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns the directory of a package of the workspace that has tests for mutants.
 pub(super) fn directory(package: &str) -> String {
-    format!("tests/{}", package.trim_start_matches("peermem-"))
+    match package.trim_start_matches("peermem-") {
+        "preload" => "preload".to_owned(),
+        name => format!("tests/{name}"),
+    }
 }
 
 /// Returns the test programs of a package, compiled from patched sources, or from the previous
@@ -89,11 +92,18 @@ pub(super) fn programs(
             let program = copy.join(program);
             let name = program.file_name().context("a program without a name")?;
             stamp::put(&program, &home.join(name))?;
+            // The tests of a library for LD_PRELOAD find the library in their own folder.
+            let library = format!("lib{}.so", package.replace('-', "_"));
+            let from = program.with_file_name(&library);
+            if from.exists() {
+                stamp::put(&from, &home.join(library))?;
+            }
         }
         stamp::set(&stamp, &key)?;
         stage.done("");
     }
-    let programs = stamp::files(&home)?;
+    let mut programs = stamp::files(&home)?;
+    programs.retain(|file| file.extension().is_none());
     ensure!(!programs.is_empty(), "{package} has no tests");
     Ok(programs)
 }

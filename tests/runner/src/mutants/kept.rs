@@ -193,6 +193,10 @@ mod tests {
         assert!(!names(&beside).contains(&"callback_pin_tests.rs".to_owned()));
         let all = names(&of_package(&repo, "peermem-loom", "models::x").unwrap());
         assert!(all.len() > 4);
+        let preload = names(&of_package(&repo, "peermem-preload", "modes").unwrap());
+        assert!(
+            preload.contains(&"entry.rs".to_owned()) && preload.contains(&"cases.c".to_owned())
+        );
         let verbs = names(&of_verbs(&repo, "rules.4.stale_ticket").unwrap());
         for (file, is_in) in [
             ("rules.rs", true),

@@ -267,7 +267,14 @@ pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
 pub(crate) fn fit(paths: &Paths) -> Result<String> {
     let mutants = all(paths)?;
     let mut tests = String::new();
-    for directory in ["src", "kunit", "tests/host", "tests/loom", "tests/verbs"] {
+    for directory in [
+        "src",
+        "kunit",
+        "preload",
+        "tests/host",
+        "tests/loom",
+        "tests/verbs",
+    ] {
         for file in stamp::files(&paths.repo.join(directory))? {
             if file.extension().is_some_and(|suffix| suffix == "rs") {
                 tests += &fs::read_to_string(&file)?;

@@ -513,7 +513,7 @@ fn answers(bench: &Bench) -> Result<()> {
 }
 
 /// Number of registrations, each with an export, after which the child counts its descriptors.
-const MANY: u32 = 5000;
+const MANY: u32 = 100_000;
 
 fn many(bench: &Bench) -> Result<()> {
     let before = Counters::read()?;

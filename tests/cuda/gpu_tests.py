@@ -1,0 +1,48 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+"""rdma-core's Python tests on GPU memory: `gpu_tests.py OPTIONS`, in the folder of the tests.
+
+A region whose memory the test would allocate by itself gets GPU memory, which ibv_reg_mr registers. Regions
+with access flags that no dma-buf region has, and of memory that a test allocates, stay as they are.
+"""
+import os
+import runpy
+import sys
+
+import pyverbs.mr
+
+import gpu
+
+# LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC and RELAXED_ORDERING
+ACCEPTED = 0xF | 1 << 20
+# All GPU memory, by its address.
+allocated = {}
+
+
+class MR(pyverbs.mr.MR):
+    def __init__(self, creator, length=0, access=0, *rest, **options):
+        # An imported region has the address of the original.
+        self.memory = allocated.get(options.get("address"))
+        if length and not rest and not options and not access & ~ACCEPTED:
+            self.memory = gpu.Memory(length)
+            options["address"] = self.memory.address.value
+            allocated[self.memory.address.value] = self.memory
+        super().__init__(creator, length, access, *rest, **options)
+
+    def write(self, data, length, offset=0):
+        if not self.memory:
+            return super().write(data, length, offset)
+        data = data.encode() if isinstance(data, str) else data
+        return self.memory.write(data[:length], offset)
+
+    def read(self, length, offset):
+        if not self.memory:
+            return super().read(length, offset)
+        return self.memory.read(length, offset)
+
+
+gpu.take_a_gpu()
+pyverbs.mr.MR = MR
+folder = os.getcwd()
+sys.path.insert(0, folder)
+runpy.run_path(f"{folder}/run_tests.py", run_name="__main__")
