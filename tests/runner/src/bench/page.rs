@@ -272,9 +272,8 @@ impl Figures {
         let theirs = self.a_page(NVIDIAS, PERSISTENT)?;
         let mapping = self.vm(NVIDIAS, PERSISTENT, "1GiB-fragmented.mapping")? / MORE_PAGES;
         Some(format!(
-            "Our module takes {ours:.1} (persistent) and {revocable:.1} (revocable) instructions a page, NVIDIA's \
-             {theirs:.1}. Ours compares each page with the page before and maps it. With NVIDIA's module, nvidia.ko maps \
-             the page. The count of NVIDIA's module does not include the {mapping:.1} instructions of the stand-in's mapping.",
+            "Our module takes {ours:.1} (persistent) and {revocable:.1} (revocable) instructions a page, and maps the page. \
+             NVIDIA's takes {theirs:.1}, and nvidia.ko maps the page (the stand-in by {mapping:.1} instructions).",
         ))
     }
 
@@ -291,8 +290,8 @@ impl Figures {
         let revoke = |shape| number(self.count(shape, Kind::Instructions, Some("revoke")));
         let of_region = |module| Some(number(self.vm(module, REVOCABLE, "free.1000")? / 1_000.0));
         Some(format!(
-            "The callback executes {} instructions of our module's, and {} of NVIDIA's. Of 1,000 regions, each costs {} \
-             instructions with our module, and {} with NVIDIA's. Most of them are rxe's and the stand-in's.",
+            "The callback executes {} instructions of our module's, or {} of NVIDIA's. Each of 1,000 regions costs {} \
+             instructions with our module, and {} with NVIDIA's.",
             revoke("revocable 64KiB-revoked"),
             revoke("nvidia-revocable 64KiB-revoked"),
             of_region(OURS)?,
