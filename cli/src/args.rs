@@ -313,7 +313,22 @@ pub(crate) struct Stats {
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
-    /// GPU by index or PCI address [default: all]
+    /// Tests the path to this host, on which `peermemctl verify --server` runs
+    #[arg(value_name = "HOST[:PORT]", conflicts_with = "gpu_only")]
+    pub(crate) host: Option<String>,
+    /// Serves one run of `peermemctl verify HOST`, without authentication [default: :18516]
+    #[arg(
+        long,
+        value_name = "[ADDRESS]:PORT",
+        num_args = 0..=1,
+        default_missing_value = ":18516",
+        conflicts_with_all = ["host", "gpu_only", "all_pairs", "size"]
+    )]
+    pub(crate) server: Option<Listen>,
+    /// Serves one run after another, until interrupted
+    #[arg(long, requires = "server")]
+    pub(crate) keep: bool,
+    /// GPU by index or PCI address, or `none` on one of two hosts [default: all]
     #[arg(long, value_name = "GPU")]
     pub(crate) gpu: Option<String>,
     /// RDMA device by name [default: the nearest to each GPU]

@@ -122,6 +122,22 @@ fn every_command_has_a_man_page() {
 }
 
 #[test]
+fn verify_between_two_hosts_needs_right_arguments() {
+    for (arguments, words) in [
+        ("--gpu none", "--gpu none is for a run between two hosts"),
+        ("--gpu none 127.0.0.1:", "no address for \"127.0.0.1:\""),
+        ("--keep", "required arguments were not provided"),
+        ("--server 127.0.0.1:0 there", "cannot be used with"),
+        ("--server there", "invalid value 'there'"),
+        ("--gpu-only there", "cannot be used with"),
+    ] {
+        let (status, out, errors) = ran(&format!("verify {arguments}"));
+        assert_eq!((status, out.as_str()), (Some(2), ""), "{arguments}");
+        assert!(errors.contains(words), "{arguments}: {errors}");
+    }
+}
+
+#[test]
 fn a_recording_of_this_machine_is_one() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("here.json");
     let output = peermemctl().arg("record").arg("-o").arg(&file).output();

@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context as _, Result};
 use peermem_verbs::memory::{Mapping, Placement, Span};
-use peermem_verbs::rdma::{Endpoint, FragileRegion, Op, Part, Status};
+use peermem_verbs::pattern::{difference, Difference, Pattern};
+use peermem_verbs::rdma::{Contact, Endpoint, FragileRegion, Op, Part, Status};
 use peermem_verbs::{cuda, rdma, standin};
 
 use super::event::Way;
 use super::module;
-use super::steps::{Bench, Moved, Refusal, Unable, Verb, Window};
+use super::peer::{unexpected, Answer, Peer, Request};
+use super::steps::{Bench, Contents, End, Kind, Moved, Refusal, Unable, Verb, Window};
 use super::task::{Found, Holder, Source, Task};
 use crate::host::live::Live;
 use crate::host::{Host as _, Seen, Unseen};
@@ -78,10 +80,14 @@ pub(crate) fn gpus(stand_in: bool) -> Result<Vec<Found>> {
 enum Gpu {
     Cuda(Arc<cuda::Context>),
     StandIn(Arc<standin::Gpu>),
+    None,
 }
 
 impl Gpu {
     fn open(task: &Task) -> Result<Self> {
+        if task.source == Source::None {
+            return Ok(Self::None);
+        }
         if task.source == Source::StandIn {
             rdma::wait_for_emulated_answers();
             let index = stand_ins()
@@ -106,6 +112,8 @@ pub(crate) enum Memory {
     Host(Mapping),
     Cuda(cuda::Allocation),
     StandIn(standin::Allocation),
+    /// Memory of the server.
+    OnServer(Kind),
 }
 
 impl Memory {
@@ -114,37 +122,69 @@ impl Memory {
             Self::Host(memory) => memory.span(0, memory.len()),
             Self::Cuda(memory) => memory.span(0, memory.len()),
             Self::StandIn(memory) => memory.span(0, memory.mapping().len()),
+            Self::OnServer(_) => bail!(NOT_HERE),
+        }
+    }
+
+    /// Returns a buffer as long as the memory.
+    fn buffer(&self) -> Result<Vec<u8>> {
+        Ok(vec![0; usize::try_from(self.span()?.len())?])
+    }
+
+    fn write(&self, data: &[u8]) -> Result<()> {
+        match self {
+            Self::Host(memory) => memory.write(0, data),
+            Self::Cuda(memory) => memory.write(0, data),
+            Self::StandIn(memory) => memory.write(0, data),
+            Self::OnServer(_) => bail!(NOT_HERE),
+        }
+    }
+
+    fn read(&self, out: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Host(memory) => memory.read(0, out),
+            Self::Cuda(memory) => memory.read(0, out),
+            Self::StandIn(memory) => memory.read(0, out),
+            Self::OnServer(_) => bail!(NOT_HERE),
         }
     }
 }
 
-/// A region that is deregistered on drop at the latest.
+const NOT_HERE: &str = "memory of the server";
+
+/// A region that is deregistered on drop at the latest. The server deregisters its regions when the
+/// connection ends.
 #[derive(Debug)]
-pub(crate) struct Region(Option<FragileRegion>);
+pub(crate) enum Region {
+    Here(Option<FragileRegion>),
+    OnServer(Kind),
+}
 
 impl Region {
     fn part(&self, window: Window) -> Result<Part> {
-        self.0
-            .as_ref()
-            .context("no region")?
-            .part(window.at, window.len)
-    }
-
-    fn deregister(mut self) -> Result<()> {
-        match self.0.take().map(FragileRegion::deregister) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err((_, error))) => Err(anyhow!("ibv_dereg_mr: {error}")),
+        match self {
+            Self::Here(Some(region)) => region.part(window.at, window.len),
+            _ => bail!("no region of this host"),
         }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(region) = self.0.take() {
+        if let Self::Here(region) = self {
             // A step has already failed with its own message.
-            let _ = region.deregister();
+            let _ = region.take().map(FragileRegion::deregister);
         }
     }
+}
+
+/// Queue pair of a transfer with the other end of the connection, and both parts of memory.
+struct Path {
+    near: Endpoint,
+    /// The other end, if the other end is on this host.
+    far: Option<Endpoint>,
+    from: Part,
+    to: Part,
 }
 
 /// A GPU, and optionally an RDMA device.
@@ -153,11 +193,15 @@ pub(crate) struct Real {
     task: Task,
     gpu: Gpu,
     hca: Option<rdma::Hca>,
+    server: Option<Peer>,
+    /// Queue pair of the server that is connected to the client.
+    accepted: Option<Endpoint>,
     begun: Instant,
 }
 
 impl Real {
-    pub(crate) fn open(task: Task) -> Result<Self> {
+    /// Opens the devices. A run between two hosts has a `server`.
+    pub(crate) fn open(task: Task, server: Option<Peer>) -> Result<Self> {
         let gpu = Gpu::open(&task).with_context(|| format!("GPU {}", task.gpu))?;
         let hca = match &task.hca {
             None => None,
@@ -174,12 +218,66 @@ impl Real {
             task,
             gpu,
             hca,
+            server,
+            accepted: None,
             begun: Instant::now(),
         })
     }
 
+    /// Sends a request to the server, and returns the answer.
+    fn call(&mut self, kind: Kind, request: Request) -> Result<Answer, Unable> {
+        let server = self.server.as_mut().context("no server")?;
+        server.call(kind, request)
+    }
+
+    /// Sends a request that has no result.
+    fn order(&mut self, kind: Kind, request: Request) -> Result<(), Unable> {
+        match self.call(kind, request)? {
+            Answer::Done => Ok(()),
+            answer => Err(unexpected(&answer).into()),
+        }
+    }
+
     fn hca(&self) -> Result<&rdma::Hca> {
         self.hca.as_ref().context("no RDMA device is asked for")
+    }
+
+    /// Connects two queue pairs for a transfer.
+    fn path(&mut self, verb: Verb, from: &Region, to: &Region, window: Window) -> Result<Path> {
+        let kind = match (verb, from, to) {
+            (_, Region::Here(_), Region::Here(_)) => {
+                let (hca, from, to) = (self.hca()?, from.part(window)?, to.part(window)?);
+                let ends = rdma::connect(hca, hca).context("a connection with itself")?;
+                return Ok(Path {
+                    near: ends.near,
+                    far: Some(ends.far),
+                    from,
+                    to,
+                });
+            }
+            (Verb::Write, _, Region::OnServer(kind)) | (Verb::Read, Region::OnServer(kind), _) => {
+                *kind
+            }
+            _ => bail!("not a transfer that the client's device issues"),
+        };
+        let mut near = Endpoint::new(self.hca()?)?;
+        let own = near.contact(self.hca()?)?;
+        let (theirs, part) = match self.call(kind, Request::Connect(window, own))? {
+            Answer::Connected(theirs, part) => (theirs, part),
+            answer => return Err(unexpected(&answer)),
+        };
+        near.connect(self.hca()?, &theirs)
+            .context("a connection with the server")?;
+        let (from, to) = match verb {
+            Verb::Read => (part, to.part(window)?),
+            Verb::Write | Verb::Send => (from.part(window)?, part),
+        };
+        Ok(Path {
+            near,
+            far: None,
+            from,
+            to,
+        })
     }
 
     /// Exports the memory as a dma-buf, or returns the reason why the driver exports none, if
@@ -220,18 +318,12 @@ impl Real {
     }
 
     fn by_dma_buf(&mut self, memory: &Memory) -> Result<Region, Refusal> {
-        let buffer = match self.dma_buf(memory) {
-            Ok(buffer) => buffer,
-            Err(Unable::Impossible(why)) => return Err(Refusal::NoSuchWay(why)),
-            Err(Unable::Failed { why, errno }) => {
-                return Err(Refusal::Refused { errno, why });
-            }
-        };
+        let buffer = self.dma_buf(memory)?;
         let span = memory.span()?;
         let hca = self.hca()?;
         let access = rdma::full_access();
         match hca.register_dmabuf(buffer.as_fd(), 0, span, access) {
-            Ok(region) => Ok(Region(Some(region))),
+            Ok(region) => Ok(Region::Here(Some(region))),
             Err(refused) if NO_DMA_BUF.contains(&refused.errno()) => {
                 Err(Refusal::NoSuchWay(format!(
                     "the kernel, or the driver of {}, has none: {refused}",
@@ -254,30 +346,38 @@ const NO_DMA_BUF: [i32; 4] = [
 /// Number of simultaneous transfers in speed measurements.
 const UNDER_WAY: usize = 4;
 
-/// Posts one transfer to the other end, `far`. Before a SEND, posts a receive at `far`.
-fn post(near: &mut Endpoint, far: &mut Endpoint, verb: Verb, from: Part, to: Part) -> Result<()> {
-    match verb {
-        Verb::Write => near.post(Op::Write, from, to)?,
-        // For a READ, the local memory comes first.
-        Verb::Read => near.post(Op::Read, to, from)?,
-        Verb::Send => {
-            far.post_receive(to)?;
-            near.post(Op::Send, from, from)?
-        }
-    };
-    Ok(())
-}
+impl Path {
+    /// Posts one transfer. Before a SEND, posts a receive at the other end.
+    fn post(&mut self, verb: Verb) -> Result<()> {
+        match verb {
+            Verb::Write => self.near.post(Op::Write, self.from, self.to)?,
+            // For a READ, the local memory comes first.
+            Verb::Read => self.near.post(Op::Read, self.to, self.from)?,
+            Verb::Send => {
+                let far = self.far.as_mut().context("a SEND to the server")?;
+                far.post_receive(self.to)?;
+                self.near.post(Op::Send, self.from, self.from)?
+            }
+        };
+        Ok(())
+    }
 
-/// Waits for the oldest transfer to end.
-fn ended(near: &mut Endpoint, far: &mut Endpoint, verb: Verb) -> Result<Status> {
-    let sent = near.sent()?.status;
-    if verb == Verb::Send {
-        // If the sender fails, the receiver may never complete.
-        if sent == Status::Success {
-            return Ok(far.received()?.status);
+    /// Waits for the oldest transfer to end.
+    fn ended(&mut self, verb: Verb) -> Result<Status> {
+        let sent = self.near.sent()?.status;
+        match (verb, &mut self.far) {
+            // If the sender fails, the receiver may never complete.
+            (Verb::Send, Some(far)) if sent == Status::Success => Ok(far.received()?.status),
+            _ => Ok(sent),
         }
     }
-    Ok(sent)
+
+    /// Waits until the bytes of a WRITE are in the server's memory, which the completion of a WRITE
+    /// does not show. A READ of the last byte ends after the WRITEs before it.
+    fn placed(&mut self) -> Result<Status> {
+        let (from, to) = (self.from.last_byte(), self.to.last_byte());
+        Ok(self.near.run(Op::Read, from, to)?.status)
+    }
 }
 
 impl Bench for Real {
@@ -289,6 +389,7 @@ impl Bench for Real {
         let gpu = match &self.gpu {
             Gpu::Cuda(context) => format!("{} {}", context.gpu().name(), self.task.gpu),
             Gpu::StandIn(_) => format!("stand-in GPU {}", self.task.gpu),
+            Gpu::None => "no GPU".to_owned(),
         };
         match &self.hca {
             None => gpu,
@@ -301,38 +402,44 @@ impl Bench for Real {
         }
     }
 
-    fn gpu_memory(&mut self, len: usize) -> Result<Memory> {
-        match &self.gpu {
-            Gpu::Cuda(context) => Ok(Memory::Cuda(context.allocate(len)?)),
-            Gpu::StandIn(gpu) => Ok(Memory::StandIn(gpu.allocate(len, Placement::Any)?)),
+    fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Memory, Unable> {
+        if end == End::Server {
+            self.order(kind, Request::Allocate)?;
+            return Ok(Memory::OnServer(kind));
         }
+        Ok(match (kind, &self.gpu) {
+            (Kind::Host, _) => Memory::Host(Mapping::anonymous(len).context("host memory")?),
+            (Kind::Gpu, Gpu::Cuda(context)) => Memory::Cuda(context.allocate(len)?),
+            (Kind::Gpu, Gpu::StandIn(gpu)) => Memory::StandIn(gpu.allocate(len, Placement::Any)?),
+            (Kind::Gpu, Gpu::None) => return Err(Unable::Impossible("--gpu none".to_owned())),
+        })
     }
 
-    fn host_memory(&mut self, len: usize) -> Result<Memory> {
-        Ok(Memory::Host(
-            Mapping::anonymous(len).context("host memory")?,
-        ))
+    fn fill(&mut self, memory: &Memory, pattern: Pattern) -> Result<()> {
+        if let Memory::OnServer(kind) = memory {
+            return Ok(self.order(*kind, Request::Fill(pattern))?);
+        }
+        let mut bytes = memory.buffer()?;
+        pattern.fill(0, &mut bytes);
+        memory.write(&bytes)
     }
 
-    fn put(&mut self, memory: &Memory, offset: usize, data: &[u8]) -> Result<()> {
-        match memory {
-            Memory::Host(memory) => memory.write(offset, data),
-            Memory::Cuda(memory) => memory.write(offset, data),
-            Memory::StandIn(memory) => memory.write(offset, data),
+    fn compare(&mut self, memory: &Memory, expected: &Contents) -> Result<Option<Difference>> {
+        if let Memory::OnServer(kind) = memory {
+            return match self.call(*kind, Request::Compare(*expected))? {
+                Answer::Compared(difference) => Ok(difference),
+                answer => Err(unexpected(&answer)),
+            };
         }
-    }
-
-    fn get(&mut self, memory: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {
-        match memory {
-            Memory::Host(memory) => memory.read(offset, out),
-            Memory::Cuda(memory) => memory.read(offset, out),
-            Memory::StandIn(memory) => memory.read(offset, out),
-        }
+        let mut found = memory.buffer()?;
+        memory.read(&mut found)?;
+        Ok(difference(&expected.bytes(found.len())?, &found))
     }
 
     fn free(&mut self, memory: &mut Memory) -> Result<()> {
         match memory {
             Memory::Host(_) => bail!("host memory is not freed"),
+            Memory::OnServer(_) => bail!(NOT_HERE),
             Memory::Cuda(memory) => memory.free(),
             Memory::StandIn(memory) => memory.free(),
         }
@@ -348,6 +455,10 @@ impl Bench for Real {
     }
 
     fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Refusal> {
+        if let Memory::OnServer(kind) = memory {
+            self.order(*kind, Request::Register(way))?;
+            return Ok(Region::OnServer(*kind));
+        }
         if way == Way::DmaBuf {
             return self.by_dma_buf(memory);
         }
@@ -355,7 +466,7 @@ impl Bench for Real {
         let span = memory.span()?;
         let hca = self.hca()?;
         match hca.register_fragile(span, rdma::full_access()) {
-            Ok(region) => Ok(Region(Some(region))),
+            Ok(region) => Ok(Region::Here(Some(region))),
             Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Refusal::NoSuchWay(
                 format!("no peer-memory module is loaded (nvidia-peermem): {refused}"),
             )),
@@ -363,8 +474,14 @@ impl Bench for Real {
         }
     }
 
-    fn deregister(&mut self, region: Region) -> Result<()> {
-        region.deregister()
+    fn deregister(&mut self, mut region: Region) -> Result<()> {
+        match &mut region {
+            Region::OnServer(kind) => Ok(self.order(*kind, Request::Deregister)?),
+            Region::Here(region) => match region.take().map(FragileRegion::deregister) {
+                None | Some(Ok(())) => Ok(()),
+                Some(Err((_, error))) => Err(anyhow!("ibv_dereg_mr: {error}")),
+            },
+        }
     }
 
     fn transfer(
@@ -375,10 +492,7 @@ impl Bench for Real {
         window: Window,
         at_least: Option<Duration>,
     ) -> Result<Moved> {
-        let (from, to) = (from.part(window)?, to.part(window)?);
-        let hca = self.hca()?;
-        let mut connection = rdma::connect(hca, hca).context("a connection with itself")?;
-        let (near, far) = (&mut connection.near, &mut connection.far);
+        let mut path = self.path(verb, from, to, window)?;
         let begun = Instant::now();
         let (mut posted, mut done) = (0u64, 0u64);
         loop {
@@ -387,10 +501,10 @@ impl Bench for Real {
                 Some(time) => posted == 0 || begun.elapsed() < time,
             };
             if go_on && posted - done < UNDER_WAY as u64 {
-                post(near, far, verb, from, to)?;
+                path.post(verb)?;
                 posted += 1;
             } else if done < posted {
-                let status = ended(near, far, verb)?;
+                let status = path.ended(verb)?;
                 if status != Status::Success {
                     return Ok(Moved::Refused(format!("{status:?}")));
                 }
@@ -399,10 +513,34 @@ impl Bench for Real {
                 break;
             }
         }
+        let took = begun.elapsed();
+        if verb == Verb::Write && path.far.is_none() {
+            let status = path.placed()?;
+            if status != Status::Success {
+                return Ok(Moved::Refused(format!("{status:?}")));
+            }
+        }
         Ok(Moved::Done {
             bytes: done.saturating_mul(window.len),
-            took: begun.elapsed(),
+            took,
         })
+    }
+
+    fn accept(
+        &mut self,
+        theirs: &Contact,
+        region: &Region,
+        window: Window,
+    ) -> Result<(Contact, Part)> {
+        let part = region.part(window)?;
+        // The client has one transfer at a time.
+        self.accepted = None;
+        let hca = self.hca()?;
+        let mut end = Endpoint::new(hca)?;
+        let own = end.contact(hca)?;
+        end.connect(hca, theirs)?;
+        self.accepted = Some(end);
+        Ok((own, part))
     }
 
     fn now(&self) -> Duration {
@@ -434,7 +572,7 @@ impl Bench for Real {
             Gpu::StandIn(gpu) => gpu
                 .bar_pinned()
                 .map_err(|error| Unseen::Failed(format!("{error:#}"))),
-            Gpu::Cuda(_) => Err(Unseen::Absent),
+            Gpu::Cuda(_) | Gpu::None => Err(Unseen::Absent),
         }
     }
 }

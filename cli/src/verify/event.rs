@@ -69,6 +69,23 @@ pub(crate) enum Name {
     AnyWay,
     /// Looks for an RDMA device. The step is reported only if there is no device.
     RdmaDevice,
+    /// The client connects to the server over TCP, and learns the server's devices.
+    Connect,
+    /// The same as [`Name::Allocate`], on the server.
+    AllocateOnServer,
+    /// The same as [`Name::Copies`], on the server.
+    CopiesOnServer,
+    /// Registers GPU memory of the server.
+    RegisterOnServer,
+    /// RDMA WRITE or READ by the client, between host or GPU memory of the client and the server.
+    WriteClientHostToServerHost,
+    ReadServerHostToClientHost,
+    WriteClientGpuToServerHost,
+    ReadServerHostToClientGpu,
+    WriteClientHostToServerGpu,
+    ReadServerGpuToClientHost,
+    WriteClientGpuToServerGpu,
+    ReadServerGpuToClientGpu,
 }
 
 impl Name {
@@ -160,6 +177,8 @@ pub(crate) enum Event {
     Ended(Step),
     /// Description of the GPU and the RDMA device.
     About(String),
+    /// Description of the other host's GPU and RDMA device.
+    Peer(String),
     /// End of all messages.
     Done,
 }

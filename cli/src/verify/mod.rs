@@ -8,16 +8,22 @@
 //! [`steps`] contains the steps, which run on the devices of [`mod@bench`]. [`worker`] is the
 //! process that runs the steps, and [`supervisor`] watches the worker. [`mod@print`] prints the
 //! results.
+//!
+//! Between two hosts, the steps run on the client. [`server`] waits for clients, and its workers
+//! carry out the client's requests ([`peer`]).
 
 mod bench;
 mod event;
 mod module;
+mod peer;
 mod print;
+mod server;
 mod steps;
 mod supervisor;
 mod task;
 mod worker;
 
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context as _, Result};
@@ -31,12 +37,38 @@ use crate::machine::{Machine, Port};
 use crate::report::Out;
 use event::{Name, Outcome, Step};
 use print::{Pair, Report};
-use task::{Found, Source, Task};
+use task::{Found, Role, Server, Task};
 
 pub(crate) use worker::run as run_part;
 
 /// Maximum size of a buffer. The message of a work request is limited to 2 GiB.
 const LONGEST: u64 = 1 << 30;
+
+/// This host: its GPUs, and where its devices are.
+struct Here<'a> {
+    args: &'a args::Verify,
+    machine: Machine,
+    gpus: Vec<Found>,
+}
+
+impl Here<'_> {
+    fn limit(&self) -> Duration {
+        Duration::from_secs(self.args.timeout)
+    }
+
+    /// Returns the task of one pair.
+    fn task(&self, gpu: &Found, hca: Option<&str>, size: usize) -> Task {
+        Task {
+            gpu: gpu.pci.clone(),
+            source: gpu.source,
+            hca: hca.map(str::to_owned),
+            port: hca.map_or(1, |hca| active_port(&self.machine, hca)),
+            size,
+            limit: self.args.timeout,
+            server: None,
+        }
+    }
+}
 
 /// Runs the command on this machine, even if `host` is a recording.
 ///
@@ -45,62 +77,78 @@ const LONGEST: u64 = 1 << 30;
 pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result<Status> {
     let size = size(args.size)?;
     ensure!(args.timeout > 0, "--timeout: a step takes some time");
-    let limit = Duration::from_secs(args.timeout);
-    let all = supervisor::gpus(args.stand_in, limit)?;
-    ensure!(!all.is_empty(), "CUDA shows no GPU to this process");
-    let gpus = chosen_gpus(&all, args.gpu.as_deref())?;
-    // Names of devices work even if PCI is not visible.
-    let machine = Machine::scan(host).unwrap_or_default();
-    let hcas = if args.gpu_only {
-        Ok(Vec::new())
-    } else {
-        rdma::devices().and_then(|names| {
+    let server = match args.host.as_deref() {
+        None => None,
+        Some(name) => Some((name, addresses(name)?)),
+    };
+    let two_hosts = args.server.is_some() || server.is_some();
+    let is_none = args.gpu.as_deref() == Some(NO_GPU);
+    ensure!(
+        !is_none || two_hosts,
+        "--gpu {NO_GPU} is for a run between two hosts"
+    );
+    let here = Here {
+        args,
+        // Names of devices work even if PCI is not visible.
+        machine: Machine::scan(host).unwrap_or_default(),
+        gpus: match is_none {
+            true => vec![Found::none()],
+            false => supervisor::gpus(args.stand_in, Duration::from_secs(args.timeout))?,
+        },
+    };
+    ensure!(!here.gpus.is_empty(), "CUDA shows no GPU to this process");
+    let gpus = chosen_gpus(&here.gpus, args.gpu.as_deref())?;
+    let hcas = match args.gpu_only {
+        true => Ok(Vec::new()),
+        false => rdma::devices().and_then(|names| {
             ensure!(!names.is_empty(), "there is no RDMA device");
             Ok(names)
-        })
+        }),
     };
+    let hcas = match hcas {
+        Err(why) if two_hosts => return Err(why),
+        hcas => hcas,
+    };
+    if let (Some(listen), Ok(names)) = (&args.server, &hcas) {
+        return server::run(&here, &gpus, names, listen, out);
+    }
+    let mut pairs = Vec::new();
+    for (index, gpu) in gpus {
+        let ends = match &hcas {
+            Ok(names) => chosen_hcas(&here.machine, names, gpu, args)?,
+            Err(_) => Vec::new(),
+        };
+        match ends.is_empty() {
+            true => pairs.push((index, gpu, None)),
+            false => pairs.extend(ends.into_iter().map(|hca| (index, gpu, Some(hca)))),
+        }
+    }
     let mut report = Report {
         size: size as u64,
         gpu_only: args.gpu_only,
         pairs: Vec::new(),
     };
-    for (index, gpu) in gpus {
-        let ends = match &hcas {
-            Ok(names) => chosen_hcas(&machine, names, gpu, args)?,
-            Err(_) => Vec::new(),
-        };
-        let task = |hca: Option<&str>| Task {
-            gpu: gpu.pci.clone(),
-            source: gpu.source,
-            hca: hca.map(str::to_owned),
-            port: hca.map_or(1, |hca| active_port(&machine, hca)),
-            size,
-            limit: args.timeout,
-        };
-        let pair = |hca: Option<&str>| -> Result<Pair> {
-            let followed = supervisor::oversee(task(hca))?;
-            Ok(Pair {
-                gpu: gpu.pci.clone(),
-                gpu_index: index,
-                gpu_name: gpu.name.clone(),
-                stand_in: gpu.source == Source::StandIn,
-                hca: hca.map(str::to_owned),
-                about: followed.about,
-                steps: followed.steps,
-            })
-        };
-        if ends.is_empty() {
-            let mut pair = pair(None)?;
-            if let Err(why) = &hcas {
-                let (outcome, why) = (Outcome::NotPossibleHere, format!("{why:#}"));
-                pair.steps
-                    .push(Step::new(None, Name::RdmaDevice, outcome, Some(why)));
-            }
-            report.pairs.push(pair);
+    let mut rest = pairs.len();
+    for (index, gpu, hca) in pairs {
+        rest = rest.saturating_sub(1);
+        let mut task = here.task(gpu, hca, size);
+        task.server = server.as_ref().map(|(name, addresses)| Server {
+            name: (*name).to_owned(),
+            addresses: addresses.clone(),
+            gpu_index: index,
+            more: rest > 0,
+        });
+        let followed = supervisor::oversee(&Role::Worker(task), here.limit(), None)?;
+        let peer = server
+            .as_ref()
+            .map(|(name, _)| (print::Role::Client, (*name).to_owned()));
+        let mut pair = Pair::of((index, gpu), hca, peer, followed);
+        if let (None, Err(why)) = (hca, &hcas) {
+            let (outcome, why) = (Outcome::NotPossibleHere, format!("{why:#}"));
+            pair.steps
+                .push(Step::new(None, Name::RdmaDevice, outcome, Some(why)));
         }
-        for hca in ends {
-            report.pairs.push(pair(Some(hca))?);
-        }
+        report.pairs.push(pair);
     }
     print::tell(&report, out)?;
     match report.status() {
@@ -110,6 +158,24 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
         },
         status => Ok(status),
     }
+}
+
+/// Argument of `--gpu` for a host that uses only host memory.
+const NO_GPU: &str = "none";
+
+/// Default port of `verify --server`.
+const PORT: u16 = 18516;
+
+/// Resolves `HOST`, `HOST:PORT`, `[IPV6]:PORT` or an IP address.
+fn addresses(host: &str) -> Result<Vec<SocketAddr>> {
+    let found = match host.parse::<IpAddr>() {
+        Ok(address) => Ok(vec![(address, PORT).into()]),
+        Err(_) if host.contains(':') => host.to_socket_addrs().map(Iterator::collect),
+        Err(_) => (host, PORT).to_socket_addrs().map(Iterator::collect),
+    };
+    let found: Vec<_> = found.with_context(|| format!("no address for {host:?}"))?;
+    ensure!(!found.is_empty(), "no address for {host:?}");
+    Ok(found)
 }
 
 /// Checks the size of a buffer.
@@ -125,7 +191,7 @@ fn size(size: u64) -> Result<usize> {
 /// Returns all GPUs, or only the GPU with this index or PCI address. Each GPU comes with its index.
 fn chosen_gpus<'a>(all: &'a [Found], name: Option<&str>) -> Result<Vec<(usize, &'a Found)>> {
     let mut gpus = all.iter().enumerate();
-    let Some(name) = name else {
+    let Some(name) = name.filter(|name| *name != NO_GPU) else {
         return Ok(gpus.collect());
     };
     let index: Option<usize> = name.parse().ok();
@@ -184,6 +250,7 @@ fn active_port(machine: &Machine, hca: &str) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use super::task::Source;
     use super::*;
 
     fn found(pci: &str) -> Found {
@@ -200,6 +267,22 @@ mod tests {
         assert_eq!(size(LONGEST).ok(), Some(1 << 30));
         for wrong in [0, 1, 4096, 65_537, LONGEST + 65_536, u64::MAX] {
             assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_server_is_a_host_and_a_port() {
+        let first = |host| addresses(host).ok()?.first().map(ToString::to_string);
+        for (host, address) in [
+            ("10.77.0.2", "10.77.0.2:18516"),
+            ("10.77.0.2:7", "10.77.0.2:7"),
+            ("fe80::1", "[fe80::1]:18516"),
+            ("[fe80::1]:7", "[fe80::1]:7"),
+        ] {
+            assert_eq!(first(host).as_deref(), Some(address));
+        }
+        for wrong in ["", ":", "10.77.0.2:", "10.77.0.2:65536", "[fe80::1]"] {
+            assert!(addresses(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -4,6 +4,8 @@
 use serde::Serialize;
 
 use super::event::{Figures, Name, Outcome, Step};
+use super::supervisor::Followed;
+use super::task::{Found, Source};
 use crate::finding::Status;
 use crate::render::{bytes, Paint, Table};
 use crate::report::{object, Out};
@@ -24,7 +26,55 @@ pub(crate) struct Pair {
     pub(crate) hca: Option<String>,
     /// Description of the GPU and the RDMA device.
     pub(crate) about: Option<String>,
+    /// The other host, in a run between two hosts.
+    #[serde(flatten)]
+    pub(crate) peer: Option<Peer>,
     pub(crate) steps: Vec<Step>,
+}
+
+/// This host's part in a run between two hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// The other host of a run between two hosts.
+#[derive(Debug, Serialize)]
+pub(crate) struct Peer {
+    /// This host's part.
+    pub(crate) role: Role,
+    /// Address of the other host.
+    pub(crate) peer: String,
+    /// Description of the other host's GPU and RDMA device.
+    pub(crate) peer_about: Option<String>,
+}
+
+impl Pair {
+    /// Creates the results of a GPU, given with its index. `peer` is this host's part and the other
+    /// host's address.
+    pub(crate) fn of(
+        (gpu_index, gpu): (usize, &Found),
+        hca: Option<&str>,
+        peer: Option<(Role, String)>,
+        followed: Followed,
+    ) -> Self {
+        Self {
+            gpu: gpu.pci.clone(),
+            gpu_index,
+            gpu_name: gpu.name.clone(),
+            stand_in: gpu.source == Source::StandIn,
+            hca: hca.map(str::to_owned),
+            about: followed.about,
+            peer: peer.map(|(role, peer)| Peer {
+                role,
+                peer,
+                peer_about: followed.peer,
+            }),
+            steps: followed.steps,
+        }
+    }
 }
 
 /// All results.
@@ -43,8 +93,14 @@ impl Report {
     }
 
     /// Returns the exit status. A failed step is a finding. If nothing passed, or there was no
-    /// pair, the command itself failed.
+    /// pair, or no server was reached, the command itself failed.
     pub(crate) fn status(&self) -> Status {
+        let is_reached =
+            |step: &Step| step.step != Name::Connect || step.outcome == Outcome::Passed;
+        let mut steps = self.pairs.iter().flat_map(|pair| &pair.steps);
+        if !steps.any(is_reached) {
+            return Status::Failed;
+        }
         if self.count(Outcome::Failed) > 0 {
             return Status::Findings;
         }
@@ -105,7 +161,7 @@ fn follows_only(step: &Step, all: &[Step]) -> bool {
         .iter()
         .find(|other| other.way == step.way && other.step == Name::Register);
     step.way.is_some()
-        && step.step != Name::Register
+        && !matches!(step.step, Name::Register | Name::RegisterOnServer)
         && step.outcome == Outcome::NotPossibleHere
         && registered.is_some_and(|register| register.outcome != Outcome::Passed)
 }
@@ -133,6 +189,19 @@ pub(crate) fn tell(report: &Report, out: &mut Out) -> anyhow::Result<()> {
             format!("{} {}{}", pair.gpu_name, pair.gpu, hca.unwrap_or_default())
         });
         out.line(Paint::Strong.on(format!("GPU {}: {name}", pair.gpu_index)));
+        if let Some(Peer {
+            role,
+            peer,
+            peer_about,
+        }) = &pair.peer
+        {
+            let other = match role {
+                Role::Client => "server",
+                Role::Server => "client",
+            };
+            let about = peer_about.as_deref().unwrap_or("unknown devices");
+            out.line(Paint::Strong.on(format!("{other} {peer}: {about}")));
+        }
         let mut table = Table::of("STEP|OUTCOME|SEEN");
         for step in &pair.steps {
             if follows_only(step, &pair.steps) {
@@ -188,6 +257,7 @@ mod tests {
                 stand_in: false,
                 hca: hca.map(str::to_owned),
                 about: None,
+                peer: None,
                 steps: outcomes.iter().map(|outcome| step(*outcome)).collect(),
             }],
         }
@@ -206,6 +276,36 @@ mod tests {
         assert_eq!(status(&[Passed], None, true), Status::Ok);
         assert_eq!(status(&[Failed], None, false), Status::Findings);
         assert_eq!(status(&[], None, true), Status::Failed);
+        // No server answers one of two pairs, or any.
+        let mut report = report(&[Failed, Passed], hca, false);
+        report.pairs[0].steps[0].step = Name::Connect;
+        assert_eq!(report.status(), Status::Findings);
+        report.pairs[0].steps.truncate(1);
+        assert_eq!(report.status(), Status::Failed);
+    }
+
+    #[test]
+    fn the_other_host_is_named() {
+        let mut report = report(&[Outcome::Passed], Some("mlx5_0"), false);
+        report.pairs[0].peer = Some(Peer {
+            role: Role::Client,
+            peer: "there:7".to_owned(),
+            peer_about: Some("a GPU\x1b".to_owned()),
+        });
+        let text = |json| {
+            let mut out = Out::gather(json);
+            assert!(tell(&report, &mut out).is_ok());
+            out.into_text()
+        };
+        let words = "\nserver there:7: a GPU\\x1b\nSTEP";
+        assert!(text(false).contains(words), "{}", text(false));
+        let json: serde_json::Value = serde_json::from_str(&text(true)).unwrap_or_default();
+        let pair = &json["pairs"][0];
+        assert_eq!(pair["role"], "client");
+        assert_eq!(
+            (&pair["peer"], &pair["peer_about"]),
+            (&"there:7".into(), &"a GPU\x1b".into())
+        );
     }
 
     #[test]

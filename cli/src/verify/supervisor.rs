@@ -4,6 +4,8 @@
 
 use std::io;
 use std::io::{BufRead as _, BufReader};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::process::Child;
 use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -13,7 +15,7 @@ use anyhow::{anyhow, Context as _, Result};
 
 use super::event::{Event, Name, Outcome, Step, Way};
 use super::task;
-use super::task::{Found, Role, Task};
+use super::task::{Found, Role};
 
 /// Event from a worker.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ enum End {
 pub(crate) struct Followed {
     /// Description of the GPU and the RDMA device.
     pub(crate) about: Option<String>,
+    /// Description of the other host's GPU and RDMA device.
+    pub(crate) peer: Option<String>,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -65,6 +69,7 @@ fn follow(
                 Ok(Event::Begins { way, step }) => now = (way, step),
                 Ok(Event::Ended(step)) => followed.steps.push(step),
                 Ok(Event::About(about)) => followed.about = Some(about),
+                Ok(Event::Peer(about)) => followed.peer = Some(about),
                 Ok(Event::Done) => break End::Done,
                 // The line is output of a library.
                 Err(_) => {}
@@ -111,15 +116,19 @@ fn end(mut child: Child) -> io::Result<String> {
     Ok("it cannot be killed: it hangs in the kernel".to_owned())
 }
 
-/// Runs a worker through the steps of one pair.
+/// Runs a worker through the steps of one pair. `limit` applies to one step. `client` is the
+/// connection to the client that the worker serves.
 ///
 /// # Errors
 /// The worker cannot be started.
-pub(crate) fn oversee(task: Task) -> Result<Followed> {
-    let limit = Duration::from_secs(task.limit);
-    let mut child = task::command(&Role::Worker(task))?
-        .spawn()
-        .context("start a worker")?;
+pub(crate) fn oversee(role: &Role, limit: Duration, client: Option<TcpStream>) -> Result<Followed> {
+    let mut command = task::command(role)?;
+    if let Some(client) = client {
+        command.stdin(OwnedFd::from(client));
+    }
+    let mut child = command.spawn().context("start a worker")?;
+    // The command holds a copy of the connection.
+    drop(command);
     let next = lines_of(&mut child)?;
     let (mut followed, how, now) = follow(limit, next);
     match how {

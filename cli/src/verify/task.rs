@@ -11,6 +11,7 @@
 
 use std::io;
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{ensure, Context as _, Result};
@@ -26,6 +27,8 @@ pub(crate) enum Source {
     Cuda,
     /// The stand-in of the project's test VM.
     StandIn,
+    /// No GPU memory: this host uses only host memory.
+    None,
 }
 
 /// A GPU that can allocate memory.
@@ -35,6 +38,29 @@ pub(crate) struct Found {
     pub(crate) pci: String,
     pub(crate) name: String,
     pub(crate) source: Source,
+}
+
+impl Found {
+    /// Returns the entry for a host that uses only host memory.
+    pub(crate) fn none() -> Self {
+        Self {
+            pci: "none".to_owned(),
+            name: "no GPU".to_owned(),
+            source: Source::None,
+        }
+    }
+}
+
+/// The server that a client's worker connects to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Server {
+    /// Address as the user gave it.
+    pub(crate) name: String,
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Index of the client's GPU.
+    pub(crate) gpu_index: usize,
+    /// `true` if the client continues with another pair.
+    pub(crate) more: bool,
 }
 
 /// Task of a worker or a holder, passed as one argument.
@@ -51,6 +77,8 @@ pub(crate) struct Task {
     pub(crate) size: usize,
     /// Time limit of a step, in seconds.
     pub(crate) limit: u64,
+    /// The server of a run between two hosts.
+    pub(crate) server: Option<Server>,
 }
 
 /// Purpose of a process.
@@ -61,6 +89,8 @@ pub(crate) enum Role {
     Gpus { stand_in: bool },
     /// Runs the steps.
     Worker(Task),
+    /// Serves the steps of a client. The standard input is the connection to the client.
+    Server(Task),
     /// Holds a registration.
     Holder(Task, Way),
 }

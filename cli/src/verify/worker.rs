@@ -4,16 +4,19 @@
 
 use std::io;
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, Context as _, Result};
 use peermem_verbs::rdma;
 
 use super::bench::Real;
 use super::event::{Event, Name, Outcome, Step, Way};
-use super::steps::{Bench as _, Moved, Plan, Refusal, Verb, Window};
+use super::peer::{Lines, Peer, Teller};
+use super::steps::{Bench as _, End, Kind, Moved, Plan, Scope, Unable, Verb, Window};
 use super::task::{Role, Task, MOVES};
-use super::{bench, steps};
+use super::{bench, peer, steps};
 
 /// Exits this process at the end of standard input.
 fn end_with_input() {
@@ -33,6 +36,9 @@ fn say(line: &str) -> Result<()> {
 /// Runs a process in its role.
 pub(crate) fn run(role: &str) -> Result<()> {
     let role: Role = serde_json::from_str(role).context("the task")?;
+    if let Role::Server(task) = role {
+        return serve(task);
+    }
     end_with_input();
     match role {
         Role::Gpus { stand_in } => {
@@ -40,45 +46,112 @@ pub(crate) fn run(role: &str) -> Result<()> {
             say(&serde_json::to_string(&found)?)
         }
         Role::Worker(task) => work(task),
+        Role::Server(task) => serve(task),
         Role::Holder(task, way) => hold(task, way),
+    }
+}
+
+/// Receivers of the events: the supervisor, and the server of a run between two hosts.
+#[derive(Default)]
+struct Audience {
+    server: Option<Teller>,
+    /// First error of a message to the supervisor.
+    lost: Option<anyhow::Error>,
+}
+
+impl Audience {
+    fn tell(&mut self, event: &Event) {
+        if let Some(server) = &mut self.server {
+            server.tell(event);
+        }
+        let said = serde_json::to_string(event)
+            .map_err(Into::into)
+            .and_then(|line| say(&line));
+        if let Err(error) = said {
+            self.lost.get_or_insert(error);
+        }
+    }
+
+    fn begins(&mut self, step: Name) {
+        self.tell(&Event::Begins { way: None, step });
+    }
+
+    fn ended(&mut self, step: Name, why: Option<&anyhow::Error>) {
+        let outcome = match why {
+            None => Outcome::Passed,
+            Some(_) => Outcome::Failed,
+        };
+        let why = why.map(|error| format!("{error:#}"));
+        self.tell(&Event::Ended(Step::new(None, step, outcome, why)));
+    }
+
+    /// Ends the messages of a run.
+    fn end(mut self) -> Result<()> {
+        self.tell(&Event::Done);
+        self.lost.map_or(Ok(()), Err)
     }
 }
 
 fn work(task: Task) -> Result<()> {
     let patience = Duration::from_secs(task.limit) / 2;
     rdma::wait_for_completions(patience);
-    let mut lost = None;
-    let mut tell = |event: Event| {
-        let said = serde_json::to_string(&event)
-            .map_err(Into::into)
-            .and_then(|line| say(&line));
-        if let Err(error) = said {
-            lost = Some(error);
-        }
-    };
+    let mut audience = Audience::default();
     let plan = Plan {
         size: task.size,
-        gpu_only: task.hca.is_none(),
+        scope: match (&task.hca, &task.server) {
+            (None, _) => Scope::GpuOnly,
+            (Some(_), None) => Scope::OneHost,
+            (Some(_), Some(_)) => Scope::TwoHosts,
+        },
         registrations: 11,
         measure: Duration::from_millis(250),
         patience,
         seed: seed(),
     };
-    tell(Event::Begins {
-        way: None,
-        step: Name::Open,
-    });
-    let opened = Real::open(task);
-    let (outcome, found) = match &opened {
-        Ok(_) => (Outcome::Passed, None),
-        Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
-    };
-    tell(Event::Ended(Step::new(None, Name::Open, outcome, found)));
-    match opened {
-        Ok(mut bench) => steps::run(&mut bench, &plan, &mut tell),
-        Err(_) => tell(Event::Done),
+    let mut peer = None;
+    if let Some(server) = &task.server {
+        audience.begins(Name::Connect);
+        match Peer::connect(server, task.size, patience) {
+            Ok((connected, about)) => {
+                audience.server = Some(connected.teller()?);
+                audience.tell(&Event::Peer(about));
+                audience.ended(Name::Connect, None);
+                peer = Some(connected);
+            }
+            Err(error) => {
+                audience.ended(Name::Connect, Some(&error));
+                return audience.end();
+            }
+        }
     }
-    lost.map_or(Ok(()), Err)
+    audience.begins(Name::Open);
+    let opened = Real::open(task, peer);
+    audience.ended(Name::Open, opened.as_ref().err());
+    if let Ok(mut bench) = opened {
+        steps::run(&mut bench, &plan, &mut |event| audience.tell(&event));
+    }
+    audience.end()
+}
+
+/// Serves a client, whose connection is the standard input.
+fn serve(task: Task) -> Result<()> {
+    let client = TcpStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // The supervisor's limit is longer, so that this process names the cause.
+    let patience = Duration::from_secs(task.limit) * 3 / 4;
+    let mut lines = Lines::of(client, patience)?;
+    let mut audience = Audience::default();
+    audience.begins(Name::Open);
+    let size = task.size;
+    match Real::open(task, None) {
+        Ok(mut bench) => peer::serve(&mut bench, &mut lines, size, &mut |event| {
+            audience.tell(&event);
+        }),
+        Err(error) => {
+            audience.ended(Name::Open, Some(&error));
+            peer::refuse(&mut lines, &error)?;
+        }
+    }
+    audience.end()
 }
 
 /// Returns a new seed each time, so that bytes of an earlier run are not mistaken for new ones.
@@ -92,14 +165,13 @@ fn seed() -> u64 {
 /// Registers memory, reports that bytes move, and moves bytes until this process is killed.
 fn hold(task: Task, way: Way) -> Result<()> {
     let size = task.size;
-    let mut bench = Real::open(task)?;
-    let memory = bench.gpu_memory(size)?;
-    let host = bench.host_memory(size)?;
-    let refused = |refusal| match refusal {
-        Refusal::NoSuchWay(why) | Refusal::Refused { why, .. } => anyhow!(why),
-    };
-    let region = bench.register(way, &memory).map_err(refused)?;
-    let other = bench.register(Way::PeerMemory, &host).map_err(refused)?;
+    let mut bench = Real::open(task, None)?;
+    let memory = bench.memory(End::Here, Kind::Gpu, size)?;
+    let host = bench.memory(End::Here, Kind::Host, size)?;
+    let region = bench.register(way, &memory).map_err(Unable::from)?;
+    let other = bench
+        .register(Way::PeerMemory, &host)
+        .map_err(Unable::from)?;
     let window = Window {
         at: 0,
         len: size as u64,

@@ -5,8 +5,10 @@
 //! transfer, therefore differs from the expected bytes. Each transfer has its own key, derived from
 //! the seed of the run.
 
+use serde::{Deserialize, Serialize};
+
 /// A stream of bytes. Equal keys give equal streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pattern(u64);
 
 /// Applies the finaliser of `SplitMix64`, a bijection on 64 bits. Each output bit depends on all
@@ -73,7 +75,7 @@ impl Choice {
 }
 
 /// Difference of two byte strings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// Position of the first byte that differs.
     pub first: usize,

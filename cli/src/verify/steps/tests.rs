@@ -4,13 +4,19 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use peermem_verbs::pattern::difference;
+
 use super::*;
 use crate::host::Unseen;
 
 /// An injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     NoGpuMemory,
+    /// The server uses no GPU.
+    NoServerGpu,
+    /// GPU memory of the server can be registered in no way.
+    NoServerModule,
     /// The GPU's driver loses a byte.
     CopiesLie,
     NoDmaBuf,
@@ -49,14 +55,15 @@ enum Fault {
 type Bytes = Rc<RefCell<Vec<u8>>>;
 
 #[derive(Debug, Clone)]
-struct Memory {
+pub(crate) struct Memory {
     bytes: Bytes,
     is_gpu: bool,
+    end: End,
     freed: Rc<Cell<bool>>,
 }
 
 #[derive(Debug)]
-struct Region {
+pub(crate) struct Region {
     memory: Memory,
     live: Rc<Cell<usize>>,
 }
@@ -67,7 +74,7 @@ impl Drop for Region {
     }
 }
 
-struct Fake {
+pub(crate) struct Fake {
     faults: Vec<Fault>,
     clock: Cell<u64>,
     transfers: usize,
@@ -84,10 +91,10 @@ struct Fake {
     lingers: usize,
 }
 
-const SIZE: usize = 64 << 10;
+pub(crate) const SIZE: usize = 64 << 10;
 
 impl Fake {
-    fn with(faults: &[Fault]) -> Self {
+    pub(crate) fn with(faults: &[Fault]) -> Self {
         Self {
             faults: faults.to_vec(),
             clock: Cell::new(0),
@@ -116,36 +123,41 @@ impl Bench for Fake {
         "a fake".to_owned()
     }
 
-    fn gpu_memory(&mut self, len: usize) -> anyhow::Result<Memory> {
-        anyhow::ensure!(!self.has(Fault::NoGpuMemory), "no memory");
+    fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Memory, Unable> {
+        match (end, kind) {
+            (End::Here, Kind::Gpu) if self.has(Fault::NoGpuMemory) => {
+                return Err(anyhow::anyhow!("no memory").into());
+            }
+            (End::Server, Kind::Gpu) if self.has(Fault::NoServerGpu) => {
+                return Err(Unable::Impossible("--gpu none".to_owned()));
+            }
+            _ => {}
+        }
         let bytes = self.given_back.take();
         Ok(Memory {
             bytes: bytes.unwrap_or_else(|| Rc::new(RefCell::new(vec![0; len]))),
-            is_gpu: true,
+            is_gpu: kind == Kind::Gpu,
+            end,
             freed: Rc::default(),
         })
     }
 
-    fn host_memory(&mut self, len: usize) -> anyhow::Result<Memory> {
-        Ok(Memory {
-            bytes: Rc::new(RefCell::new(vec![0; len])),
-            is_gpu: false,
-            freed: Rc::default(),
-        })
-    }
-
-    fn put(&mut self, memory: &Memory, offset: usize, data: &[u8]) -> anyhow::Result<()> {
+    fn fill(&mut self, memory: &Memory, pattern: Pattern) -> anyhow::Result<()> {
         let mut bytes = memory.bytes.borrow_mut();
-        bytes[offset..offset + data.len()].copy_from_slice(data);
+        pattern.fill(0, &mut bytes);
         if memory.is_gpu && self.has(Fault::CopiesLie) {
-            bytes[offset] ^= 1;
+            bytes[0] ^= 1;
         }
         Ok(())
     }
 
-    fn get(&mut self, memory: &Memory, offset: usize, out: &mut [u8]) -> anyhow::Result<()> {
-        out.copy_from_slice(&memory.bytes.borrow()[offset..offset + out.len()]);
-        Ok(())
+    fn compare(
+        &mut self,
+        memory: &Memory,
+        expected: &Contents,
+    ) -> anyhow::Result<Option<Difference>> {
+        let found = memory.bytes.borrow();
+        Ok(difference(&expected.bytes(found.len())?, &found))
     }
 
     fn free(&mut self, memory: &mut Memory) -> anyhow::Result<()> {
@@ -172,7 +184,11 @@ impl Bench for Fake {
             errno: Some(errno),
             why: why.to_owned(),
         };
-        match (memory.is_gpu, way) {
+        let is_gpu = memory.is_gpu;
+        if is_gpu && memory.end == End::Server && self.has(Fault::NoServerModule) {
+            return Err(Refusal::NoSuchWay("the server: no module".to_owned()));
+        }
+        match (is_gpu, way) {
             (false, _) if self.has(Fault::HostRefused) => return Err(refused(12, "ENOMEM")),
             (true, Way::DmaBuf) if self.has(Fault::NoDmaBuf) => {
                 return Err(Refusal::NoSuchWay("exports none".to_owned()))
@@ -236,6 +252,10 @@ impl Bench for Fake {
         })
     }
 
+    fn accept(&mut self, _: &Contact, _: &Region, _: Window) -> anyhow::Result<(Contact, Part)> {
+        anyhow::bail!("a fake has no queue pairs")
+    }
+
     fn now(&self) -> Duration {
         Duration::from_micros(self.clock.get())
     }
@@ -289,7 +309,7 @@ impl Bench for Fake {
 fn plan() -> Plan {
     Plan {
         size: SIZE,
-        gpu_only: false,
+        scope: Scope::OneHost,
         registrations: 3,
         measure: Duration::from_millis(1),
         patience: Duration::from_secs(60),
@@ -299,7 +319,7 @@ fn plan() -> Plan {
 
 /// Runs all steps on this bench, and checks that each step that began has ended.
 fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
-    let (mut steps, mut open, mut done) = (Vec::new(), None, false);
+    let (mut steps, mut open) = (Vec::new(), None);
     run(fake, plan, &mut |event| match event {
         Event::Begins { way, step } => {
             assert_eq!(open.replace((way, step)), None, "one at a time");
@@ -309,9 +329,9 @@ fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
             steps.push(step);
         }
         Event::About(about) => assert_eq!(about, "a fake"),
-        Event::Done => done = true,
+        Event::Peer(_) | Event::Done => panic!("an event of the worker"),
     });
-    assert!(done && open.is_none());
+    assert!(open.is_none());
     // Nothing stays registered after any failure.
     assert_eq!(fake.live.get(), 0, "regions alive");
     steps
@@ -407,7 +427,7 @@ fn figures_are_what_was_measured() {
 #[test]
 fn the_gpu_alone_needs_no_rdma_device() {
     let plan = Plan {
-        gpu_only: true,
+        scope: Scope::GpuOnly,
         ..plan()
     };
     let mut fake = Fake::with(&[]);
@@ -596,6 +616,107 @@ fn what_cannot_be_seen_is_said_and_fails_nothing() {
         said(&steps, (DMA, Name::KilledHolder)),
         "killed while bytes moved"
     );
+}
+
+/// Runs the steps between two hosts.
+fn steps_between(faults: &[Fault]) -> Vec<Step> {
+    let plan = Plan {
+        scope: Scope::TwoHosts,
+        ..plan()
+    };
+    steps_on(&mut Fake::with(faults), &plan)
+}
+
+/// Returns the transfers between two hosts, without or with those of host memory alone.
+fn between(with_host: bool) -> impl Iterator<Item = Name> {
+    let all = BETWEEN_HOSTS.into_iter();
+    all.filter(move |(_, _, kinds)| with_host || *kinds != [Kind::Host; 2])
+        .map(|(name, ..)| name)
+}
+
+#[test]
+fn two_hosts_try_all_in_order() {
+    let steps = steps_between(&[]);
+    let mut expected: Vec<(Option<Way>, Name)> = [
+        Name::Allocate,
+        Name::Copies,
+        Name::AllocateOnServer,
+        Name::CopiesOnServer,
+        Name::HostMemory,
+        Name::WriteClientHostToServerHost,
+        Name::ReadServerHostToClientHost,
+    ]
+    .map(|name| (None, name))
+    .into();
+    for way in [PEER, DMA] {
+        expected.extend([(way, Name::Register), (way, Name::RegisterOnServer)]);
+        expected.extend(between(false).map(|name| (way, name)));
+        expected.push((way, Name::Deregister));
+    }
+    expected.push(ANY_WAY);
+    assert_eq!(outcomes(&steps, Outcome::Passed), expected);
+    assert_eq!(steps.len(), expected.len());
+    assert_eq!(
+        said(&steps, ANY_WAY),
+        "client: ibv_reg_mr, ibv_reg_dmabuf_mr; server: ibv_reg_mr, ibv_reg_dmabuf_mr"
+    );
+}
+
+#[test]
+fn every_byte_between_two_hosts_counts() {
+    let ways = [None, PEER, DMA];
+    let names = [vec![], between(false).collect(), between(false).collect()];
+    let host = between(true).take(2).map(|name| (None, name));
+    let others = ways.into_iter().zip(names);
+    let others = others.flat_map(|(way, names)| names.into_iter().map(move |name| (way, name)));
+    for (index, transfer) in host.chain(others).enumerate() {
+        for number in [2 * index + 1, 2 * index + 2] {
+            let steps = steps_between(&[Fault::Corrupts(number)]);
+            assert_eq!(outcomes(&steps, Outcome::Failed), [transfer], "{number}");
+        }
+    }
+}
+
+#[test]
+fn a_failing_network_is_not_a_failing_gpu() {
+    let steps = steps_between(&[Fault::Status(1)]);
+    let control = (None, Name::WriteClientHostToServerHost);
+    assert_eq!(outcomes(&steps, Outcome::Failed), [control]);
+    let left_out = outcomes(&steps, Outcome::NotPossibleHere);
+    assert_eq!(left_out.len(), 2 * (between(false).count() + 3) + 1);
+    for step in left_out {
+        let why = said(&steps, step);
+        let is_known = why.contains("the network fails") || why == NOT_REGISTERED;
+        assert!(is_known, "{step:?}: {why}");
+    }
+}
+
+#[test]
+fn one_host_may_have_no_gpu() {
+    let steps = steps_between(&[Fault::NoServerGpu]);
+    assert!(outcomes(&steps, Outcome::Failed).is_empty());
+    let allocate = (None, Name::AllocateOnServer);
+    assert_eq!(said(&steps, allocate), "--gpu none");
+    assert!(outcomes(&steps, Outcome::Passed).contains(&(PEER, Name::ReadServerHostToClientGpu)));
+    assert_eq!(
+        said(&steps, ANY_WAY),
+        "client: ibv_reg_mr, ibv_reg_dmabuf_mr"
+    );
+}
+
+#[test]
+fn each_host_with_a_gpu_needs_a_way() {
+    let steps = steps_between(&[Fault::NoServerModule]);
+    assert_eq!(outcomes(&steps, Outcome::Failed), [ANY_WAY]);
+    let why = said(&steps, ANY_WAY);
+    assert!(why.starts_with("GPU memory of the server"), "{why}");
+    assert!(outcomes(&steps, Outcome::Passed).contains(&(DMA, Name::WriteClientGpuToServerHost)));
+
+    let steps = steps_between(&[Fault::NoServerGpu, Fault::NoDmaBuf, Fault::NoModule]);
+    assert_eq!(outcomes(&steps, Outcome::Failed), [ANY_WAY]);
+    let steps = steps_between(&[Fault::NoServerGpu, Fault::NoGpuMemory]);
+    let allocate = (None, Name::Allocate);
+    assert_eq!(outcomes(&steps, Outcome::Failed), [allocate, ANY_WAY]);
 }
 
 #[test]

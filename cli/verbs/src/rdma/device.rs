@@ -582,4 +582,15 @@ impl Part {
             rkey,
         })
     }
+
+    /// Returns the last byte of this part.
+    pub fn last_byte(self) -> Self {
+        Self {
+            addr: self
+                .addr
+                .wrapping_add(u64::from(self.len.saturating_sub(1))),
+            len: 1,
+            ..self
+        }
+    }
 }

@@ -25,6 +25,9 @@ pub(super) const CASES: &[Case] = cases![
     "verify.what_is_not_there" => what_is_not_there,
 ];
 
+/// Port of `peermemctl verify --server`.
+pub(super) const PORT: u16 = 18516;
+
 /// The steps that move bytes, in order.
 const MOVES: &str = "write_from_gpu write_to_gpu gpu_to_gpu read_from_gpu send_to_gpu";
 
@@ -34,7 +37,7 @@ fn moves() -> impl Iterator<Item = &'static str> {
 
 pub(super) struct Answer {
     status: Option<i32>,
-    json: Value,
+    pub(super) json: Value,
     errors: String,
 }
 
@@ -42,7 +45,7 @@ pub(super) struct Answer {
 pub(super) const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
 
 impl Answer {
-    fn of(arguments: &[&str]) -> Result<Self> {
+    pub(super) fn of(arguments: &[&str]) -> Result<Self> {
         Self::by(Command::new("peermemctl"), arguments)
     }
 
@@ -88,7 +91,7 @@ impl Answer {
             .with_context(|| format!("no step {name}: {}", self.json))
     }
 
-    fn found(&self, name: &str) -> Result<&str> {
+    pub(super) fn found(&self, name: &str) -> Result<&str> {
         Ok(self.step(name)?["found"].as_str().unwrap_or_default())
     }
 
@@ -126,7 +129,7 @@ impl Answer {
         Ok(())
     }
 
-    fn passed(&self, name: &str) -> Result<&Value> {
+    pub(super) fn passed(&self, name: &str) -> Result<&Value> {
         let step = self.step(name)?;
         ensure!(step["outcome"] == "passed", "{name}: {step}");
         Ok(step)

@@ -7,16 +7,21 @@ mod consumers;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
+use serde_json::Value;
 
-use super::ctl;
 use super::cuda::Places;
 use super::input::errno_of;
 use super::register::peer_region;
+use super::verify::Answer;
+use super::{ctl, verify};
 use crate::arena::Arena;
+use crate::bench::datapath;
 use crate::counters::{peer_regions, Counters};
+use crate::knobs::Parameter;
 use crate::ktap::{cases, note};
 use crate::lab::{Lab, Memory, Peermem, PinMode, Setup, Where, M2};
 use crate::module::Replaced;
@@ -65,6 +70,9 @@ const CASES: &[Case] = cases![
     "pair.send_bw" if WITH_PERFTEST => |host| host.perftest("ib_send_bw -s 65536 -n 500", [MESSAGES << 16, 0]),
     "pair.nixl" if |options| options.has(|places| &places.nixl) => Host::nixl,
     "pair.mpi" if |options| options.has(|places| &places.mpi) => Host::mpi,
+    "pair.verify" if ALWAYS => Host::verify,
+    "pair.verify_without_module" if ALWAYS => Host::verify_without_module,
+    "pair.verify_wrong_bytes" if ALWAYS => Host::verify_wrong_bytes,
     "pair.unload_on_one" if ALWAYS => Host::unload_on_one,
     "pair.freed_under_traffic" if ALWAYS => Host::freed_under_traffic,
     // Host 2 does not come back from this case.
@@ -177,6 +185,89 @@ impl Host {
         found.sort_unstable();
         ensure!(found == states, "{found:?}, not {states:?}");
         Ok(())
+    }
+
+    /// Runs `peermemctl verify` on host 1, with host 2 as the server. Both hosts must report the same
+    /// steps, of which exactly these failed.
+    fn verified(&mut self, failed: &[&str]) -> Result<Answer> {
+        let address = self.peer.address().to_string();
+        let answer = if self.is_first() {
+            self.peer.wait()?;
+            Answer::of(&[&address, "--size", "1048576"])?
+        } else {
+            let server = thread::spawn(|| Answer::of(&["--server"]));
+            sys::wait_until(PATIENCE, || {
+                Ok(datapath::listens(verify::PORT)? || server.is_finished())
+            })?;
+            self.peer.wait()?;
+            server.join().map_err(|_| anyhow!("a panic"))??
+        };
+        answer.expect(failed)?;
+        let pair = &answer.json["pairs"][0];
+        let role = if self.is_first() { "client" } else { "server" };
+        ensure!(pair["role"] == role, "{pair}");
+        let theirs: Value = self.peer.swap(&pair["steps"])?;
+        ensure!(pair["steps"] == theirs, "{pair}, not {theirs}");
+        Ok(answer)
+    }
+
+    fn verify(&mut self) -> Result<()> {
+        Lab::open(&self.setup)?.needs_module()?;
+        let answer = self.verified(&[])?;
+        for verb in [
+            "write_client_{}_to_server_{}",
+            "read_server_{}_to_client_{}",
+        ] {
+            for (from, to) in [
+                ("host", "host"),
+                ("host", "gpu"),
+                ("gpu", "host"),
+                ("gpu", "gpu"),
+            ] {
+                let step = verb.replacen("{}", from, 1).replacen("{}", to, 1);
+                let moved = answer.passed(&step)?;
+                let rate = &moved["bytes_per_second"];
+                ensure!(rate.as_u64() > Some(0), "{moved}");
+                note(&format!("{step}_bytes_per_second"), rate);
+            }
+        }
+        let found = answer.found("any_way")?;
+        ensure!(found == "client: ibv_reg_mr; server: ibv_reg_mr", "{found}");
+        Ok(())
+    }
+
+    /// Without the module of host 2, only the steps with the GPU of host 1 pass.
+    fn verify_without_module(&mut self) -> Result<()> {
+        Lab::open(&self.setup)?.needs_module()?;
+        let replaced = (!self.is_first()).then(Replaced::begin).transpose()?;
+        let answer = self.verified(&["any_way"]);
+        replaced.map_or(Ok(()), Replaced::end)?;
+        let answer = answer?;
+        answer.passed("write_client_gpu_to_server_host")?;
+        let why = answer.found("register_on_server")?;
+        note("why", why);
+        ensure!(
+            why.starts_with("the server: no peer-memory module is loaded"),
+            "{why}"
+        );
+        Ok(())
+    }
+
+    /// If the mappings of host 2 are wrong, exactly the steps with the GPU of host 2 fail.
+    fn verify_wrong_bytes(&mut self) -> Result<()> {
+        Lab::open(&self.setup)?.needs_mode(PinMode::Persistent)?;
+        let failed = [
+            "write_client_host_to_server_gpu",
+            "read_server_gpu_to_client_host",
+            "write_client_gpu_to_server_gpu",
+            "read_server_gpu_to_client_gpu",
+            "any_way",
+        ];
+        if self.is_first() {
+            return self.verified(&failed).map(drop);
+        }
+        let _permute = Parameter::set("nvidia", "dma_permute", "1")?;
+        module::loaded_with_also(module::PROVIDER_MAPS, || self.verified(&failed).map(drop))
     }
 
     /// Checks that host 2 cannot unload its module while it has a registration. After the unload,

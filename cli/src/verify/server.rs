@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
+//! `peermemctl verify --server`: waits for clients, and serves one client at a time.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyhow::{bail, Context as _, Result};
+use rustix::net::sockopt;
+use rustix::net::sockopt::Timeout;
+
+use super::print::{Pair, Report, Role};
+use super::task::Found;
+use super::{chosen_hcas, peer, print, supervisor, task, Here};
+use crate::args::Listen;
+use crate::finding::Status;
+use crate::render::clean;
+use crate::report::Out;
+
+/// Serves one run, or all runs with `--keep`. `names` are the RDMA devices.
+///
+/// # Errors
+/// The server cannot listen on the address, or the arguments name no existing device.
+pub(crate) fn run(
+    here: &Here<'_>,
+    gpus: &[(usize, &Found)],
+    names: &[String],
+    listen: &Listen,
+    out: &mut Out,
+) -> Result<Status> {
+    for (_, gpu) in gpus {
+        chosen_hcas(&here.machine, names, gpu, here.args)?;
+    }
+    let listener = TcpListener::bind(&listen.addresses[..])
+        .with_context(|| format!("cannot listen on {}", listen.text))?;
+    let address = listener
+        .local_addr()
+        .map_or_else(|_| listen.text.clone(), |address| address.to_string());
+    eprintln!("peermemctl: waits for `peermemctl verify HOST` on {address}");
+    if !here.args.keep {
+        let report = one_run(here, gpus, names, &listener)?;
+        print::tell(&report, out)?;
+        return match report.status() {
+            Status::Failed => bail!("nothing could be tried"),
+            status => Ok(status),
+        };
+    }
+    out.repeat();
+    loop {
+        let report = one_run(here, gpus, names, &listener)?;
+        print::tell(&report, out)?;
+        out.gap();
+        out.flush()?;
+    }
+}
+
+/// Waits for the next client, for at most this time. Returns `None` if there is none.
+fn accept(
+    listener: &TcpListener,
+    limit: Option<Duration>,
+) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+    sockopt::set_socket_timeout(listener, Timeout::Recv, limit)?;
+    loop {
+        match listener.accept() {
+            Ok(found) => return Ok(Some(found)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(None),
+                // The client has left again.
+                io::ErrorKind::ConnectionAborted => {}
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+/// Serves all pairs of one client. Each pair has a connection of its own.
+fn one_run(
+    here: &Here<'_>,
+    gpus: &[(usize, &Found)],
+    names: &[String],
+    listener: &TcpListener,
+) -> Result<Report> {
+    let mut report = Report {
+        size: 0,
+        gpu_only: false,
+        pairs: Vec::new(),
+    };
+    // Other clients wait until this run has ended.
+    let mut only = None;
+    loop {
+        let limit = (!report.pairs.is_empty()).then(|| here.limit());
+        let Some((client, address)) = accept(listener, limit)? else {
+            return Ok(report);
+        };
+        let hello = match peer::greeted(&client, only) {
+            Ok(hello) => hello,
+            Err(error) => {
+                let why = format!("{error:#}");
+                eprintln!("peermemctl: {address}: {}", clean(&why));
+                continue;
+            }
+        };
+        only = Some(address.ip());
+        // Between hosts of one kind, equal indices have equal positions.
+        let at = hello.gpu_index.checked_rem(gpus.len());
+        let found = at.and_then(|at| gpus.get(at)).context("no GPU")?;
+        let hcas = chosen_hcas(&here.machine, names, found.1, here.args)?;
+        let hca = hcas.first().copied();
+        report.size = hello.size;
+        let task = here.task(found.1, hca, super::size(hello.size)?);
+        let role = task::Role::Server(task);
+        let followed = supervisor::oversee(&role, here.limit(), Some(client))?;
+        let peer = Some((Role::Server, address.to_string()));
+        report.pairs.push(Pair::of(*found, hca, peer, followed));
+        if !hello.more {
+            return Ok(report);
+        }
+    }
+}
