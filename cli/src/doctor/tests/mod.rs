@@ -540,7 +540,11 @@ fn the_documentation_has_each_check() {
     });
     let names = |checks: &[Check]| checks.iter().map(|check| check.name).collect::<Vec<_>>();
     let checks = [OF_HARDWARE, software::OF_SOFTWARE].map(names);
-    assert_eq!(rows.collect::<Vec<Vec<&str>>>(), checks);
+    assert_eq!(
+        rows.collect::<Vec<Vec<&str>>>(),
+        checks,
+        "rows of docs/doctor.md, and checks"
+    );
 }
 
 /// A fault that a test injects into a machine, and the findings that the fault must cause.
@@ -601,6 +605,6 @@ fn no_check_goes_untried() {
             }
             Faults::OwnTest => true,
         };
-        assert!(is_tried, "{}", check.name);
+        assert!(is_tried, "{}: no fault has a finding of it", check.name);
     }
 }
