@@ -285,7 +285,10 @@ fn metrics_are_what_list_and_stats_say() {
     let absent: Vec<&str> = absent.split(' ').collect();
     for check in crate::doctor::checks().filter(|check| !absent.contains(&check.name)) {
         let sample = of_check(check.name);
-        assert!(samples.contains_key(&sample), "{sample}");
+        assert!(
+            samples.contains_key(&sample),
+            "{sample}: a check that does not apply to this machine belongs to `absent`"
+        );
     }
     let without = says(&busy(), "export --no-doctor");
     assert!(!without.contains("doctor"), "{without}");

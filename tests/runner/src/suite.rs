@@ -112,13 +112,18 @@ mod tests {
                 .map(|run| run.name)
                 .filter(|name| name.starts_with(&format!("{}: smoke: ", flavour.name)))
                 .collect();
-            assert_eq!(found.is_empty(), flavour.only_in_full, "{}", flavour.name);
+            assert_eq!(
+                found.is_empty(),
+                flavour.only_in_full,
+                "{}: either only_in_full, or a smoke run in `make test`",
+                flavour.name
+            );
         }
         for flavour in kernel::all() {
             assert_eq!(
                 smoke(flavour).count(),
                 flavour.smoke.len(),
-                "{}",
+                "{}: names a smoke run that tests/runner/suite lacks",
                 flavour.name
             );
         }

@@ -544,7 +544,11 @@ fn the_documentation_has_each_check() {
     });
     let names = |checks: &[Check]| checks.iter().map(|check| check.name).collect::<Vec<_>>();
     let checks = [OF_HARDWARE, software::OF_SOFTWARE].map(names);
-    assert_eq!(rows.collect::<Vec<Vec<&str>>>(), checks);
+    assert_eq!(
+        rows.collect::<Vec<Vec<&str>>>(),
+        checks,
+        "rows of docs/doctor.md, and checks"
+    );
 }
 
 /// Faults of one check. A check without faults has its own test, or reports nothing worse than a
@@ -569,6 +573,6 @@ fn no_check_goes_untried() {
             }
             Faults::OwnTest => true,
         };
-        assert!(is_tried, "{}", check.name);
+        assert!(is_tried, "{}: no fault has a finding of it", check.name);
     }
 }

@@ -85,7 +85,8 @@ pub(crate) struct Flavour {
     pub(super) package: &'static str,
     /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
     pub(super) instead: Option<&'static str>,
-    /// Suites of Debian's archive that have the package. This machine need not use these suites.
+    /// Suites of Debian's archive that have the package and, for a stock kernel, libc6. This machine
+    /// need not use these suites.
     pub(super) suites: &'static [&'static str],
     /// The flavour whose directory holds the source, if another flavour has the same package and
     /// patches.
@@ -352,17 +353,20 @@ mod tests {
     fn what_flavours_are_made_of_is_there() {
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel");
         for flavour in FLAVOURS {
+            let name = flavour.name;
             for fragment in flavour.config {
-                assert!(ours.join("config").join(fragment).is_file());
+                let file = ours.join("config").join(fragment);
+                assert!(file.is_file(), "{name}: no {}", file.display());
             }
             for directory in flavour.patches {
-                assert!(ours
-                    .join("patches")
-                    .join(directory)
-                    .join("series")
-                    .is_file());
+                let file = ours.join("patches").join(directory).join("series");
+                assert!(file.is_file(), "{name}: no {}", file.display());
             }
-            assert!(FLAVOURS.iter().any(|other| other.name == flavour.source()));
+            let source = flavour.source();
+            assert!(
+                FLAVOURS.iter().any(|other| other.name == source),
+                "{name}: no kernel {source}"
+            );
         }
     }
 }
