@@ -123,7 +123,10 @@ pub(crate) fn build(
     // files in place.
     for name in missing {
         let product = product(name);
-        stamp::put(&built.join("release").join(product), &directory.join(product))?;
+        stamp::put(
+            &built.join("release").join(product),
+            &directory.join(product),
+        )?;
         stamp::set(&stamp(name), &key)?;
     }
     stage.done(&format!("{crates} crates"));
