@@ -34,13 +34,13 @@ fn shell(script: &str) -> (Option<i32>, String, String) {
     let output = Command::new("sh")
         .args(["-c", script, program, MACHINE])
         .output();
-    said(&output.unwrap())
+    said(&output.expect("the program starts"))
 }
 
 /// Returns the standard output of the program with the words of a line and a variable.
 fn out_with(line: &str, name: &str, value: &str) -> String {
     let output = peermemctl().args(line.split(' ')).env(name, value).output();
-    said(&output.unwrap()).1
+    said(&output.expect("the program starts")).1
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_reader_that_has_gone_changes_no_status() {
         .stderr(Stdio::piped())
         .spawn();
     let output = child.unwrap().wait_with_output();
-    let (status, _, errors) = said(&output.unwrap());
+    let (status, _, errors) = said(&output.expect("the program starts"));
     assert_eq!((status, errors.as_str()), (Some(0), ""));
 }
 
@@ -105,7 +105,7 @@ fn every_command_has_a_man_page() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("man");
     std::fs::create_dir_all(&directory).unwrap();
     let output = peermemctl().arg("man").arg(&directory).output();
-    assert_eq!(said(&output.unwrap()).0, Some(0));
+    assert_eq!(said(&output.expect("the program starts")).0, Some(0));
     for command in ["", "-topo", "-doctor", "-record", "-job", "-man", "-verify"] {
         let page = format!("peermemctl{command}.1");
         let text = std::fs::read_to_string(directory.join(&page)).unwrap();
@@ -141,7 +141,7 @@ fn verify_between_two_hosts_needs_right_arguments() {
 fn a_recording_of_this_machine_is_one() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("here.json");
     let output = peermemctl().arg("record").arg("-o").arg(&file).output();
-    assert_eq!(said(&output.unwrap()).0, Some(0));
+    assert_eq!(said(&output.expect("the program starts")).0, Some(0));
     let there = format!("topo --machine {}", file.display());
     assert_eq!(ran("topo"), ran(&there));
 }

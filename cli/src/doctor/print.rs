@@ -41,7 +41,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    pub(crate) fn of<'a>(findings: impl IntoIterator<Item = &'a Finding> + Clone) -> Self {
+    pub(crate) fn of<'a>(findings: &(impl IntoIterator<Item = &'a Finding> + Clone)) -> Self {
         let count = |is: &dyn Fn(&Finding) -> bool| {
             let findings = findings.clone().into_iter();
             findings.filter(|finding| is(finding)).count()
@@ -197,7 +197,7 @@ pub(super) fn all(
     with_ok: bool,
     out: &mut Out,
 ) -> anyhow::Result<()> {
-    let counts = Counts::of(findings);
+    let counts = Counts::of(&findings);
     if out.is_json() {
         let shown = findings
             .iter()
@@ -248,7 +248,7 @@ pub(super) fn all(
 
 /// Prints one line and returns a state, as in the Monitoring Plugins Development Guidelines.
 pub(super) fn nagios(findings: &[Finding], out: &mut Out) -> Status {
-    let counts = Counts::of(findings);
+    let counts = Counts::of(&findings);
     let (word, state) = match counts {
         Counts { fault: 1.., .. } => ("CRITICAL", Plugin::Critical),
         Counts { warning: 1.., .. } => ("WARNING", Plugin::Warning),

@@ -333,8 +333,11 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     Ok(true)
 }
 
+/// Number, bytes and freed bytes of registrations.
+type Sum = (u64, u64, Option<u64>);
+
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
-    let mut sums: BTreeMap<Vec<String>, (u64, u64, Option<u64>)> = BTreeMap::new();
+    let mut sums: BTreeMap<Vec<String>, Sum> = BTreeMap::new();
     for one in &listing.registrations {
         // A registration over several GPUs is counted only for the first. A registration in several
         // series would make sums wrong.
@@ -354,7 +357,7 @@ fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
         *count = count.saturating_add(1);
         *bytes = bytes.saturating_add(one.line.len.unwrap_or(0));
     }
-    let each = |value: fn(&(u64, u64, Option<u64>)) -> Option<u64>| {
+    let each = |value: fn(&Sum) -> Option<u64>| {
         let sums = sums.iter();
         sums.filter_map(move |(labels, sum)| Some((labels.clone(), float(value(sum)?))))
     };

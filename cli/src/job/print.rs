@@ -240,7 +240,7 @@ fn others(job: &Job, with_all: bool, out: &mut Out) {
 }
 
 fn summary(job: &Job, with_all: bool) -> String {
-    let counts = Counts::of(job.findings.iter().map(|found| &found.finding));
+    let counts = Counts::of(&job.findings.iter().map(|found| &found.finding));
     let mut text = print::sentence(counts);
     if counts.not_visible > 0 && counts.needs_root == counts.not_visible {
         text.push_str(" without root");

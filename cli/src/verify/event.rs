@@ -119,6 +119,9 @@ pub(crate) struct Figures {
     pub(crate) timed_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
+    /// Bandwidth that the slowest link on the way allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link_bytes_per_second: Option<u64>,
     /// Number of registrations behind the medians.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) registrations: Option<usize>,

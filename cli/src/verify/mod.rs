@@ -37,7 +37,8 @@ use crate::machine::{Machine, Port};
 use crate::report::Out;
 use event::{Name, Outcome, Step};
 use print::{Pair, Report};
-use task::{Found, Role, Server, Task};
+use steps::Links;
+use task::{Found, Role, Server, Source, Task};
 
 pub(crate) use worker::run as run_part;
 
@@ -66,6 +67,7 @@ impl Here<'_> {
             size,
             limit: self.args.timeout,
             server: None,
+            links: hca.map_or_else(Links::default, |hca| links(&self.machine, gpu, hca)),
         }
     }
 }
@@ -235,6 +237,31 @@ fn chosen_hcas<'a>(
     Ok(best.map(String::as_str).into_iter().collect())
 }
 
+/// Returns the bandwidths of the links of a GPU and an RDMA device. The bandwidths of emulated
+/// devices are unknown.
+fn links(machine: &Machine, gpu: &Found, hca: &str) -> Links {
+    /// Bytes per second of one Mb/s.
+    const MEGABIT: u64 = 125_000;
+    let port = u32::from(active_port(machine, hca));
+    let Some(hca) = machine.hca(hca).filter(|hca| !hca.is_software) else {
+        return Links::default();
+    };
+    let pcie = |at: Address| Some(machine.link(at)?.most.megabits());
+    let known = |megabits: &u64| *megabits > 0;
+    let bytes = |megabits: u64| megabits.saturating_mul(MEGABIT);
+    let port = hca.ports.iter().find(|one| one.number == port);
+    let nic = hca.at.and_then(pcie).into_iter();
+    let nic = nic.chain(port.and_then(Port::megabits)).filter(known).min();
+    let gpu = match gpu.source {
+        Source::StandIn => return Links::default(),
+        Source::Cuda | Source::None => gpu.pci.parse().ok().and_then(pcie).filter(known),
+    };
+    Links {
+        gpu: gpu.map(bytes),
+        nic: nic.map(bytes),
+    }
+}
+
 /// Returns the first active port, or else the first port.
 fn active_port(machine: &Machine, hca: &str) -> u8 {
     let mut ports = machine.hca(hca).into_iter().flat_map(|hca| &hca.ports);
@@ -250,8 +277,8 @@ fn active_port(machine: &Machine, hca: &str) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::task::Source;
     use super::*;
+    use crate::fixture;
 
     fn found(pci: &str) -> Found {
         Found {
@@ -268,6 +295,31 @@ mod tests {
         for wrong in [0, 1, 4096, 65_537, LONGEST + 65_536, u64::MAX] {
             assert!(size(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn links_bound_a_rate() {
+        let links = |fixture: &fixture::Fixture, gpu: &Found, hca| {
+            let machine = Machine::scan(&fixture.recording).unwrap_or_default();
+            links(&machine, gpu, hca)
+        };
+        let (hgx, gpu) = (fixture::hgx(), found("0000:19:00.0"));
+        let known = |gpu, nic| Links { gpu, nic };
+        // PCIe 5.0 x16, and 400 Gb/s; PCIe 4.0 x8 is faster than 25 Gb/s.
+        let x16 = Some(63_014_000_000);
+        assert_eq!(
+            links(&hgx, &gpu, "mlx5_0"),
+            known(x16, Some(50_000_000_000))
+        );
+        assert_eq!(links(&hgx, &gpu, "mlx5_8"), known(x16, Some(3_125_000_000)));
+        assert_eq!(links(&hgx, &Found::none(), "mlx5_0").gpu, None);
+        let stand_in = Found {
+            source: Source::StandIn,
+            ..gpu
+        };
+        assert_eq!(links(&hgx, &stand_in, "mlx5_0"), Links::default());
+        let rxe = links(&fixture::soft_roce(), &found("0000:01:00.0"), "rxe0");
+        assert_eq!(rxe, Links::default());
     }
 
     #[test]

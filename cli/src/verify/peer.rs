@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::event::{Event, Name, Outcome, Step, Way};
-use super::steps::{Bench, Contents, End, Kind, Unable, Window};
+use super::steps::{Bench, Contents, End, Kind, Links, Unable, Window};
 use super::task::Server;
 
 const SCHEMA: &str = "peermemctl.verify.peer";
@@ -55,12 +55,19 @@ pub(crate) struct Hello {
     pub(crate) more: bool,
 }
 
+/// The server's devices.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Devices {
+    /// Description of the GPU and the RDMA device.
+    pub(crate) about: String,
+    pub(crate) links: Links,
+}
+
 /// Greeting of a server.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Welcome {
-    /// Description of the server's GPU and RDMA device.
-    About(String),
+    Ready(Devices),
     /// Reason why the server does not serve this client.
     Refused(String),
 }
@@ -208,9 +215,13 @@ fn begin(line: &str) -> String {
 pub(crate) struct Peer(Lines);
 
 impl Peer {
-    /// Connects to a server. Returns the description of the server's devices, too. `limit` is the
-    /// time limit for an answer.
-    pub(crate) fn connect(server: &Server, size: usize, limit: Duration) -> Result<(Self, String)> {
+    /// Connects to a server. Returns the server's devices, too. `limit` is the time limit for an
+    /// answer.
+    pub(crate) fn connect(
+        server: &Server,
+        size: usize,
+        limit: Duration,
+    ) -> Result<(Self, Devices)> {
         let mut last = anyhow!("no address");
         for address in &server.addresses {
             match TcpStream::connect_timeout(address, GREETING) {
@@ -232,7 +243,7 @@ impl Peer {
         server: &Server,
         size: usize,
         limit: Duration,
-    ) -> Result<(Self, String)> {
+    ) -> Result<(Self, Devices)> {
         let mut lines = Lines::of(stream, limit)?;
         lines.greet(Hello {
             size: size as u64,
@@ -240,7 +251,7 @@ impl Peer {
             more: server.more,
         })?;
         match lines.hear_greeting()? {
-            Welcome::About(about) => Ok((Self(lines), about)),
+            Welcome::Ready(devices) => Ok((Self(lines), devices)),
             Welcome::Refused(why) => bail!("{why}"),
         }
     }
@@ -330,7 +341,7 @@ struct Served<'a, B: Bench> {
 pub(crate) fn serve<B: Bench>(
     bench: &mut B,
     lines: &mut Lines,
-    size: usize,
+    (size, links): (usize, Links),
     tell: &mut dyn FnMut(Event),
 ) {
     let mut now = (None, Name::Connect);
@@ -342,7 +353,10 @@ pub(crate) fn serve<B: Bench>(
         gpu: None,
     };
     let session = || -> Result<()> {
-        lines.greet(Welcome::About(about.clone()))?;
+        lines.greet(Welcome::Ready(Devices {
+            about: about.clone(),
+            links,
+        }))?;
         tell(Event::About(about));
         for _ in 0..MOST_LINES {
             match lines.hear()? {
@@ -356,7 +370,7 @@ pub(crate) fn serve<B: Bench>(
                     tell(event);
                 }
                 Line::Request(kind, request) => {
-                    let answer = served.answer(kind, request);
+                    let answer = served.answer(kind, &request);
                     lines.say(&answer.unwrap_or_else(Answer::from))?;
                 }
             }
@@ -377,7 +391,7 @@ pub(crate) fn serve<B: Bench>(
 
 impl<B: Bench> Served<'_, B> {
     /// Carries out a request.
-    fn answer(&mut self, kind: Kind, request: Request) -> Result<Answer, Unable> {
+    fn answer(&mut self, kind: Kind, request: &Request) -> Result<Answer, Unable> {
         let buffer = match kind {
             Kind::Host => &mut self.host,
             Kind::Gpu => &mut self.gpu,
@@ -393,18 +407,18 @@ impl<B: Bench> Served<'_, B> {
         let Buffer { region, memory } = buffer.as_mut().context("no such memory")?;
         match request {
             Request::Allocate => {}
-            Request::Fill(pattern) => self.bench.fill(memory, pattern)?,
+            Request::Fill(pattern) => self.bench.fill(memory, *pattern)?,
             Request::Compare(expected) => {
-                return Ok(Answer::Compared(self.bench.compare(memory, &expected)?));
+                return Ok(Answer::Compared(self.bench.compare(memory, expected)?));
             }
             Request::Register(way) => {
                 *region = None;
-                *region = Some(self.bench.register(way, memory)?);
+                *region = Some(self.bench.register(*way, memory)?);
             }
             Request::Deregister => self.bench.deregister(region.take().context("no region")?)?,
             Request::Connect(window, theirs) => {
                 let region = region.as_ref().context("no region")?;
-                let (own, part) = self.bench.accept(&theirs, region, window)?;
+                let (own, part) = self.bench.accept(theirs, region, *window)?;
                 return Ok(Answer::Connected(own, part));
             }
         }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Output of the results of `verify`, for people and programs.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
 use super::event::{Figures, Name, Outcome, Step};
@@ -133,7 +135,12 @@ fn speed(bytes_per_second: u64) -> String {
 fn figures(figures: &Figures) -> Option<String> {
     let mut parts = Vec::new();
     if let (Some(per_second), Some(over)) = (figures.bytes_per_second, figures.timed_bytes) {
-        parts.push(format!("{} over {}", speed(per_second), bytes(over)));
+        let mut part = format!("{} over {}", speed(per_second), bytes(over));
+        if let Some(link) = figures.link_bytes_per_second.filter(|link| *link > 0) {
+            let percent = per_second as f64 * 100.0 / link as f64;
+            let _ = write!(part, ", {percent:.0} % of {} of the links", speed(link));
+        }
+        parts.push(part);
     }
     if let (Some(one), Some(count)) = (figures.registration_us, figures.registrations) {
         parts.push(format!("{one:.1} µs, median of {count}"));
@@ -241,6 +248,7 @@ mod tests {
                 bytes: Some(4 << 20),
                 timed_bytes: Some(64 << 20),
                 bytes_per_second: Some(1_234_567_890),
+                link_bytes_per_second: Some(50_000_000_000),
                 ..Figures::default()
             },
         }
@@ -317,7 +325,7 @@ mod tests {
         for words in [
             "GPU 0: a GPU 0000:3b:00.0, mlx5_0\n",
             "ibv_reg_mr: write_to_gpu",
-            "1.23 GB/s over 64 MiB",
+            "1.23 GB/s over 64 MiB, 2 % of 50.00 GB/s of the links",
             "no\\x1broom",
         ] {
             assert!(text.contains(words), "{words}: {text}");

@@ -101,6 +101,23 @@ pub(crate) enum Kind {
     Gpu,
 }
 
+/// Bandwidths of a pair's links, in bytes per second. `None`: unknown, or an emulated device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Links {
+    /// PCIe link of the GPU.
+    pub(crate) gpu: Option<u64>,
+    /// PCIe link of the NIC or rate of the NIC's port, whichever is lower.
+    pub(crate) nic: Option<u64>,
+}
+
+impl Links {
+    /// Returns the bandwidth that the links allow for memory of this kind.
+    fn bound(self, kind: Kind) -> Option<u64> {
+        let gpu = self.gpu.filter(|_| kind == Kind::Gpu);
+        gpu.into_iter().chain(self.nic).min()
+    }
+}
+
 /// Host that has a memory. Between two hosts, the steps run on the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
@@ -221,6 +238,8 @@ pub(crate) struct Plan {
     /// Size of each buffer in bytes, a multiple of [`GRANULE`].
     pub(crate) size: usize,
     pub(crate) scope: Scope,
+    /// Links of this host and of the server.
+    pub(crate) links: [Links; 2],
     /// Number of registrations for the median.
     pub(crate) registrations: usize,
     /// Duration of the bandwidth measurement.
@@ -488,7 +507,7 @@ impl<B: Bench> Run<'_, B> {
         let mut network_works = true;
         for (name, verb, kinds) in BETWEEN_HOSTS {
             if kinds == [Kind::Host, Kind::Host] {
-                let passed = self.between(None, name, verb, hosts);
+                let passed = self.between(None, name, (verb, kinds), hosts);
                 network_works &= passed;
             }
         }
@@ -561,7 +580,7 @@ impl<B: Bench> Run<'_, B> {
                 self.leave_out(Some(way), name, NOT_REGISTERED);
                 continue;
             };
-            let passed = self.between(Some(way), name, verb, [client, server]);
+            let passed = self.between(Some(way), name, (verb, kinds), [client, server]);
             for (works, kind) in works.iter_mut().zip(kinds) {
                 *works &= passed || kind == Kind::Host;
             }
@@ -584,15 +603,19 @@ impl<B: Bench> Run<'_, B> {
         &mut self,
         way: Option<Way>,
         name: Name,
-        verb: Verb,
+        (verb, kinds): (Verb, [Kind; 2]),
         [client, server]: [Registered<'_, B>; 2],
     ) -> bool {
         let (from, to) = match verb {
             Verb::Read => (server, client),
             Verb::Write | Verb::Send => (client, server),
         };
-        self.step(way, name, |run| Ok(((), run.one_move(verb, from, to)?)))
-            .is_some()
+        let links = self.plan.links.into_iter().zip(kinds);
+        let bound = links.filter_map(|(links, kind)| links.bound(kind)).min();
+        self.step(way, name, |run| {
+            Ok(((), run.one_move(verb, from, to, bound)?))
+        })
+        .is_some()
     }
 
     fn of_size(&self) -> Found {
@@ -673,7 +696,8 @@ impl<B: Bench> Run<'_, B> {
                     (_, Some((memory, region))) => (gpu, (memory, region)),
                     (_, None) => (host, gpu),
                 };
-                Ok(((), run.one_move(verb, from, to)?))
+                let bound = run.plan.links[0].bound(Kind::Gpu);
+                Ok(((), run.one_move(verb, from, to, bound)?))
             });
             all &= passed.is_some();
             if let Some((memory, region)) = other.take() {
@@ -689,11 +713,13 @@ impl<B: Bench> Run<'_, B> {
         all
     }
 
+    /// Moves and compares bytes, then measures the bandwidth. `bound` is what the links allow.
     fn one_move(
         &mut self,
         verb: Verb,
         from: Registered<'_, B>,
         to: Registered<'_, B>,
+        bound: Option<u64>,
     ) -> Result<Found, Unable> {
         let window = Window {
             at: EDGE,
@@ -730,6 +756,7 @@ impl<B: Bench> Run<'_, B> {
                 bytes: Some(window.len),
                 timed_bytes: Some(bytes),
                 bytes_per_second: speed(bytes, took),
+                link_bytes_per_second: bound,
                 ..Figures::default()
             },
         })

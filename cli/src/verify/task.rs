@@ -18,6 +18,7 @@ use anyhow::{ensure, Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::event::Way;
+use super::steps::Links;
 use crate::args;
 
 /// Source of GPU memory.
@@ -79,6 +80,7 @@ pub(crate) struct Task {
     pub(crate) limit: u64,
     /// The server of a run between two hosts.
     pub(crate) server: Option<Server>,
+    pub(crate) links: Links,
 }
 
 /// Purpose of a process.

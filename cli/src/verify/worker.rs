@@ -14,7 +14,7 @@ use peermem_verbs::rdma;
 use super::bench::Real;
 use super::event::{Event, Name, Outcome, Step, Way};
 use super::peer::{Lines, Peer, Teller};
-use super::steps::{Bench as _, End, Kind, Moved, Plan, Scope, Unable, Verb, Window};
+use super::steps::{Bench as _, End, Kind, Links, Moved, Plan, Scope, Unable, Verb, Window};
 use super::task::{Role, Task, MOVES};
 use super::{bench, peer, steps};
 
@@ -96,13 +96,14 @@ fn work(task: Task) -> Result<()> {
     let patience = Duration::from_secs(task.limit) / 2;
     rdma::wait_for_completions(patience);
     let mut audience = Audience::default();
-    let plan = Plan {
+    let mut plan = Plan {
         size: task.size,
         scope: match (&task.hca, &task.server) {
             (None, _) => Scope::GpuOnly,
             (Some(_), None) => Scope::OneHost,
             (Some(_), Some(_)) => Scope::TwoHosts,
         },
+        links: [task.links, Links::default()],
         registrations: 11,
         measure: Duration::from_millis(250),
         patience,
@@ -112,9 +113,10 @@ fn work(task: Task) -> Result<()> {
     if let Some(server) = &task.server {
         audience.begins(Name::Connect);
         match Peer::connect(server, task.size, patience) {
-            Ok((connected, about)) => {
+            Ok((connected, devices)) => {
                 audience.server = Some(connected.teller()?);
-                audience.tell(&Event::Peer(about));
+                plan.links[1] = devices.links;
+                audience.tell(&Event::Peer(devices.about));
                 audience.ended(Name::Connect, None);
                 peer = Some(connected);
             }
@@ -141,9 +143,9 @@ fn serve(task: Task) -> Result<()> {
     let mut lines = Lines::of(client, patience)?;
     let mut audience = Audience::default();
     audience.begins(Name::Open);
-    let size = task.size;
+    let (size, links) = (task.size, task.links);
     match Real::open(task, None) {
-        Ok(mut bench) => peer::serve(&mut bench, &mut lines, size, &mut |event| {
+        Ok(mut bench) => peer::serve(&mut bench, &mut lines, (size, links), &mut |event| {
             audience.tell(&event);
         }),
         Err(error) => {

@@ -11,6 +11,11 @@ use super::*;
 /// Time limit that suffices on slow machines.
 const LONG: Duration = Duration::from_secs(600);
 
+const LINKS: Links = Links {
+    gpu: Some(64_000_000_000),
+    nic: None,
+};
+
 fn listener() -> (TcpListener, Server) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -36,7 +41,12 @@ fn served(faults: &'static [Fault]) -> (Server, JoinHandle<Vec<Event>>) {
         let mut lines = Lines::of(client, LONG).unwrap();
         let mut fake = Fake::with(faults);
         let mut tell = |event| events.push(event);
-        serve(&mut fake, &mut lines, hello.size as usize, &mut tell);
+        serve(
+            &mut fake,
+            &mut lines,
+            (hello.size as usize, LINKS),
+            &mut tell,
+        );
         events
     });
     (server, events)
@@ -49,8 +59,8 @@ fn why(result: Result<impl Sized, impl std::fmt::Display>) -> String {
 #[test]
 fn a_server_carries_out_requests() {
     let (server, events) = served(&[Fault::Refused]);
-    let (mut peer, about) = Peer::connect(&server, SIZE, LONG).unwrap();
-    assert_eq!(about, "a fake");
+    let (mut peer, devices) = Peer::connect(&server, SIZE, LONG).unwrap();
+    assert_eq!((devices.about.as_str(), devices.links), ("a fake", LINKS));
     let mut teller = peer.teller().unwrap();
     let begins = Event::Begins {
         way: None,

@@ -310,6 +310,7 @@ fn plan() -> Plan {
     Plan {
         size: SIZE,
         scope: Scope::OneHost,
+        links: [Links::default(); 2],
         registrations: 3,
         measure: Duration::from_millis(1),
         patience: Duration::from_secs(60),
@@ -717,6 +718,31 @@ fn each_host_with_a_gpu_needs_a_way() {
     let steps = steps_between(&[Fault::NoServerGpu, Fault::NoGpuMemory]);
     let allocate = (None, Name::Allocate);
     assert_eq!(outcomes(&steps, Outcome::Failed), [allocate, ANY_WAY]);
+}
+
+#[test]
+fn a_rate_is_beside_that_of_the_slowest_link() {
+    let links = |gpu, nic| Links { gpu, nic };
+    let bound = |scope, way, name| {
+        let links = [links(Some(5), Some(9)), links(Some(3), None)];
+        let plan = Plan {
+            scope,
+            links,
+            ..plan()
+        };
+        let steps = steps_on(&mut Fake::with(&[]), &plan);
+        let mut steps = steps.iter();
+        let step = steps.find(|step| (step.way, step.step) == (way, name))?;
+        step.figures.link_bytes_per_second
+    };
+    for (way, name, most) in [
+        (None, Name::WriteClientHostToServerHost, 9),
+        (PEER, Name::WriteClientGpuToServerHost, 5),
+        (PEER, Name::WriteClientHostToServerGpu, 3),
+    ] {
+        assert_eq!(bound(Scope::TwoHosts, way, name), Some(most));
+    }
+    assert_eq!(bound(Scope::OneHost, PEER, Name::SendToGpu), Some(5));
 }
 
 #[test]
