@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the two clients on fakes of ib_core and nvidia.ko: their descriptions, and what only
-//! this kernel's locks, or no ib_core of the test VM, can show.
+//! Tests of the two clients on fakes of ib_core and nvidia.ko: their descriptions, and behaviour
+//! that only this kernel's locks can show, or that no ib_core of the test VM can show.
 
 use core::mem::{
     self,
@@ -79,7 +79,7 @@ suite!(
         let second = persistent(c"nv_mem_nc")?;
         check!(!not_mine(cannot_lose(range)));
         drop((second, first));
-        // The next search forgets the refusal.
+        // The module forgets the refusal when ib_core next asks the second client.
         let _first = revocable(ClientUnmaps)?;
         refuse();
         let _second = persistent(c"nv_mem_nc")?;

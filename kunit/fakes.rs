@@ -1264,7 +1264,7 @@ fn relink(state: &bindings::dma_iova_state, change: impl FnOnce(u64) -> Result<u
         let iova = iova.ok_or("there is no such range")?;
         iova.linked = change(iova.linked)?;
         match iova.linked > iova.len {
-            true => Err("more is linked than it has"),
+            true => Err("more is linked than the range has"),
             false => Ok(()),
         }
     });
@@ -1331,7 +1331,7 @@ extern "C" fn fake_iova_free(_device: *mut bindings::device, state: &mut binding
     record(Event::IovaFree);
     relink(state, |linked| match linked {
         0 => Ok(0),
-        _ => Err("freed with something linked"),
+        _ => Err("freed with memory linked"),
     });
     with(|world| take_first(&mut world.iovas, |iova| iova.base == state.addr));
 }

@@ -24,7 +24,7 @@ fn map(count: u64, layout: Layout) -> Result<(BarMapping, SgTable), Reason> {
     BarMapping::map(&nic, memory(count, layout)?, VA, PageSize::KIB_64)
 }
 
-/// Maps memory that can be mapped.
+/// Maps memory like [`map`]. Makes the test fail if the memory cannot be mapped.
 fn mapped(count: u64, layout: Layout) -> Result<(BarMapping, SgTable)> {
     map(count, layout).map_err(|reason| {
         same!(Some(reason), None);
@@ -39,7 +39,7 @@ fn refused(count: u64, layout: Layout) -> Option<Reason> {
     reason
 }
 
-/// Returns the length of all ranges that are mapped by themselves.
+/// Returns the total length of the ranges that are mapped separately, in bytes.
 fn bytes() -> u64 {
     // CAST: Both types have 64 bits.
     with(|world| world.bar.iter().map(|range| range.len as u64).sum())
@@ -101,7 +101,7 @@ suite!(
             let mapping = mapped(40, EVERY_OTHER)?;
             same!((mapping.1.entries(), bytes()), (40, 40 * KIB_64));
             drop(mapping);
-            // The NIC does not reach the pages either.
+            // The NIC reaches neither the memory between the pages nor the pages.
             fail(Call::BarMap, 1, 2, EIO.to_errno())?;
             same!(
                 refused(40, EVERY_OTHER),

@@ -57,7 +57,7 @@ static void del(struct kobject *kobj)
 	for (i = 0; i < PEERMEM_PEERS - 1; i++)
 		if (shown[i].kobj == kobj && shown[i + 1].kobj)
 			fake_test_fails(__FILE__, __LINE__,
-					"a client goes before one that was made after it");
+					"a client is removed before a later client");
 	if (directory)
 		fake_directory(false);
 }

@@ -136,7 +136,7 @@ impl Drop for ResourceMapping {
     fn drop(&mut self) {
         let mut resched = Resched::default();
         for range in self.ranges.iter() {
-            // SAFETY: The range is mapped by the type invariant, which ends with this drop.
+            // SAFETY: By the type invariant, the range is mapped. This drop unmaps each range once.
             unsafe { unmap_range(&self.device, *range) };
             resched.after(range.len);
         }

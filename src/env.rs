@@ -42,7 +42,7 @@ pub(crate) use super::sync::Lock;
 /// allocate while holding it.
 pub(crate) use super::sync::Monitor;
 
-/// A sleeping lock around a `bool`, with a value beside it (`of`), in its own allocation. A
+/// A sleeping lock around a `bool`, and a value (`of`) without a lock, in one allocation. A
 /// callback of nvidia.ko takes this lock, so do not allocate while holding it.
 pub(crate) use super::sync::EntryLock;
 

@@ -72,12 +72,12 @@ pub(crate) fn check() -> Result {
         );
     } else if LoadedModule::find(c"ib_core").is_none() {
         pr_err!(
-            "not loaded: no ib_core is, and so there is no {}: modprobe loads it first, insmod does not\n",
+            "not loaded: ib_core is not loaded, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
         );
     } else if LoadedModule::find(c"ib_uverbs").is_none() {
         pr_err!(
-            "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no {}): modprobe ib_uverbs, then this module again\n",
+            "not loaded: ib_uverbs is not loaded, and OFED since 5.5 has peer memory there (no {}): modprobe ib_uverbs, then this module again\n",
             missing
         );
     } else {
@@ -105,7 +105,7 @@ pub(crate) fn check_revocation() {
     };
     if !LoadedModule::can_be_found() {
         return warn(
-            "built for the proprietary nvidia.ko this module cannot see which one is loaded",
+            "this module, built for the proprietary nvidia.ko, cannot see which one is loaded",
             c"",
         );
     }
@@ -120,9 +120,9 @@ pub(crate) fn check_revocation() {
     });
     match found {
         Some((_, true)) => {}
-        Some((module, false)) => warn("the ib_core that is loaded is of ", module.version()),
+        Some((module, false)) => warn("the ib_core that is loaded has version ", module.version()),
         None => warn(
-            "no module says of which OFED the ib_core is that is loaded",
+            "no module shows the OFED version of the ib_core that is loaded",
             c"",
         ),
     }

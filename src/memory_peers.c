@@ -177,7 +177,7 @@ static bool has(struct kernfs_node *parent, const char *name)
 
 static void not_shown(const char *why)
 {
-	pr_notice("no /sys/kernel/mm/" DIRECTORY ", software that looks there alone does not find this module: %s\n",
+	pr_notice("/sys/kernel/mm/" DIRECTORY " does not show this module, and software that looks only there does not find it: %s\n",
 		  why);
 }
 
@@ -216,10 +216,10 @@ static bool taken(const struct peermem_peer *peers, unsigned int count)
 
 	/* An ib_core with the directory would have refused a second client. */
 	if (all && was_there)
-		pr_notice("/sys/kernel/mm/" DIRECTORY "/%s is not this module's: it was there before\n",
+		pr_notice("/sys/kernel/mm/" DIRECTORY "/%s is not this module's: it existed before\n",
 			  peers[0].name);
 	else if (!all)
-		not_shown("it is somebody else's, who does not show this module's clients");
+		not_shown("another module owns the directory, and does not show these clients");
 	return true;
 }
 
@@ -268,7 +268,7 @@ void peermem_memory_peers_show(const struct peermem_peer *peers,
 	if (!memory_peers)
 		return;
 	if (!mm) {
-		not_shown("/sys/kernel/mm is not where it was looked for");
+		not_shown("/sys/kernel/mm was not found");
 		return;
 	}
 	if (taken(peers, count)) {
@@ -282,7 +282,7 @@ void peermem_memory_peers_show(const struct peermem_peer *peers,
 			remove_all();
 	if (!directory) {
 		mm_put();
-		not_shown("it could not be made");
+		not_shown("the directory cannot be created");
 	}
 }
 

@@ -75,11 +75,11 @@ pub(crate) fn check() -> Result {
     };
     match LoadedModule::find(c"nvidia") {
         None if !LoadedModule::can_be_found() => pr_err!(
-            "not loaded: nvidia.ko is not, or has no {}: modprobe nvidia, or install driver 535 or newer\n",
+            "not loaded: nvidia.ko is not loaded, or has no {}: modprobe nvidia, or install driver 535 or newer\n",
             missing
         ),
         None => pr_err!(
-            "not loaded: no nvidia.ko is, and so there is no {}: modprobe loads it first, insmod does not\n",
+            "not loaded: nvidia.ko is not loaded, and so there is no {}: modprobe loads it first, insmod does not\n",
             missing
         ),
         Some(driver) if driver.is_proprietary => pr_err!(
@@ -455,7 +455,7 @@ impl Drop for Callbacks {
         if ret != 0 {
             // The module is unloaded, although the last callback may not have returned.
             pr_err!(
-                "nvidia.ko did not let its callbacks be waited for (error {})\n",
+                "cannot wait for the end of nvidia.ko's callbacks (error {})\n",
                 ret
             );
         }

@@ -165,7 +165,7 @@ fn register<C: ib::Client>(
 ) -> Result<ClientRegistration<C>> {
     ClientRegistration::new(name, params::version(), invalidation).inspect_err(|_| {
         if has_nv_peer_mem {
-            pr_err!("not loaded: nv_peer_mem is, and ib_core takes no second client {}: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n", name);
+            pr_err!("not loaded: nv_peer_mem is loaded, and ib_core takes no second client {}: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n", name);
         } else {
             pr_err!("not loaded: ib_core does not accept the peer-memory client {}: is there another module's of that name in /sys/kernel/mm/memory_peers?\n", name);
         }

@@ -35,10 +35,10 @@ PARAM(persistent_api_support, int,
 PARAM(user_limit_mib, uint,
 	"MiB of GPU memory that one user may have pinned: 0 [default] no limit");
 PARAM(max_chunks, uint,
-	"Allocations that one registration may lie over: " __stringify(PEERMEM_MAX_CHUNKS) " [default], 1 as NVIDIA's module");
+	"Maximum number of allocations in one registration: " __stringify(PEERMEM_MAX_CHUNKS) " [default], 1 as NVIDIA's module");
 
 PARAM(provider_maps, bool,
-	"Who maps persistent pins: 0 [default] this module wherever it can, 1 nvidia.ko, as for NVIDIA's module");
+	"Persistent pins are mapped by: 0 [default] this module where it can, 1 nvidia.ko, as with NVIDIA's module");
 
 /* Many applications read the version. */
 MODULE_VERSION(PEERMEM_VERSION);

@@ -317,7 +317,7 @@ impl Drop for Bars {
 pub(crate) fn bar_of_page(page: &AddrRange) -> Option<Bar> {
     // SAFETY: The function has no preconditions.
     if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, false) } {
-        // The page is ordinary memory and in no BAR, so each registration skips the search.
+        // The page is ordinary memory, so each search for its BAR would find nothing.
         return None;
     }
     bar_of(page.addr)

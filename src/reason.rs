@@ -29,8 +29,8 @@ pub(crate) const EINVAL: i32 = -22;
 /// The kernel-internal `ENOTSUPP`, as a negative number. User space does not know this error.
 pub(crate) const ENOTSUPP: i32 = -524;
 
-/// The mapping of the process at an address that is not a GPU's. Recorded only if the mapping shows
-/// that the address was never meant for a GPU.
+/// The process's mapping at an address without GPU memory. Recorded only if the mapping shows that
+/// the address was never meant for a GPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum VmaKind {
     /// The address is outside user space.
@@ -265,10 +265,10 @@ reasons! {
         "not GPU memory of this process: it has nothing at that address (freed and unmapped, or another process's)", "";
     NonGpuHost: Reason::NonGpu(VmaKind::Host) => c"non_gpu_host", Some(EINVAL), Request,
         "not GPU memory: the range begins in memory of the CPU, and ib_core could not take all of it",
-        "look for pages that may not be written, lie past the end of a file, or are something else";
+        "look for pages that may not be written, lie past the end of a file, or are not CPU memory";
     Hole: Reason::Hole { .. } => c"hole", Some(EINVAL), Request,
-        "the range begins in GPU memory of this process and does not go on in it: it goes past the end, part of it was \
-         freed, is another process's or not mapped yet, or allocations meet elsewhere than at 2 MiB",
+        "the range begins in GPU memory of this process and does not stay in it: the range extends past the end, a part \
+         of it is freed, not mapped yet or another process's, or allocations meet at no multiple of 2 MiB",
         "register only what is there";
     TooManyChunks: Reason::TooManyChunks { .. } => c"too_many_chunks", Some(EINVAL), Request,
         "the range spans more allocations, or more uneven ones, than max_chunks allows",
@@ -343,7 +343,7 @@ impl fmt::Display for Reason {
         match *self {
             Reason::Pin(code) | Reason::Map(code) => write!(f, " (nvidia.ko: {})", Code(code)),
             Reason::Hole { offset } => {
-                write!(f, " ({offset:#x} bytes are; nvidia.ko: {})", Code(EINVAL))
+                write!(f, " (after {offset:#x} bytes; nvidia.ko: {})", Code(EINVAL))
             }
             Reason::TableVersion(version) | Reason::MappingVersion(version) => {
                 write!(f, " (version {version:#010x})")
@@ -434,10 +434,10 @@ events! {
         "another process released a revocable pin: it stays until the memory is freed", "";
     /// A revocable pin was not put, because nvidia.ko no longer links its memory to the process.
     OrphanedUnlisted => "orphaned_unlisted", Info,
-        "nvidia.ko no longer takes a revocable pin from its process: it stays until the memory is freed", "";
+        "nvidia.ko no longer finds a revocable pin among its owner's pins: it stays until the memory is freed", "";
     /// A revocable pin was not put, because it was released inside the callback of another pin.
     OrphanedInCallback => "orphaned_in_callback", Info,
-        "a revocable pin was released inside the callback of another: it stays until the memory is freed", "";
+        "a revocable pin was released inside the callback of another pin: it stays until the memory is freed", "";
     /// A revocable pin was not put, because nvidia.ko refused.
     OrphanedFailed => "orphaned_failed", Error,
         "nvidia.ko did not undo a revocable pin, or could not be asked: it stays until the memory is freed",
@@ -448,14 +448,14 @@ events! {
         "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";
     /// nvidia.ko called back for a pin that it had reported as unpinned.
     LateCallback => "late_callback", Warning,
-        "nvidia.ko revoked a pin that it had reported as unpinned: each unpin is checked first since then", "";
+        "nvidia.ko revoked a pin that it had reported as unpinned: since then, each unpin is checked first", "";
     /// nvidia.ko called back for a pin that does not exist.
     SpuriousCallback => "spurious_callback", Error,
         "nvidia.ko revoked a pin that does not exist",
         "report it";
     /// A scatter list may get an HCA page that is larger than 2 GiB.
     LargeHcaPage => "large_hca_page", Warning,
-        "its DMA addresses are at a multiple of 4 GiB from its virtual ones: the ib_core of OFED 25.07 and 25.10 may \
+        "its DMA and virtual addresses differ by a multiple of 4 GiB: the ib_core of OFED 25.07 and 25.10 may \
          give the NIC wrong addresses",
         "register at most 4 GiB at once (docs/dma.md)";
     /// Another module's client accepted a range that this module had refused. Never logged.

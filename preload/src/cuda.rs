@@ -128,8 +128,8 @@ impl Cuda {
         }
     }
 
-    /// Makes the context of an allocation current. Memory of `cuMemCreate` has no context, and its
-    /// device's primary context serves.
+    /// Makes the context of an allocation current. Memory of `cuMemCreate` has no context, so the
+    /// primary context of the memory's device becomes current instead.
     fn enter(&self, address: u64) -> Option<Entered<'_>> {
         match self.ask(CONTEXT, address) {
             Ok(context) if context != 0 => self.push(usize::try_from(context).ok()? as P, None),
@@ -141,7 +141,7 @@ impl Cuda {
         }
     }
 
-    /// Asks in a primary context if the thread needs one.
+    /// Asks in a primary context if the thread needs a context.
     fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
         let answer = self.ask_here(attribute, address);
         if answer != Err(INVALID_CONTEXT) {
@@ -163,8 +163,8 @@ impl Cuda {
         }
     }
 
-    /// Makes a device's primary context current, unless no one uses it: a new one would take GPU
-    /// memory.
+    /// Makes a device's primary context current if the context is active. Otherwise a new context
+    /// would take GPU memory.
     fn enter_primary(&self, ordinal: c_int) -> Option<Entered<'_>> {
         let (mut device, mut flags, mut is_active, mut context) = (0, 0, 0, null_mut());
         // SAFETY: the functions write a CUdevice, which is an int, an unsigned int, an int and a

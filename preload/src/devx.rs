@@ -2,8 +2,8 @@
 //! Memory of `mlx5dv_devx_umem_reg` and `mlx5dv_devx_umem_reg_ex`, which libmlx5 registers by an
 //! ioctl: the same ioctl with a dma-buf.
 //!
-//! The ioctl is the kernel's interface (`ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`). Of
-//! libibverbs only the place of the header in a command is used, and the header is checked. No
+//! The ioctl is the kernel's interface (`ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`). This file
+//! relies on libibverbs only for the place of the header in a command, and checks the header. No
 //! software device has these commands: this file was checked against the sources of libmlx5 and
 //! mlx5_ib, and not run on a NIC.
 

@@ -173,9 +173,9 @@ pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P)
     in_order(false, plain, other)
 }
 
-/// Calls the real function and then, if it fails, the other way. The program gets the real
-/// function's result and `errno` if both fail. A success of the other way leaves `errno` as it was.
-/// The mode `force` turns the order around if the call `may_be_forced`.
+/// Calls the real function, `plain`, and `other` if `plain` fails. The program gets the result and
+/// `errno` of `plain` if both fail. A success of `other` leaves `errno` unchanged. The mode `force`
+/// reverses the order if `may_be_forced` is `true`.
 fn in_order(
     may_be_forced: bool,
     plain: impl FnOnce() -> c_int,
@@ -218,6 +218,6 @@ pub(crate) fn errno() -> c_int {
 }
 
 fn set_errno(value: c_int) {
-    // SAFETY: as above.
+    // SAFETY: errno is this thread's, for as long as the thread lives.
     unsafe { *libc::__errno_location() = value };
 }

@@ -34,8 +34,8 @@ struct Pages {
 }
 
 impl Pages {
-    /// Returns `None` if no such range exists, or if the kernel would refuse the offset: it must
-    /// equal that of the I/O address in a page.
+    /// Returns `None` if no such range exists, or if the kernel would refuse the offset: the address
+    /// and the I/O address must have the same offset in a page.
     fn around(request: &Request, page: u64) -> Option<Self> {
         let mask = page.checked_sub(1)?;
         let length = u64::try_from(request.length).ok().filter(|it| *it != 0)?;

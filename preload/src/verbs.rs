@@ -113,8 +113,8 @@ impl Slot {
 }
 
 impl Api {
-    /// Returns the real functions for a context. Its `poll_cq` is a function of the provider, and
-    /// tells the provider and that one's copy of libibverbs.
+    /// Returns the real functions for a context. The context's `poll_cq` is a function of the
+    /// provider, and so identifies the provider and its copy of libibverbs.
     ///
     /// # Safety
     ///
@@ -248,7 +248,7 @@ pub(crate) fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_v
 ///
 /// # Safety
 ///
-/// `F` is the type of the function's pointer.
+/// `F` must be the function-pointer type of the found function.
 pub(crate) unsafe fn function<F: Copy>(found: Option<NonNull<c_void>>) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<NonNull<c_void>>()) };
     // SAFETY: the sizes are equal, and the caller says that the type fits.

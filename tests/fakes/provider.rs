@@ -223,7 +223,7 @@ impl Provider {
         let serial = tables.iter().rposition(|table| table.by == this);
         PageTable {
             pointer: 0,
-            serial: serial.expect("it has got one"),
+            serial: serial.expect("a table of this thread"),
         }
     }
 

@@ -259,8 +259,8 @@ pub(crate) struct World {
     pub(crate) is_direct: Cell<bool>,
     /// `true` if the module knows that something translates DMA addresses.
     pub(crate) is_translated: Cell<bool>,
-    /// Results of nvidia.ko's check of whether the HCA reaches each GPU. `None` means that the HCA
-    /// reaches all GPUs.
+    /// Paths from the HCA to each GPU, as nvidia.ko reports them. `None` means that the HCA reaches
+    /// all GPUs.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
     /// End of a BAR.
     pub(crate) bar_end: Cell<Option<u64>>,
@@ -298,7 +298,7 @@ pub(crate) fn world() -> Arc<World> {
             let own = SCRIPTED && thread::current().name().is_some();
             own.then(|| World::of_a_test(0, Arc::default()))
         })
-        .expect("inside World::run, or entered")
+        .expect("a world that this thread runs in or has entered")
 }
 
 impl World {

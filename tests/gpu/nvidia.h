@@ -2,7 +2,7 @@
 /*
  * Declarations that the files of the stand-in GPU share.
  *
- * Lock order, outermost first:
+ * Lock order, outermost first ("; LOCK" after a member: LOCK protects it):
  *
  *	mmap_lock of a process	held by the kernel around mmap, munmap, faults
  *	dma_resv		held by importers while they map a dma-buf

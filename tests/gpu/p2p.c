@@ -595,7 +595,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/* Frees the pins of a GPU that is removed whose put has failed. */
+/* Frees the pins of a removed GPU, if a put of the pin has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct pin *pin, *next;

@@ -131,8 +131,8 @@ const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol
 /// Parts of lines about a failed load, each with the fix.
 const OF_LOADING: [(&str, &str); 12] = [
     // Peer memory is in ib_core or in ib_uverbs, and ib_uverbs loads ib_core.
-    ("no ib_core is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
-    ("no ib_uverbs is", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
+    ("ib_core is not loaded, and", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
+    ("ib_uverbs is not loaded, and", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     (
         "neither ib_core nor ib_uverbs is loaded with peer memory",
         "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install MLNX_OFED or \
@@ -142,9 +142,9 @@ const OF_LOADING: [(&str, &str); 12] = [
         "has no peer memory",
         "install MLNX_OFED or DOCA-OFED for this kernel and load its modules, then `sudo modprobe nvidia-peermem`",
     ),
-    ("no nvidia.ko is", "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`"),
+    ("nvidia.ko is not loaded, and", "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`"),
     (
-        "nvidia.ko is not, or has no",
+        "nvidia.ko is not loaded, or has no",
         "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install driver 535 or newer",
     ),
     ("is the proprietary flavour", PROPRIETARY),
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn of_one_try_the_line_that_says_most() {
         let records = parse(
-            "3,1,1000000,-;nvidia-peermem: not loaded: no ib_core is, and so there is no x\n\
+            "3,1,1000000,-;nvidia-peermem: not loaded: ib_core is not loaded, and so there is no x\n\
              3,2,90000000,-;nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_put_pages from \
              proprietary module nvidia.\n\
              3,3,90000100,-;nvidia_peermem: Unknown symbol nvidia_p2p_put_pages (err -22)\n",
@@ -221,14 +221,14 @@ mod tests {
             "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
             "nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_get_pages from proprietary module \
             nvidia.",
-            "nvidia-peermem: not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe \
+            "nvidia-peermem: not loaded: ib_core is not loaded, and so there is no ib_register_peer_memory_client: modprobe \
             loads it first, insmod does not",
-            "nvidia-peermem: not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
+            "nvidia-peermem: not loaded: ib_uverbs is not loaded, and OFED since 5.5 has peer memory there (no \
             ib_register_peer_memory_client): modprobe ib_uverbs, then this module again",
             "nvidia-peermem: not loaded: neither ib_core nor ib_uverbs is loaded with peer memory (no \
             ib_register_peer_memory_client): modprobe ib_uverbs, then this module again; or load those of MLNX_OFED or \
             DOCA-OFED",
-            "nvidia-peermem: not loaded: nvidia.ko is not, or has no nvidia_p2p_get_pages_persistent: modprobe nvidia, or \
+            "nvidia-peermem: not loaded: nvidia.ko is not loaded, or has no nvidia_p2p_get_pages_persistent: modprobe nvidia, or \
             install driver 535 or newer",
             "Loading of unsigned module is rejected",
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
@@ -242,7 +242,7 @@ mod tests {
             // Linux logs this line when it loads a module that uses symbols of the proprietary
             // nvidia.ko.
             "nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia, inheriting taint.",
-            "nvidia-peermem: revocable mode needs OFED 25.04 or newer, and built for the proprietary nvidia.ko this module cannot \
+            "nvidia-peermem: revocable mode needs OFED 25.04 or newer, and this module, built for the proprietary nvidia.ko, cannot \
             see of which OFED ib_core is",
             "i915: disagrees about version of symbol drm_init",
             "nvidia-peermem: refused 0x7f+0x1 of process 1 in acquire: no room",

@@ -439,7 +439,7 @@ static void force(void)
 {
 	served(gpu, 8192, 7);
 	check(kernel->reg == 0);
-	/* A client would serve the address. */
+	/* A peer-memory client would serve the address. */
 	kernel->gpu_end = kernel->gpu_start;
 	served(gpu, 8192, 7);
 	check(kernel->reg == 0);

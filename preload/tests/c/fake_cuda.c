@@ -76,7 +76,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *is_active)
 
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
-	/* Nobody may create the first device's. */
+	/* Nobody may create the first device's primary context. */
 	if (device != 11)
 		__builtin_trap();
 	count(retained, 1);

@@ -2,7 +2,7 @@
 /*
  * A kernel with one RDMA device, for the real libibverbs and librxe. A test preloads this library:
  * the calls for /dev/infiniband/uverbs0 end here. The kernel knows the old write() interface, and
- * of the ioctl() interface only registrations by dma-buf.
+ * only registrations by dma-buf of the ioctl() interface.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -232,7 +232,7 @@ static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 		return EINVAL;
 	if (fstat(ATTR(FD)->data_s64, &it))
 		return EBADF;
-	/* The stand-in libcuda marks a mapping over PCIe by the mode. */
+	/* The stand-in libcuda sets S_IXOTH on the file for a mapping over PCIe. */
 	if (fake_kernel.dmabuf_default_error && !(it.st_mode & S_IXOTH))
 		return fake_kernel.dmabuf_default_error;
 	if ((fake_kernel.offset ^ fake_kernel.iova) & 4095)

@@ -510,7 +510,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 	status = memory_behind(va, length, &alloc);
 	if (status == NV_OK && alloc->gpu != gpu_info)
 		status = NV_ERR_OBJECT_NOT_FOUND;
-	/* Since 555, the alignment is checked here and not above. */
+	/* Since 555, the alignment is checked here, not in the upper half. */
 	if (status == NV_OK && va % STANDIN_PAGE_SIZE)
 		status = NV_ERR_INVALID_ARGUMENT;
 	/*
@@ -596,7 +596,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/* Frees the pins of a GPU that is removed whose put has failed. */
+/* Frees the pins of a removed GPU, if a put of the pin has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct mapping_info *info, *next;

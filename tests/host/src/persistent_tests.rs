@@ -179,10 +179,10 @@ fn absurd_ranges_never_reach_the_provider() {
 
 const PAGE: u64 = 1 << 16;
 
-/// Steps of the check of whether a device reaches a GPU. nvidia.ko makes the check.
+/// Steps in which the module asks nvidia.ko if a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// Steps of the check if nvidia.ko's DMA address differs from the page's physical address, and the
-/// module does not know if DMA addresses are translated.
+/// Steps of the same question in a case where nvidia.ko's DMA address is not the page's physical
+/// address, and the module does not know if DMA addresses are translated.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",

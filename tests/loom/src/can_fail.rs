@@ -62,7 +62,7 @@ fn each_property_can_fail() {
             .output()
             .expect("runs");
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{model} holds without {how:?}");
+        assert!(!output.status.success(), "{model} passes despite {how:?}");
         assert!(text.contains(says), "{how:?}, {model}:\n{text}");
         println!("figure: noticed {how:?}: {model} fails: {says}");
     }

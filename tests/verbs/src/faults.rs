@@ -229,7 +229,7 @@ impl Symbols {
             .next()
             .map(|(address, ..)| *address)
             .with_context(|| format!("the kernel has no function {wanted}"))?;
-        let end = self.next(start).context("the last function of all")?;
+        let end = self.next(start).context("no function follows")?;
         Ok(start..end)
     }
 
@@ -247,7 +247,7 @@ impl Symbols {
             (Some((start, ..)), None) => *start,
             (one, other) => bail!("{method} of {with} in {module}: {one:?}, {other:?}"),
         };
-        let end = self.next(start).context("the last function of all")?;
+        let end = self.next(start).context("no function follows")?;
         Ok(start..end)
     }
 

@@ -267,7 +267,7 @@ impl SharedWords {
     }
 
     pub(crate) fn all(&self) -> &[AtomicU64] {
-        // SAFETY: The mapping has `len` words and starts at a page. All bytes are a valid atomic.
+        // SAFETY: The mapping has `len` words and starts at a page. Any bytes are a valid atomic.
         // The mapping lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }

@@ -681,7 +681,7 @@ const FRAGMENTED: usize = 2 * M2;
 
 fn fragmented_memory(bench: &Bench<'_>) -> Result<[Allocation; 2]> {
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("what NVIDIA's module maps is not in one range");
+        return ktap::skip("NVIDIA's module does not map to one range");
     }
     let chosen = Parameter::set("nvidia", "layout", "64k")?;
     let memories = [
@@ -732,7 +732,7 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("what NVIDIA's module maps is not in one range");
+        return ktap::skip("NVIDIA's module does not map to one range");
     }
     let (memory, target) = (bench.allocate(0, LEN)?, bench.allocate(1, 2 * M2)?);
     let from = bench.register(&memory, 0, LEN)?;

@@ -166,7 +166,7 @@ fn both_clients(lab: &Lab) -> Result<()> {
     );
     note("pins_revocable", pins.0);
     note("pins_persistent", pins.1);
-    ensure!(pins == (1, 1), "{pins:?} pins, of each kind");
+    ensure!(pins == (1, 1), "revocable and persistent pins: {pins:?}");
     for region in [&lost, &kept] {
         write_ends(lab, region.part(0, SOME as u64)?, Status::Success)?;
     }

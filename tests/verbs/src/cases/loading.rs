@@ -131,7 +131,7 @@ fn no_ib_uverbs() -> Result<()> {
     }
     delete_links()?;
     unload_with_users("ib_uverbs")?;
-    let line = "not loaded: no ib_uverbs is, and OFED since 5.5 has peer memory there (no \
+    let line = "not loaded: ib_uverbs is not loaded, and OFED since 5.5 has peer memory there (no \
                 ib_register_peer_memory_client): modprobe ib_uverbs, then this module again";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     succeed("modprobe", ["ib_uverbs"]).map(|_| ())
@@ -162,7 +162,7 @@ fn no_driver() -> Result<()> {
         "insmod",
         &module::file()?,
         SEE_DMESG,
-        "not loaded: no nvidia.ko is, and so there is no nvidia_p2p_get_pages: modprobe loads it first, insmod does not",
+        "not loaded: nvidia.ko is not loaded, and so there is no nvidia_p2p_get_pages: modprobe loads it first, insmod does not",
     );
     succeed("modprobe", ["nvidia"])?;
     result
@@ -189,7 +189,7 @@ fn nv_peer_mem() -> Result<()> {
             "modprobe",
             "nvidia-peermem",
             "Invalid argument",
-            "not loaded: nv_peer_mem is, and ib_core takes no second client nv_mem: rmmod nv_peer_mem, and remove its \
+            "not loaded: nv_peer_mem is loaded, and ib_core takes no second client nv_mem: rmmod nv_peer_mem, and remove its \
              package (nvidia-peer-memory)",
         )
     } else {
@@ -216,10 +216,10 @@ fn revocable_mode() -> Result<()> {
     let insert = |kind: &str, file: &str| module::load_file(&drivers.join(kind).join(file));
     insert("mlx_compat", "mlx_compat.ko")?;
     let result = warned(Some(
-        "no module says of which OFED the ib_core is that is loaded",
+        "no module shows the OFED version of the ib_core that is loaded",
     ))
     .and_then(|()| {
-        let older = "the ib_core that is loaded is of 24.10-3.2.5";
+        let older = "the ib_core that is loaded has version 24.10-3.2.5";
         for (kind, words) in [("ofed_24_10", Some(older)), ("ofed_25_04", None)] {
             insert(kind, "mlx5_core.ko")?;
             let result = warned(words);
@@ -295,7 +295,7 @@ fn no_ib_core() -> Result<()> {
         "insmod",
         &module::file()?,
         SEE_DMESG,
-        "not loaded: no ib_core is, and so there is no ib_register_peer_memory_client: modprobe loads it first, insmod \
+        "not loaded: ib_core is not loaded, and so there is no ib_register_peer_memory_client: modprobe loads it first, insmod \
          does not",
     )?;
     succeed("modprobe", ["nvidia-peermem"])?;

@@ -74,11 +74,11 @@ fn reused(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let (from, to) = (local.part(0, 65537)?, first_region.part(4097, 65537)?);
     connection.transfer(Op::Write, from, to)?;
-    ensure!(second.bytes(0, M2)? == kept, "the new allocation's bytes");
+    ensure!(second.bytes(0, M2)? == kept, "the new allocation changed");
     let old = local.expected(0, 65537)?;
     ensure!(
         first_view.bytes(4097, 65537)? == old,
-        "the old region's bytes"
+        "the WRITE did not reach the old pages"
     );
 
     // Both regions over the same addresses live at the same time.
@@ -86,8 +86,8 @@ fn reused(lab: &Lab) -> Result<()> {
     let (from, to) = (local.part(1, 4096)?, second_region.part(0, 4096)?);
     connection.transfer(Op::Write, from, to)?;
     let found = second.bytes(0, M2)?;
-    ensure!(found[..4096] == *local.expected(1, 4096)?, "the new bytes");
-    ensure!(found[4096..] == kept[4096..], "the bytes behind");
-    ensure!(first_view.bytes(4097, 65537)? == old, "the old pages");
+    ensure!(found[..4096] == *local.expected(1, 4096)?, "no new bytes");
+    ensure!(found[4096..] == kept[4096..], "the bytes behind changed");
+    ensure!(first_view.bytes(4097, 65537)? == old, "old pages changed");
     Ok(())
 }

@@ -122,7 +122,7 @@ fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
 /// early would read another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
-        return ktap::skip("memory has its place in the BAR for life here");
+        return ktap::skip("memory never changes its place in the BAR here");
     }
     lab.needs_module()?;
     let allocate = |salt| -> Result<_> {

@@ -175,7 +175,7 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
         release.place()
     );
     if returned {
-        // ib_core continues in this order and does not survive the rest.
+        // The threads end in this order, because ib_core would not survive the usual order.
         after.finish(release)?;
         inside.finish(free)??;
         bail!("release returned with its callback inside ib_core");
@@ -274,7 +274,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     note("pins_persistent", persistent);
     ensure!(
         revocable == 0,
-        "{revocable} revocable pin on what cannot be mapped"
+        "{revocable} revocable pin on memory that cannot be mapped"
     );
     ensure!(persistent == 1, "{persistent} persistent pins");
     if let Some(reason) = reason {
@@ -594,7 +594,7 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     let rmmod = rmmod.finish(PATIENCE)?;
     ensure!(rmmod.success(), "rmmod: {}", rmmod.output);
     ensure!(settled, "rmmod neither ended nor waits: {place}");
-    ensure!(!gone, "the module went with a callback on its way out");
+    ensure!(!gone, "the module was unloaded under its callback");
     Ok(())
 }
 

@@ -64,11 +64,11 @@ pub(super) const CASES: &[Case] = cases![
     },
 ];
 
-/// Skips the case unless a cycle is an instruction and the module's functions are measured.
+/// Skips the case unless the clock counts instructions and the module's functions are measured.
 fn needs_measures(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     if !probe::is_there() {
-        return ktap::skip("the module that measures is not loaded: --bench");
+        return ktap::skip("the measuring module is not loaded: --bench");
     }
     if std::env::var_os("TESTVM_ICOUNT").is_none() {
         return ktap::skip("the machine's clock does not count instructions: --icount --smp 1");
@@ -99,7 +99,7 @@ fn as_many_times(one: Held, all: Held, number: u64) -> Result<()> {
     same("allocations held", all.objects, number * one.objects)
 }
 
-/// Checks that one more registration costs about as much as one alone.
+/// Checks that a registration beside others costs about as much as a registration alone.
 fn no_more(alone: Life, beside: Life) -> Result<()> {
     for (when, life) in [("none", alone), ("all", beside)] {
         note(&format!("own_beside_{when}"), life.own());
@@ -111,7 +111,7 @@ fn no_more(alone: Life, beside: Life) -> Result<()> {
     let more = beside.own() - alone.own();
     ensure!(
         more <= MOST_MORE,
-        "one more takes {more} instructions more than one alone"
+        "one more registration takes {more} instructions more than one alone"
     );
     Ok(())
 }

@@ -115,7 +115,7 @@ const EIO: &[i32] = &[libc::EIO];
 const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
 const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
 
-/// Places of calls that can fail, without puts that lose something, which [`lost_puts`] tests.
+/// Places of calls that can fail. [`lost_puts`] tests the puts whose failure loses something.
 const PLACES: &[Place] = &[
     place("get_pages", PINNING, Seen::Refused),
     place("get_pages_register", REGISTER, Seen::Refused),
@@ -242,7 +242,7 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
             (libc::ENOMEM, None),
             (
                 libc::EIO,
-                Some("nvidia.ko did not let its callbacks be waited for (error -5)"),
+                Some("cannot wait for the end of nvidia.ko's callbacks (error -5)"),
             ),
         ] {
             let log = KernelLog::from_now()?;

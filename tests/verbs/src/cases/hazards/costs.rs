@@ -104,7 +104,7 @@ fn entries(bench: &Bench) -> Result<()> {
 /// for the NIC.
 fn addresses_out_of_order(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
-        return ktap::skip("the revocable mode of ours maps by itself");
+        return ktap::skip("our module's revocable mode maps by itself");
     }
     if !bench.is_ours() {
         return mapped_out_of_order(bench);
@@ -289,7 +289,7 @@ fn strange_tables(bench: &Bench) -> Result<()> {
 
 fn strange_mappings(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
-        return ktap::skip("the revocable mode of ours maps by itself");
+        return ktap::skip("our module's revocable mode maps by itself");
     }
     refuse_each(
         bench,

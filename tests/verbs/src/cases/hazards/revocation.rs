@@ -170,7 +170,7 @@ fn stale_put(bench: &Bench) -> Result<()> {
 fn committed_put(bench: &Bench) -> Result<()> {
     if !bench.is_ours() || !bench.is_revocable() {
         // NVIDIA's nvidia-peermem also puts in acquire, and would stop in that put.
-        return ktap::skip("of the revocable mode of ours");
+        return ktap::skip("only for our module's revocable mode");
     }
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
     let (memory, region) = bench.registered()?;
@@ -368,7 +368,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
         return Ok(());
     };
     freed?;
-    unload.done()?.context("rmmod without a reference")?;
+    unload.done()?.context("rmmod fails without a reference")?;
     module::load(&parameters)?;
     bench.check_nothing_left()
 }
