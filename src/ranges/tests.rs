@@ -733,7 +733,7 @@ proptest! {
         let want: u128 = ranges.clone().map(|r| u128::from(r.len)).sum();
         let layout = SgLayout::new(va, PageSize::KIB_64, max_segment.max(1 << 25));
         let got = entries_of(ranges, layout);
-        prop_assert!(got.iter().all(|e| u64::from(e.len) <= MAX_ENTRY && e.len > 0));
+        prop_assert!(got.iter().all(|e| e.len <= MAX_ENTRY && e.len > 0));
         prop_assert_eq!(got.iter().map(|e| u128::from(e.len)).sum::<u128>(), want);
     }
 }

@@ -182,8 +182,9 @@ rules! {
     }
 }
 
-/// Returns whether `UCX_TLS` has transports of RDMA, and of GPU memory. The value is a list of
-/// transports, or with `^` of those that UCX does not use. `ib` and `cuda` stand for several.
+/// Parses `UCX_TLS`. The first result is `true` if UCX may use a transport of RDMA, and the second
+/// if UCX may use a transport of GPU memory. The value is a list of transports, or with `^` of those
+/// that UCX does not use. `ib` and `cuda` stand for several.
 fn transports(value: &str) -> (bool, bool) {
     let (is_excluding, list) = match value.strip_prefix('^') {
         Some(list) => (true, list),

@@ -59,8 +59,8 @@ pub(crate) struct Symbol {
 }
 
 impl Software {
-    /// Reads all software except the modules' files ([`Files`](crate::host::module_files::Files)), which take long to read and
-    /// which few callers need.
+    /// Reads all software except the modules' files ([`Files`](crate::host::module_files::Files)),
+    /// which take long to read and which few callers need.
     pub(crate) fn scan(host: &dyn Host) -> Self {
         let kernel = host.text("/proc/sys/kernel/osrelease");
         Self {

@@ -220,6 +220,7 @@ mod tests {
     use super::super::tests::faults;
     use crate::fixture::software;
     use crate::host::Fact;
+
     faults! {
         "a shell that may lock little",
             "warning memlock: …may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB" => |fixture| {

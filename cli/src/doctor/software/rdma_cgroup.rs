@@ -113,6 +113,7 @@ mod tests {
     use crate::testing::no_panic;
 
     use super::super::tests::faults;
+
     faults! {
         "a cgroup at its limit", "warning rdma-cgroup: …1900 RDMA objects of 2000" => |fixture| {
             let folder = "/sys/fs/cgroup/user.slice";

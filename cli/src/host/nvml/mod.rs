@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Facts about the GPUs from NVIDIA's management library (NVML, the driver's `libnvidia-ml.so.1`).
 //!
-//! This module provides the fact [`Nvml`](Fact::Nvml), as JSON. The code reads no
-//! serial numbers or UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and
-//! the driver's `nvml.h`.
+//! This module provides the fact [`Nvml`](Fact::Nvml), as JSON. The code reads no serial numbers or
+//! UUIDs, and sets nothing. See <https://docs.nvidia.com/deploy/nvml-api/> and the driver's
+//! `nvml.h`.
 
 mod library;
 
