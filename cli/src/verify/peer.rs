@@ -9,7 +9,7 @@
 //! allocated for this client. Lines, their number and the time for a line are limited.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
@@ -262,13 +262,18 @@ impl Peer {
         Ok(Teller(Lines::of(stream, self.0.limit)?))
     }
 
-    /// Sends a request, and waits for the answer.
+    /// Sends a request, and waits for the answer. An error ends the connection: otherwise, a late
+    /// answer could be taken for that of the next request.
     pub(crate) fn call(&mut self, kind: Kind, request: Request) -> Result<Answer, Unable> {
         let call = || {
             self.0.say(&Line::Request(kind, request))?;
             self.0.hear()
         };
-        match call().map_err(|error| error.context("the server"))? {
+        let answer: Result<Answer> = call();
+        if answer.is_err() {
+            let _ = self.0.stream.shutdown(Shutdown::Both);
+        }
+        match answer.context("the server")? {
             Answer::Impossible(why) => Err(Unable::Impossible(format!("the server: {why}"))),
             Answer::Failed { why, errno } => Err(Unable::Failed {
                 why: format!("the server: {why}"),

@@ -115,6 +115,27 @@ fn a_client_that_leaves_fails_the_step() {
     assert_eq!(why, Some("the client: the connection was closed"));
 }
 
+#[test]
+fn no_answer_follows_an_error() {
+    let (listener, server) = listener();
+    let there = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut lines = Lines::of(stream, LONG).unwrap();
+        lines.line().unwrap();
+        let (about, links) = (String::new(), LINKS);
+        let ready = Welcome::Ready(Devices { about, links });
+        lines.greet(ready).unwrap();
+        lines.line().unwrap();
+        lines.stream.write_all(b"no answer\n\"done\"\n").unwrap();
+        lines.line()
+    });
+    let (mut peer, _) = Peer::connect(&server, SIZE, LONG).unwrap();
+    let error = why(peer.call(Kind::Host, Request::Allocate));
+    assert!(error.starts_with("the server: an unknown line"), "{error}");
+    assert!(peer.call(Kind::Host, Request::Deregister).is_err());
+    assert_eq!(why(there.join().unwrap()), "the connection was closed");
+}
+
 /// Returns the error of a client whose server sends this, and the client's first line.
 fn answered(answer: &'static str) -> (String, String) {
     let (listener, server) = listener();
