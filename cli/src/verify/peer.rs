@@ -27,9 +27,9 @@ const SCHEMA: &str = "peermemctl.verify.peer";
 /// Version of the protocol. Both ends must have the same version.
 const PROTOCOL: u32 = 1;
 /// Maximum length of a line, in bytes.
-const LONGEST_LINE: usize = 64 << 10;
+const LONGEST_LINE: usize = 8 << 10;
 /// Maximum number of lines that a server reads from a client. A run has some hundred lines.
-const MOST_LINES: usize = 4096;
+const MOST_LINES: usize = 512;
 /// Time limit for a TCP connection, and for a client's greeting.
 const GREETING: Duration = Duration::from_secs(10);
 

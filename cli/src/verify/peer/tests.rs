@@ -216,7 +216,7 @@ fn a_wrong_greeting_is_refused() {
         ("[".repeat(1000) + "\n", "not the protocol"),
         (
             "x".repeat(2 * LONGEST_LINE),
-            "a line of more than 65536 bytes",
+            "a line of more than 8192 bytes",
         ),
     ] {
         let (error, _) = greeting_of(text.as_bytes(), None);
@@ -253,6 +253,6 @@ fn silence_and_chatter_end() {
     };
     assert_eq!(
         step.found.as_deref(),
-        Some("the client: more than 4096 lines")
+        Some("the client: more than 512 lines")
     );
 }
