@@ -2,7 +2,8 @@
 //! Tests of the program itself: exit statuses and output streams.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -202,6 +203,20 @@ fn columns_are_heeded() {
 /// A child process, killed at the end of the test.
 struct Running(Child);
 
+impl Running {
+    /// Returns the exit status of a process that must end. `why` says why it may not.
+    fn status(&mut self, why: &str) -> Option<i32> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begin.elapsed() < LONG, "{why}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -227,19 +242,36 @@ fn a_fifo_that_nobody_writes_to_is_no_recording() {
         .stderr(Stdio::piped())
         .spawn();
     let mut running = Running(child.unwrap());
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = running.0.try_wait().unwrap() {
-            break status;
-        }
-        assert!(begin.elapsed() < LONG, "it waits for a writer");
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    assert_eq!(status.code(), Some(2));
+    assert_eq!(running.status("it waits for a writer"), Some(2));
     // A pipe with a slow writer.
     let slow = "(sleep 1; cat \"$1\") | \"$0\" topo --machine /dev/stdin";
     let (status, out, errors) = shell(slow);
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
+}
+
+/// The client stays, and does not end the worker.
+#[test]
+fn a_worker_ends_with_its_server() {
+    let task = format!(
+        "{{\"server\":{{\"gpu\":\"none\",\"source\":\"none\",\"hca\":null,\"port\":1,\"size\":65536,\
+         \"limit\":{},\"server\":null,\"links\":{{\"gpu\":null,\"nic\":null}}}}}}",
+        u64::MAX
+    );
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (connection, _) = listener.accept().unwrap();
+    let child = peermemctl()
+        .args(["verify-part", &task])
+        .stdin(OwnedFd::from(connection))
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut running = Running(child.unwrap());
+    let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
+    // The worker has then greeted the client.
+    let mut said = lines.by_ref().map_while(Result::ok);
+    assert!(said.any(|line| line.contains("about")));
+    drop(lines);
+    assert_eq!(running.status("the worker lives on"), Some(3));
 }
 
 #[test]

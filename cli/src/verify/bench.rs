@@ -373,10 +373,13 @@ impl Path {
     }
 
     /// Waits until the bytes of a WRITE are in the server's memory, which the completion of a WRITE
-    /// does not show. A READ of the last byte ends after the WRITEs before it.
-    fn placed(&mut self) -> Result<Status> {
-        let (from, to) = (self.from.last_byte(), self.to.last_byte());
-        Ok(self.near.run(Op::Read, from, to)?.status)
+    /// does not show. A READ of the last byte ends after the WRITEs before it. The device puts this
+    /// byte in separate host memory, and never writes to the source.
+    fn placed(&mut self, hca: &rdma::Hca) -> Result<Status> {
+        let memory = Mapping::anonymous(1)?;
+        let region = hca.reg_mr(memory.span(0, 1)?)?;
+        let byte = region.part(0, 1)?;
+        Ok(self.near.run(Op::Read, byte, self.to.last_byte())?.status)
     }
 }
 
@@ -515,7 +518,7 @@ impl Bench for Real {
         }
         let took = begun.elapsed();
         if verb == Verb::Write && path.far.is_none() {
-            let status = path.placed()?;
+            let status = path.placed(self.hca()?)?;
             if status != Status::Success {
                 return Ok(Moved::Refused(format!("{status:?}")));
             }

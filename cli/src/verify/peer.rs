@@ -9,7 +9,7 @@
 //! allocated for this client. Lines, their number and the time for a line are limited.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
@@ -27,9 +27,9 @@ const SCHEMA: &str = "peermemctl.verify.peer";
 /// Version of the protocol. Both ends must have the same version.
 const PROTOCOL: u32 = 1;
 /// Maximum length of a line, in bytes.
-const LONGEST_LINE: usize = 64 << 10;
+const LONGEST_LINE: usize = 8 << 10;
 /// Maximum number of lines that a server reads from a client. A run has some hundred lines.
-const MOST_LINES: usize = 4096;
+const MOST_LINES: usize = 512;
 /// Time limit for a TCP connection, and for a client's greeting.
 const GREETING: Duration = Duration::from_secs(10);
 
@@ -262,13 +262,18 @@ impl Peer {
         Ok(Teller(Lines::of(stream, self.0.limit)?))
     }
 
-    /// Sends a request, and waits for the answer.
+    /// Sends a request, and waits for the answer. An error ends the connection: otherwise, a late
+    /// answer could be taken for that of the next request.
     pub(crate) fn call(&mut self, kind: Kind, request: Request) -> Result<Answer, Unable> {
         let call = || {
             self.0.say(&Line::Request(kind, request))?;
             self.0.hear()
         };
-        match call().map_err(|error| error.context("the server"))? {
+        let answer: Result<Answer> = call();
+        if answer.is_err() {
+            let _ = self.0.stream.shutdown(Shutdown::Both);
+        }
+        match answer.context("the server")? {
             Answer::Impossible(why) => Err(Unable::Impossible(format!("the server: {why}"))),
             Answer::Failed { why, errno } => Err(Unable::Failed {
                 why: format!("the server: {why}"),

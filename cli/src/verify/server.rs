@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::{bail, Context as _, Result};
 use rustix::net::sockopt;
@@ -16,6 +16,9 @@ use crate::args::Listen;
 use crate::finding::Status;
 use crate::render::clean;
 use crate::report::Out;
+
+/// Maximum number of pairs of a run, whose steps are in memory until the run ends.
+const MOST_PAIRS: usize = 256;
 
 /// Serves one run, or all runs with `--keep`. `names` are the RDMA devices.
 ///
@@ -54,19 +57,22 @@ pub(crate) fn run(
     }
 }
 
-/// Waits for the next client, for at most this time. Returns `None` if there is none.
+/// Waits for the next client, until the deadline. Returns `None` if there is none.
 fn accept(
     listener: &TcpListener,
-    limit: Option<Duration>,
+    deadline: Option<Instant>,
 ) -> io::Result<Option<(TcpStream, SocketAddr)>> {
-    sockopt::set_socket_timeout(listener, Timeout::Recv, limit)?;
     loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(None);
+        }
+        sockopt::set_socket_timeout(listener, Timeout::Recv, left)?;
         match listener.accept() {
             Ok(found) => return Ok(Some(found)),
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock => return Ok(None),
-                // The client has left again.
-                io::ErrorKind::ConnectionAborted => {}
+                // The time is up, or the client has left again.
+                io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted => {}
                 _ => return Err(error),
             },
         }
@@ -86,10 +92,9 @@ fn one_run(
         pairs: Vec::new(),
     };
     // Other clients wait until this run has ended.
-    let mut only = None;
+    let (mut only, mut deadline) = (None, None);
     loop {
-        let limit = (!report.pairs.is_empty()).then(|| here.limit());
-        let Some((client, address)) = accept(listener, limit)? else {
+        let Some((client, address)) = accept(listener, deadline)? else {
             return Ok(report);
         };
         let hello = match peer::greeted(&client, only) {
@@ -112,8 +117,31 @@ fn one_run(
         let followed = supervisor::oversee(&role, here.limit(), Some(client))?;
         let peer = Some((Role::Server, address.to_string()));
         report.pairs.push(Pair::of(*found, hca, peer, followed));
-        if !hello.more {
+        if !hello.more || report.pairs.len() >= MOST_PAIRS {
             return Ok(report);
         }
+        // Refused clients do not prolong the run.
+        deadline = Instant::now().checked_add(here.limit());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn nobody_is_accepted_after_the_deadline() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let until = |time| {
+            let deadline = Instant::now() + Duration::from_millis(time);
+            accept(&listener, Some(deadline)).unwrap().is_some()
+        };
+        assert!(!until(20));
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(!until(0));
+        assert!(until(60_000));
     }
 }

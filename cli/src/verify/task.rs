@@ -104,7 +104,7 @@ pub(crate) fn command(role: &Role) -> Result<Command> {
     command
         .arg(args::VERIFY_PART)
         .arg(serde_json::to_string(role)?)
-        .stdin(Stdio::piped())
+        .stdin(Stdio::null())
         .stdout(Stdio::piped());
     Ok(command)
 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Code of the processes of [`super::task`]. A process exits at the end of its standard input, so
-//! that no process outlives its parent.
+//! Code of the processes of [`super::task`]. A process exits when its parent no longer reads its
+//! standard output, so that no process outlives its parent.
 
 use std::io;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use anyhow::{bail, Context as _, Result};
 use peermem_verbs::rdma;
+use rustix::event::{poll, PollFd, PollFlags};
 
 use super::bench::Real;
 use super::event::{Event, Name, Outcome, Step, Way};
@@ -18,11 +19,13 @@ use super::steps::{Bench as _, End, Kind, Links, Moved, Plan, Scope, Unable, Ver
 use super::task::{Role, Task, MOVES};
 use super::{bench, peer, steps};
 
-/// Exits this process at the end of standard input.
-fn end_with_input() {
+/// Exits this process when the reader of its standard output is gone.
+fn end_with_reader() {
     std::thread::spawn(|| {
-        let mut bytes = [0; 16];
-        while matches!(io::stdin().read(&mut bytes), Ok(got) if got > 0) {}
+        let output = io::stdout();
+        // No event is requested, so that poll returns at an error only.
+        let mut waited = [PollFd::new(&output, PollFlags::empty())];
+        while poll(&mut waited, None).is_err() {}
         std::process::exit(3);
     });
 }
@@ -36,10 +39,7 @@ fn say(line: &str) -> Result<()> {
 /// Runs a process in its role.
 pub(crate) fn run(role: &str) -> Result<()> {
     let role: Role = serde_json::from_str(role).context("the task")?;
-    if let Role::Server(task) = role {
-        return serve(task);
-    }
-    end_with_input();
+    end_with_reader();
     match role {
         Role::Gpus { stand_in } => {
             let found = bench::gpus(stand_in).map_err(|error| format!("{error:#}"));
@@ -139,7 +139,7 @@ fn work(task: Task) -> Result<()> {
 fn serve(task: Task) -> Result<()> {
     let client = TcpStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // The supervisor's limit is longer, so that this process names the cause.
-    let patience = Duration::from_secs(task.limit) * 3 / 4;
+    let patience = Duration::from_secs(task.limit) / 4 * 3;
     let mut lines = Lines::of(client, patience)?;
     let mut audience = Audience::default();
     audience.begins(Name::Open);

@@ -115,6 +115,27 @@ fn a_client_that_leaves_fails_the_step() {
     assert_eq!(why, Some("the client: the connection was closed"));
 }
 
+#[test]
+fn no_answer_follows_an_error() {
+    let (listener, server) = listener();
+    let there = thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut lines = Lines::of(stream, LONG).unwrap();
+        lines.line().unwrap();
+        let (about, links) = (String::new(), LINKS);
+        let ready = Welcome::Ready(Devices { about, links });
+        lines.greet(ready).unwrap();
+        lines.line().unwrap();
+        lines.stream.write_all(b"no answer\n\"done\"\n").unwrap();
+        lines.line()
+    });
+    let (mut peer, _) = Peer::connect(&server, SIZE, LONG).unwrap();
+    let error = why(peer.call(Kind::Host, Request::Allocate));
+    assert!(error.starts_with("the server: an unknown line"), "{error}");
+    assert!(peer.call(Kind::Host, Request::Deregister).is_err());
+    assert_eq!(why(there.join().unwrap()), "the connection was closed");
+}
+
 /// Returns the error of a client whose server sends this, and the client's first line.
 fn answered(answer: &'static str) -> (String, String) {
     let (listener, server) = listener();
@@ -195,7 +216,7 @@ fn a_wrong_greeting_is_refused() {
         ("[".repeat(1000) + "\n", "not the protocol"),
         (
             "x".repeat(2 * LONGEST_LINE),
-            "a line of more than 65536 bytes",
+            "a line of more than 8192 bytes",
         ),
     ] {
         let (error, _) = greeting_of(text.as_bytes(), None);
@@ -232,6 +253,6 @@ fn silence_and_chatter_end() {
     };
     assert_eq!(
         step.found.as_deref(),
-        Some("the client: more than 4096 lines")
+        Some("the client: more than 512 lines")
     );
 }
