@@ -208,7 +208,7 @@ impl Running {
     fn status(&mut self, why: &str) -> Option<i32> {
         let begin = Instant::now();
         loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
+            if let Some(status) = self.0.try_wait().expect("the program can be waited for") {
                 return status.code();
             }
             assert!(begin.elapsed() < LONG, "{why}");

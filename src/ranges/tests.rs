@@ -379,7 +379,7 @@ fn entries_end_at_two_gib_of_virtual_addresses() {
         .map(|i| i * page.bytes())
         .collect();
     let got = list(&pages, 0x7f00_4000_0000, page, u32::MAX);
-    let lens: Vec<u64> = got.iter().map(|e| u64::from(e.len)).collect();
+    let lens: Vec<u64> = got.iter().map(|e| e.len).collect();
     assert_eq!(lens, [GIB, 2 * GIB]);
     assert!(SgLayout::new(0x7f00_4000_0000, page, u32::MAX).is_whole());
 }
@@ -688,7 +688,7 @@ proptest! {
         trim(&mut got, start, len, page.bytes(), kernel).expect("can be trimmed");
         let first = start / kernel * kernel;
         let end = (start + len).div_ceil(kernel) * kernel;
-        let total: u64 = got.iter().map(|e| u64::from(e.len)).sum();
+        let total: u64 = got.iter().map(|e| e.len).sum();
         prop_assert_eq!(total, end - first);
         let whole = expand(&list(&addrs, span.start(), page, 1 << shift), kernel);
         let skip = ((first - span.start()) / kernel) as usize;
