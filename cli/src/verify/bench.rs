@@ -16,7 +16,7 @@ use peermem_verbs::{cuda, rdma, standin};
 use super::event::Way;
 use super::module;
 use super::peer::{unexpected, Answer, Peer, Request};
-use super::steps::{Bench, Contents, End, Kind, Moved, Refusal, Unable, Verb, Window};
+use super::steps::{Bench, Contents, End, Kind, Moved, Unable, Verb, Window};
 use super::task::{Found, Holder, Source, Task};
 use crate::host::live::Live;
 use crate::host::{Host as _, Seen, Unseen};
@@ -301,7 +301,7 @@ impl Real {
     }
 
     /// Formats a refusal: the errno, and the module's last record of a refusal.
-    fn refusal(&self, refused: &rdma::Refused, is_gpu: bool) -> Refusal {
+    fn refusal(&self, refused: &rdma::Refused, is_gpu: bool) -> Unable {
         let mut why = format!("{refused} ({})", rdma::errno_name(refused.errno()));
         if is_gpu {
             match module::last_refusal(&Live, std::process::id()) {
@@ -311,13 +311,13 @@ impl Real {
                 Err(unseen) => why = format!("{why}; the module's reasons: {unseen}"),
             }
         }
-        Refusal::Refused {
-            errno: Some(refused.errno()),
+        Unable::Failed {
             why,
+            errno: Some(refused.errno()),
         }
     }
 
-    fn by_dma_buf(&mut self, memory: &Memory) -> Result<Region, Refusal> {
+    fn by_dma_buf(&mut self, memory: &Memory) -> Result<Region, Unable> {
         let buffer = self.dma_buf(memory)?;
         let span = memory.span()?;
         let hca = self.hca()?;
@@ -325,7 +325,7 @@ impl Real {
         match hca.register_dmabuf(buffer.as_fd(), 0, span, access) {
             Ok(region) => Ok(Region::Here(Some(region))),
             Err(refused) if NO_DMA_BUF.contains(&refused.errno()) => {
-                Err(Refusal::NoSuchWay(format!(
+                Err(Unable::Impossible(format!(
                     "the kernel, or the driver of {}, has none: {refused}",
                     hca.name()
                 )))
@@ -457,7 +457,7 @@ impl Bench for Real {
         Ok(len)
     }
 
-    fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Refusal> {
+    fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Unable> {
         if let Memory::OnServer(kind) = memory {
             self.order(*kind, Request::Register(way))?;
             return Ok(Region::OnServer(*kind));
@@ -470,7 +470,7 @@ impl Bench for Real {
         let hca = self.hca()?;
         match hca.register_fragile(span, rdma::full_access()) {
             Ok(region) => Ok(Region::Here(Some(region))),
-            Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Refusal::NoSuchWay(
+            Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Unable::Impossible(
                 format!("no peer-memory module is loaded (nvidia-peermem): {refused}"),
             )),
             Err(refused) => Err(self.refusal(&refused, is_gpu)),

@@ -33,42 +33,6 @@ impl From<anyhow::Error> for Unable {
     }
 }
 
-/// Refusal of a registration, as the caller sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// This machine does not support this way of registration. The text gives the reason.
-    NoSuchWay(String),
-    /// The registration was refused.
-    Refused { errno: Option<i32>, why: String },
-}
-
-impl From<anyhow::Error> for Refusal {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Refused {
-            errno: None,
-            why: format!("{error:#}"),
-        }
-    }
-}
-
-impl From<Unable> for Refusal {
-    fn from(unable: Unable) -> Self {
-        match unable {
-            Unable::Impossible(why) => Self::NoSuchWay(why),
-            Unable::Failed { why, errno } => Self::Refused { errno, why },
-        }
-    }
-}
-
-impl From<Refusal> for Unable {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::NoSuchWay(why) => Self::Impossible(why),
-            Refusal::Refused { errno, why } => Self::Failed { why, errno },
-        }
-    }
-}
-
 /// Operation on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -184,7 +148,7 @@ pub(crate) trait Bench {
     /// Exports GPU memory as a dma-buf and returns its length, in bytes.
     fn export(&mut self, memory: &Self::Memory) -> Result<u64, Unable>;
     /// Registers all of a memory. Host memory can be registered in one way only.
-    fn register(&mut self, way: Way, memory: &Self::Memory) -> Result<Self::Region, Refusal>;
+    fn register(&mut self, way: Way, memory: &Self::Memory) -> Result<Self::Region, Unable>;
     fn deregister(&mut self, region: Self::Region) -> anyhow::Result<()>;
     /// Moves the window once, or repeatedly for at least `at_least`, on a new connection. Between
     /// two hosts, the client's device issues the requests.

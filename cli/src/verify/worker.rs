@@ -15,7 +15,7 @@ use rustix::event::{poll, PollFd, PollFlags};
 use super::bench::Real;
 use super::event::{Event, Name, Outcome, Step, Way};
 use super::peer::{Lines, Peer, Teller};
-use super::steps::{Bench as _, End, Kind, Links, Moved, Plan, Scope, Unable, Verb, Window};
+use super::steps::{Bench as _, End, Kind, Links, Moved, Plan, Scope, Verb, Window};
 use super::task::{Role, Task, MOVES};
 use super::{bench, peer, steps};
 
@@ -170,10 +170,8 @@ fn hold(task: Task, way: Way) -> Result<()> {
     let mut bench = Real::open(task, None)?;
     let memory = bench.memory(End::Here, Kind::Gpu, size)?;
     let host = bench.memory(End::Here, Kind::Host, size)?;
-    let region = bench.register(way, &memory).map_err(Unable::from)?;
-    let other = bench
-        .register(Way::PeerMemory, &host)
-        .map_err(Unable::from)?;
+    let region = bench.register(way, &memory)?;
+    let other = bench.register(Way::PeerMemory, &host)?;
     let window = Window {
         at: 0,
         len: size as u64,

@@ -179,22 +179,22 @@ impl Bench for Fake {
         Ok(len - u64::from(self.has(Fault::ShortDmaBuf)))
     }
 
-    fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Refusal> {
-        let refused = |errno, why: &str| Refusal::Refused {
+    fn register(&mut self, way: Way, memory: &Memory) -> Result<Region, Unable> {
+        let refused = |errno, why: &str| Unable::Failed {
             errno: Some(errno),
             why: why.to_owned(),
         };
         let is_gpu = memory.is_gpu;
         if is_gpu && memory.end == End::Server && self.has(Fault::NoServerModule) {
-            return Err(Refusal::NoSuchWay("the server: no module".to_owned()));
+            return Err(Unable::Impossible("the server: no module".to_owned()));
         }
         match (is_gpu, way) {
             (false, _) if self.has(Fault::HostRefused) => return Err(refused(12, "ENOMEM")),
             (true, Way::DmaBuf) if self.has(Fault::NoDmaBuf) => {
-                return Err(Refusal::NoSuchWay("exports none".to_owned()))
+                return Err(Unable::Impossible("exports none".to_owned()))
             }
             (true, Way::PeerMemory) if self.has(Fault::NoModule) => {
-                return Err(Refusal::NoSuchWay("no module".to_owned()))
+                return Err(Unable::Impossible("no module".to_owned()))
             }
             (true, Way::PeerMemory) if self.has(Fault::Refused) => {
                 return Err(refused(14, "EFAULT; the module: no_room"))
@@ -495,7 +495,7 @@ fn no_way_is_a_failure() {
 /// A failure before the call to the kernel has no errno, instead of the errno 0.
 #[test]
 fn what_has_no_errno_says_none() {
-    let failed = Unable::from(Refusal::from(anyhow::anyhow!("no such range")));
+    let failed = Unable::from(anyhow::anyhow!("no such range"));
     assert!(
         matches!(failed, Unable::Failed { errno: None, .. }),
         "{failed:?}"
