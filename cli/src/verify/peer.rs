@@ -101,21 +101,7 @@ pub(crate) enum Answer {
     Done,
     Compared(Option<Difference>),
     Connected(Contact, Part),
-    /// Counterparts of [`Unable`].
-    Impossible(String),
-    Failed {
-        why: String,
-        errno: Option<i32>,
-    },
-}
-
-impl From<Unable> for Answer {
-    fn from(unable: Unable) -> Self {
-        match unable {
-            Unable::Impossible(why) => Self::Impossible(why),
-            Unable::Failed { why, errno } => Self::Failed { why, errno },
-        }
-    }
+    Unable(Unable),
 }
 
 /// One end of the connection.
@@ -274,8 +260,10 @@ impl Peer {
             let _ = self.0.stream.shutdown(Shutdown::Both);
         }
         match answer.context("the server")? {
-            Answer::Impossible(why) => Err(Unable::Impossible(format!("the server: {why}"))),
-            Answer::Failed { why, errno } => Err(Unable::Failed {
+            Answer::Unable(Unable::Impossible(why)) => {
+                Err(Unable::Impossible(format!("the server: {why}")))
+            }
+            Answer::Unable(Unable::Failed { why, errno }) => Err(Unable::Failed {
                 why: format!("the server: {why}"),
                 errno,
             }),
@@ -376,7 +364,7 @@ pub(crate) fn serve<B: Bench>(
                 }
                 Line::Request(kind, request) => {
                     let answer = served.answer(kind, &request);
-                    lines.say(&answer.unwrap_or_else(Answer::from))?;
+                    lines.say(&answer.unwrap_or_else(Answer::Unable))?;
                 }
             }
         }

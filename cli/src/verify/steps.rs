@@ -14,7 +14,8 @@ use super::event::{Event, Figures, Name, Outcome, Step, Way};
 use crate::host::Seen;
 
 /// Reason why a step has no result.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Unable {
     /// The machine lacks a requirement.
     #[error("{0}")]
