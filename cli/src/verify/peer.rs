@@ -304,12 +304,12 @@ pub(crate) fn greeted(stream: &TcpStream, only: Option<IpAddr>) -> Result<Hello>
     });
     if let Err(error) = &hello {
         // The client may have left, or may not be peermemctl.
-        let _ = lines.greet(Welcome::Refused(format!("{error:#}")));
+        let _ = refuse(&mut lines, error);
     }
     hello
 }
 
-/// Tells a client that the server's devices cannot be opened.
+/// Tells a client why the server does not serve the client.
 pub(crate) fn refuse(lines: &mut Lines, why: &anyhow::Error) -> Result<()> {
     lines.greet(Welcome::Refused(format!("{why:#}")))
 }
