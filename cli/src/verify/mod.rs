@@ -111,9 +111,6 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
         Err(why) if two_hosts => return Err(why),
         hcas => hcas,
     };
-    if let (Some(listen), Ok(names)) = (&args.server, &hcas) {
-        return server::run(&here, &gpus, names, listen, out);
-    }
     let mut pairs = Vec::new();
     for (index, gpu) in gpus {
         let ends = match &hcas {
@@ -124,6 +121,9 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
             true => pairs.push((index, gpu, None)),
             false => pairs.extend(ends.into_iter().map(|hca| (index, gpu, Some(hca)))),
         }
+    }
+    if let Some(listen) = &args.server {
+        return server::run(&here, &pairs, listen, out);
     }
     let mut report = Report {
         size: size as u64,

@@ -11,7 +11,7 @@ use rustix::net::sockopt::Timeout;
 
 use super::print::{Pair, Report, Role};
 use super::task::Found;
-use super::{chosen_hcas, peer, print, supervisor, task, Here};
+use super::{peer, print, supervisor, task, Here};
 use crate::args::Listen;
 use crate::finding::Status;
 use crate::render::clean;
@@ -20,20 +20,17 @@ use crate::report::Out;
 /// Maximum number of pairs of a run, whose steps are in memory until the run ends.
 const MOST_PAIRS: usize = 256;
 
-/// Serves one run, or all runs with `--keep`. `names` are the RDMA devices.
+/// Serves one run, or all runs with `--keep`. `pairs` has each GPU once, with its index and RDMA
+/// device.
 ///
 /// # Errors
-/// The server cannot listen on the address, or the arguments name no existing device.
+/// The server cannot listen on the address.
 pub(crate) fn run(
     here: &Here<'_>,
-    gpus: &[(usize, &Found)],
-    names: &[String],
+    pairs: &[(usize, &Found, Option<&str>)],
     listen: &Listen,
     out: &mut Out,
 ) -> Result<Status> {
-    for (_, gpu) in gpus {
-        chosen_hcas(&here.machine, names, gpu, here.args)?;
-    }
     let listener = TcpListener::bind(&listen.addresses[..])
         .with_context(|| format!("cannot listen on {}", listen.text))?;
     let address = listener
@@ -41,7 +38,7 @@ pub(crate) fn run(
         .map_or_else(|_| listen.text.clone(), |address| address.to_string());
     eprintln!("peermemctl: waits for `peermemctl verify HOST` on {address}");
     if !here.args.keep {
-        let report = one_run(here, gpus, names, &listener)?;
+        let report = one_run(here, pairs, &listener)?;
         print::tell(&report, out)?;
         return match report.status() {
             Status::Failed => bail!("nothing could be tried"),
@@ -50,7 +47,7 @@ pub(crate) fn run(
     }
     out.repeat();
     loop {
-        let report = one_run(here, gpus, names, &listener)?;
+        let report = one_run(here, pairs, &listener)?;
         print::tell(&report, out)?;
         out.gap();
         out.flush()?;
@@ -82,8 +79,7 @@ fn accept(
 /// Serves all pairs of one client. Each pair has a connection of its own.
 fn one_run(
     here: &Here<'_>,
-    gpus: &[(usize, &Found)],
-    names: &[String],
+    pairs: &[(usize, &Found, Option<&str>)],
     listener: &TcpListener,
 ) -> Result<Report> {
     let mut report = Report {
@@ -107,16 +103,15 @@ fn one_run(
         };
         only = Some(address.ip());
         // Between hosts of one kind, equal indices have equal positions.
-        let at = hello.gpu_index.checked_rem(gpus.len());
-        let found = at.and_then(|at| gpus.get(at)).context("no GPU")?;
-        let hcas = chosen_hcas(&here.machine, names, found.1, here.args)?;
-        let hca = hcas.first().copied();
+        let at = hello.gpu_index.checked_rem(pairs.len());
+        let &(index, gpu, hca) = at.and_then(|at| pairs.get(at)).context("no GPU")?;
         report.size = hello.size;
-        let task = here.task(found.1, hca, super::size(hello.size)?);
+        let task = here.task(gpu, hca, super::size(hello.size)?);
         let role = task::Role::Server(task);
         let followed = supervisor::oversee(&role, here.limit(), Some(client))?;
         let peer = Some((Role::Server, address.to_string()));
-        report.pairs.push(Pair::of(*found, hca, peer, followed));
+        let pair = Pair::of((index, gpu), hca, peer, followed);
+        report.pairs.push(pair);
         if !hello.more || report.pairs.len() >= MOST_PAIRS {
             return Ok(report);
         }
