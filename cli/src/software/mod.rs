@@ -7,7 +7,7 @@ pub(crate) mod nccl;
 
 use crate::host::module_files::is_peermem;
 use crate::host::nvml::Nvml;
-use crate::host::{Fact, Host, Seen, Unseen};
+use crate::host::{field, Fact, Host, Seen, Unseen};
 
 pub(crate) use crate::host::facts::REGISTER;
 
@@ -167,9 +167,7 @@ impl Driver {
     /// Parses `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
     /// …`.
     fn parse(text: &str) -> Self {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("NVRM version:"));
+        let line = field(text, "NVRM version:");
         let Some((front, behind)) = line.and_then(|line| line.split_once("Kernel Module")) else {
             return Self {
                 version: None,
