@@ -251,8 +251,7 @@ pub(crate) fn is_ours(file: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use proptest::prelude::*;
+    use crate::testing::no_panic;
 
     #[test]
     fn both_flavours_and_the_stand_in() {
@@ -292,13 +291,10 @@ mod tests {
         assert_eq!(found.get(1).and_then(|symbol| symbol.module.as_ref()), None);
     }
 
-    proptest! {
-        #[test]
-        fn nothing_read_is_a_panic(text in any::<String>()) {
-            Driver::parse(&text);
-            Driver::parse(&format!("NVRM version: {text} Kernel Module {text}"));
-            symbols(&text);
-            is_ours(&text);
-        }
-    }
+    no_panic!(
+        nothing_read_is_a_panic: Driver::parse,
+        |it: &str| Driver::parse(&format!("NVRM version: {it} Kernel Module {it}")),
+        symbols,
+        is_ours
+    );
 }
