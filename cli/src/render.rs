@@ -2,7 +2,7 @@
 //! Tables, colours, numbers with units, and removal of terminal control sequences.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::{Display, Write as _};
 use std::hash::Hash;
 
@@ -200,6 +200,13 @@ pub(crate) fn first(all: impl ExactSizeIterator<Item = impl ToString>, most: usi
     let mut names: Vec<String> = all.take(most).map(|one| one.to_string()).collect();
     names.extend((more > 0).then(|| format!("{more} more")));
     names.join(", ")
+}
+
+/// Returns each element once, in the order of first occurrence.
+pub(crate) fn unique<T: Copy + Eq + Hash>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut seen = HashSet::new();
+    let first = all.into_iter().filter(|one| seen.insert(*one));
+    first.collect()
 }
 
 /// Groups elements by key, in the order of the keys' first occurrence.

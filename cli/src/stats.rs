@@ -12,7 +12,7 @@ use crate::host::nvml::Nvml;
 use crate::host::Host;
 use crate::machine::pci::Address;
 use crate::registrations::{GpuId, Listing, Stranded};
-use crate::render::{by_key, counted, known, Paint, Table, NONE};
+use crate::render::{by_key, counted, known, unique, Paint, Table, NONE};
 use crate::report::{object, Out};
 use crate::{args, debugfs, registrations, render, shipped, watch};
 
@@ -302,9 +302,8 @@ fn by_mode<'a>(
     let modes = counters
         .iter()
         .filter_map(|one| one.counter.mode.as_deref());
-    let modes = by_key(modes.map(|mode| (mode, ()))).into_iter();
     let rows = by_key(counters.iter().map(|one| (name(one), *one)));
-    (modes.map(|(mode, _)| mode).collect(), rows)
+    (unique(modes), rows)
 }
 
 fn cells(row: &[&Counted], modes: &[&str]) -> Vec<String> {

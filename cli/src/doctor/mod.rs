@@ -39,7 +39,6 @@ mod software;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::{bail, Context as _};
@@ -50,6 +49,7 @@ use crate::host::Host;
 use crate::machine::counters::Counters;
 use crate::machine::pci::{Address, DEVICES};
 use crate::machine::{Gpu, Machine, Pair};
+use crate::render::unique;
 use crate::report::Out;
 use expected::Expected;
 use scan::{Baseline, Check};
@@ -130,10 +130,7 @@ fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<
     for check in checks.filter(|check| (check.applies)(scan)) {
         let of_check = check.findings(scan);
         // Two paths may report the same bridge.
-        let mut seen = HashSet::new();
-        let is_first: Vec<bool> = of_check.iter().map(|it| seen.insert(it)).collect();
-        let with = of_check.iter().cloned().zip(is_first);
-        findings.extend(with.filter_map(|(finding, is_first)| is_first.then_some(finding)));
+        findings.extend(unique(&of_check).into_iter().cloned());
     }
     // The sort is stable: checks stay in their order.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Output of `doctor`'s findings: text, JSON, and a line for monitoring.
 
-use std::collections::HashSet;
-use std::hash::Hash;
-
 use serde::Serialize;
 
 use super::scan::{Check, Scan};
 use crate::finding::{Finding, Level, Plugin, Status, Subject};
-use crate::render::{by_key, counted, Paint, Table};
+use crate::render::{by_key, counted, unique, Paint, Table};
 use crate::report::{object, Out};
 
 pub(super) fn list(
@@ -64,13 +61,6 @@ fn grouped(findings: &[Finding]) -> Vec<Vec<&Finding>> {
         .map(|it| ((it.check, it.level, &it.why, &it.costs), it));
     let groups = by_key(key);
     groups.into_iter().map(|(_, group)| group).collect()
-}
-
-/// Returns each element once, in the order of first occurrence.
-fn unique<T: Copy + Eq + Hash>(all: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut seen = HashSet::new();
-    let first = all.into_iter().filter(|one| seen.insert(*one));
-    first.collect()
 }
 
 /// Formats subjects as briefly as possible: a GPU by its index, and pairs as GPUs with their common

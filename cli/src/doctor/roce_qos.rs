@@ -9,7 +9,7 @@ use super::scan::{check, Scan};
 use super::{port, roce};
 use crate::finding::{argument, Finding, Level, Subject};
 use crate::host::dcb::Dcb;
-use crate::host::{dcb, Host, Seen, Unseen};
+use crate::host::{dcb, field, Host, Seen, Unseen};
 use crate::machine::{netdevs_of, Hca, Port};
 
 check! {
@@ -131,10 +131,8 @@ impl<'a> Interface<'a> {
             ecn: np.and_then(|np| Ok([np, rp?])),
             class: class.map(|text| {
                 // All other lines contain rules for single destinations.
-                let global = text
-                    .lines()
-                    .find_map(|line| line.strip_prefix("Global tclass="));
-                global.and_then(|class| class.trim().parse().ok())
+                let global = field(&text, "Global tclass=");
+                global.and_then(|class| class.parse().ok())
             }),
             cm_class: host
                 .number(&cm)

@@ -39,9 +39,10 @@ impl From<io::Error> for Unseen {
     }
 }
 
-/// Splits `/proc/PID/root/PATH` into the root directory of a process and a path below it.
+/// Splits a path below `/proc/PID/root` into this root directory of a process and the rest.
 fn in_root(path: &str) -> Option<(&str, &str)> {
-    let (pid, below) = path.strip_prefix("/proc/")?.split_once("/root/")?;
+    let (pid, inside) = path.strip_prefix("/proc/")?.split_once('/')?;
+    let below = inside.strip_prefix("root/")?;
     let is_pid = !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit());
     let root = path.strip_suffix(below)?;
     is_pid.then_some((root, below))
@@ -249,11 +250,13 @@ mod tests {
                 "{refused}: {answer:?}"
             );
         }
-        assert_eq!(in_root("/proc/self/root/etc/passwd"), None);
-        assert_eq!(in_root("/proc/1/rootx/etc/passwd"), None);
+        for other in ["/proc/self/root", "/proc/1/rootx"] {
+            assert_eq!(in_root(&format!("{other}/etc/passwd")), None, "{other}");
+        }
+        let (root, below) = ("/proc/1/root", "etc/a/root");
         assert_eq!(
-            in_root("/proc/1/root/etc/a/root/b"),
-            Some(("/proc/1/root/", "etc/a/root/b"))
+            in_root(&format!("{root}/{below}/b")),
+            Some((&*format!("{root}/"), &*format!("{below}/b")))
         );
     }
 

@@ -7,7 +7,7 @@ pub(crate) mod nccl;
 
 use crate::host::module_files::is_peermem;
 use crate::host::nvml::Nvml;
-use crate::host::{Fact, Host, Seen, Unseen};
+use crate::host::{field, Fact, Host, Seen, Unseen};
 
 pub(crate) use crate::host::facts::REGISTER;
 
@@ -167,9 +167,7 @@ impl Driver {
     /// Parses `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build
     /// …`.
     fn parse(text: &str) -> Self {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("NVRM version:"));
+        let line = field(text, "NVRM version:");
         let Some((front, behind)) = line.and_then(|line| line.split_once("Kernel Module")) else {
             return Self {
                 version: None,
@@ -253,8 +251,7 @@ pub(crate) fn is_ours(file: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use proptest::prelude::*;
+    use crate::testing::no_panic;
 
     #[test]
     fn both_flavours_and_the_stand_in() {
@@ -294,13 +291,10 @@ mod tests {
         assert_eq!(found.get(1).and_then(|symbol| symbol.module.as_ref()), None);
     }
 
-    proptest! {
-        #[test]
-        fn nothing_read_is_a_panic(text in any::<String>()) {
-            Driver::parse(&text);
-            Driver::parse(&format!("NVRM version: {text} Kernel Module {text}"));
-            symbols(&text);
-            is_ours(&text);
-        }
-    }
+    no_panic!(
+        nothing_read_is_a_panic: Driver::parse,
+        |it: &str| Driver::parse(&format!("NVRM version: {it} Kernel Module {it}")),
+        symbols,
+        is_ours
+    );
 }

@@ -575,8 +575,7 @@ mod tests {
         let page = include_str!("../../../docs/peermemctl.md");
         let mut keys = std::collections::BTreeSet::new();
         for fixture in fixture::all().values() {
-            let (text, _) = fixture.says("topo --json");
-            keys_of(&serde_json::from_str(&text).unwrap(), &mut keys);
+            keys_of(&fixture.json("topo --json"), &mut keys);
         }
         assert!(keys.len() > 30, "{keys:?}");
         for key in keys {

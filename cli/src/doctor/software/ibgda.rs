@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     use super::super::tests::faults;
-    use proptest::prelude::*;
+    use crate::testing::no_panic;
 
     faults! {
         "a driver without PeerMappingOverride", "note ibgda: …NVreg_RegistryDwords=\"PeerMappingOverride=1;\"" =>
@@ -86,11 +86,5 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn no_parameters_are_a_panic(text in any::<String>()) {
-            is_allowed(&text);
-            is_allowed(&format!("RegistryDwords:{text}"));
-        }
-    }
+    no_panic!(no_parameters_are_a_panic: is_allowed, |it: &str| is_allowed(&format!("RegistryDwords:{it}")));
 }

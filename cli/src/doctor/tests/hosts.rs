@@ -299,8 +299,7 @@ const ODD: [&str; 7] = [
 ];
 
 fn commands(fixture: &Fixture) -> Vec<String> {
-    let (text, _) = fixture.says("doctor --all --json");
-    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let json = fixture.json("doctor --all --json");
     let findings = json["findings"].as_array().unwrap().iter();
     let commands = findings.filter_map(|finding| finding["commands"].as_array());
     commands
