@@ -79,7 +79,8 @@ suite!(
         let second = persistent(c"nv_mem_nc")?;
         check!(!not_mine(cannot_lose(range)));
         drop((second, first));
-        // The module forgets the refusal when ib_core next asks the second client.
+        // The module forgets the refusal when ib_core next asks the first client, or asks the
+        // second client about the range.
         let _first = revocable(ClientUnmaps)?;
         refuse();
         let _second = persistent(c"nv_mem_nc")?;

@@ -175,7 +175,8 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
         release.place()
     );
     if returned {
-        // The threads end in this order, because ib_core would not survive the usual order.
+        // Without the hold points, the threads would continue in this order. The invalidation then
+        // follows the pointer that ib_core has cleared after the release, and ib_core crashes.
         after.finish(release)?;
         inside.finish(free)??;
         bail!("release returned with its callback inside ib_core");
