@@ -191,7 +191,7 @@ impl Lines {
     }
 }
 
-/// Returns the begin of a line, for an error message.
+/// Returns the beginning of a line, for an error message.
 fn begin(line: &str) -> String {
     format!("{:?}", line.trim_end().chars().take(60).collect::<String>())
 }
