@@ -64,7 +64,7 @@ impl Key {
     }
 
     /// Adds files and directories of the repository.
-    pub(crate) fn inputs(&mut self, repo: &Path, names: &[&str]) -> Result<()> {
+    pub(crate) fn inputs(&mut self, repo: &Path, names: &[impl AsRef<Path>]) -> Result<()> {
         names
             .iter()
             .try_for_each(|name| self.path(repo, &repo.join(name)))
