@@ -66,7 +66,8 @@ impl Index {
         Ok(order)
     }
 
-    /// Returns the named modules that this kernel has and all their dependencies, dependencies first.
+    /// Returns those of the named modules that this kernel has and all their dependencies,
+    /// dependencies first.
     pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let present: Vec<&str> = names
             .iter()

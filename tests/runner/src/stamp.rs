@@ -154,7 +154,8 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
 }
 
-/// Makes `to` a copy of `from`, with the same permissions. Replaces `to` only if its contents differ.
+/// Makes `to` a copy of `from`, with the same permissions. Replaces `to` only if the contents
+/// differ.
 pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
     let contents = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
     update(to, &contents)?;
