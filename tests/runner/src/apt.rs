@@ -10,8 +10,8 @@ mod install;
 mod sources;
 
 pub(crate) use self::archive::{
-    download, extract, make_root, original, own_sources, search, sources_of, suites_for, unpack,
-    Candidate,
+    download, download_all, extract, make_root, original, own_sources, search, sources_of,
+    suites_for, unpack, Candidate,
 };
 pub(crate) use self::install::{
     file_of, install, install_all, is_interrupted, missing_all, unpack_own, was_begun,

@@ -273,7 +273,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
     key.text("wheels", &wheels);
     key.text("compiler", &compiler()?);
     let inputs = ["ucp.c", "parts.h", "include"].map(|name| format!("tests/cuda/{name}"));
-    key.inputs(&paths.repo, &inputs.each_ref().map(String::as_str))?;
+    key.inputs(&paths.repo, &inputs)?;
     let key = key.finish();
     if stamp::is_fresh(&stamp, &key) {
         return Ok(home);

@@ -65,11 +65,11 @@ fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
 /// Copies into the new cache everything that takes minutes to make and does not depend on the
 /// clone's path.
 fn lend(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to.join("programs"))?;
     for entry in fs::read_dir(from.join("programs"))? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
-            fs::copy(entry.path(), to.join("programs").join(entry.file_name()))?;
+            let target = to.join("programs").join(entry.file_name());
+            stamp::put(&entry.path(), &target)?;
         }
     }
     if from.join("bindgen").exists() {

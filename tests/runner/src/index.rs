@@ -66,7 +66,8 @@ impl Index {
         Ok(order)
     }
 
-    /// Does the same as `closure`, but ignores names that are no modules in this kernel.
+    /// Returns those of the named modules that this kernel has and all their dependencies,
+    /// dependencies first.
     pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let present: Vec<&str> = names
             .iter()

@@ -15,6 +15,10 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
+/// Line that reports lost lines, because the serial port was too slow. Missing lines cannot be
+/// judged.
+const LOSS: &str = r"^\*\* \d+ printk messages dropped";
+
 /// Lines that start a report. A report may continue for many lines.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
@@ -48,15 +52,14 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         r"rust_kernel: panicked",
         r"unknown parameter '.*' ignored",
         r"^runner: (teardown|setup):",
-        r"^\*\* \d+ printk messages dropped",
+        LOSS,
     ])
 });
 
-/// Returns `true` for the line that reports lost lines, because the serial port was too slow.
-/// Missing lines cannot be judged.
 fn is_loss(line: &str) -> bool {
-    let text = message(line);
-    text.starts_with("** ") && text.contains(" printk messages dropped")
+    static LOST: LazyLock<RegexSet> = LazyLock::new(|| set(&[LOSS]));
+
+    LOST.is_match(message(line))
 }
 
 /// Lines that match an opener but report nothing.

@@ -535,8 +535,7 @@ impl<'a> Builder<'a> {
         let own = stamp::files(&self.repo("tests/control"))?;
         for file in own.iter().chain(&files) {
             let target = source.join(file.file_name().context("a file without a name")?);
-            let contents = fs::read(file).with_context(|| file.display().to_string())?;
-            stamp::update(&target, &contents)?;
+            stamp::put(file, &target)?;
             inputs.push(target);
         }
         self.make(&Recipe {

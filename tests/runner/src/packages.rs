@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::command::{as_root, tool};
 use crate::lock::Lock;
@@ -60,12 +60,7 @@ fn rdma_core(paths: &Paths, suite: &str, directory: &Path) -> Result<()> {
     }
     let mut stage = Stage::begin(format!("packages: rdma-core of {suite}"));
     let _ = fs::remove_dir_all(directory);
-    for name in RDMA_CORE {
-        let found = apt::search(paths, &mut stage, &[suite], name)?;
-        let newest = found.iter().find(|candidate| candidate.package == name);
-        let newest = newest.with_context(|| format!("{suite} has no {name}"))?;
-        apt::download(paths, &mut stage, newest, directory)?;
-    }
+    apt::download_all(paths, &mut stage, &[suite], &RDMA_CORE, directory)?;
     stamp::set(&stamp, &key)?;
     stage.done("");
     Ok(())

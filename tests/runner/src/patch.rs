@@ -52,8 +52,8 @@ pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
     patched_as(paths, patches, "source")
 }
 
-/// Does the same as [`patched`] with a copy of another name, for a caller that must not wait for
-/// the first copy.
+/// Returns a patched copy of this name, like [`patched`], for a caller that must not wait for the
+/// first copy.
 pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
     let copy = paths.cache.join("mutants").join(name);
     let work = copy.with_extension("new");
@@ -72,10 +72,8 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
         apply(&work, patch, 0)?;
     }
     for file in stamp::files(&work)? {
-        let target = copy.join(file.strip_prefix(&work)?);
-        stamp::update(&target, &fs::read(&file)?)?;
         // The build runs scripts of the copy.
-        fs::set_permissions(&target, fs::metadata(&file)?.permissions())?;
+        stamp::put(&file, &copy.join(file.strip_prefix(&work)?))?;
     }
     for file in stamp::files(&copy)? {
         if !work.join(file.strip_prefix(&copy)?).exists() {

@@ -133,9 +133,8 @@ impl Paths {
                 continue;
             };
             for file in stamp::files(&self.repo.join(input))? {
-                let contents =
-                    fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-                stamp::update(&copy.join(file.strip_prefix(&self.repo)?), &contents)?;
+                // The build runs scripts of the copy.
+                stamp::put(&file, &copy.join(file.strip_prefix(&self.repo)?))?;
             }
             for file in stamp::files(&copy.join(input))? {
                 if !self.repo.join(file.strip_prefix(copy)?).exists() {
@@ -214,6 +213,8 @@ fn unique_name() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -242,12 +243,16 @@ mod tests {
         let copy = paths.for_kbuild(&paths.repo, &inputs).unwrap();
         assert_eq!(copy, base.join("cache/checkout"));
         assert_eq!(stamp::files(&copy).unwrap().len(), 3);
+        fs::set_permissions(file("Kbuild"), fs::Permissions::from_mode(0o755)).unwrap();
         fs::write(file("src/x.rs"), b"other").unwrap();
         fs::remove_file(file("src/y.rs")).unwrap();
         let folder = paths.for_kbuild(&file("src"), &inputs).unwrap();
         assert_eq!(folder, copy.join("src"));
         assert_eq!(fs::read(copy.join("src/x.rs")).unwrap(), b"other");
         assert!(!copy.join("src/y.rs").exists());
+        let [original, copied] = [&paths.repo, &copy]
+            .map(|folder| fs::metadata(folder.join("Kbuild")).unwrap().permissions());
+        assert_eq!(copied, original);
         let plain = Paths {
             repo: base.join("plain"),
             ..paths

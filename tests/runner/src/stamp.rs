@@ -64,7 +64,7 @@ impl Key {
     }
 
     /// Adds files and directories of the repository.
-    pub(crate) fn inputs(&mut self, repo: &Path, names: &[&str]) -> Result<()> {
+    pub(crate) fn inputs(&mut self, repo: &Path, names: &[impl AsRef<Path>]) -> Result<()> {
         names
             .iter()
             .try_for_each(|name| self.path(repo, &repo.join(name)))
@@ -154,10 +154,11 @@ pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     fs::rename(&new, path).with_context(|| format!("cannot replace {}", path.display()))
 }
 
-/// Replaces `to` by a copy of `from`, with the same permissions.
+/// Makes `to` a copy of `from`, with the same permissions. Replaces `to` only if the contents
+/// differ.
 pub(crate) fn put(from: &Path, to: &Path) -> Result<()> {
     let contents = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-    replace(to, &contents)?;
+    update(to, &contents)?;
     fs::set_permissions(to, fs::metadata(from)?.permissions())?;
     Ok(())
 }

@@ -205,7 +205,6 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let budget = Duration::from_secs(60 * selection.minutes);
     setup::all(paths, [selection.kernel.as_str()])?;
     let directory = paths.cache.join("stress");
-    fs::create_dir_all(&directory)?;
     let flavour = selection.kernel.replace('/', "_");
     let file = directory.join(format!(
         "{:#x}-{flavour}-{}",

@@ -40,8 +40,9 @@ pub(crate) fn run(
     }
 }
 
-/// Does the same as [`run`], with no input. Calls `take` for each line of output, with a flag for
-/// standard error. `take` collects the results in `state`, which is returned.
+/// Boots one VM or a pair like [`run`], and runs the command without input. Calls `take` for each
+/// line of output, with a flag for standard error. `take` collects the results in `state`, which is
+/// returned.
 pub(crate) fn run_with<T: Send + 'static>(
     paths: &Paths,
     options: &Options,

@@ -329,6 +329,22 @@ pub(crate) fn original(
     find(directory, package, |name| name.contains(".orig.tar."))
 }
 
+/// Downloads packages into a directory, from the first suite that has all of them.
+pub(crate) fn download_all(
+    paths: &Paths,
+    stage: &mut Stage,
+    suites: &[&str],
+    packages: &[&str],
+    directory: &Path,
+) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    let words = [&["download"], packages].concat();
+    in_first(suites, &packages.join(", "), |suite| {
+        read_suite(paths, stage, suite)?;
+        apt_get(paths, stage, suite, &words, directory)
+    })
+}
+
 /// Unpacks packages from the first suite that has all of them. Installs nothing.
 pub(crate) fn unpack(
     paths: &Paths,
@@ -338,11 +354,7 @@ pub(crate) fn unpack(
     root: &Path,
 ) -> Result<()> {
     let directory = paths.run_directory()?;
-    let words = [&["download"], packages].concat();
-    in_first(suites, &packages.join(", "), |suite| {
-        read_suite(paths, stage, suite)?;
-        apt_get(paths, stage, suite, &words, &directory)
-    })?;
+    download_all(paths, stage, suites, packages, &directory)?;
     extract_all(stage, &directory, root, &log(paths))
 }
 

@@ -103,10 +103,8 @@ impl Tree<'_> {
                 .args(["x509", "-inform", "DER", "-in"])
                 .arg(&signing.certificate),
         )?;
-        let certs = self.at("build/certs");
-        fs::create_dir_all(&certs)?;
-        stamp::update(&certs.join("rig.pem"), format!("{pem}\n").as_bytes())?;
-        Ok(())
+        let file = self.at("build/certs/rig.pem");
+        stamp::update(&file, format!("{pem}\n").as_bytes()).map(drop)
     }
 
     pub(super) fn log(&self) -> PathBuf {

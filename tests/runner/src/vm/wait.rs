@@ -119,13 +119,21 @@ type SharedSink = Arc<Mutex<LineSink>>;
 fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::JoinHandle<()> {
     let (sender, lines) = mpsc::channel::<Vec<u8>>();
     thread::spawn(move || {
-        let mut read = BufReader::new(stream).split(b'\n').map_while(Result::ok);
-        read.try_for_each(|line| sender.send(line))
+        let mut stream = BufReader::new(stream);
+        loop {
+            let mut line = Vec::new();
+            // An error ends the stream, too. `line` has the bytes before the error.
+            let _ = stream.read_until(b'\n', &mut line);
+            if line.is_empty() || sender.send(line).is_err() {
+                break;
+            }
+        }
     });
     thread::spawn(move || {
         for line in lines {
+            let line = line.strip_suffix(b"\n").unwrap_or(&line);
             if let Ok(mut sink) = sink.lock() {
-                sink(&String::from_utf8_lossy(&line), is_error);
+                sink(&String::from_utf8_lossy(line), is_error);
             }
         }
     })
@@ -270,4 +278,23 @@ pub(super) fn attend(
     }
     drop(streams.input);
     Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_an_error_ends_is_passed_on() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        // Input that nobody has read turns the end of the stream into an error.
+        ours.write_all(b"input").unwrap();
+        theirs.write_all(b"one\ntwo").unwrap();
+        drop(theirs);
+        let (sender, lines) = mpsc::channel();
+        let sink: LineSink = Box::new(move |line, _| sender.send(line.to_owned()).unwrap());
+        let consumer = pass_lines(ours, false, Arc::new(Mutex::new(sink)));
+        consumer.join().unwrap();
+        assert_eq!(lines.iter().collect::<Vec<_>>(), ["one", "two"]);
+    }
 }

@@ -175,13 +175,19 @@ pub(crate) fn assemble(path: &Path, licence: &str, version: &str) {
     );
 }
 
+/// Makes an object file with these fields of the module information.
 pub(crate) fn assemble_with(path: &Path, fields: &[&str]) {
-    let source = path.with_extension("s");
     let text = fields
         .iter()
         .fold(".section .modinfo,\"a\"\n".to_owned(), |text, field| {
             format!("{text}.asciz \"{field}\"\n")
         });
+    assemble_text(path, &text);
+}
+
+/// Makes an object file from assembler source.
+pub(crate) fn assemble_text(path: &Path, text: &str) {
+    let source = path.with_extension("s");
     fs::write(&source, text).unwrap();
     output(Command::new("as").arg("-o").args([path, &source]));
     fs::remove_file(source).unwrap();

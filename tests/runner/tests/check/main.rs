@@ -22,8 +22,8 @@ use std::process::Command;
 
 use cases::{cases, host};
 use host::{
-    assemble, assemble_with, exported, output, repository, script, system, Entry, Host, Place,
-    CRATES, UBUNTU,
+    assemble, assemble_text, assemble_with, exported, output, repository, script, system, Entry,
+    Host, Place, CRATES, UBUNTU,
 };
 
 /// Checks that every case of a group gives exactly the expected output.
@@ -141,9 +141,7 @@ fn versions_of_an_installed_driver() {
         let place = Place::new();
         let modules = place.0.join("lib/modules/6.1.0");
         fs::create_dir_all(&modules).unwrap();
-        fs::write(place.0.join("crc.s"), source).unwrap();
-        let files = [modules.join("nvidia.ko"), place.0.join("crc.s")];
-        output(Command::new(system("as")).arg("-o").args(files));
+        assemble_text(&modules.join("nvidia.ko"), source);
         let mut depmod = Command::new(system("depmod"));
         output(depmod.arg("-b").arg(&place.0).arg("6.1.0"));
         for export in ["EXPORT_SYMBOL", "EXPORT_SYMBOL_GPL"] {
