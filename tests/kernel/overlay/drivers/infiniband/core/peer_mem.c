@@ -126,10 +126,10 @@ enum peer_stat {
 
 /**
  * struct ib_peer_client - a registered client
- * @kobj: its directory in memory_peers. Frees this structure.
+ * @kobj: the client's directory in memory_peers. Its release frees the client.
  * @ops: the client's structure, valid until the client has unregistered
  * @entry: in peer_clients
- * @usecnt: one for the registration and one for every acquired context
+ * @usecnt: one for the registration, and one for each acquired context
  * @unused: completed when @usecnt is zero
  * @can_revoke: the client took the invalidation function, so only drivers
  *	that can lose a umem may use its memory
@@ -165,16 +165,16 @@ struct peer_sg_save {
 
 /**
  * struct ib_umem_peer - a umem of a client's memory
- * @umem: the RDMA driver's part. Its table is the client's, with pages NULL.
+ * @umem: the RDMA driver's part. Has the client's table, without pages.
  * @kref: one for the RDMA driver, one for each running invalidation
- * @client: owner of the memory, NULL from the end of the release on
+ * @client: owner of the memory, NULL after the release
  * @context: the client's context of the umem
- * @dma_device: the device that it is mapped for, or NULL
+ * @dma_device: the device that the memory is mapped for, or NULL
  * @mapping_lock: protects @state and @func, and excludes an invalidation while
  *	they change
  * @pending: mapping_lock has been held since ib_umem_get_peer(). Used by the
  *	driver's thread only.
- * @state: tells if and by whom the umem must be unmapped
+ * @state: mapped or not, and if the client unmaps the memory itself
  * @ticket: the ticket with which the client invalidates, or PEER_NO_TICKET
  * @func: stops the RDMA driver's use of the umem
  * @priv: argument of @func
@@ -201,7 +201,7 @@ struct ib_umem_peer {
 static DEFINE_MUTEX(peer_memory_mutex);
 static LIST_HEAD(peer_clients);
 static struct kobject *peers_kobj;
-/* Directories in peers_kobj. A client keeps its own until it is unused. */
+/* Number of directories in peers_kobj. A client has one until it is unused. */
 static unsigned int peers_kobj_users;
 static struct dentry *peer_debugfs;
 
@@ -368,7 +368,7 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context);
  * ib_register_peer_memory_client - offer memory to RDMA devices
  * @peer_client: the client. Must not change until it has unregistered.
  * @invalidate_callback: where to store the function with which the client
- *	revokes, or NULL if it never does
+ *	revokes, or NULL if it never revokes
  *
  * Return: a handle, or NULL. Never an ERR_PTR().
  */
@@ -443,8 +443,8 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
 
 /*
- * The mutex is held while clients decide. A client that is about to unregister
- * is therefore not asked, or its unregistration waits. All registrations of a
+ * The mutex is held while clients decide, so a client that is about to
+ * unregister is not asked, or its unregistration waits. All registrations of a
  * machine wait for each other here (as OFED).
  */
 static struct ib_peer_client *
@@ -537,7 +537,7 @@ static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 	}
 }
 
-/* In reverse order, because a single entry has been trimmed twice. */
+/* Restores in reverse order: a single entry has been trimmed twice. */
 static void peer_untrim(struct ib_umem_peer *peer)
 {
 	peer_sg_restore(&peer->last);
@@ -583,8 +583,8 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 }
 
 /*
- * The function with which a client revokes a umem, from any context that may
- * sleep. The client may hold its own locks.
+ * Revokes a umem for its client, from any context that may sleep. The client
+ * may hold its own locks.
  */
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 {
@@ -632,8 +632,8 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 /**
  * ib_umem_activate_invalidation_notifier - get notified of a revocation
  * @umem: a umem from ib_umem_get_peer()
- * @func: called at most once, with a lock of ib_core held. When it returns, the
- *	device no longer accesses the memory.
+ * @func: called at most once, with a lock of ib_core held. On return, the
+ *	device must no longer access the memory.
  * @priv: argument of @func
  *
  * A client that can revoke cannot do so before this call. The driver calls this
@@ -826,7 +826,7 @@ err_unlock:
 err_release:
 	peer_client_release(client, context);
 	/*
-	 * Passed on unchanged. If a client returns a positive number, its
+	 * The error is unchanged. If a client returns a positive number, its
 	 * registration continues with a wild pointer (as OFED).
 	 */
 	return ERR_PTR(ret);
@@ -848,9 +848,9 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	WARN_ON(peer->func);
 
 	/*
-	 * This does not take mapping_lock. A driver that neither activated nor
-	 * stopped the notifier leaves it locked (as OFED). An invalidation that
-	 * waits for it then waits forever, with the GPU driver's locks held.
+	 * Does not take mapping_lock. A driver that neither activated nor
+	 * stopped the notifier leaves it locked (as OFED). An invalidation then
+	 * waits for it forever, with the GPU driver's locks held.
 	 */
 	peer_unmap(peer, peer->state, PEER_UNMAPPED);
 

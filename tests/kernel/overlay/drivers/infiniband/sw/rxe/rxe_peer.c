@@ -6,27 +6,27 @@
  * software, so it translates each DMA address to the physical address that the
  * bus would deliver it to, through the IOMMU's own page tables if there is an
  * IOMMU. It then maps that physical address into the kernel. If a DMA address
- * is not mapped, the registration fails, as the card's access would have.
+ * is not mapped, the registration fails, as the card's access would.
  *
- * A region is stored as runs, which are physically contiguous. Their number
- * depends on the layout of the memory and not on its size.
+ * A region is stored as physically contiguous runs. The number of runs depends
+ * on the layout of the memory and not on its size.
  *
- * Revocation: the bytes of a region are accessed only with &rxe_peer.lock held
- * for reading, and only after a check of &rxe_peer.revoked. The thread that
- * revokes a region (ib_core's notifier, or the end of the region) sets the flag
- * with the lock held for writing. No access is in flight then, and none starts
- * later. It unmaps the runs before it releases the lock. If an access ever got
- * through, it would fault and not reach another owner's memory. A reader sleeps
- * at most while the runs are unmapped. rxe's whole data path runs from a work
- * queue, where sleeping is allowed. On-demand regions take a mutex at the same
- * places. Before Linux 6.4, tasklets run the data path (RXE_PEER_TASKLET).
- * There an rwlock keeps the flag unchanged during an access, and the runs are
- * unmapped after the last access has ended.
+ * Revocation: rxe_peer_data.c accesses the bytes of a region only with
+ * &rxe_peer.lock held for reading, after a check of &rxe_peer.revoked. The
+ * thread that revokes a region (for ib_core's notifier, or at the end of the
+ * region) sets the flag with the lock held for writing. No access is in flight
+ * then, and none starts later. The thread unmaps the runs before it releases the
+ * lock. If an access ever got through, the access would fault and not reach
+ * another owner's memory. A reader sleeps at most while the runs are unmapped.
+ * rxe's whole data path runs from a work queue, where sleeping is allowed.
+ * On-demand regions take a mutex at the same places. Before Linux 6.4, tasklets
+ * run the data path (RXE_PEER_TASKLET). There an rwlock keeps the flag unchanged
+ * during an access, and the runs are unmapped after the last access has ended.
  *
- * Like an HCA, which lets its firmware take a region away and waits for the
- * answer, this uses another thread. It may fail. The region then stays as it
- * was: dereg_mr fails, and after a failed invalidation the HCA still reaches
- * freed memory (as mlx5).
+ * An HCA lets its firmware revoke a region and waits for the answer. Here a work
+ * item revokes the region, and may fail. The region then stays unchanged:
+ * dereg_mr fails, and after a failed invalidation the HCA still accesses freed
+ * memory (as mlx5).
  *
  * Lock order: ib_core's mapping_lock of the umem, then &rxe_peer.lock.
  */
@@ -71,7 +71,7 @@ static unsigned int peer_fail_revoke;
 module_param(peer_fail_revoke, uint, 0644);
 MODULE_PARM_DESC(peer_fail_revoke, "How many of the next revocations of peer memory fail");
 
-TEST_HOLD(firmware);	/* about to take a region away */
+TEST_HOLD(firmware);	/* about to revoke a region */
 
 static struct workqueue_struct *rxe_peer_wq;
 
@@ -165,7 +165,7 @@ struct rxe_peer_dev {
 };
 
 #ifdef RXE_PEER_TASKLET
-/* Caller holds @peer->lock for writing. Waits for running accesses. */
+/* Waits for running accesses. The caller holds @peer->lock for writing. */
 static void rxe_peer_close(struct rxe_peer *peer)
 {
 	write_lock_bh(&peer->users);
@@ -374,10 +374,10 @@ static void rxe_peer_unmap(struct rxe_peer *peer, size_t n)
 /*
  * Maps the runs write-combined, as a BAR of memory is mapped: writes are
  * posted, reads have no side effects, and no cache hides the peer's writes.
- * It is still device memory, hence memcpy_toio() and memcpy_fromio(): not
- * every architecture allows all accesses of a plain memcpy() there.
- * memremap() has no advantage: it ends in the same mapping, and hides the
- * kind of memory.
+ * The BAR is still device memory, hence memcpy_toio() and memcpy_fromio(): not
+ * every architecture allows all accesses of a plain memcpy() to such memory.
+ * memremap() has no advantage: it makes the same mapping, and hides the kind of
+ * memory.
  */
 static int rxe_peer_map(struct rxe_peer *peer)
 {
@@ -421,7 +421,7 @@ err_unmap:
 	return err;
 }
 
-/* Returns true as often as @left says, and counts it down. */
+/* Decrements *@left and returns true, unless *@left is 0. */
 static bool rxe_peer_fails(unsigned int *left)
 {
 	unsigned int n = READ_ONCE(*left);
@@ -453,7 +453,7 @@ static void rxe_peer_take_away(struct work_struct *work)
 		if (rxe_peer_fails(&peer_fail_revoke)) {
 			command->err = -EIO;
 		} else {
-			/* Accesses that found it before see @revoked. */
+			/* Accesses that found the region earlier see @revoked. */
 			WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
 			rxe_peer_close(peer);
 			rxe_peer_unmap(peer, peer->nruns);
@@ -465,9 +465,9 @@ static void rxe_peer_take_away(struct work_struct *work)
 }
 
 /*
- * On success, no access is in flight when this returns, and none will start.
- * Not interruptible. The work that it waits for must not need any lock that the
- * caller holds.
+ * Revokes the region. On success, no access is in flight on return, and none
+ * will start. The wait is not interruptible. The work item must not need any
+ * lock that the caller holds.
  */
 static int rxe_peer_revoke(struct rxe_peer *peer)
 {
@@ -539,7 +539,7 @@ static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
 }
 
 /**
- * rxe_peer_umem_get - get the memory of a region, host's or a peer's
+ * rxe_peer_umem_get - get the memory of a region, of the host or of a peer
  * @rxe: the rxe device
  * @mr: the region
  * @start: user virtual address
@@ -615,12 +615,12 @@ put_dev:
 }
 
 /**
- * rxe_peer_dereg - revoke a region before its end, if it is a peer's
+ * rxe_peer_dereg - revoke a region's peer memory before its end, if it has any
  * @mr: the region
  *
  * The next step undoes the DMA mapping. The notifier may run concurrently
- * until ib_umem_stop_invalidation_notifier() has returned. The second of the
- * two finds the region revoked.
+ * until ib_umem_stop_invalidation_notifier() has returned. The second call of
+ * rxe_peer_revoke() finds the region revoked.
  *
  * Return: 0, or a negative errno if the region is unchanged.
  */
@@ -630,10 +630,10 @@ int rxe_peer_dereg(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_mr_end - release the memory of a region, if it is a peer's
+ * rxe_peer_mr_end - release a region's peer memory, if it has any
  * @mr: the region, after rxe_peer_dereg()
  *
- * Accesses that found the region before still find it revoked.
+ * Accesses that found the region earlier find it revoked.
  */
 void rxe_peer_mr_end(struct rxe_mr *mr)
 {
@@ -648,7 +648,7 @@ void rxe_peer_mr_end(struct rxe_mr *mr)
 	mutex_unlock(&rxe->peer->lock);
 
 	WARN_ON(!peer->revoked);
-	/* Without the flag, the notifier is not stopped (as mlx5's QPs). */
+	/* The notifier stays active without the flag (as mlx5's QPs). */
 	if (peer->inval)
 		ib_umem_stop_invalidation_notifier(mr->umem);
 	ib_umem_release(mr->umem);
@@ -726,7 +726,7 @@ DEFINE_SHOW_ATTRIBUTE(rxe_peer_mrs);
 
 /**
  * rxe_peer_dev_add - set up peer memory for an rxe device
- * @rxe: the rxe device. Repeated when it moves to another network namespace.
+ * @rxe: the rxe device. A move to another network namespace repeats the call.
  * @ndev: its network device
  *
  * Return: 0 or a negative errno.
@@ -749,7 +749,7 @@ int rxe_peer_dev_add(struct rxe_dev *rxe, struct net_device *ndev)
 	mutex_init(&dev->lock);
 	INIT_LIST_HEAD(&dev->regions);
 
-	/* One level above an e1000e, two above a virtio-net. */
+	/* The netdev's parent for e1000e, the parent's parent for virtio-net. */
 	for (pci = ndev->dev.parent; pci && !dev_is_pci(pci); pci = pci->parent)
 		;
 	dev->pci = get_device(pci);
