@@ -123,7 +123,7 @@ pub(crate) enum Reason {
         /// The value of `max_chunks`.
         limit: u32,
     },
-    /// The process was killed during the search for the borders of its allocations.
+    /// The process was killed during the search for the boundaries of its allocations.
     Killed,
 }
 
