@@ -72,8 +72,8 @@ struct nvidia_p2p_dma_mapping {
 /*
  * Pins GPU memory of the calling process. @virtual_address and @length are
  * multiples of 64 KiB. If the memory is freed before put, nvidia.ko calls
- * @free_callback(@data) with its API lock held. The table dies when the
- * callback returns.
+ * @free_callback(@data) with its API lock held. nvidia.ko frees the table when
+ * the callback returns.
  * Returns 0, -EINVAL, -ENOTSUPP, -ENOMEM, -EBUSY, -ENODEV or -EIO.
  */
 int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,
