@@ -56,7 +56,7 @@ pub(crate) struct Description {
 struct Ops(usize);
 
 impl Ops {
-    /// Returns the client's functions. Reads the functions anew each time, like ib_core, because
+    /// Returns the client's functions. Reads the functions again each time, like ib_core, because
     /// the client keeps the structure.
     fn get(self) -> c::peer_memory_client {
         // SAFETY: The client keeps the structure until it has unregistered.

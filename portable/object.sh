@@ -87,7 +87,7 @@ aarch64)
 	# used. The target excludes FP and SIMD. Return addresses are not
 	# signed: without CONFIG_ARM64_PTR_AUTH_KERNEL, a kernel leaves the key
 	# of some process in each processor, and a thread that sleeps in a
-	# function would check with another key than it signed with.
+	# function would sign with one key and check with another.
 	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18 -Cforce-frame-pointers=y
 	;;
 esac

@@ -64,7 +64,7 @@
 //! - The object belongs to the process's own client, as in a process that allocates for itself. The
 //!   object is freed with the client, after callbacks for all its pins. A put finds every live pin.
 //! - The object belongs to another process, which shares the object with this one (MPS; up to 256
-//!   processes). The pin outlives the client. No put finds the pin any more, and the pin's callback
+//!   processes). The pin outlives the client. A put no longer finds the pin, and the pin's callback
 //!   comes when the other process frees the memory.
 //!
 //! nvidia.ko does not tell the two cases apart. A put therefore counts as done, and the entry is

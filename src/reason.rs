@@ -85,7 +85,7 @@ pub(crate) enum Reason {
     Map(i32),
     /// nvidia.ko's DMA mapping has a version that this module does not know.
     MappingVersion(u32),
-    /// nvidia.ko's DMA mapping has another page size than the page table.
+    /// nvidia.ko's DMA mapping has a page size that differs from the page table's.
     MappingPageSize(u32),
     /// The memory is not in a PCI BAR, and the revocable mode maps only such memory.
     NotInBar,
@@ -218,7 +218,7 @@ reasons! {
         "nvidia.ko's page table has pages of a size that this module does not know, or the range is not a multiple of it",
         "install a version of peermem-rs for this driver";
     PageCount: Reason::Entries { .. } => c"page_count", Some(EINVAL), Machine,
-        "nvidia.ko returned another number of pages than the range has",
+        "nvidia.ko returned the wrong number of pages for the range",
         "install a version of peermem-rs for this driver";
     NotPci: Reason::NotPci => c"not_pci", Some(ENODEV), Machine,
         "the RDMA device does its DMA through no PCI device",
@@ -235,7 +235,7 @@ reasons! {
         "nvidia.ko's DMA mapping has a version that this module does not know (it knows 2.3)",
         "install a version of peermem-rs for this driver";
     MappingPageSize: Reason::MappingPageSize(_) => c"mapping_page_size", Some(EINVAL), Machine,
-        "nvidia.ko's DMA mapping has pages of another size than its page table",
+        "nvidia.ko's DMA mapping and its page table have different page sizes",
         "install a version of peermem-rs for this driver";
     NotInBar: Reason::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
         "the revocable client cannot map memory that is in no PCI BAR; the persistent one is asked next, and what it \

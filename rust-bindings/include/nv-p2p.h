@@ -4,7 +4,7 @@
  *
  * A build prefers the nv-p2p.h of the installed driver (see Kbuild) and uses
  * this one where there is none: in the test VM and wherever the module is only
- * compiled. rust-bindings/layout.c holds either to the same layout.
+ * compiled. rust-bindings/layout.c checks both against the same layout.
  */
 #ifndef _NV_P2P_H_
 #define _NV_P2P_H_

@@ -512,7 +512,7 @@ const MAX_SEGMENTS: [u32; 14] = [
     u32::MAX,
 ];
 
-/// Returns the window size, computed in another way than in `SgLayout`.
+/// Returns the window size, computed differently from `SgLayout`.
 fn window(page: PageSize, max_segment: u32) -> u64 {
     let segment = (0..32)
         .map(|shift| 1u64 << shift)
