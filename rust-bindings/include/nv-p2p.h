@@ -19,7 +19,7 @@ struct pci_dev;
 
 #define NVIDIA_P2P_GPU_UUID_LEN		16
 
-/* nvidia_p2p_get_pages_persistent() exists since 535. */
+/* Drivers have nvidia_p2p_get_pages_persistent() from version 535 on. */
 #define NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API
 
 enum nvidia_p2p_page_size_type {
