@@ -103,7 +103,7 @@ fn a_reference_can_be_cloned_beside_the_drop_of_another() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
 
     explore(
-        "a clone of a reference concurrent with the drop of another",
+        "a clone of a reference during the drop of another",
         2,
         || {
             DROPS.store(0, Relaxed);
