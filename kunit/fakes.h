@@ -22,8 +22,8 @@
 #define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
 #define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
 /*
- * Memory with a struct page that claims to be a BAR. All test VMs have RAM at
- * this address. arm64's RAM begins here.
+ * RAM that a fake device presents as its BAR: a BAR with struct pages. All test
+ * VMs have RAM at this address. arm64's RAM begins here.
  */
 #define FAKE_RAM_START		BIT_ULL(30)
 #define FAKE_SMALL_LEN		BIT_ULL(24)

@@ -61,7 +61,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
         bench.check(
             unloaded.is_err(),
             "rmmod is refused",
-            "rmmod succeeds with the callback to come",
+            "rmmod succeeds before the callback comes",
         );
     }
     let free = bench.start_free(&memory)?;
@@ -78,7 +78,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
     let references = bench.module_references().unwrap_or(0);
     bench.check(
         references == 0,
-        "the module is free to go",
+        "no reference to the module is left",
         &format!("{references} references to the module are left"),
     );
     if unloaded.is_ok() {
@@ -292,7 +292,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         bench.check(
             !ended,
             "the deregistration waits for the callback",
-            "the deregistration ends beside the callback",
+            "the deregistration ends during the callback",
         );
     } else {
         bench.saw("no callback");
@@ -360,7 +360,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     bench.check(
         !ended,
         "unloading waits for the callback to return",
-        "the module is unloaded under its callback",
+        "the module is unloaded during its callback",
     );
     hold.release();
     let Some(freed) = bench.fate("the free", free.finish()?) else {
