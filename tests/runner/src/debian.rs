@@ -529,7 +529,7 @@ impl Host<'_> {
             ),
             (
                 format!("{headers} RUSTC=/bin/true 2>&1; echo $?"),
-                "and no other can make its metadata".to_owned(),
+                "and no other compiler can make its metadata".to_owned(),
             ),
         ] {
             // The text includes the exit statuses, which are compared here.

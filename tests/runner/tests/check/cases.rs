@@ -243,7 +243,7 @@ impl Said {
             (0, 0) => (0, "It can be built.".to_owned()),
             (0, _) => (
                 0,
-                "It can be built, and will not load here as things are.".to_owned(),
+                "It can be built, but will not load on this host yet.".to_owned(),
             ),
             (missing, _) => (1, format!("It cannot be built: {missing} missing.")),
         };
