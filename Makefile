@@ -48,7 +48,7 @@ LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
 # CHECK=no lets `make module` continue whatever is missing.
 CHECK ?=
 
-# For `make tools` and the targets that install. Units and completions are
+# Variables of `make tools` and of the targets that install. Units and completions are
 # installed below PREFIX, too.
 CARGO ?= cargo
 PREFIX ?= /usr/local

@@ -17,9 +17,9 @@ pub(crate) struct Case {
 
 #[derive(Default)]
 struct Table {
-    /// Texts by name. Names are in braces.
+    /// Texts by name. The names include the braces.
     texts: Vec<(String, String)>,
-    /// Default value of the argument, and operations.
+    /// By name of a host, the default of `{1}` and the operations.
     hosts: BTreeMap<String, (String, String)>,
     cases: Vec<Case>,
 }
