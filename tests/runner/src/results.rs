@@ -361,7 +361,7 @@ mod tests {
             ["the program announced 3 tests and gave 1 results"]
         );
         assert_eq!(read(Format::Ktap, "").1, ["the program announced no tests"]);
-        assert_eq!(read(Format::Ktap, "1..0\n").1, ["it ran no tests"]);
+        assert_eq!(read(Format::Ktap, "1..0\n").1, ["the program ran no tests"]);
         assert_eq!(read(Format::Ktap, "1..2\nok 1 a\nok 3 b\n").1.len(), 1);
         assert_eq!(read(Format::Ktap, "1..2\nok 1 a\nok 2 a\n").1.len(), 1);
         assert_eq!(
