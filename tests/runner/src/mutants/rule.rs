@@ -235,7 +235,7 @@ pub(super) fn sign(value: &str) -> Result<Sign> {
         "fails" => Ok(Sign::Fails(pattern)),
         "report" => Ok(Sign::Report(pattern)),
         "hangs" => Ok(Sign::Hangs),
-        _ => bail!("a sign is none of fails, report, hangs: {kind}"),
+        _ => bail!("unknown sign (not fails, report or hangs): {kind}"),
     }
 }
 
