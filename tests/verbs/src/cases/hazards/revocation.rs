@@ -401,8 +401,8 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Makes the HCA's driver give up before it activates the notifier, and stop the notifier, in an
-/// ib_core of OFED before 25.04. Then frees the memory.
+/// Makes the HCA's driver give up before it has activated the notifier. The driver then stops the
+/// notifier, as with an ib_core of OFED before 25.04. Then frees the memory.
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;
