@@ -183,8 +183,8 @@ fn committed_put(bench: &Bench) -> Result<()> {
     let live = registration.done()??;
     bench.check(
         waits,
-        "the next pin waits for a put under way",
-        "a pin is made beside a put under way",
+        "the next pin waits for a put in progress",
+        "a pin is made during a put",
     );
     let pins = bench.pins()?;
     bench.check(
@@ -292,7 +292,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         bench.check(
             !ended,
             "the deregistration waits for the callback",
-            "the deregistration ends beside the callback",
+            "the deregistration ends during the callback",
         );
     } else {
         bench.saw("no callback");
@@ -350,7 +350,10 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     let hold = Hold::arm("interpose/module_put_done")?;
     interpose("module_put", "1")?;
     let mut free = bench.start_free(&memory)?;
-    ensure!(hold.caught(&mut free)?, "the callback puts no module");
+    ensure!(
+        hold.caught(&mut free)?,
+        "the callback does not call module_put"
+    );
     interpose("module_put", "0")?;
     let references = bench.module_references()?;
     ensure!(references == 0);
