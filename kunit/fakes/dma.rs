@@ -4,7 +4,6 @@
 
 use kernel::{
     bindings,
-    fmt,
     prelude::*, //
 };
 

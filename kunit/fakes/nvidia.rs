@@ -9,7 +9,6 @@ use core::{
 
 use kernel::{
     bindings,
-    fmt,
     prelude::*, //
 };
 
