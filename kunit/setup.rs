@@ -55,7 +55,7 @@ pub(crate) use crate::{
     ib_core::*, //
 };
 
-/// Declares a KUnit suite. Each function is a case, and runs in a new world.
+/// Declares a KUnit suite. Each function is a case, and runs with a new state of the fakes.
 ///
 /// The macro is called with parentheses and contains only items, because rustfmt formats only such
 /// macro calls.
@@ -126,7 +126,7 @@ pub(crate) fn memory(count: u64, layout: Layout) -> Result<PhysRanges, Reason> {
 
 /// A client that ib_core knows, in a module that is up.
 ///
-/// The fields are dropped in their order.
+/// The fields are dropped in the order of their declaration.
 pub(crate) struct Up<C: Client> {
     _ready: Ready,
     _registration: ClientRegistration<C>,

@@ -20,10 +20,10 @@
 //!
 //! A pin that begins in the last unit known to belong to the allocation shows whether the
 //! allocation extends to the end of that pin. A pin that *begins* after the last known unit proves
-//! nothing, because such a pin also succeeds in the next allocation. The search for a border
-//! therefore uses pins that overlap with the known part by one unit. The steps of the search double
-//! until a pin fails, and are then halved. The overlapping pins are dropped at once, and the chunk
-//! is then pinned as a whole. Each measured chunk is thus one allocation. The memory that the
+//! nothing, because such a pin also succeeds in the next allocation. The search for the end of an
+//! allocation therefore uses pins that overlap the known part by one unit. The steps of the search
+//! double until a pin fails, and are then halved. The overlapping pins are dropped at once, and the
+//! chunk is then pinned as a whole. Each measured chunk is thus one allocation. The memory that the
 //! search pins is a small multiple of the range, which matters because the cost of a pin depends on
 //! its length.
 //!
@@ -187,7 +187,7 @@ where
         self.calls += 1;
         let from = self.address(at);
         let to = self.address(at.saturating_add(len));
-        // This is never `None`, because the span touches at least one of the units.
+        // The part is never `None`, because the span touches at least one of the units.
         let part = self.span.part(from, to).ok_or(self.hole(at))?;
         match (self.pin)(part) {
             Ok(pin) => Ok(Some(pin)),

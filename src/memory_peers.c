@@ -85,7 +85,7 @@ static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 {
 	int i;
 
-	/* The entry is set before its files exist, and until they are gone. */
+	/* An entry is set before its files exist, and cleared after them. */
 	for (i = 0; i < PEERMEM_PEERS; i++)
 		if (shown[i].kobj == kobj)
 			return scnprintf(buf, PAGE_SIZE, "%llu\n",

@@ -60,17 +60,17 @@ impl fmt::Display for Missing {
             ),
             Self::NoSysfs(why) => write!(
                 f,
-                "/sys cannot be read here (/sys/module: {why}), and whether nvidia_peermem is loaded cannot be told: \
-                 mount -t sysfs sysfs /sys, or give the container the host's /sys"
+                "/sys cannot be read here (/sys/module: {why}), so this program cannot tell whether nvidia_peermem \
+                 is loaded: mount -t sysfs sysfs /sys, or give the container the host's /sys"
             ),
             Self::Other(version) => write!(
                 f,
-                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module reports \
-                 nothing of its registrations"
+                "the loaded nvidia_peermem (version {version}) is not peermem-rs: NVIDIA's own module reports \
+                 nothing about its registrations"
             ),
             Self::Denied(PROC) => write!(
                 f,
-                "{PROC} cannot be read without root, and in a container not without the host's CAP_SYS_ADMIN"
+                "only root can read {PROC}; in a container, root also needs the host's CAP_SYS_ADMIN"
             ),
             Self::Denied(directory) => write!(f, "{directory} is not visible without root"),
             Self::NoDebugfs => f.write_str(
@@ -81,22 +81,22 @@ impl fmt::Display for Missing {
             ),
             Self::NoFiles => write!(
                 f,
-                "nvidia_peermem is loaded and {DIRECTORY} is not there, nor is {PROC}: the kernel refused the module \
-                 its files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
+                "nvidia_peermem is loaded, but neither {DIRECTORY} nor {PROC} exists: the kernel refused to create \
+                 the module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
             ),
             Self::Format(format) => write!(
                 f,
-                "the module's files have the format {format}, and this program knows {} to {}: take the \
+                "the module's files have the format {format}, but this program knows only {} to {}: use the \
                  peermemctl that came with the module",
                 FORMATS.start(),
                 FORMATS.end()
             ),
             Self::Older { module, file } => write!(
                 f,
-                "the module that is loaded (version {module}) has no file {file}: it is older than this program"
+                "the loaded module (version {module}) has no file {file}: the module is older than this program"
             ),
             Self::NotRecorded => {
-                write!(f, "the recording has no answer of {DIRECTORY}: recorded without root?")
+                write!(f, "the recording does not contain {DIRECTORY}: was it made without root?")
             }
             Self::Failed { path, why } => write!(f, "{path}: {why}"),
         }

@@ -98,7 +98,10 @@ pub(crate) struct Finding {
     pub(crate) needs_root: bool,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde requires this signature"
+)]
 fn is_false(it: &bool) -> bool {
     !*it
 }

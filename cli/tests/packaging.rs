@@ -242,7 +242,7 @@ fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
     let (status, _, said) = broken().run(SCRIPT, &[]);
     assert_eq!(status, Some(1), "{said}");
     assert!(
-        said.contains("7 RDMA devices of 15b3:1021, and 8 are expected"),
+        said.contains("7 RDMA devices of 15b3:1021, but 8 are expected"),
         "{said}"
     );
     let slow = slow();

@@ -106,7 +106,7 @@ struct Naming(&'static str);
 impl Drop for Naming {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("{} is used beside another use, or beside its end", self.0);
+            eprintln!("{} is used during another use, or during its end", self.0);
         }
     }
 }

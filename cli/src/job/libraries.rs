@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the first version behind a text.
+/// Returns the first version after a text.
 fn version_behind(text: &str, before: &str) -> Option<String> {
     let pattern = format!(r"{}(\d+\.\d+(?:\.\d+)?)", regex::escape(before));
     let found = Regex::new(&pattern).ok()?.captures(text)?;

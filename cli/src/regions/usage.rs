@@ -132,8 +132,8 @@ impl Usage {
             .filter(|nobody| nobody.all.regions > 0)
         {
             search.notes.push(format!(
-                "of {} the kernel does not name the process: the thread that registered has ended, or is in another PID \
-                 namespace",
+                "the kernel does not name the process of {}: the thread that registered has ended, or is in another \
+                 PID namespace",
                 counted(nobody.all.regions, "region")
             ));
         }
@@ -257,8 +257,9 @@ impl Search<'_> {
                     Unseen::Failed(_) => String::new(),
                     _ => format!("{} is ", dma_buf::FILE),
                 };
-                let text =
-                    format!("GPU memory by dma-buf cannot be told from other memory: {file}{why}");
+                let text = format!(
+                    "GPU memory by dma-buf cannot be distinguished from other memory: {file}{why}"
+                );
                 return self.doubts.push(Doubt {
                     devices: None,
                     text,
@@ -296,7 +297,7 @@ impl Search<'_> {
         }
         for (devices, part) in shared {
             let names = devices.as_ref().map_or_else(
-                || "a function of a NIC that is no RDMA device (Data Direct)".to_owned(),
+                || "a function of a NIC that is not an RDMA device (Data Direct)".to_owned(),
                 |devices| devices.iter().cloned().collect::<Vec<_>>().join(", "),
             );
             let (are, whose) = match part.regions {
@@ -313,7 +314,7 @@ impl Search<'_> {
         }
         for ((exporter, device), count) in others {
             self.notes.push(format!(
-                "{} of {exporter} attached to {device}: no memory of an NVIDIA GPU, and counted under OTHER",
+                "{} of {exporter} attached to {device}: not memory of an NVIDIA GPU, and counted under OTHER",
                 counted(count, "dma-buf")
             ));
         }
@@ -380,7 +381,7 @@ impl Search<'_> {
                 return;
             }
             (Some(count), None) => format!(
-                "nvidia_peermem has {} of GPU memory, and whose they are is not known: {why}",
+                "nvidia_peermem has {} of GPU memory, but their processes are not known: {why}",
                 counted(count, "registration")
             ),
             (None, _) => format!("what nvidia_peermem has registered is not seen: {why}"),
@@ -395,7 +396,7 @@ impl Search<'_> {
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
-                let text = format!("{module} is loaded, which does not say what it has registered");
+                let text = format!("{module} is loaded, and does not report its registrations");
                 self.doubts.push(Doubt {
                     devices: None,
                     text,
@@ -404,7 +405,8 @@ impl Search<'_> {
         }
         let gpus = self.machine.as_ref().map(|machine| machine.gpus.as_slice());
         if gpus.unwrap_or_default().iter().any(|gpu| gpu.is_coherent) {
-            let text = "the memory of a GPU is part of the processor's here (Grace), and is registered as that is";
+            let text = "the memory of a GPU is part of the processor's here (Grace), and is registered like \
+                processor memory";
             self.doubts.push(Doubt {
                 devices: None,
                 text: text.to_owned(),

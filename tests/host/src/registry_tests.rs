@@ -375,7 +375,7 @@ fn a_reader_goes_on_behind_what_it_has_seen() {
         assert!(registration.number >= next);
         next = registration.number + 1;
         met.push(registration.number);
-        // The registration that the reader would visit next ends, and another starts behind all
+        // The registration that the reader would visit next ends, and another starts after all
         // others.
         let behind = registration.number as usize;
         if let Some(entry) = entries.get_mut(behind).filter(|_| !stay(behind as u64)) {
@@ -432,7 +432,7 @@ fn a_reader_beside_adds_and_removes() {
         done.store(true, Ordering::SeqCst);
         reader.join().expect("the reader agrees")
     });
-    println!("{looks} looks beside {ROUNDS} lives");
+    println!("{looks} looks during {ROUNDS} lives");
     assert_eq!(registry.stats(|stats| stats.last()), 5 + ROUNDS);
     assert_eq!(counts(PinMode::Persistent).active, 5);
     drop(stays);

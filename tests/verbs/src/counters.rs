@@ -126,7 +126,7 @@ impl Counters {
     }
 }
 
-/// Returns everything that is left beside `allocations` allocations: counters, regions of the
+/// Returns everything that is left besides `allocations` allocations: counters, regions of the
 /// devices, and references to the module.
 pub(crate) fn all_left(
     before: &Counters,

@@ -32,7 +32,7 @@ pub(crate) struct Measurement {
     pub(crate) register_microseconds: u64,
 }
 
-/// Returns the largest power of two, up to 1 GiB, for which the first GPU's BAR has room beside
+/// Returns the largest power of two, up to 1 GiB, for which the first GPU's BAR has room besides
 /// other memory.
 pub(crate) fn usual_length(lab: &Lab) -> Result<u64> {
     let room = lab.gpu(0)?.bar_len() / 2;

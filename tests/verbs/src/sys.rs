@@ -102,8 +102,8 @@ pub(crate) fn die() -> ! {
     leave(1)
 }
 
-/// Returns the parent process. If the original parent has ended, this is the process that has
-/// adopted this one.
+/// Returns the parent process. If the original parent has ended, returns the process that has
+/// adopted the calling process.
 pub(crate) fn parent() -> Option<Pid> {
     process::getppid()
 }
@@ -344,7 +344,7 @@ pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     Ok(process::setrlimit(Resource::Memlock, limit)?)
 }
 
-/// Runs `body` in the parent beside a forked child that has all the parent's open files. Then lets
+/// Runs `body` in the parent while a forked child has all the parent's open files. Then lets
 /// the child close these files and waits for the child. If `body` closes a file, the child is the
 /// last to close it. The child closes while it is running, because the module asks nvidia.ko before
 /// it puts pins of a process that exits. The calling process must have only one thread.

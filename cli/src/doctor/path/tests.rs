@@ -80,7 +80,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
     assert_eq!(missing.len(), 8);
     let why = missing[0].why.clone().unwrap();
     assert!(
-        why.contains("NCCL_TOPO_FILE in /etc/nccl.conf names /opt/topo.xml, which is not there"),
+        why.contains("NCCL_TOPO_FILE in /etc/nccl.conf names /opt/topo.xml, which does not exist"),
         "{why}"
     );
     fixture.file("/opt/topo.xml", "<system/>\n");
@@ -171,7 +171,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
     fixture.unplug("0000:1a:00.0");
     let said = warnings(&fixture);
     assert_eq!(said.len(), 2, "{said:#?}");
-    let pxn = "By NVLink NCCL reaches mlx5_2 through GPU 2 (PXN)";
+    let pxn = "NCCL reaches mlx5_2 by NVLink through GPU 2 (PXN)";
     for finding in &said {
         assert!(
             finding.found.contains("(mlx5_2, mlx5_3) is NODE"),

@@ -124,7 +124,7 @@ fn a_traffic_class_without_pfc_is_a_warning() {
         ),
         (
             |fixture| fixture.dcb(FIFTH, Some(8), |_| None),
-            "port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not go by DSCP (trust \
+            "port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not use DSCP (trust \
              state pcp: the tag of a VLAN decides); PFC is on priority 3",
         ),
         (
@@ -221,7 +221,7 @@ fn what_cannot_be_read_is_not_visible() {
         ),
         (
             |fixture| fixture.fact(Fact::Dcb, "["),
-            "PFC not visible (what dcbnl says is not understood",
+            "PFC not visible (dcbnl's answer is not understood",
         ),
         (
             |fixture| {

@@ -384,8 +384,8 @@ impl Hca {
     /// Gives up all objects of this device without destroying them, and returns its descriptors.
     /// The objects live on while a process, such as a forked child, has the descriptors open.
     pub fn abandon(self) -> HcaFile {
-        // SAFETY: The context lives as long as `self`, which is never dropped from here on. Only
-        // two plain fields are read.
+        // SAFETY: The context lives as long as `self`, which this function never drops. Only two
+        // plain fields are read.
         let (file, events) = unsafe {
             let context = self.context.context();
             (context.as_ref().cmd_fd, context.as_ref().async_fd)
@@ -456,7 +456,7 @@ fn address(context: &Arc<DeviceContext>, port: u8) -> Result<Address> {
         }
     }
     best.map(|(_, address)| address)
-        .context("no RoCE GID: has the network device an address?")
+        .context("no RoCE GID: does the network device have an address?")
 }
 
 /// A registered memory region, deregistered on drop.

@@ -160,7 +160,7 @@ pub(crate) fn install(paths: &Paths, list: &str) -> Result<()> {
     }
     let begun = begun(paths);
     if begun.exists() && is_interrupted() {
-        let mut stage = Stage::begin("packages: completing what was interrupted");
+        let mut stage = Stage::begin("packages: completing the interrupted installation");
         stage.run(
             as_root("env").args("DEBIAN_FRONTEND=noninteractive dpkg --configure -a".split(' ')),
             &log,

@@ -131,7 +131,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             fetches: true,
             ..step(
                 "bindgen",
-                "no bindgen here that the kernel takes",
+                "no installed bindgen is new enough for the kernel",
                 &["bindgen"],
             )
         });
@@ -212,7 +212,7 @@ fn plan_modules(paths: &Paths, flavour: &kernel::Flavour, is_compiled: bool, pla
     let why = if modules.iter().any(|stamp| !stamp.exists()) {
         Some("not built yet".to_owned())
     } else if is_compiled {
-        Some("the kernel is made anew".to_owned())
+        Some("the kernel is rebuilt".to_owned())
     } else {
         modules.iter().find_map(|stamp| change(stamp, &paths.repo))
     };

@@ -297,7 +297,7 @@ fn holes(lab: &Lab) -> Result<()> {
         row.parts.get_mut(place).context("a part")?.free()?;
         refused(lab, row.span(0, PARTS * M2)?, calls)?;
         seen.push(calls);
-        // The parts behind the hole still work.
+        // The parts after the hole still work.
         if place + 2 < PARTS {
             let behind = row.span((place + 1) * M2, (PARTS - place - 1) * M2)?;
             drop(register(lab, &lab.far, behind)?);

@@ -374,7 +374,7 @@ pub(crate) enum Kind {
     Host,
     /// GPU memory, with a flag that dma-buf regions do not take.
     Bind,
-    /// GPU memory and some bytes behind it.
+    /// GPU memory and some bytes after it.
     Behind,
 }
 

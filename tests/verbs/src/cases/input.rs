@@ -430,7 +430,7 @@ const TIB: u64 = 1 << 40;
 /// Number of pages that overflows ib_core's 32-bit count.
 const PAGES: u64 = 1 << 32;
 
-/// Returns an address with [`PAGES`] free pages behind it, and the page size. If pages have 4 KiB,
+/// Returns an address with [`PAGES`] free pages after it, and the page size. If pages have 4 KiB,
 /// the range is below everything in a small program. If pages have 64 KiB, the range is above the
 /// addresses that the kernel chooses.
 fn free_pages() -> Result<(u64, u64)> {

@@ -89,8 +89,8 @@ fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
 /// kmod's message for ENOENT. modprobe then refers its user to the log.
 const SEE_DMESG: &str = "Unknown symbol in module";
 
-/// Skips the case unless this is the machine with other drivers. There, our module can be loaded,
-/// but no peermem module is.
+/// Skips the case unless this is the machine with other drivers. On that machine, our module can be
+/// loaded, but no peermem module is loaded.
 fn needs_drivers() -> Result<PathBuf> {
     match env::var_os("TESTVM_DRIVERS") {
         Some(drivers) => Ok(drivers.into()),

@@ -87,7 +87,10 @@ fn reused(lab: &Lab) -> Result<()> {
     connection.transfer(Op::Write, from, to)?;
     let found = second.bytes(0, M2)?;
     ensure!(found[..4096] == *local.expected(1, 4096)?, "no new bytes");
-    ensure!(found[4096..] == kept[4096..], "the bytes behind changed");
+    ensure!(
+        found[4096..] == kept[4096..],
+        "the bytes after the written ones changed"
+    );
     ensure!(first_view.bytes(4097, 65537)? == old, "old pages changed");
     Ok(())
 }

@@ -279,7 +279,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     for _ in 1..UNDER_WAY {
         near.sent()?
             .expect(Status::WorkRequestFlushedError)
-            .with_context(|| format!("{op} behind the one that was refused"))?;
+            .with_context(|| format!("{op} after the one that was refused"))?;
     }
 
     let (view, theirs) = free.done()??;

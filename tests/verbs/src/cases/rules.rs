@@ -135,8 +135,8 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     }
 }
 
-/// Releases a region, whose callback is still to come, in another process. A region of another
-/// owner then gets the same ticket.
+/// Releases a region in another process, before the region's callback. A region of another owner
+/// then gets the same ticket.
 fn stale_ticket(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _one_ticket = Parameter::set_file("/sys/kernel/debug/ib_peer_mem/tickets", "1")?;

@@ -639,7 +639,7 @@ impl<'a> Session<'a> {
             1 => (sys::free_address(GRANULE, GRANULE)? + 4096, 8192),
             _ => (end - 4096, GRANULE),
         };
-        // The range behind an allocation may be the program's own memory.
+        // The range after an allocation may be the program's own memory.
         let Ok(span) = Span::anywhere(addr, len) else {
             return Ok(());
         };
@@ -647,7 +647,7 @@ impl<'a> Session<'a> {
         match self.hca(side).reg_mr(span) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
             Err(refused) => wrong!("a range that is not GPU memory: {refused}, not EFAULT"),
-            // Another allocation lies right behind, so both allocations are registered as one
+            // Another allocation follows directly, so both allocations are registered as one
             // region.
             Ok(_) if self.gpus.iter().any(|gpu| gpu.place_of(end).is_ok()) => {}
             Ok(_) => wrong!("{addr:#x}+{len:#x} was registered and is not GPU memory"),

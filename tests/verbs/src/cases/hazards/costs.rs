@@ -70,7 +70,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
             bench.check(
                 before == after && kept,
                 "registers the memory that was acquired, and keeps it",
-                "registers other memory than it acquired",
+                "registers memory that it did not acquire",
             );
         }
         Err(refused) => {

@@ -61,7 +61,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
         bench.check(
             unloaded.is_err(),
             "rmmod is refused",
-            "rmmod succeeds with the callback to come",
+            "rmmod succeeds before the callback comes",
         );
     }
     let free = bench.start_free(&memory)?;
@@ -78,7 +78,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
     let references = bench.module_references().unwrap_or(0);
     bench.check(
         references == 0,
-        "the module is free to go",
+        "no reference to the module is left",
         &format!("{references} references to the module are left"),
     );
     if unloaded.is_ok() {
@@ -183,8 +183,8 @@ fn committed_put(bench: &Bench) -> Result<()> {
     let live = registration.done()??;
     bench.check(
         waits,
-        "the next pin waits for a put under way",
-        "a pin is made beside a put under way",
+        "the next pin waits for a put in progress",
+        "a pin is made during a put",
     );
     let pins = bench.pins()?;
     bench.check(
@@ -292,7 +292,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         bench.check(
             !ended,
             "the deregistration waits for the callback",
-            "the deregistration ends beside the callback",
+            "the deregistration ends during the callback",
         );
     } else {
         bench.saw("no callback");
@@ -350,7 +350,10 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     let hold = Hold::arm("interpose/module_put_done")?;
     interpose("module_put", "1")?;
     let mut free = bench.start_free(&memory)?;
-    ensure!(hold.caught(&mut free)?, "the callback puts no module");
+    ensure!(
+        hold.caught(&mut free)?,
+        "the callback does not call module_put"
+    );
     interpose("module_put", "0")?;
     let references = bench.module_references()?;
     ensure!(references == 0);
@@ -360,7 +363,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     bench.check(
         !ended,
         "unloading waits for the callback to return",
-        "the module is unloaded under its callback",
+        "the module is unloaded during its callback",
     );
     hold.release();
     let Some(freed) = bench.fate("the free", free.finish()?) else {
@@ -401,8 +404,8 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Makes the HCA's driver give up before it activates the notifier, and stop the notifier, in an
-/// ib_core of OFED before 25.04. Then frees the memory.
+/// Makes the HCA's driver give up before it has activated the notifier. The driver then stops the
+/// notifier, as with an ib_core of OFED before 25.04. Then frees the memory.
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;

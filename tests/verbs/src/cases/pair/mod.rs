@@ -484,7 +484,7 @@ struct Refused {
     after: Duration,
 }
 
-/// Posts WRITEs until one fails. The requests behind the failed request are flushed.
+/// Posts WRITEs until one fails. The requests after the failed request are flushed.
 fn until_refused(end: &mut Endpoint, from: Part, to: Part) -> Result<Refused> {
     let mut done = BEFORE;
     let mut last = Instant::now();
