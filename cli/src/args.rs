@@ -273,7 +273,7 @@ pub(crate) struct List {
     pub(crate) all: bool,
 }
 
-/// The processes of a job: exactly one of the four.
+/// Options that select the processes of a job. Exactly one option must be given.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Processes {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's registrations, together with the machine's knowledge of their processes, GPUs and
-//! RDMA devices.
+//! The module's registrations, and the processes, GPUs and RDMA devices to which the registrations
+//! belong.
 
 use std::collections::{BTreeMap, BTreeSet};
 

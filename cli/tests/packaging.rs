@@ -26,7 +26,7 @@ fn has(text: &str, wanted: &[&str]) -> bool {
         .any(|lines| lines == wanted)
 }
 
-/// A node without RDMA would cause a fault of `doctor`, and a useless alert.
+/// On a node without RDMA, `doctor` would report a fault, and the alert would be useless.
 #[test]
 fn nodes_have_a_gpu_and_rdma() {
     let gpu =

@@ -86,7 +86,7 @@ fn lost_gpu(was: &Gpu) -> Finding {
         ))
         .why("It fell off the bus, was not found at boot, or was taken out.")
         .fix(format!(
-        "`dmesg | grep -e Xid -e {}` says when it went; do a cold boot, then check its seating and power",
+        "`dmesg | grep -e Xid -e {}` says when it disappeared; do a cold boot, then check its seating and power",
         was.at
     ))
 }
@@ -119,7 +119,7 @@ fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
         ))
         .why("It fell off the bus, was not found at boot, or was taken out.")
         .fix(format!(
-            "`dmesg | grep {at}` says when it went; do a cold boot, then check its seating"
+            "`dmesg | grep {at}` says when it disappeared; do a cold boot, then check its seating"
         )),
         _ => lost(format!("the RDMA device is gone, but {at} is still on PCI"))
             .why("Its driver is not loaded, or gave up.")
@@ -239,7 +239,7 @@ mod tests {
         "a NIC whose driver gave up",
             "fault baseline mlx5_4: the RDMA device is gone, but 0000:9a:00.0 is still on PCI" =>
             |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
-        "a port for all else that is down", "warning baseline mlx5_8: port 1 is DOWN, but was ACTIVE in the baseline" =>
+        "an Ethernet port that is down", "warning baseline mlx5_8: port 1 is DOWN, but was ACTIVE in the baseline" =>
             |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n");
         "all rails slower, so that no two differ",
             "warning baseline mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec \

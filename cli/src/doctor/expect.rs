@@ -18,7 +18,7 @@ use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
 check! {
-    "expect": "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
+    "expect": "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules match a file",
     |scan| scan.expected.is_some(), expect, OwnTest
 }
 

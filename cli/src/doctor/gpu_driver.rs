@@ -59,7 +59,7 @@ pub(super) fn silent(subject: Subject, at: Address) -> Finding {
     subject.fault(found)
         .why("It has fallen off the bus, but is listed until the next boot. Nothing reaches it.")
         .fix(format!(
-            "`dmesg | grep -e Xid -e {at}` says when it went; do a cold boot, then check its seating and power"
+            "`dmesg | grep -e Xid -e {at}` says when it disappeared; do a cold boot, then check its seating and power"
         ))
 }
 

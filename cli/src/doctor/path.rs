@@ -151,7 +151,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }
     why.push(match &nccl.level {
         Some(setting) => format!(
-            "NCCL_NET_GDR_LEVEL is {} {}: NCCL uses GPUDirect RDMA on no path that is farther.",
+            "NCCL_NET_GDR_LEVEL is {} {}: NCCL does not use GPUDirect RDMA beyond this level.",
             setting.value, setting.place
         ),
         None => "NCCL uses GPUDirect RDMA up to PXB, where only switches are between the devices (ncclTopoCheckGdr). \

@@ -85,7 +85,7 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Returns the first numbers of the version.
+    /// Returns the numbers at the beginning of the version: `[2, 28]` for `2.28.3+cuda12`.
     pub(super) fn numbers(&self) -> Option<Vec<u32>> {
         let version = self.version.as_deref()?;
         let numbers: Vec<u32> = version.split('.').map_while(|it| it.parse().ok()).collect();

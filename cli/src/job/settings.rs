@@ -173,7 +173,7 @@ rules! {
         Some(false) => Allows, "the processor drives the NIC (the default)";
     }
     "NVSHMEM" "NVSHMEM_IBGDA_NIC_HANDLER", |value| value => {
-        "cpu" => Allows, "a thread of the processor rings the NIC's doorbells";
+        "cpu" => Allows, "a CPU thread rings the NIC's doorbells";
         "gpu" | "auto" => Forces, "the GPU rings the NIC's doorbells";
     }
     "NVSHMEM" "NVSHMEM_HCA_LIST", |_value| () => { () => Selects, "the RDMA devices that NVSHMEM may use: see NICS"; }

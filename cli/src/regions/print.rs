@@ -159,7 +159,7 @@ fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
             Verdict::Unknown => format!("it is unknown whether process {pid} uses GPUDirect RDMA"),
             _ => format!(
                 "process {pid} does not use GPUDirect RDMA now: it has no memory region; `peermemctl list --all` shows \
-                 whether its children have"
+                 whether its children have any"
             ),
         };
     };

@@ -314,7 +314,7 @@ pub(crate) fn refuse(lines: &mut Lines, why: &anyhow::Error) -> Result<()> {
     lines.greet(Welcome::Refused(format!("{why:#}")))
 }
 
-/// A memory of the server. The region ends before the memory.
+/// A buffer of the server, and the buffer's region. The region ends before the memory.
 struct Buffer<B: Bench> {
     region: Option<B::Region>,
     memory: B::Memory,

@@ -241,7 +241,7 @@ const NO_MEMORY: &str = "no GPU memory";
 const NO_NETWORK: &str = "bytes of host memory do not arrive: the network fails";
 const NOT_REGISTERED: &str = "GPU memory is not registered";
 
-/// Returns the calls of these ways.
+/// Returns the verbs calls that applications make for `ways`, separated by commas.
 fn calls(ways: Vec<Way>) -> String {
     let calls: Vec<_> = ways.into_iter().map(Way::call).collect();
     calls.join(", ")
@@ -509,7 +509,8 @@ impl<B: Bench> Run<'_, B> {
     }
 
     /// Runs the steps of one way between two hosts. `gpus` has the GPU memory of the client and the
-    /// server, or the reason why there is none. Returns for each end `true` if all bytes moved.
+    /// server, or the reason why there is none. An element of the result is `true` if all bytes of
+    /// that end moved.
     fn one_way_between(
         &mut self,
         way: Way,
@@ -714,7 +715,7 @@ impl<B: Bench> Run<'_, B> {
                 return Err(failed(format!("repeated, it ended with {status}")))
             }
         };
-        self.compare(to.0, target, "where the bytes went, after many times")?;
+        self.compare(to.0, target, "where the bytes went, after many transfers")?;
         Ok(Found {
             text: None,
             figures: Figures {

@@ -96,8 +96,8 @@ pub(crate) fn memory_lock(scan: &Scan<'_>, pid: u32) -> Option<Finding> {
     Some(Finding { check, ..finding })
 }
 
-/// Judges the limits of a process, which is called `who`. The limits of this process are those of
-/// the shell that started it.
+/// Judges the limits of a process, which the finding calls `who`. The limits of this process are
+/// those of the shell that started it.
 fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<Finding> {
     let limit = match scan.host.text(&format!("/proc/{process}/limits")) {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),

@@ -124,8 +124,8 @@ fn other_kernel(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     let built = module.vermagic.as_ref()?.split_whitespace().next()?;
     (built != running && !module.has_crcs()).then(|| Cause {
         found: format!("{} was built for Linux {built}, but {running} is running", module.path),
-        why: "the kernel compares the release: \"version magic … should be …\" in its log, \"Exec format error\" of \
-            modprobe",
+        why: "the kernel compares the release: its log has \"version magic … should be …\", and modprobe says \"Exec \
+            format error\"",
         fix: rebuild(module),
     })
 }
@@ -156,8 +156,8 @@ fn other_versions(files: &Files) -> Option<Cause> {
             "{} was built against another {whose}: {name} has the CRC {built:#010x} in it, and {now:#010x} in {}{more}",
             module.path, other.path
         ),
-        why: "the kernel compares the CRC of each symbol: \"disagrees about version of symbol\" in its log, \"Invalid \
-            argument\" of modprobe",
+        why: "the kernel compares the CRC of each symbol: its log has \"disagrees about version of symbol\", and \
+            modprobe says \"Invalid argument\"",
         fix: rebuild(module),
     })
 }
@@ -195,8 +195,8 @@ fn before_ofed(scan: &Scan<'_>, files: &Files) -> Option<Cause> {
             .any(|file| file.exports.contains_key(REGISTER));
     (is_exported && !module.needs.contains_key(REGISTER)).then(|| Cause {
         found: format!("{} was built without OFED: it never calls {REGISTER}", module.path),
-        why: "it was built where there was no peer memory, so its init only fails: \"Invalid argument\" of modprobe, \
-            and nothing in the kernel's log",
+        why: "it was built where there was no peer memory, so its init only fails: modprobe says \"Invalid argument\", \
+            and the kernel's log says nothing",
         fix: rebuild(module),
     })
 }

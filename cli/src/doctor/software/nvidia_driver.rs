@@ -120,7 +120,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
                 "NVML does not start: {} ({})",
                 error.text, error.code
             ))
-            .why("CUDA starts with the same library and driver")
+            .why("CUDA's library comes from the same driver, so CUDA may not start either")
             .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
     )
 }

@@ -535,7 +535,7 @@ fn every_byte_of_every_transfer_counts() {
         fails(Fault::Corrupts(first), changed);
         let before = "1 of 65536 bytes differ, the first at 0xfff";
         fails(Fault::Spills(first), before);
-        fails(Fault::Corrupts(first + 1), "after many times: 1 of");
+        fails(Fault::Corrupts(first + 1), "after many transfers: 1 of");
         fails(Fault::Status(first), "ended with RemoteAccessError");
         let again = "repeated, it ended with RemoteAccessError";
         fails(Fault::Status(first + 1), again);
