@@ -353,7 +353,7 @@ fn a_pin_that_fails_is_no_denial() {
 }
 
 /// The process unmaps the memory and maps memory of another GPU at the same address. The module
-/// keeps nvidia.ko's answer about the other GPU for neither GPU.
+/// discards nvidia.ko's answer about the other GPU, and remembers no answer for either GPU.
 #[test]
 fn an_answer_about_another_gpu_is_none() {
     let start = 0x8_9000_0000;

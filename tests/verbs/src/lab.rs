@@ -208,8 +208,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if another module than ours is loaded, because the case asks for more than
-    /// that module does.
+    /// Skips the case unless our module is loaded, because the case asks for more than other
+    /// modules do.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
             return ktap::skip(format_args!(

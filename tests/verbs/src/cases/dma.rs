@@ -218,7 +218,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Skips a case about the moment from which an address is refused, if the IOMMU unmaps lazily.
+    /// Skips the case if the IOMMU unmaps lazily. The case needs an IOMMU that refuses an address
+    /// as soon as the address is unmapped.
     fn needs_strictness(&self) -> Result<()> {
         if self.guard == Guard::Lazy {
             return ktap::skip("unmapped lazily: see dma.lazy_window");
@@ -681,7 +682,7 @@ const FRAGMENTED: usize = 2 * M2;
 
 fn fragmented_memory(bench: &Bench<'_>) -> Result<[Allocation; 2]> {
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("NVIDIA's module does not map to one range");
+        return ktap::skip("NVIDIA's module does not map a region to one range");
     }
     let chosen = Parameter::set("nvidia", "layout", "64k")?;
     let memories = [
@@ -732,7 +733,7 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("NVIDIA's module does not map to one range");
+        return ktap::skip("NVIDIA's module does not map a region to one range");
     }
     let (memory, target) = (bench.allocate(0, LEN)?, bench.allocate(1, 2 * M2)?);
     let from = bench.register(&memory, 0, LEN)?;

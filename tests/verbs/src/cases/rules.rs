@@ -186,8 +186,8 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     after.finish(release)
 }
 
-/// Gives the address of the page table that was freed with the memory to the next pin. The release
-/// of the old region must not put the new page table.
+/// Reuses the address of a page table that was freed with its memory: the next pin gets a page
+/// table at this address. The release of the old region must not put the new page table.
 fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;

@@ -375,7 +375,7 @@ impl Outcomes {
     }
 }
 
-/// The ways, with the memory for each sweep.
+/// Actions to sweep, each with the memory that the action uses.
 const WAYS: [(Way, Shape); 6] = [
     (Way::Registration, Shape::Run),
     (Way::Registration, Shape::Fragments),

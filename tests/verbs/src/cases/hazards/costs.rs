@@ -253,7 +253,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
                 let found = module_files::counts()?;
                 ensure!(
                     refused.errno() == errno && found == expected,
-                    "{knob}={value}: {refused}, refusals {found:?} where {expected:?} and {} were expected",
+                    "{knob}={value}: {refused} and refusals {found:?}, expected {} and {expected:?}",
                     errno_name(errno)
                 );
                 None

@@ -576,7 +576,7 @@ impl Session<'_> {
     }
 
     /// Waits for requests to freed memory, and compares their results. `expected` becomes the last
-    /// content of the freed memory. Returns the number of requests that met the free.
+    /// content of the freed memory. Returns the number of requests that failed because of the free.
     fn end_doomed(
         &mut self,
         doomed: &[Doomed],
