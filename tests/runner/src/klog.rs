@@ -15,8 +15,8 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// Line that reports lost lines, because the serial port was too slow. Missing lines cannot be
-/// judged.
+/// Line that reports lost lines. Lines are lost if the serial port is too slow, and lost lines
+/// cannot be judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
 /// Lines that start a report. A report may continue for many lines.

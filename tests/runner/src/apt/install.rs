@@ -232,8 +232,8 @@ fn read_lists(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks packages of this machine's release without installing them. No other effect of an
-/// installation happens, such as the start of a service.
+/// Unpacks packages of this machine's release without installing them: no maintainer script runs,
+/// and no service starts.
 pub(crate) fn unpack_own(
     paths: &Paths,
     stage: &mut Stage,

@@ -241,8 +241,8 @@ impl Figures {
         Some(of("instructions")? + of("mapping")? + of("pins")? * pin + of("unpins")? * UNPIN)
     }
 
-    /// Returns the share of registrations that several threads lose. The whole is the number of
-    /// registrations that nvidia.ko's lock allows.
+    /// Returns the fraction by which `threads` threads fall short of the number of registrations
+    /// that nvidia.ko's lock allows.
     fn lost(&self, module: &str, mode: &str, threads: usize) -> Option<f64> {
         let of = |name: &str| self.vm(module, mode, &format!("threads.{threads}.{name}"));
         Some(1.0 - of("registered")? / of("allowed")?)

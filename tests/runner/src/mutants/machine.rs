@@ -30,7 +30,7 @@ const HANGS: u64 = 180;
 
 /// A test of a mutant in a VM.
 pub(super) struct Job<'a> {
-    /// The caller's number of the job.
+    /// Number by which the caller identifies the job.
     pub(super) number: usize,
     pub(super) mutant: &'a Mutant,
     pub(super) check: &'a Check,

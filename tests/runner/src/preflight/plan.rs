@@ -62,7 +62,8 @@ pub(super) struct Plan {
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
     pub(crate) modules: bool,
-    /// Programs for the kernels' architectures, and a root if this machine cannot run its programs.
+    /// `true` if the command needs programs for the kernels' architectures. An architecture whose
+    /// programs this machine cannot run also needs a root.
     pub(crate) programs: bool,
     /// Number of VMs that run at once.
     pub(crate) machines: usize,

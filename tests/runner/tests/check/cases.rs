@@ -19,7 +19,7 @@ pub(crate) struct Case {
 struct Table {
     /// Texts by name. The names include the braces.
     texts: Vec<(String, String)>,
-    /// By name of a host, the default of `{1}` and the operations.
+    /// Default of `{1}`, and the operations, by name of the host.
     hosts: BTreeMap<String, (String, String)>,
     cases: Vec<Case>,
 }
