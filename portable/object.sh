@@ -85,9 +85,9 @@ aarch64)
 	# Landing pads of BTI are no-ops on kernels without BTI. The kernel
 	# unwinds by frame records. x18 holds the shadow call stack and is not
 	# used. The target excludes FP and SIMD. Return addresses are not
-	# signed: without CONFIG_ARM64_PTR_AUTH_KERNEL, a kernel leaves the key
-	# of some process in each processor, and a thread that sleeps in a
-	# function would sign with one key and check with another.
+	# signed. Without CONFIG_ARM64_PTR_AUTH_KERNEL, the kernel leaves the
+	# keys of processes in the processors. A thread that sleeps in a
+	# function could then sign with one key and check with another.
 	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18 -Cforce-frame-pointers=y
 	;;
 esac

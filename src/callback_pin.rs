@@ -205,8 +205,8 @@ impl Pinned {
         self.entry.with(|alive| *alive)
     }
 
-    /// Puts the pin and removes its entry from the table. On failure, returns the reason for which
-    /// both stay.
+    /// Puts the pin and removes its entry from the table. On failure, both the pin and the entry
+    /// stay, and this function returns the reason.
     fn put(&self) -> Result<(), PutError> {
         // Each try checks again, since `put_rwsem` is released between tries.
         let check_and_put = || match self.alive() {

@@ -243,13 +243,13 @@ impl Drop for IovaMapping {
     fn drop(&mut self) {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
-        // The memory is unlinked in steps, although each step is a flush. No step ends inside an
-        // IOMMU huge page. A huge page begins at a multiple of its size, and is not larger than one
-        // linked step.
+        // The memory is unlinked in steps, so that other threads can run in between. Each step
+        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page. A huge page
+        // begins at a multiple of its size, and is not larger than one linked step.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
             // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no
-            // longer uses it.
+            // longer uses the memory.
             unsafe { c::peermem_iova_unlink(device, &mut self.state, at, len) };
             resched.after(step.len);
         }

@@ -28,8 +28,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The entries lie in BARs. An entry that has a `struct page` is peer-to-peer DMA memory. Their
-/// layout is that of [`SgLayout`] for a device without limits.
+/// The entries lie in BARs. An entry that has a `struct page` is peer-to-peer DMA memory. The
+/// layout of the entries is that of [`SgLayout`] for a device without limits.
 pub(crate) struct PhysRanges {
     pub(crate) table: SgTable,
     /// A range in one BAR that contains all entries, if there is one. The range may be somewhat

@@ -274,7 +274,7 @@ reasons! {
          MiB",
         "register only memory that is allocated";
     TooManyChunks: Reason::TooManyChunks { .. } => c"too_many_chunks", Some(EINVAL), Request,
-        "the range spans more allocations, or more uneven ones, than max_chunks allows",
+        "the range spans more allocations than max_chunks allows, or their sizes vary too much",
         "load the module with a higher max_chunks, or register less at a time (PyTorch's expandable_segments makes \
          one allocation for each 20 MiB)";
     Killed: Reason::Killed => c"killed", Some(EINTR), Request,
@@ -312,9 +312,9 @@ impl Reason {
         self.info().cause == Cause::NextClient
     }
 
-    /// Returns `true` for reasons that are logged only once. Any process can trigger some of them
-    /// at any time. The other reasons are properties of the machine, and leave the range to the
-    /// persistent client.
+    /// Returns `true` if the reason is logged only once. Any process can trigger a reason for which
+    /// [`Self::is_non_gpu`] holds, at any time. A reason for which [`Self::is_handed_on`] holds is
+    /// a property of the machine.
     pub(crate) fn is_logged_once(&self) -> bool {
         self.is_handed_on() || self.is_non_gpu()
     }

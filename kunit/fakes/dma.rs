@@ -40,7 +40,8 @@ pub(crate) enum Guard {
     RangeMap,
 }
 
-/// A range of the IOMMU's addresses. The test VM's IOMMU checks where memory is linked in it.
+/// A range of the IOMMU's addresses. Only the test VM's IOMMU checks where in the range memory is
+/// linked.
 pub(crate) struct Iova {
     base: u64,
     len: u64,

@@ -325,7 +325,8 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_dma_map_pages(
     ret
 }
 
-/// Creates a mapping. Returns its address, or 0 if the test requires success without a mapping.
+/// Creates a mapping and returns its address, or returns 0 if the test requires success without a
+/// mapping.
 fn new_mapping(table: usize, peer: *mut bindings::pci_dev) -> Result<usize> {
     with(|world| {
         let form = world.mapping;

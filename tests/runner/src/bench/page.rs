@@ -143,8 +143,8 @@ bytes of kernel memory, 1 GiB contiguous | 1GiB-contiguous.bytes";
 const README_ROWS: &str = "\
 scatter-list entries for 1 GiB of contiguous memory | 1GiB-contiguous.entries
 scatter-list entries for 64 GiB of contiguous memory | 64GiB-contiguous.entries
-instructions with services to register and deregister 1 GiB | 1GiB-contiguous.instructions
-instructions with services to register and deregister 64 KiB | 64KiB.instructions";
+instructions to register and deregister 1 GiB, kernel functions included | 1GiB-contiguous.instructions
+instructions to register and deregister 64 KiB, kernel functions included | 64KiB.instructions";
 
 /// Returns the rows of a text: two columns each.
 fn rows(text: &str) -> impl Iterator<Item = (&str, &str)> {

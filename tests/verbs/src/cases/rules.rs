@@ -625,7 +625,7 @@ fn refused_by_the_first(lab: &Lab) -> Result<()> {
     let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
     let region = stage
         .register(&memory)
-        .context("for an HCA that can lose nothing")?;
+        .context("for an HCA that cannot revoke")?;
     let live = Counters::read()?.get("pins_persistent_live")?;
     ensure!(live == 1, "{live} persistent pins");
     drop(region);
