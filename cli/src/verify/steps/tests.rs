@@ -74,6 +74,7 @@ impl Drop for Region {
     }
 }
 
+#[derive(Default)]
 pub(crate) struct Fake {
     faults: Vec<Fault>,
     clock: Cell<u64>,
@@ -97,15 +98,10 @@ impl Fake {
     pub(crate) fn with(faults: &[Fault]) -> Self {
         Self {
             faults: faults.to_vec(),
-            clock: Cell::new(0),
-            transfers: 0,
-            deregistrations: 0,
-            live: Rc::default(),
-            given_back: None,
-            listed: Cell::new(0),
             pinned: Cell::new(1000),
             visible: true,
             lingers: 3,
+            ..Self::default()
         }
     }
 
