@@ -161,6 +161,8 @@ pub(crate) trait Bench {
     fn about(&self) -> String;
     /// Allocates memory.
     fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Self::Memory, Unable>;
+    /// Allocates GPU memory in two allocations side by side, the first `head` bytes in the first.
+    fn two_allocations(&mut self, head: usize, len: usize) -> Result<Self::Memory, Unable>;
     /// Fills all of a memory, with the processor or with the GPU's driver.
     fn fill(&mut self, memory: &Self::Memory, pattern: Pattern) -> anyhow::Result<()>;
     /// Compares each byte of a memory, which the processor or the GPU's driver reads.
@@ -428,10 +430,35 @@ impl<B: Bench> Run<'_, B> {
     /// Checks that GPU memory keeps bytes.
     fn copies(&mut self, step: Name, memory: &B::Memory) -> bool {
         self.passes(None, step, |run| {
-            let bytes = run.fill(memory)?;
-            run.compare(memory, bytes, "copied to the GPU and back")?;
+            run.keeps_bytes(memory)?;
             Ok(run.of_size())
         })
+    }
+
+    fn keeps_bytes(&mut self, memory: &B::Memory) -> Result<(), Unable> {
+        let bytes = self.fill(memory)?;
+        self.compare(memory, bytes, "copied to the GPU and back")
+    }
+
+    /// Exports GPU memory as a dma-buf.
+    fn export(&mut self, memory: &B::Memory) -> Result<Found, Unable> {
+        let (bytes, size) = (self.bench.export(memory)?, self.plan.size);
+        if bytes < size as u64 {
+            return Err(failed(format!("a dma-buf of {bytes} bytes for {size}")));
+        }
+        Ok(Found::text(format!("a dma-buf of {bytes} bytes")))
+    }
+
+    /// Allocates memory whose halves lie in two allocations. Each half has whole pages of the GPU.
+    fn two_allocations(&mut self) -> Result<B::Memory, Unable> {
+        let size = self.plan.size;
+        let half = size / 2;
+        match half - half % GRANULE as usize {
+            0 => Err(Unable::Impossible(format!(
+                "one page of the GPU has {size} bytes: use a larger --size"
+            ))),
+            head => self.bench.two_allocations(head, size),
+        }
     }
 
     fn host_memory(&mut self, end: End) -> Result<(B::Memory, B::Region), Unable> {
@@ -441,20 +468,18 @@ impl<B: Bench> Run<'_, B> {
     }
 
     fn on_one_host(&mut self) {
-        let size = self.plan.size;
         let Some(memory) = self.allocate(End::Here, Name::Allocate) else {
-            for step in [Name::Copies, Name::Export] {
+            for step in [Name::Copies, Name::Export, Name::ExportTwoAllocations] {
                 self.leave_out(None, step, NO_MEMORY);
             }
             return;
         };
         let copied = self.copies(Name::Copies, &memory);
-        self.passes(None, Name::Export, |run| {
-            let bytes = run.bench.export(&memory)?;
-            if bytes < size as u64 {
-                return Err(failed(format!("a dma-buf of {bytes} bytes for {size}")));
-            }
-            Ok(Found::text(format!("a dma-buf of {bytes} bytes")))
+        self.passes(None, Name::Export, |run| run.export(&memory));
+        self.passes(None, Name::ExportTwoAllocations, |run| {
+            let memory = run.two_allocations()?;
+            run.keeps_bytes(&memory)?;
+            run.export(&memory)
         });
         if self.plan.scope == Scope::GpuOnly {
             return;
@@ -629,6 +654,7 @@ impl<B: Bench> Run<'_, B> {
             let why = format!("{way} of GPU memory did not work");
             let rest = [
                 Name::Deregister,
+                Name::TwoAllocations,
                 Name::FreeWhileRegistered,
                 Name::KilledHolder,
             ];
@@ -641,6 +667,9 @@ impl<B: Bench> Run<'_, B> {
         self.passes(Some(way), Name::Deregister, |run| {
             run.bench.deregister(region)?;
             Ok(Found::default())
+        });
+        self.passes(Some(way), Name::TwoAllocations, |run| {
+            run.over_the_border(way, host)
         });
         self.passes(Some(way), Name::FreeWhileRegistered, |run| {
             run.free_while_registered(way, host)
@@ -740,6 +769,24 @@ impl<B: Bench> Run<'_, B> {
                 ..Figures::default()
             },
         })
+    }
+
+    /// Moves bytes out of and into one region over two allocations. The window of the transfer has
+    /// the border inside.
+    fn over_the_border(&mut self, way: Way, host: Registered<'_, B>) -> Result<Found, Unable> {
+        let memory = self.two_allocations()?;
+        let region = self.bench.register(way, &memory)?;
+        let (gpu, bound) = ((&memory, &region), self.plan.links[0].bound(Kind::Gpu));
+        let mut moves = |from, to, what| {
+            let moved = self.one_move(Verb::Write, from, to, bound);
+            moved.map_err(|unable| unable.at(what))
+        };
+        let moved = moves(gpu, host, "from the GPU").and_then(|_| moves(host, gpu, "to the GPU"));
+        // The region is deregistered in any case.
+        let gone = self.bench.deregister(region);
+        moved?;
+        gone?;
+        Ok(self.of_size())
     }
 
     /// Checks that the device sees freed memory unchanged, or does not reach the memory at all. The
