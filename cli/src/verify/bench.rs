@@ -126,6 +126,11 @@ impl Memory {
         }
     }
 
+    /// Returns `true` if the memory lies in two allocations.
+    fn is_two(&self) -> bool {
+        matches!(self, Self::Cuda(memory) if memory.is_two())
+    }
+
     /// Returns a buffer as long as the memory.
     fn buffer(&self) -> Result<Vec<u8>> {
         Ok(vec![0; usize::try_from(self.span()?.len())?])
@@ -290,8 +295,14 @@ impl Real {
         };
         let has = context.gpu().has_dma_buf();
         let exported = memory.dma_buf(memory.len());
+        let is_refused = |error: &anyhow::Error| {
+            memory.is_two() && error.downcast_ref().is_some_and(cuda::Failed::is_refusal)
+        };
         match (exported, has) {
             (Ok(buffer), _) => Ok(buffer),
+            (Err(error), Ok(true)) if is_refused(&error) => Err(Unable::Impossible(format!(
+                "the GPU's driver exports no range over two allocations: {error:#}"
+            ))),
             (Err(error), Ok(true)) => Err(error.into()),
             // An old driver supports neither the export nor the query.
             (Err(error), Ok(false) | Err(_)) => Err(Unable::Impossible(format!(
@@ -418,6 +429,19 @@ impl Bench for Real {
         })
     }
 
+    fn two_allocations(&mut self, head: usize, len: usize) -> Result<Memory, Unable> {
+        let Gpu::Cuda(context) = &self.gpu else {
+            return Err(Unable::Impossible("only CUDA maps allocations".to_owned()));
+        };
+        match context.allocate_two(head, len) {
+            Ok(memory) => Ok(Memory::Cuda(memory)),
+            Err(error) if error.is::<cuda::Unsupported>() => {
+                Err(Unable::Impossible(error.to_string()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn fill(&mut self, memory: &Memory, pattern: Pattern) -> Result<()> {
         if let Memory::OnServer(kind) = memory {
             return Ok(self.order(*kind, Request::Fill(pattern))?);
@@ -473,6 +497,15 @@ impl Bench for Real {
             Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Unable::Impossible(
                 format!("no peer-memory module is loaded (nvidia-peermem): {refused}"),
             )),
+            Err(refused)
+                if memory.is_two()
+                    && refused.errno() == libc::EFAULT
+                    && !module::joins_allocations(&Live) =>
+            {
+                Err(Unable::Impossible(format!(
+                    "the module registers no range over two allocations: {refused}"
+                )))
+            }
             Err(refused) => Err(self.refusal(&refused, is_gpu)),
         }
     }
