@@ -90,9 +90,7 @@ fn firmware(lab: &Lab) -> Result<()> {
 fn fails_to_deregister(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
-    let region = lab
-        .far
-        .register_fragile(memory.span(0, M2)?, full_access())?;
+    let region = lab.far.register(memory.span(0, M2)?, full_access())?;
     let failing = failing_revokes(1)?;
     let (region, error) = region
         .deregister()
