@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -38,11 +37,6 @@ impl Counters {
     /// Sets the counters of events to zero.
     pub(crate) fn reset() -> Result<()> {
         fs::write(COUNTERS, "0").context(COUNTERS)
-    }
-
-    /// Reads the counters. Returns `None` if there is no stand-in.
-    pub(crate) fn read_if_there() -> Result<Option<Self>> {
-        Path::new(COUNTERS).exists().then(Self::read).transpose()
     }
 
     fn parse(text: &str) -> Result<Self> {

@@ -77,7 +77,7 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
 /// survive a full suspend.
 fn suspended_in_traffic(lab: &Lab) -> Result<()> {
     const LEVEL: &str = "/sys/power/pm_test";
-    lab.needs_working_memory()?;
+    lab.needs_module()?;
     if !Path::new(LEVEL).exists() {
         return ktap::skip("this kernel cannot be suspended");
     }

@@ -18,7 +18,7 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 fn side_by_side(lab: &Lab) -> Result<()> {
-    lab.needs_working_memory()?;
+    lab.needs_module()?;
     const COUNT: u64 = 4;
     let mut children = (0..COUNT)
         .map(|index| Process::start(&lab.setup, lab.setup.seed + index, &["exercise", "4"]))

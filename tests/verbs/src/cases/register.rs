@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::counters::{Counters, PeerRegion};
 use crate::gpu::{Allocation, GRANULE};
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Memory, Peermem, Where, M2};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
@@ -238,23 +238,17 @@ fn overlapping(lab: &Lab) -> Result<()> {
 fn many(lab: &Lab) -> Result<()> {
     const COUNT: usize = 256;
     let memory = lab.allocate(Where::Gpu(0), 2 * M2)?;
-    let before = Counters::read_if_there()?;
+    let before = Counters::read()?;
     let mut regions = Vec::new();
     for index in 0..COUNT {
         regions.push(lab.near.reg_mr(memory.span(index * 4099, 65537)?)?);
     }
     let keys: std::collections::BTreeSet<_> = regions.iter().map(Region::lkey).collect();
     ensure!(keys.len() == COUNT);
-    if let Some(before) = before {
-        let now = Counters::read()?;
-        let live = now.live_pins()?;
-        let pins = now.activity(&before)?.pins;
-        note("pins", pins);
-        if !lab.setup.host_memory {
-            ensure!(live == COUNT as u64);
-            ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
-        }
-    }
+    counters::pins_are(COUNT as u64)?;
+    let pins = Counters::read()?.activity(&before)?.pins;
+    note("pins", pins);
+    ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
     Ok(())
 }
 
@@ -330,15 +324,11 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
 
 /// Checks that host memory never reaches the peer-memory clients.
 fn cpu_memory(lab: &Lab) -> Result<()> {
-    let before = Counters::read_if_there()?;
+    let before = Counters::read()?;
     let arena = Arena::on_host(lab, M2, 1)?;
     arena.check()?;
-    if let Some(before) = before {
-        let activity = Counters::read()?.activity(&before)?;
-        note("provider_calls", activity.attempts);
-        ensure!(activity.attempts == 0, "{activity:?}");
-    }
-    Ok(())
+    let calls = Counters::read()?.activity(&before)?.attempts;
+    expect("provider_calls", calls, 0)
 }
 
 fn rights(lab: &Lab) -> Result<()> {
