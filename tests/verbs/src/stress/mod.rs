@@ -38,6 +38,9 @@ use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 
+/// Time without an operation that counts as a hang.
+const STALL: Duration = Duration::from_secs(150);
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Number of the first epoch
@@ -52,15 +55,6 @@ pub(crate) struct Options {
     /// Time after which no epoch begins, in seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Number of concurrent processes
-    #[arg(long, default_value_t = 6)]
-    sessions: usize,
-    /// Time without an operation that counts as a hang, in seconds
-    #[arg(long, default_value_t = 150)]
-    stall: u64,
-    /// Leave the module, the GPUs, the RDMA devices and the network alone
-    #[arg(long)]
-    calm: bool,
 }
 
 /// Descriptions of the faults that processes found, in a file that they share.
@@ -106,10 +100,6 @@ impl Faults {
 
 /// Runs the epochs. Returns `true` if all passed.
 pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
-    ensure!(
-        (1..=SLOTS).contains(&options.sessions),
-        "1 to {SLOTS} sessions"
-    );
     let started = Instant::now();
     // Packets are lost in this run, including the last message of an endpoint that is gone. All
     // retries together take 15 s.
@@ -186,7 +176,7 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
         world: &world,
         plan,
         faults: &faults,
-        slots: (0..options.sessions).map(|_| None).collect(),
+        slots: (0..SLOTS).map(|_| None).collect(),
         others: Vec::new(),
         next: 0,
         killed: 0,
@@ -241,18 +231,15 @@ impl Crew<'_> {
         let pid =
             sys::fork(|| faults.judged(board, "keeper", || bystanders::keep(world, plan, kept)))?;
         self.others.push((pid, "keeper"));
-        if !options.calm {
-            let operations = options.operations;
-            let pid = sys::fork(|| {
-                faults.judged(board, "chaos", || {
-                    chaos::run(world, plan, faults, operations)
-                })
-            })?;
-            self.others.push((pid, "chaos"));
-        }
+        let operations = options.operations;
+        let pid = sys::fork(|| {
+            faults.judged(board, "chaos", || {
+                chaos::run(world, plan, faults, operations)
+            })
+        })?;
+        self.others.push((pid, "chaos"));
         let mut seen = 0;
-        let stall = Duration::from_secs(options.stall);
-        let mut patience = sys::patience(stall);
+        let mut patience = sys::patience(STALL);
         loop {
             if board.total() >= options.operations {
                 board.stop();
@@ -274,23 +261,17 @@ impl Crew<'_> {
             // The end of a process is also progress.
             let progress = board.total() + self.next + self.killed;
             if progress != seen {
-                (seen, patience) = (progress, sys::patience(stall));
+                (seen, patience) = (progress, sys::patience(STALL));
             } else if patience.is_over() {
                 report_stall();
                 self.kill_all();
-                bail!(
-                    "no operation for {} s; the stacks are in the kernel log",
-                    options.stall
-                );
+                bail!("no operation for {STALL:?}; the stacks are in the kernel log");
             }
             std::thread::sleep(Duration::from_millis(2));
         }
         ensure!(!board.has_failed(), "a process has failed");
-        let count = |wanted: Operation| {
-            let found = board.operations().nth(wanted as usize);
-            found.map_or(0, |(_, count)| count)
-        };
-        ensure!(self.killed <= count(Operation::KillSelf) + self.shots);
+        let own = board.operations().nth(Operation::KillSelf as usize);
+        ensure!(self.killed <= own.map_or(0, |(_, count)| count) + self.shots);
         Ok(())
     }
 

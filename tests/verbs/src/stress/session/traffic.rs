@@ -521,7 +521,7 @@ impl Session<'_> {
 
         // From here on, nothing reads the memory.
         let mut block = self.blocks.remove(at);
-        let granules = self.freed_under_traffic(&block)?;
+        let granules = self.granules(&block)?;
         if pause > 2 {
             std::thread::sleep(Duration::from_micros(200 << (pause - 2)));
         }
@@ -705,7 +705,6 @@ impl Session<'_> {
         if self.blocks[at].regions.is_empty() && !self.register(at)? {
             return Ok(());
         }
-        self.freed_under_traffic(&self.blocks[at])?;
         let region = self.below(self.blocks[at].regions.len());
         // READs end with this process, unless a child has the descriptors.
         let reads = !held && self.begin_read();
