@@ -14,7 +14,6 @@ mod hold;
 mod knobs;
 mod ktap;
 mod lab;
-mod measure;
 mod module;
 mod module_files;
 mod nvme;
@@ -30,7 +29,7 @@ use anyhow::{ensure, Result};
 use clap::{Parser, Subcommand};
 use peermem_verbs::{pattern, rdma, standin as gpu};
 
-use lab::{Lab, Peermem, Setup};
+use lab::{Peermem, Setup};
 
 #[derive(Debug, Parser)]
 #[command(version, about)]
@@ -66,8 +65,6 @@ struct Arguments {
 enum Verb {
     /// Show a registration, a write, a read and a free, step by step
     Demo,
-    /// Make one registration, and print its costs in JSON
-    Measure,
     /// Run the cases whose names contain a FILTER, and print the results in KTAP
     Test {
         filter: Vec<String>,
@@ -146,11 +143,6 @@ fn run(arguments: &Arguments) -> Result<bool> {
     };
     match &arguments.command {
         Verb::Demo => demo::run(&setup).map(|()| true),
-        Verb::Measure => {
-            let measured = measure::measure(&Lab::open(&setup)?)?;
-            println!("{}", serde_json::to_string(&measured)?);
-            Ok(true)
-        }
         Verb::Test { filter, list } => {
             let chosen = |name: &str| filter.iter().any(|filter| name.contains(filter.as_str()));
             let cases: Vec<_> = cases::all(filter)
