@@ -427,36 +427,23 @@ fn report_stall() {
     let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
         return;
     };
-    let registrations = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/registrations");
-    for line in registrations.unwrap_or_default().lines() {
-        let _ = writeln!(log, "stress: registered: {line}");
-    }
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return;
+    let mut tell = |about: &str, path: &str| {
+        for line in fs::read_to_string(path).unwrap_or_default().lines() {
+            let _ = writeln!(log, "stress: {about} {line}");
+        }
     };
-    for entry in processes.flatten() {
-        let Ok(tasks) = fs::read_dir(entry.path().join("task")) else {
-            continue;
-        };
-        for task in tasks.flatten() {
-            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            let state = read("status");
-            let state = state
-                .lines()
-                .find_map(|line| line.strip_prefix("State:"))
-                .unwrap_or_default();
-            let is_user = !read("maps").is_empty();
-            if !is_user && !state.contains("D (") {
-                continue;
-            }
-            let name = task.file_name().to_string_lossy().into_owned();
-            let _ = writeln!(
-                log,
-                "stress: stalled: {name} {}{state}",
-                read("comm").replace('\n', " ")
-            );
-            for line in read("stack").lines() {
-                let _ = writeln!(log, "stress: {name}   {line}");
+    tell(
+        "registered:",
+        "/sys/kernel/debug/nvidia_peermem/registrations",
+    );
+    for process in sys::names("/proc").unwrap_or_default() {
+        for thread in sys::names(format!("/proc/{process}/task")).unwrap_or_default() {
+            let folder = format!("/proc/{process}/task/{thread}");
+            let maps = fs::read_to_string(format!("{folder}/maps"));
+            // Kernel threads that wait for work are left out.
+            if maps.is_ok_and(|maps| !maps.is_empty()) || sys::state(&folder) == Some('D') {
+                tell(&thread, &format!("{folder}/stat"));
+                tell(&thread, &format!("{folder}/stack"));
             }
         }
     }
