@@ -33,7 +33,6 @@ pub(super) const CASES: &[Case] = cases![
     "register.rounded_allocation" => rounded_allocation,
     "register.overlapping" => overlapping,
     "register.many_on_one_allocation" => many,
-    "register.several_gpus" => several_gpus,
     "register.no_module_refuses" => no_module,
     "register.cpu_memory_takes_no_pin" => cpu_memory,
     "register.rights_hold" => rights,
@@ -249,33 +248,6 @@ fn many(lab: &Lab) -> Result<()> {
     let pins = Counters::read()?.activity(&before)?.pins;
     note("pins", pins);
     ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
-    Ok(())
-}
-
-fn several_gpus(lab: &Lab) -> Result<()> {
-    let count = lab.gpus().len();
-    if count < 2 {
-        return ktap::skip(format_args!("needs two GPUs, {count} here"));
-    }
-    let mut transfers = 0;
-    for from in 0..count {
-        for to in 0..count {
-            let source = Arena::near(lab, Where::Gpu(from), M2, from as u64)?;
-            let mut target = Arena::far(lab, Where::Gpu(to), M2, 100 + to as u64)?;
-            let mut connection = rdma::connect(&lab.near, &lab.far)?;
-            let (at, len) = (4097, 65537);
-            connection.transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
-            let data = source.expected(at, len)?.to_vec();
-            target.expect(at, &data)?;
-            target
-                .check()
-                .with_context(|| format!("GPU {from} to GPU {to}"))?;
-            source.check()?;
-            transfers += 1;
-        }
-    }
-    note("gpus", count);
-    note("transfers", transfers);
     Ok(())
 }
 
