@@ -144,6 +144,12 @@ pub(crate) fn pins_are(expected: u64) -> Result<()> {
     ktap::same("live pins", Counters::read()?.live_pins()?, expected)
 }
 
+/// Checks the number of callbacks since `before`.
+pub(crate) fn callbacks_are(before: &Counters, expected: u64) -> Result<()> {
+    let callbacks = Counters::read()?.since(before, "callbacks")?;
+    ktap::expect("callbacks", callbacks, expected)
+}
+
 /// Successful calls of nvidia.ko, summed over both modes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Activity {

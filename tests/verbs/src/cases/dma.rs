@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 
 use super::register::{peer_region, ENTRY_BOUNDARY};
-use crate::arena::Arena;
 use crate::counters::{Activity, Counters};
 use crate::dma::{Access, Faults, Guard, Mapped, Page, Segment, Trace};
 use crate::gpu::{Allocation, BarView, GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Memory, Peermem, PinMode, Where, M2};
+use crate::lab::{Lab, Peermem, PinMode, M2};
 use crate::nvme::{Nvme, Op, BLOCK};
 use crate::pattern::{difference, Choice, Pattern};
+use crate::rdma::{Hca, Region};
 use crate::sys::{Mapping, Placement};
 use crate::{ktap, module, nvme, rdma};
 
@@ -352,21 +352,23 @@ pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
     }
 }
 
+/// Checks that `bytes` arrive in host memory of another HCA, by a WRITE from the start of `region`.
+pub(super) fn arrives(from: &Hca, region: &Region, to: &Hca, bytes: &[u8]) -> Result<()> {
+    let len = bytes.len() as u64;
+    let host = Mapping::anonymous(bytes.len())?;
+    let target = to.reg_mr(host.span(0, bytes.len())?)?;
+    rdma::connect(from, to)?.transfer(
+        rdma::Op::Write,
+        region.part(0, len)?,
+        target.part(0, len)?,
+    )?;
+    same(&host, bytes)
+}
+
 /// Checks that the HCA reads the same bytes from the region, through the addresses in its scatter
 /// list, which the controller also uses.
-fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<()> {
-    let lab = bench.lab;
-    let host = lab.allocate(Where::Host, expected.len())?;
-    ensure!(matches!(host, Memory::Host(_)), "not host memory");
-    let mut host = Arena::whole(&lab.far, host, bench.pattern(80))?;
-    let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.transfer(
-        rdma::Op::Write,
-        region.region.part(0, expected.len() as u64)?,
-        host.part(0, expected.len())?,
-    )?;
-    host.expect(0, expected)?;
-    host.check()
+fn same_by_rdma(bench: &Bench<'_>, mapped: &Mapped, expected: &[u8]) -> Result<()> {
+    arrives(&bench.lab.near, &mapped.region, &bench.lab.far, expected)
 }
 
 /// Copies from one GPU through the disk to another GPU, from one block to 4 MiB.

@@ -115,8 +115,7 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     let failing = failing_revokes(1)?;
     memory.free()?;
     drop(failing);
-    let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(callbacks == 1, "{callbacks} callbacks");
+    counters::callbacks_are(&before, 1)?;
     let states = counters::peer_regions(lab.far.name())?;
     note("regions", format_args!("{states:?}"));
     ensure!(states.iter().any(|region| region.state == "valid"));
@@ -169,9 +168,7 @@ fn both_clients(lab: &Lab) -> Result<()> {
         write_ends(lab, region.part(0, SOME as u64)?, Status::Success)?;
     }
     memory.free()?;
-    let after = Counters::read()?;
-    let callbacks = after.activity(&counts)?.callbacks;
-    ensure!(callbacks == 1, "{callbacks} callbacks");
+    counters::callbacks_are(&counts, 1)?;
     write_ends(lab, lost.part(0, SOME as u64)?, Status::RemoteAccessError)?;
     write_ends(lab, kept.part(0, SOME as u64)?, Status::Success)?;
     drop(kept);
