@@ -415,8 +415,7 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
             stage.start_register_span(span)
         })?;
         let before = Counters::read()?;
-        let pins = before.live_pins()?;
-        ensure!(pins == PARTS as u64, "{pins} pins");
+        counters::pins_are(PARTS as u64)?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         let registered = hold.finish(registration)?;
         ensure!(errno_of(registered) == libc::EINVAL, "without part {gone}");

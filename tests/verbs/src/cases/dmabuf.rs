@@ -120,16 +120,11 @@ fn moves(lab: &Lab, memory: &Allocation, region: &Region, start: usize, len: usi
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let remote = region.part(0, len as u64)?;
     let data = host.expected(0, len)?.to_vec();
-    connection
-        .near
-        .transfer(Op::Write, host.part(0, len)?, remote)?;
-    connection
-        .near
-        .transfer(Op::Read, host.part(len, len)?, remote)?;
+    connection.transfer(Op::Write, host.part(0, len)?, remote)?;
+    connection.transfer(Op::Read, host.part(len, len)?, remote)?;
     ensure!(host.bytes(len, len)? == data, "other bytes came back");
     host.expect(len, &data)?;
-    let mut there = vec![0; len];
-    memory.bar_view()?.read(start, &mut there)?;
+    let there = memory.bar_view()?.bytes(start, len)?;
     ensure!(there == data, "the BAR has other bytes");
     host.check()
 }
@@ -228,18 +223,11 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
     next.write(0, &vec![0x5a; M2])?;
     let host = Arena::on_host(lab, M2, 3)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection
-        .near
-        .transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
-    let mut there = vec![0; M2];
-    gpu.bar_view(place, M2)?.read(0, &mut there)?;
+    connection.transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
+    let there = gpu.bar_view(place, M2)?.bytes(0, M2)?;
     ensure!(there == host.expected(0, M2)?, "other pages were written");
-    let mut own = vec![0; M2];
-    next.read(0, &mut own)?;
-    ensure!(
-        own.iter().all(|byte| *byte == 0x5a),
-        "another owner's bytes changed"
-    );
+    let own = next.bytes(0, M2)?;
+    ensure!(own == [0x5a; M2], "another owner's bytes changed");
     deregister(region)?;
     live("dmabufs_live", 0)
 }

@@ -248,13 +248,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let made = registration.ended_or_at("the module", in_module)?;
     hold.finish(release)?;
     let other = registration.done()??;
-    let live = Counters::read()?.live_pins()?;
-    note("pins", live);
-    ensure!(
-        !made,
-        "a pin was made between the check and the put; {live} pins are left of 1"
-    );
-    ensure!(live == 1, "{live} pins are left of 1");
+    ensure!(!made, "a pin was made between the check and the put");
+    counters::pins_are(1)?;
     drop(other);
     Ok(())
 }
@@ -335,11 +330,9 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     note("pins", live);
     note("module_references", references);
     stage.free(&memory)?;
-    let callbacks = stage.counted("callbacks")?;
-    note("callbacks", callbacks);
     ensure!(foreign == 0, "put by a process that has no such pin");
     ensure!(live == 1, "{live} pins after the release");
-    ensure!(callbacks == 1, "{callbacks} callbacks");
+    counters::callbacks_are(&stage.before, 1)?;
     ensure!(references > 0, "nothing kept the module");
     found_its_pin(&stage)?;
     module::references_are(0).context("after the callback")

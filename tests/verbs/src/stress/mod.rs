@@ -18,7 +18,6 @@ mod session;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -73,13 +72,6 @@ impl Faults {
             eprint!("stress: {text}");
         }
         board.fail();
-    }
-
-    fn all(&self) -> Result<String> {
-        let len = usize::try_from(self.0.metadata()?.len())?;
-        let mut text = vec![0; len];
-        self.0.read_exact_at(&mut text, 0)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Runs the body of a process and returns its exit status.
@@ -192,7 +184,7 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
     for (name, count) in world.board.figures() {
         note(name, count);
     }
-    let found = faults.all()?;
+    let found = sys::whole(&faults.0)?;
     if !found.is_empty() {
         return result
             .and_then(|()| bail!("something is wrong"))

@@ -147,14 +147,11 @@ impl Session<'_> {
     }
 
     fn found(&self, spot: Spot) -> Result<Vec<u8>> {
-        let mut found = vec![0; spot.len];
+        let Spot { from, len, .. } = spot;
         match spot.at {
-            Location::Host(side) => self.hosts[side as usize]
-                .memory
-                .read(spot.from, &mut found)?,
-            Location::Gpu(block, _) => self.blocks[block].memory.read(spot.from, &mut found)?,
+            Location::Host(side) => self.hosts[side as usize].memory.bytes(from, len),
+            Location::Gpu(block, _) => self.blocks[block].memory.bytes(from, len),
         }
-        Ok(found)
     }
 
     /// Compares a spot and [`AROUND`] bytes on each side.
