@@ -455,8 +455,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let place = row.parts[gone].bar_address();
         let before = Counters::read()?;
         row.parts[gone].free()?;
-        let activity = Counters::read()?.activity(&before)?;
-        ensure!(activity.callbacks == 1, "{activity:?}");
+        counters::callbacks_are(&before, 1)?;
         let state = peer_region(&lab.far, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
 

@@ -108,16 +108,14 @@ fn one_pin(lab: &Lab) -> Result<()> {
         let after = Counters::read()?;
 
         let (on, off) = (registered.activity(&before)?, after.activity(&registered)?);
-        let live = registered.live_pins()?;
         note("pins", on.pins);
         note("unpins", on.unpins + off.unpins);
-        note("live_while_registered", live);
         note("entries", entries);
         let pins = expected_pins(lab.setup.peermem);
         ensure!(on.pins == pins);
         ensure!(on.unpins + off.unpins == pins);
         ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
-        ensure!(live == 1, "{live} pins are live under one region");
+        ktap::same("live pins", registered.live_pins()?, 1)?;
     }
     Ok(())
 }
@@ -261,10 +259,8 @@ pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
             ensure!(errnos.contains(&error.errno()), "{error}, not {errnos:?}");
         }
     }
-    let after = Counters::read()?;
-    let live = after.live_pins()?;
-    ensure!(live == 0, "a refused registration left {live} pins");
-    let activity = after.activity(&before)?;
+    counters::pins_are(0).context("after a refusal")?;
+    let activity = Counters::read()?.activity(&before)?;
     ensure!(activity.pins == activity.unpins, "{activity:?}");
     Ok(())
 }
