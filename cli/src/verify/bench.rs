@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail, Context as _, Result};
 use peermem_verbs::memory::{Mapping, Placement, Span};
 use peermem_verbs::pattern::{difference, Difference, Pattern};
-use peermem_verbs::rdma::{Contact, Endpoint, FragileRegion, Op, Part, Status};
+use peermem_verbs::rdma::{Contact, Endpoint, Op, Part, Status};
 use peermem_verbs::{cuda, rdma, standin};
 
 use super::event::Way;
@@ -161,24 +161,15 @@ const NOT_HERE: &str = "memory of the server";
 /// connection ends.
 #[derive(Debug)]
 pub(crate) enum Region {
-    Here(Option<FragileRegion>),
+    Here(rdma::Region),
     OnServer(Kind),
 }
 
 impl Region {
     fn part(&self, window: Window) -> Result<Part> {
         match self {
-            Self::Here(Some(region)) => region.part(window.at, window.len),
-            _ => bail!("no region of this host"),
-        }
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if let Self::Here(region) = self {
-            // A step has already failed with its own message.
-            let _ = region.take().map(FragileRegion::deregister);
+            Self::Here(region) => region.part(window.at, window.len),
+            Self::OnServer(_) => bail!("no region of this host"),
         }
     }
 }
@@ -334,7 +325,7 @@ impl Real {
         let hca = self.hca()?;
         let access = rdma::full_access();
         match hca.register_dmabuf(buffer.as_fd(), 0, span, access) {
-            Ok(region) => Ok(Region::Here(Some(region))),
+            Ok(region) => Ok(Region::Here(region)),
             Err(refused) if NO_DMA_BUF.contains(&refused.errno()) => {
                 Err(Unable::Impossible(format!(
                     "the kernel, or the driver of {}, has none: {refused}",
@@ -492,8 +483,8 @@ impl Bench for Real {
         let is_gpu = !matches!(memory, Memory::Host(_));
         let span = memory.span()?;
         let hca = self.hca()?;
-        match hca.register_fragile(span, rdma::full_access()) {
-            Ok(region) => Ok(Region::Here(Some(region))),
+        match hca.register(span, rdma::full_access()) {
+            Ok(region) => Ok(Region::Here(region)),
             Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Unable::Impossible(
                 format!("no peer-memory module is loaded (nvidia-peermem): {refused}"),
             )),
@@ -510,13 +501,12 @@ impl Bench for Real {
         }
     }
 
-    fn deregister(&mut self, mut region: Region) -> Result<()> {
-        match &mut region {
-            Region::OnServer(kind) => Ok(self.order(*kind, Request::Deregister)?),
-            Region::Here(region) => match region.take().map(FragileRegion::deregister) {
-                None | Some(Ok(())) => Ok(()),
-                Some(Err((_, error))) => Err(anyhow!("ibv_dereg_mr: {error}")),
-            },
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        match region {
+            Region::OnServer(kind) => Ok(self.order(kind, Request::Deregister)?),
+            Region::Here(region) => region
+                .deregister()
+                .map_err(|(_, error)| anyhow!("ibv_dereg_mr: {error}")),
         }
     }
 

@@ -446,10 +446,7 @@ impl Running {
 
     /// Returns the output so far.
     pub(crate) fn so_far(&self) -> Result<String> {
-        let len = usize::try_from(self.output.metadata()?.len())?;
-        let mut bytes = vec![0; len];
-        std::os::unix::fs::FileExt::read_exact_at(&self.output, &mut bytes, 0)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        whole(&self.output)
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -524,6 +521,13 @@ pub(crate) fn succeed(
 pub(crate) fn unnamed_file() -> Result<File> {
     let file = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?;
     Ok(File::from(file))
+}
+
+/// Returns the content of a file, wherever its position is.
+pub(crate) fn whole(file: &File) -> Result<String> {
+    let mut bytes = vec![0; usize::try_from(file.metadata()?.len())?];
+    std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Makes a pipe. Returns the end to read from, and the end to write to.

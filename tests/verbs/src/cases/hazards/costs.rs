@@ -61,14 +61,12 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     let kept = neighbour.bar_address() != place;
     match registered {
         Ok(region) => {
-            let (mut before, mut after) = (vec![0; 4096], vec![0; 4096]);
-            other.read(0, &mut before)?;
+            let before = other.bytes(0, 4096)?;
             let source = Arena::on_host(&bench.lab, M2, 7)?;
             let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
             connection.transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
-            other.read(0, &mut after)?;
             bench.check(
-                before == after && kept,
+                other.bytes(0, 4096)? == before && kept,
                 "registers the memory that was acquired, and keeps it",
                 "registers memory that it did not acquire",
             );

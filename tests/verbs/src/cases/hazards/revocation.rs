@@ -17,7 +17,7 @@ use crate::ktap::cases;
 use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma::{errno_name, Op, Region, Status};
-use crate::{ktap, module, rdma, sys};
+use crate::{module, rdma, sys};
 
 use super::{interpose, look_at_freed_memory, Bench, Case, M2};
 
@@ -25,7 +25,6 @@ pub(super) const CASES: &[Case] = cases![
     "A.foreign_last_close" => foreign_last_close,
     "B.unmap_after_callback" => unmap_after_callback,
     "C.stale_put" => stale_put,
-    "C.committed_put" => committed_put,
     "D.freed_before_map" => freed_before_map,
     "D.freed_during_map" => freed_during_map,
     "D.freed_before_ticket" => freed_before_ticket,
@@ -161,37 +160,6 @@ fn stale_put(bench: &Bench) -> Result<()> {
             bench.wrong("and RDMA through it overwrites the next owner's bytes");
         }
     }
-    drop(live);
-    bench.check_nothing_left()
-}
-
-/// Tests the same as [`stale_put`], but stops the deregistration inside the put, after the put's
-/// decision. The next pin must wait for the put.
-fn committed_put(bench: &Bench) -> Result<()> {
-    if !bench.is_ours() || !bench.is_revocable() {
-        // NVIDIA's nvidia-peermem also puts in acquire, and would stop in that put.
-        return ktap::skip("only for our module's revocable mode");
-    }
-    let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
-    let (memory, region) = bench.registered()?;
-    let (hold, deregistration) = bench.deregister_until(region, "nvidia/put_before_lock")?;
-    bench.free(&memory)?;
-    let next = bench.allocate()?;
-    let mut registration = bench.start_register(&next)?;
-    let waits = !registration.ended_or_in(&["[nvidia_peermem]"])?;
-    hold.finish(deregistration)?;
-    let live = registration.done()??;
-    bench.check(
-        waits,
-        "the next pin waits for a put in progress",
-        "a pin is made during a put",
-    );
-    let pins = bench.pins()?;
-    bench.check(
-        pins == 1,
-        "another region keeps its pin",
-        "the pin of another, live region is put",
-    );
     drop(live);
     bench.check_nothing_left()
 }
