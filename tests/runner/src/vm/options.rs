@@ -175,7 +175,8 @@ pub(crate) struct Options {
     /// Time limit of the run, in seconds; 0 means none [default: 7200 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
-    /// Report that must be in the kernel log exactly COUNT times, and that does not fail the run
+    /// Report that must be in the kernel log exactly COUNT times, or MIN-MAX times, and that does
+    /// not fail the run
     #[arg(long, value_name = "REGEX=COUNT")]
     pub(crate) expect: Vec<klog::Expectation>,
     /// File for the kernel log [default: in the cache]
