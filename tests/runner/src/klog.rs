@@ -567,7 +567,10 @@ mod tests {
     #[test]
     fn expectations_are_read() {
         let parsed: Expectation = "a=b=3".parse().unwrap();
-        assert_eq!((parsed.pattern.as_str(), parsed.min, parsed.max), ("a=b", 3, 3));
+        assert_eq!(
+            (parsed.pattern.as_str(), parsed.min, parsed.max),
+            ("a=b", 3, 3)
+        );
         let parsed: Expectation = "a=0-1".parse().unwrap();
         assert_eq!((parsed.min, parsed.max), (0, 1));
         assert!("a=1-".parse::<Expectation>().is_err());
