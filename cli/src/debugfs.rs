@@ -646,33 +646,6 @@ mod tests {
         }
     }
 
-    const LINE: &str =
-        "id=1 state=mapped mode=revocable addr=0x7f0000000000 len=2097152 page=65536 chunks=1 \
-                        entries=2 gpus=0000:00:04.0,0000:00:05.0 hca=0000:00:03.0 tgid=154 pid=155 \
-                        since=6.119592 comm=g\\x20dr\\xff";
-
-    #[test]
-    fn a_registration_is_read_by_key() {
-        let read = records(
-            &format!("{LINE} colour=red\nid=2 state=pinned gpus=- hca=-\n"),
-            Registration::of,
-        );
-        let [first, second] = &read.records[..] else {
-            panic!("{read:?}");
-        };
-        assert_eq!(first.id, 1);
-        assert_eq!(first.addr, Some(0x7f00_0000_0000));
-        assert_eq!(first.gpus, ["0000:00:04.0", "0000:00:05.0"]);
-        assert_eq!(first.since, Some(Time(6_119_592)));
-        assert_eq!(first.comm.as_deref(), Some("g dr\u{fffd}"));
-        assert_eq!(
-            first.other,
-            BTreeMap::from([("colour".to_owned(), "red".to_owned())])
-        );
-        assert_eq!(second.state.as_deref(), Some("pinned"));
-        assert!(second.gpus.is_empty() && second.hca.is_none() && second.len.is_none());
-    }
-
     #[test]
     fn what_is_no_record_is_counted() {
         let read = records("nonsense\nid=x\nid=3\nid=4 text=\"open\n", Registration::of);
