@@ -6,7 +6,6 @@
 //! kept, and missing keys read as `None`.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde::Serialize;
@@ -23,87 +22,57 @@ pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Reason why the module's files cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Missing {
+    #[error(
+        "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what prevents it)"
+    )]
     NotLoaded,
     /// /sys cannot be read, so it is unknown whether the module is loaded.
+    #[error(
+        "/sys cannot be read here (/sys/module: {0}), and whether nvidia_peermem is loaded cannot be told: mount -t \
+         sysfs sysfs /sys, or give the container the host's /sys"
+    )]
     NoSysfs(Unseen),
     /// Another module with this name is loaded, with this version.
+    #[error(
+        "the nvidia_peermem that is loaded (version {0}) is not peermem-rs: NVIDIA's own module reports nothing of its \
+         registrations"
+    )]
     Other(String),
-    /// Access to the files in this directory is denied.
-    Denied(&'static str),
-    /// The kernel has no debugfs.
+    /// Access to the files in debugfs is denied.
+    #[error("{DIRECTORY} is not visible without root")]
+    Denied,
+    /// Access to the files in `/proc` is denied.
+    #[error("{PROC} cannot be read without root, and in a container not without the host's CAP_SYS_ADMIN")]
+    DeniedInProc,
+    #[error("this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)")]
     NoDebugfs,
+    #[error("debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug")]
     NotMounted,
     /// debugfs is mounted, but neither debugfs nor `/proc` contains the module's directory.
+    #[error(
+        "nvidia_peermem is loaded and {DIRECTORY} is not there, nor is {PROC}: the kernel refused the module its files \
+         (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
+    )]
     NoFiles,
     /// Unknown format version, or an invalid version line, unchanged.
+    #[error(
+        "the module's files have the format {format}, and this program knows {first} to {last}: take the peermemctl \
+         that came with the module",
+        format = .0,
+        first = FORMATS.start(),
+        last = FORMATS.end()
+    )]
     Format(String),
     /// The module is too old to have this file.
-    Older {
-        module: String,
-        file: &'static str,
-    },
+    #[error("the module that is loaded (version {module}) has no file {file}: it is older than this program")]
+    Older { module: String, file: &'static str },
+    #[error("the recording has no answer of {DIRECTORY}: recorded without root?")]
     NotRecorded,
-    Failed {
-        path: String,
-        why: String,
-    },
+    #[error("{path}: {why}")]
+    Failed { path: String, why: String },
 }
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotLoaded => f.write_str(
-                "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what \
-                 prevents it)",
-            ),
-            Self::NoSysfs(why) => write!(
-                f,
-                "/sys cannot be read here (/sys/module: {why}), and whether nvidia_peermem is loaded cannot be told: \
-                 mount -t sysfs sysfs /sys, or give the container the host's /sys"
-            ),
-            Self::Other(version) => write!(
-                f,
-                "the nvidia_peermem that is loaded (version {version}) is not peermem-rs: NVIDIA's own module reports \
-                 nothing of its registrations"
-            ),
-            Self::Denied(PROC) => write!(
-                f,
-                "{PROC} cannot be read without root, and in a container not without the host's CAP_SYS_ADMIN"
-            ),
-            Self::Denied(directory) => write!(f, "{directory} is not visible without root"),
-            Self::NoDebugfs => f.write_str(
-                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)",
-            ),
-            Self::NotMounted => f.write_str(
-                "debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug",
-            ),
-            Self::NoFiles => write!(
-                f,
-                "nvidia_peermem is loaded and {DIRECTORY} is not there, nor is {PROC}: the kernel refused the module \
-                 its files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
-            ),
-            Self::Format(format) => write!(
-                f,
-                "the module's files have the format {format}, and this program knows {} to {}: take the \
-                 peermemctl that came with the module",
-                FORMATS.start(),
-                FORMATS.end()
-            ),
-            Self::Older { module, file } => write!(
-                f,
-                "the module that is loaded (version {module}) has no file {file}: it is older than this program"
-            ),
-            Self::NotRecorded => {
-                write!(f, "the recording has no answer of {DIRECTORY}: recorded without root?")
-            }
-            Self::Failed { path, why } => write!(f, "{path}: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for Missing {}
 
 /// Our module, loaded and with readable files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -239,7 +208,8 @@ fn missing(host: &dyn Host, file: &str, why: Unseen) -> Missing {
 fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     match why {
         Unseen::Absent => Missing::NoFiles,
-        Unseen::Denied => Missing::Denied(directory),
+        Unseen::Denied if directory == PROC => Missing::DeniedInProc,
+        Unseen::Denied => Missing::Denied,
         Unseen::NotRecorded => Missing::NotRecorded,
         Unseen::Failed(why) => Missing::Failed {
             path: format!("{directory}/{file}"),
@@ -248,7 +218,8 @@ fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     }
 }
 
-fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
+/// Parses whole lines.
+pub(crate) fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
     let mut all = Records {
         records: Vec::new(),
         unreadable: 0,
@@ -414,7 +385,7 @@ macro_rules! record {
         }
 
         impl $record {
-            fn of(mut $line: Line<'_>) -> Option<Self> {
+            pub(crate) fn of(mut $line: Line<'_>) -> Option<Self> {
                 Some(Self { $($field: $value,)* })
             }
         }

@@ -38,7 +38,7 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
         Err(Unseen::Absent) => match debugfs::is_mounted(host) {
             // The kernel has no dma-bufs.
             Ok(()) => Ok(Vec::new()),
-            Err(Missing::Denied(_)) => Err(Unseen::Denied),
+            Err(Missing::Denied) => Err(Unseen::Denied),
             Err(why) => Err(Unseen::Failed(why.to_string())),
         },
         Err(why) => Err(why),
