@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::doctor::scan::Scan;
 use crate::finding::{Finding, Level, Subject};
-use crate::software::log::{addresses, Record};
+use crate::software::log::{addresses, counted, Record};
 
 /// Action that an Xid asks for, mildest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,8 +144,7 @@ struct Reports<'a> {
     number: u32,
     action: Action,
     what: &'static str,
-    count: u64,
-    last: &'a Record,
+    lines: Vec<&'a Record>,
 }
 
 /// Returns the GPU of a line, the machine for a GPU that is gone from PCI, or `None` for a GPU that
@@ -184,8 +183,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
             // The line about a lost GPU repeats the line of Xid 79.
             Some(_) if is_lost(&record.text) && self::number(&record.text).is_none() => {}
             Some(seen) => {
-                seen.count = seen.count.saturating_add(1);
-                seen.last = record;
+                seen.lines.push(record);
                 if action >= seen.action {
                     (seen.action, seen.what) = (action, what);
                 }
@@ -194,8 +192,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
                 number,
                 action,
                 what,
-                count: 1,
-                last: record,
+                lines: vec![record],
             }),
         }
     }
@@ -216,7 +213,7 @@ fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
         .clone()
         .find(|seen| seen.number != RECOVERY)
         .or_else(|| of_level.next())?;
-    let mut found = cause.last.counted(cause.count);
+    let mut found = counted(&cause.lines);
     let others: Vec<String> = reports
         .iter()
         .filter(|seen| seen.number != cause.number)
