@@ -107,10 +107,8 @@ fn idle() -> Fixture {
     }
     fixture.file("/proc/uptime", "3600.01 99999.99\n");
     fixture.link("/proc/self/ns/pid", "pid:[4026531836]");
-    fixture.file(
-        "/etc/passwd",
-        "root:x:0:0:root:/root:/bin/bash\nalice:x:1000:1000::/home/alice:/bin/bash\n",
-    );
+    let text = "root:x:0:0:root:/root:/bin/bash\nalice:x:1000:1000::/home/alice:/bin/bash\n";
+    fixture.file("/etc/passwd", text);
     fixture
 }
 

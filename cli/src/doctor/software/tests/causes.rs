@@ -22,10 +22,8 @@ fn machine() -> Fixture {
 /// Removes the user's privileges and sets a limit on locked memory.
 fn limited(fixture: &mut Fixture, bytes: u64) {
     fixture.file("/proc/self/limits", &limits(&bytes.to_string()));
-    fixture.file(
-        "/proc/self/status",
-        "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n",
-    );
+    let text = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n";
+    fixture.file("/proc/self/status", text);
 }
 
 /// Moves RDMA devices to another network namespace (exclusive mode). The NICs keep an empty
