@@ -12,7 +12,7 @@ $(error kbuild cannot compile in '$(CURDIR)': move this clone to a folder with n
 endif
 endif
 
-# The kernel for `make install`. DESTDIR puts the host's root elsewhere.
+# The kernel for `make install`. DESTDIR is the host's root, if it is not /.
 ifdef KDIR
 KVER ?= $(shell rust-bindings/release.sh '$(KDIR)')
 else
@@ -22,7 +22,7 @@ endif
 MODULES = $(abspath $(DESTDIR)/lib/modules)
 OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
-# KDIR, or a folder that has what Rust needs if KDIR lacks it (scripts/headers).
+# KDIR, or the folder of scripts/headers if KDIR lacks metadata for Rust.
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
 # kbuild compiles a copy of the source. Products are put beside their source, at
 # least on kernels before 6.13, and products for one kernel are useless for
@@ -48,7 +48,7 @@ LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
 # CHECK=no lets `make module` continue whatever is missing.
 CHECK ?=
 
-# For `make tools` and the targets that install. Units and completions are
+# Variables of `make tools` and of the targets that install. Units and completions are
 # installed below PREFIX, too.
 CARGO ?= cargo
 PREFIX ?= /usr/local
@@ -63,21 +63,21 @@ DIST = build/dist
 PACKED = x86_64-unknown-linux-gnu
 GLIBC = $(shell sed -n 's/^GLIBC=//p' packaging/tools)
 
-# For `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
+# Variables of `make vm` and `make demo`, `make test`, `make mutants` and `make bench`.
 VM ?=
 TEST ?=
 FRESH ?=
 STRICT ?=
 MUTANT ?=
 BENCH ?=
-# Passed on unexpanded, because its dollar signs are for the shell.
+# make passes on CMD unexpanded, because the dollar signs in it are for the shell.
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist dist-module dist-tools module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Lists the targets
-	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA NIC, but module and (un)install.'
+	@echo 'peermem-rs: nvidia-peermem in Rust. Nothing below needs a GPU or an RDMA NIC, except module and (un)install.'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * The C side of the fakes (fakes.c). Also declares the stand-ins for kernel
- * functions that kernel.c and memory_peers.c call. fakes.rs defines the
- * stand-ins.
+ * functions that kernel.c and memory_peers.c call. fakes.rs and fakes/dma.rs
+ * define the stand-ins.
  */
 #ifndef PEERMEM_KUNIT_FAKES_H
 #define PEERMEM_KUNIT_FAKES_H
@@ -22,8 +22,8 @@
 #define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
 #define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
 /*
- * Memory with a struct page that claims to be a BAR. All test VMs have RAM at
- * this address. arm64's RAM begins here.
+ * RAM that a fake device presents as its BAR: a BAR with struct pages. All test
+ * VMs have RAM at this address. arm64's RAM begins here.
  */
 #define FAKE_RAM_START		BIT_ULL(30)
 #define FAKE_SMALL_LEN		BIT_ULL(24)
@@ -34,7 +34,7 @@
 /* The BARs of additional GPUs, one after another. */
 #define FAKE_MORE_START		(FAKE_BAR_START + BIT_ULL(43))
 
-/* Stand-ins for the kernel's functions of these names, in fakes.rs. */
+/* Stand-ins for the kernel's functions of these names, in Rust. */
 bool fake_module_get(struct module *module);
 void fake_module_put(struct module *module);
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
@@ -57,8 +57,8 @@ void fake_iova_free(struct device *dev, struct dma_iova_state *state);
 
 /*
  * The path between the fake NIC and memory, with the same numbers as Guard in
- * fakes.rs: DMA operations of the architecture, a direct path, an IOMMU that
- * passes through, translates or blocks, and a bus with its own addresses.
+ * fakes/dma.rs: DMA operations of the architecture, a direct path, an IOMMU
+ * that passes through, translates or blocks, and a bus with its own addresses.
  */
 enum {
 	FAKE_OPS,

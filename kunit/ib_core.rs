@@ -51,12 +51,12 @@ pub(crate) struct Description {
     pub(crate) can_revoke: bool,
 }
 
-/// A client's structure, as a number.
+/// Address of a client's structure.
 #[derive(Clone, Copy)]
 struct Ops(usize);
 
 impl Ops {
-    /// Returns the client's functions. Reads the functions anew each time, like ib_core, because
+    /// Returns the client's functions. Reads the functions again each time, like ib_core, because
     /// the client keeps the structure.
     fn get(self) -> c::peer_memory_client {
         // SAFETY: The client keeps the structure until it has unregistered.
@@ -120,7 +120,7 @@ struct Region {
 pub(crate) struct Core {
     clients: KVec<Client>,
     regions: KVec<Region>,
-    /// The last handle or ticket.
+    /// The handle or ticket that was given out last.
     last: usize,
 }
 
@@ -198,7 +198,7 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
     let handle = reg_handle.addr();
     let client = core(|core| take_first(&mut core.clients, |client| client.handle == handle));
     let Some(client) = client else {
-        return fails(c"ib_core", 0, fmt!("unregistered what is not registered"));
+        return fails(c"ib_core", 0, fmt!("a client that is not registered is unregistered"));
     };
     record(Event::Unregister(client.description.name));
     // ib_core would wait for the last region, which no other thread releases here.
@@ -229,7 +229,7 @@ unsafe extern "C" fn ib_invalidate_peer_memory(reg_handle: *mut c_void, ticket: 
         (known, found)
     });
     if !known {
-        fails(c"ib_core", 0, fmt!("a handle that is no more was used"));
+        fails(c"ib_core", 0, fmt!("a handle is used after its client was unregistered"));
     }
     let Some(region) = found.filter(|region| region.is_mapped) else {
         return 0;

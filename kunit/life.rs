@@ -51,7 +51,7 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
         record(Mark("up"));
         if init.is_ok() {
             not_mine(pages(1));
-            record(Mark("for a NIC that can lose nothing"));
+            record(Mark("for a NIC that cannot revoke"));
             not_mine(cannot_lose(pages(1)));
         }
         record(Mark("exit"));
@@ -146,7 +146,7 @@ suite!(
             if life.is_good() {
                 life.next(
                     &mut at,
-                    &[Mark("for a NIC that can lose nothing"), PinPersistent],
+                    &[Mark("for a NIC that cannot revoke"), PinPersistent],
                 );
                 if is_revocable {
                     life.next(&mut at, &QUESTION);

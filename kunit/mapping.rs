@@ -108,8 +108,8 @@ suite!(
                 Some(Reason::MapResource { mapped: 0 })
             );
         }
-        // The module builds the scatter list anew, because entries in the list of physical
-        // addresses have no maximum length.
+        // The module builds a new scatter list, because entries in the list of physical addresses
+        // have no maximum length.
         for (segment, want) in rows([(1 << 31, 1), (1 << 17, 8), (1 << 16, 16)]) {
             fake_nic_max_segment(segment);
             same!(mapped(16, CONTIGUOUS)?.1.entries(), want);

@@ -231,13 +231,6 @@ suite!(
         same!(memory.table.entries(), 1);
     }
 
-    fn a_device_that_was_pulled_out_is_not_found_by_what_was_remembered() {
-        same!(not_found(BAR, KIB_64), None);
-        fake_gpu_leaves();
-        same!(not_found(BAR, KIB_64), Some(Reason::NotInBar));
-        same!(gpu_of(&page(BAR)), Gpus::default());
-    }
-
     fn a_gpu_that_comes_back_is_another_device_of_the_same_number() {
         to_result(fake_more_gpus(1))?;
         let (gpu, nic) = (gpu_of(&page(BAR)), nic()?);
@@ -253,6 +246,7 @@ suite!(
         remember(gpu, &nic, Reach::AsOurs);
         same!(recall(gpu, &nic), Some(Reach::AsOurs));
         fake_gpu_leaves();
+        same!(not_found(BAR, KIB_64), Some(Reason::NotInBar));
         same!(gpu_of(&page(BAR)), Gpus::default());
         same!(fake_remembered(), 1);
         same!(gpu_of(&page(MORE)), Gpus::one(1));

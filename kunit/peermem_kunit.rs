@@ -50,7 +50,7 @@ module! {
     license: "Dual BSD/GPL",
 }
 
-/// The fields are dropped in their order.
+/// The fields are dropped in the order of their declaration.
 struct PeerMemKunit {
     /// The callbacks of the tests.
     _callbacks: nv::Callbacks,

@@ -55,7 +55,7 @@ pub(crate) use crate::{
     ib_core::*, //
 };
 
-/// Declares a KUnit suite. Each function is a case, and runs in a new world.
+/// Declares a KUnit suite. Each function is a case, and runs with a new state of the fakes.
 ///
 /// The macro is called with parentheses and contains only items, because rustfmt formats only such
 /// macro calls.
@@ -126,7 +126,7 @@ pub(crate) fn memory(count: u64, layout: Layout) -> Result<PhysRanges, Reason> {
 
 /// A client that ib_core knows, in a module that is up.
 ///
-/// The fields are dropped in their order.
+/// The fields are dropped in the order of their declaration.
 pub(crate) struct Up<C: Client> {
     _ready: Ready,
     _registration: ClientRegistration<C>,
@@ -161,48 +161,30 @@ impl OfTest {
     }
 }
 
+/// Defines functions that call those of [`clients::Revocable`].
+macro_rules! as_revocable {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        $(fn $name($($argument: $type),*) $(-> $result)? {
+            <clients::Revocable as Client>::$name($($argument),*)
+        })*
+    };
+}
+
 impl Client for OfTest {
     type Mr = <clients::Revocable as Client>::Mr;
 
-    fn acquire(stats: MrStats, addr: u64, size: u64) -> Result<Arc<Self::Mr>, Reason> {
-        clients::Revocable::acquire(stats, addr, size)
-    }
-
-    fn is_refused(addr: u64, size: u64) -> bool {
-        clients::Revocable::is_refused(addr, size)
-    }
-
-    fn refused(addr: u64, size: u64, reason: Reason) {
-        clients::Revocable::refused(addr, size, reason);
-    }
-
-    fn get_pages(mr: &Self::Mr, ticket: Ticket) -> Result {
-        clients::Revocable::get_pages(mr, ticket)
-    }
-
-    fn dma_map(mr: &Self::Mr, device: Option<&PciDevice>) -> Result<SgTableHead> {
-        clients::Revocable::dma_map(mr, device)
-    }
-
-    fn dma_unmap(mr: &Self::Mr) {
-        clients::Revocable::dma_unmap(mr);
-    }
-
-    fn release(mr: Arc<Self::Mr>) {
-        clients::Revocable::release(mr);
-    }
-
-    fn stats(mr: &Self::Mr) -> &MrStats {
-        <clients::Revocable as Client>::stats(mr)
-    }
-
-    fn page_size(mr: &Self::Mr) -> PageSize {
-        <clients::Revocable as Client>::page_size(mr)
-    }
-
-    fn peer_stats() -> &'static PeerStats {
-        clients::Revocable::peer_stats()
-    }
+    as_revocable!(
+        fn acquire(stats: MrStats, addr: u64, size: u64) -> Result<Arc<Self::Mr>, Reason>;
+        fn is_refused(addr: u64, size: u64) -> bool;
+        fn refused(addr: u64, size: u64, reason: Reason);
+        fn get_pages(mr: &Self::Mr, ticket: Ticket) -> Result;
+        fn dma_map(mr: &Self::Mr, device: Option<&PciDevice>) -> Result<SgTableHead>;
+        fn dma_unmap(mr: &Self::Mr);
+        fn release(mr: Arc<Self::Mr>);
+        fn stats(mr: &Self::Mr) -> &MrStats;
+        fn page_size(mr: &Self::Mr) -> PageSize;
+        fn peer_stats() -> &'static PeerStats;
+    );
 
     fn revoker() -> Option<&'static RevokerCell> {
         CELLS.get(CELL.load(Relaxed) % CELLS.len())

@@ -61,7 +61,7 @@ suite!(
 
     fn what_was_there_before_is_left_alone() {
         for (client, clients) in rows([
-            // A stranger's directory lacks a client.
+            // The directory of another module lacks a client.
             (None, &two()[..]),
             (Some(FIRST), &two()),
             (Some(FIRST), &two()[..1]),

@@ -67,7 +67,7 @@ if [ "$arch" = aarch64 ]; then
 	# A kernel that enforces BTI needs landing pads. A function needs a
 	# landing pad in three cases: another object may call the function,
 	# something other than a direct call refers to it, or a call to it
-	# crosses the border of .init.*. The memory of .init.* may be so far
+	# crosses the boundary of .init.*. The memory of .init.* may be so far
 	# away that the kernel adds code that branches through a register.
 	pads=$({
 		"${tools}nm" "$object" | sed 's/^/nm /'

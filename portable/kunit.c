@@ -24,7 +24,10 @@ static_assert(KUNIT_SPEED_UNSET == 0);
 static_assert(offsetof(struct kunit_suite, name) == 0);
 static_assert(offsetof(struct kunit_suite, suite_init) == 256);
 static_assert(offsetof(struct kunit_suite, test_cases) == 288);
-/* The kernel gets an array of pointers, so its suites may be shorter. */
+/*
+ * The kernel gets an array of pointers to suites, so its struct kunit_suite may
+ * be shorter than that of kunit.rs.
+ */
 static_assert(sizeof(struct kunit_suite) <= 592);
 
 void shim_completion_init(struct completion *completion)

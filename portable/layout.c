@@ -17,7 +17,7 @@
 /* Room<20>, Room<12> and Room<8> of kernel/sync, with lockdep's additions. */
 static_assert(sizeof(struct mutex) <= 160, "mutexes are too large here");
 static_assert(sizeof(wait_queue_head_t) <= 96,
-	      "PREEMPT_RT with lock debugging is not served: wait queues are too large");
+	      "PREEMPT_RT with lock debugging is not supported: wait queues are too large");
 static_assert(__alignof__(struct mutex) <= 8);
 static_assert(__alignof__(wait_queue_head_t) <= 8);
 static_assert(sizeof(struct lock_class_key) <= 64);

@@ -7,8 +7,8 @@
 # no kernel. RUSTC names another rustc. The architecture is x86_64 or aarch64,
 # as `uname -m` prints it. For an architecture other than this machine's, the
 # script needs objdump, objcopy and nm of binutils-x86-64-linux-gnu or
-# binutils-aarch64-linux-gnu. Equal sources and equal rustc give equal bytes in
-# any folder.
+# binutils-aarch64-linux-gnu. The same sources and the same rustc give the same
+# bytes in any folder.
 #
 # ROOT=kunit/peermem_kunit.rs compiles the KUnit tests instead of
 # src/nvidia_peermem.rs.
@@ -71,7 +71,7 @@ case $arch in
 x86_64)
 	# Enables retpolines, return thunks, landing pads of IBT, and 16 NOPs
 	# before each function. thunks.S provides the thunks for kernels that
-	# have none. The other features have no effect on kernels without them.
+	# have none. A kernel that does not use a feature is not affected by it.
 	set -- "$@" --target=x86_64-unknown-none -Zplt=yes -Ccode-model=kernel -Cno-redzone=y -Zfunction-return=thunk-extern \
 		-Zcf-protection=branch -Zpatchable-function-entry=16,16
 	if has -Z retpoline-external-thunk=val; then
@@ -85,9 +85,9 @@ aarch64)
 	# Landing pads of BTI are no-ops on kernels without BTI. The kernel
 	# unwinds by frame records. x18 holds the shadow call stack and is not
 	# used. The target excludes FP and SIMD. Return addresses are not
-	# signed: without CONFIG_ARM64_PTR_AUTH_KERNEL, a kernel leaves the key
-	# of some process in each processor, and a thread that sleeps in a
-	# function would check with another key than it signed with.
+	# signed. Without CONFIG_ARM64_PTR_AUTH_KERNEL, the kernel leaves the
+	# keys of processes in the processors. A thread that sleeps in a
+	# function could then sign with one key and check with another.
 	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18 -Cforce-frame-pointers=y
 	;;
 esac

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver. The
-# version is $2. Without it, the version is that of the driver installed for
-# kernel $1, or else the newest. Prints nothing if there is no such folder.
+# version is $2. If $2 is missing, the version is that of the driver installed
+# for kernel $1, or else the newest. Prints nothing if there is no such folder.
 # PROBE_ROOT replaces the host's root folder.
 # `driver.sh -f KERNEL` prints the file of the nvidia.ko that is installed for
 # the kernel. `driver.sh -l KERNEL` prints its licence.

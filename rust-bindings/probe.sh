@@ -6,12 +6,12 @@
 # lacks the symbols of vmlinux, every symbol is allowed.
 #
 # Each line `/* PROBE name: statements */` of COMPAT is compiled as the body of
-# a function. The answer is yes if the body compiles and SYMVERS exports the
-# functions that it calls. For each answer yes, OUTPUT gets a line
-# `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that
+# a function. The probe succeeds if the body compiles and SYMVERS exports the
+# functions that the body calls. For each probe that succeeds, OUTPUT gets a
+# line `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that
 # only GPL modules may use count as missing.
 #
-# The answer no cannot have another cause: a body without statements must
+# A probe cannot fail for another reason: a body without statements must
 # compile, and COMPAT must compile with the final OUTPUT. Otherwise the script
 # prints the reason and exits with status 1.
 set -u
@@ -67,8 +67,7 @@ while read -r slash word name statements; do
 	source_of "${name%:}" "${statements%\*/}"
 done <"$compat"
 
-# Compiles all probes at once first: the newest kernels answer yes to every
-# probe.
+# Compiles all probes at once first: on the newest kernels every probe succeeds.
 cat "$work"/*.c >"$work/all" && mv "$work/all" "$work/all.c"
 if ! answer all "$@"; then
 	source_of control ''

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Prints Module.symvers lines for functions of nvidia.ko: `symvers.sh RELEASE
-# EXPORT NAME…`. RELEASE is the kernel's. EXPORT is EXPORT_SYMBOL or
+# EXPORT NAME…`. RELEASE is the kernel's release. EXPORT is EXPORT_SYMBOL or
 # EXPORT_SYMBOL_GPL. The versions (CONFIG_MODVERSIONS) come from the nvidia.ko
 # that is installed for that kernel. Without that nvidia.ko, the script prints
 # nothing. If RELEASE is empty, the versions are 0, for a kernel that does not

@@ -34,17 +34,18 @@
 //!   and holds a reference while it works. If nvidia.ko did not unpin, the callback can come long
 //!   after the drop of its pin.
 //! - The page table is read only while it is known to be alive: in [`CallbackPin::read`], with the
-//!   entry locked and alive. The callback waits for the entry's lock before it returns, and the
-//!   table dies when the callback returns. The address of a dead table is only a key.
+//!   entry locked and alive. The callback waits for the entry's lock before it returns, and
+//!   nvidia.ko frees the table when the callback returns. The address of a freed table is only a
+//!   key.
 //! - A pin whose callback has come is never put, because its table's address may belong to another
 //!   pin by then. This module makes no new pin of either mode between the check and the put. Pins
 //!   are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]). The check and the put
 //!   run with `put_rwsem` held for writing ([`env::put_rwsem_write`]). `put_rwsem` is taken before
 //!   the API lock, and does not protect against pins that another module makes for the same
 //!   process.
-//! - nvidia.ko looks for the pin to put only among the pins of the calling process. If another
-//!   process calls put, nvidia.ko does nothing and reports success. This module then keeps the
-//!   entry, and everything that the entry holds, until the callback.
+//! - A put finds a pin only among the pins of the calling process. If another process calls put,
+//!   nvidia.ko does nothing and reports success. This module then keeps the entry, and everything
+//!   that the entry holds, until the callback.
 //! - nvidia.ko does not always find a pin of the calling process either: see below. If this module
 //!   is not sure that nvidia.ko can find the pin, it asks nvidia.ko first ([`CallbackPin::ask`]).
 //!   If nvidia.ko cannot find the pin, this module does not put the pin, and the entry stays until
@@ -63,7 +64,7 @@
 //! - The object belongs to the process's own client, as in a process that allocates for itself. The
 //!   object is freed with the client, after callbacks for all its pins. A put finds every live pin.
 //! - The object belongs to another process, which shares the object with this one (MPS; up to 256
-//!   processes). The pin outlives the client. No put finds the pin any more, and the pin's callback
+//!   processes). The pin outlives the client. A put no longer finds the pin, and the pin's callback
 //!   comes when the other process frees the memory.
 //!
 //! nvidia.ko does not tell the two cases apart. A put therefore counts as done, and the entry is
@@ -79,10 +80,11 @@
 //! process. The callback finds no entry and does no harm, unless the module was unloaded in the
 //! meantime. After such a callback, this module asks nvidia.ko before every put.
 //!
-//! The second rule fails only in two cases: the client is freed between the question and the put,
-//! or the address belongs to other memory by then, and the answer is about that memory. If
-//! nvidia.ko refuses for another reason, such as a lost GPU or lack of memory, the answer is
-//! unknown and the entry stays.
+//! The second rule fails only in two cases. In the first, the client is freed between
+//! [`CallbackPin::ask`] and the put. In the second, the address already belongs to other memory
+//! when nvidia.ko pins the page once more, so the answer is about that memory. If nvidia.ko refuses
+//! for another reason, such as a lost GPU or lack of memory, the answer is unknown and the entry
+//! stays.
 //!
 //! Uses only `core` and [`env`].
 
@@ -110,7 +112,7 @@ pub(crate) trait Revoke: Send + Sync + 'static {
     fn revoke(&self);
 
     /// Records that a pin was dropped but its memory stays pinned until it is freed.
-    /// [`Revoke::revoke`] is still to come for that pin, or has just come.
+    /// [`Revoke::revoke`] is called for that pin later, or was called just before.
     fn orphaned(&self);
 }
 
@@ -203,8 +205,8 @@ impl Pinned {
         self.entry.with(|alive| *alive)
     }
 
-    /// Puts the pin and removes its entry from the table. On failure, returns the reason for which
-    /// both stay.
+    /// Puts the pin and removes its entry from the table. On failure, both the pin and the entry
+    /// stay, and this function returns the reason.
     fn put(&self) -> Result<(), PutError> {
         // Each try checks again, since `put_rwsem` is released between tries.
         let check_and_put = || match self.alive() {

@@ -20,16 +20,16 @@
 //!
 //! A pin that begins in the last unit known to belong to the allocation shows whether the
 //! allocation extends to the end of that pin. A pin that *begins* after the last known unit proves
-//! nothing, because such a pin also succeeds in the next allocation. The search for a border
-//! therefore uses pins that overlap with the known part by one unit. The steps of the search double
-//! until a pin fails, and are then halved. The overlapping pins are dropped at once, and the chunk
-//! is then pinned as a whole. Each measured chunk is thus one allocation. The memory that the
+//! nothing, because such a pin also succeeds in the next allocation. The search for the end of an
+//! allocation therefore uses pins that overlap the known part by one unit. The steps of the search
+//! double until a pin fails, and are then halved. The overlapping pins are dropped at once, and the
+//! chunk is then pinned as a whole. Each measured chunk is thus one allocation. The memory that the
 //! search pins is a small multiple of the range, which matters because the cost of a pin depends on
 //! its length.
 //!
 //! If nvidia.ko allocates BAR1 space at each pin, a pin that overlaps a live pin shares the live
-//! pin's extent and gets another extent for the rest, elsewhere in BAR1. The memory then has one
-//! more range for the lifetime of the pin. The search therefore keeps a pin only if no other pin of
+//! pin's extent in BAR1. The rest of the new pin gets another extent, so the memory has one more
+//! extent for the lifetime of the new pin. The search therefore keeps a pin only if no other pin of
 //! the search overlapped its range when the pin was made.
 //!
 //! If a pin of the expected length succeeds, its allocation may still be longer. The search checks
@@ -174,8 +174,8 @@ where
         Ok(self.pins)
     }
 
-    /// Pins `len` units from `at` on, or the part of them that belongs to the span. Returns `None`
-    /// if they are not in one allocation.
+    /// Pins the part of the span that lies in the `len` units from `at` on. Returns `None` if this
+    /// part is not in one allocation.
     fn try_at(&mut self, at: u64, len: u64) -> Result<Option<P>, Reason> {
         let most = u64::from(self.limit)
             .saturating_mul(CALLS_PER_CHUNK)
@@ -187,7 +187,7 @@ where
         self.calls += 1;
         let from = self.address(at);
         let to = self.address(at.saturating_add(len));
-        // This is never `None`, because the span touches at least one of the units.
+        // The part is never `None`, because the span touches at least one of the units.
         let part = self.span.part(from, to).ok_or(self.hole(at))?;
         match (self.pin)(part) {
             Ok(pin) => Ok(Some(pin)),
@@ -222,8 +222,8 @@ where
             let from = low - overlap;
             match self.try_at(at + from, len - from)? {
                 Some(pin) => {
-                    // A pin over a known part is not one extent, so both pins are dropped. Only a
-                    // pin that overlaps no other pin is kept.
+                    // Drops the known pin and the new pin. The pins overlap, so the new pin may
+                    // have two extents. Only a pin that overlaps no other pin is kept.
                     known = (low == 0).then_some((len, pin));
                     low = len;
                     jump = jump.map(|jump| jump.saturating_mul(2));

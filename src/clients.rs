@@ -90,9 +90,9 @@ impl LastRefused {
     /// refusal must be forgotten, since the next registration may be for an HCA for which ib_core
     /// skips the revocable client.
     ///
-    /// If another module's client accepts the range in between, the refusal stays until the
-    /// revocable client is asked again. Until then, the thread, or a new thread at the same
-    /// address, may be refused the range once for an HCA that cannot revoke.
+    /// If another module's client accepts the range before the persistent client is asked, the
+    /// refusal stays until the revocable client is asked again. Until then, the thread, or a new
+    /// thread at the same address, may be refused the range once for an HCA that cannot revoke.
     fn take(&self, addr: u64, size: u64) -> bool {
         let mut words = self.0.iter().zip([Thread::current().addr(), addr, size]);
         let found = words.all(|(word, value)| word.load(Relaxed) == value);

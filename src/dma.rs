@@ -120,7 +120,7 @@ fn map_range(device: &PciDevice, range: AddrRange) -> Option<u64> {
     (ret == 0).then_some(dma)
 }
 
-/// Undoes [`map_range`]. `range` has DMA addresses.
+/// Undoes [`map_range`]. The addresses in `range` are DMA addresses.
 ///
 /// # Safety
 ///
@@ -243,13 +243,13 @@ impl Drop for IovaMapping {
     fn drop(&mut self) {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
-        // The memory is unlinked in steps, although each step is a flush. No step ends inside an
-        // IOMMU huge page. A huge page begins at a multiple of its size, and is not larger than one
-        // linked step.
+        // The memory is unlinked in steps, so that other threads can run in between. Each step
+        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page. A huge page
+        // begins at a multiple of its size, and is not larger than one linked step.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
             // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no
-            // longer uses it.
+            // longer uses the memory.
             unsafe { c::peermem_iova_unlink(device, &mut self.state, at, len) };
             resched.after(step.len);
         }
@@ -290,8 +290,8 @@ impl BarMapping {
 
     /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if the
     /// DMA address differs from the physical address, and `None` if the page cannot be mapped now.
-    /// Returns `false`, without mapping, for a page whose `struct page` is not of peer-to-peer DMA
-    /// memory, since Linux may print a warning for such a page. May sleep.
+    /// Returns `false`, without mapping, for a page that has a `struct page` and is not
+    /// peer-to-peer DMA memory, since Linux may print a warning for such a page. May sleep.
     pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
         // SAFETY: The function has no preconditions.
         if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, true) } {

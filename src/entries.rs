@@ -93,7 +93,7 @@ impl Drop for Entry {
 
 /// A registration: its constant part, its state under a lock, and its entry, in one allocation.
 ///
-/// The fields are dropped in their order.
+/// The fields are dropped in the order of their declaration.
 #[pin_data]
 pub(crate) struct Registered<T, L> {
     #[pin]

@@ -130,8 +130,8 @@ pub(crate) use super::nv::PersistentPin;
 pub(crate) use super::nv::TablePtr as PageTable;
 
 /// Pins a span in the calling process. Takes the API lock. The callback may then be called with the
-/// number, at most once, even before this function returns. The table dies when the callback
-/// returns. `None` means that the memory is pinned, but there is no table to put.
+/// number, at most once, even before this function returns. nvidia.ko frees the table when the
+/// callback returns. `None` means that the memory is pinned, but there is no table to put.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table belongs to a pin of the calling process. Does not read the table. Takes the

@@ -262,12 +262,12 @@ u64 peermem_pci_address(struct pci_dev *pdev)
 }
 
 /*
- * Returns true if any page of @len bytes from @addr on has a struct page,
- * unless it is one of peer-to-peer DMA memory of the BAR between @first and
- * @last. A BAR has struct pages only if a driver made them, in steps of a
- * memory subsection. On hosts that are set up for GPUDirect Storage, nvidia-uvm
- * turns the whole BAR into peer-to-peer DMA memory. If the kernel cannot tell
- * whether a page has a struct page, @unknown is the answer.
+ * Returns true if any page of @len bytes from @addr on has a struct page and is
+ * not peer-to-peer DMA memory of the BAR between @first and @last. A BAR has
+ * struct pages only if a driver made them, in steps of a memory subsection. On
+ * hosts that are set up for GPUDirect Storage, nvidia-uvm turns the whole BAR
+ * into peer-to-peer DMA memory. If the kernel cannot tell whether a page has a
+ * struct page, @unknown is the answer.
  */
 bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 			     bool unknown)
@@ -368,7 +368,7 @@ int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
 	return dma_iova_sync(&pdev->dev, state, offset, len);
 }
 
-/* dma_iova_destroy() works only for memory linked from the beginning on. */
+/* dma_iova_destroy() needs memory that is linked from the range's start. */
 void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len)
 {

@@ -520,7 +520,7 @@ impl<C: Client> VTable<C> {
     unsafe extern "C" fn get_page_size_callback(client_context: *mut c_void) -> c_ulong {
         // SAFETY: ib_core calls `release` later.
         let mr = unsafe { Self::mr(client_context) };
-        // CAST: At most 2 GiB.
+        // CAST: A page has at most 2 GiB.
         C::page_size(&mr).bytes() as c_ulong
     }
 

@@ -68,8 +68,9 @@ impl RatelimitState {
         }
     }
 
-    /// Counts an occurrence. If the last message is `silence` microseconds old, returns the end of
-    /// the next message: the number of occurrences, unless this is the first occurrence.
+    /// Counts an occurrence. If a message is due, returns the end of its text: the number of
+    /// occurrences, or nothing for the first occurrence. A message is due if none was
+    /// logged in the last `silence` microseconds.
     fn pass(
         &self,
         silence: u64,

@@ -57,7 +57,7 @@ module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers,
 		 "Show the clients in /sys/kernel/mm/memory_peers where ib_core does not: Y [default] or N");
 
-/* /sys/kernel/mm, with a reference, from probe to hide. */
+/* The object behind /sys/kernel/mm, referenced from probe to hide. */
 static struct kobject *mm;
 /*
  * True if a client of the same name existed before the registration with
@@ -85,7 +85,7 @@ static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 {
 	int i;
 
-	/* The entry is set before its files exist, and until they are gone. */
+	/* An entry is set before its files exist, and cleared after them. */
 	for (i = 0; i < PEERMEM_PEERS; i++)
 		if (shown[i].kobj == kobj)
 			return scnprintf(buf, PAGE_SIZE, "%llu\n",
@@ -214,7 +214,10 @@ static bool taken(const struct peermem_peer *peers, unsigned int count)
 		all = has(node, peers[i].name);
 	kernfs_put(node);
 
-	/* An ib_core with the directory would have refused a second client. */
+	/*
+	 * If the directory were ib_core's, ib_core would have refused a second
+	 * client of this name.
+	 */
 	if (all && was_there)
 		pr_notice("/sys/kernel/mm/" DIRECTORY "/%s is not this module's: it existed before\n",
 			  peers[0].name);

@@ -3,8 +3,8 @@
 //! A list whose nodes are fields of other structures. The list allocates nothing, and removes a
 //! node in constant time.
 //!
-//! `kernel::list` holds a counted reference to each node, so no node dies while it is listed. A
-//! node of this list dies with its structure, which removes the node first.
+//! `kernel::list` holds a counted reference to each node, so a listed node is never freed. A node
+//! of this list is freed with its structure, which removes the node first.
 //!
 //! Links and values are accessed through the list, which is borrowed mutably for each change. The
 //! nodes of a list behind a lock therefore need no lock of their own.
@@ -64,8 +64,8 @@ impl<T> Node<T> {
         }
     }
 
-    /// Returns `true` if the node is in its list. No other thread can add or remove the node any
-    /// more.
+    /// Returns `true` if the node is in its list. The caller has exclusive access, so no other
+    /// thread can add or remove the node.
     pub(crate) fn is_linked(&mut self) -> bool {
         *self.is_linked.get_mut()
     }

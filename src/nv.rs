@@ -414,7 +414,7 @@ impl Drop for PersistentPin {
     /// Unmaps, then calls `nvidia_p2p_put_pages_persistent()` once. Takes nvidia.ko's API lock.
     ///
     /// nvidia.ko drops the pin's share of the GPU's usage count even if the call fails. A retry
-    /// would drop a share of another user, and could finally stop the GPU.
+    /// would drop another user's share, and could finally stop the GPU.
     fn drop(&mut self) {
         self.unmap();
         // SAFETY: The table is alive by the type invariant, and nothing else puts it.
@@ -450,7 +450,8 @@ impl Drop for Callbacks {
         CALLBACKS.store(false, Release);
         let mut never_given = c::peermem_page_table::default();
         let table = ptr::from_mut(&mut never_given).cast();
-        // SAFETY: The function does not dereference the table, and does not find it.
+        // SAFETY: The function looks for the pointer among the pins of this process, and does not
+        // dereference it. No pin has this pointer.
         let ret = retry(|| unsafe { c::nvidia_p2p_put_pages(0, 0, 0, table) });
         if ret != 0 {
             // The module is unloaded, although the last callback may not have returned.
@@ -464,8 +465,8 @@ impl Drop for Callbacks {
 
 /// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. When
 /// nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process context,
-/// with the API lock held, even before this function returns. The page table dies when `callback`
-/// returns. `None` means that the memory is pinned, but there is no table. Fails without
+/// with the API lock held, even before this function returns. nvidia.ko frees the page table when
+/// `callback` returns. `None` means that the memory is pinned, but there is no table. Fails without
 /// [`Callbacks`].
 pub(crate) fn get_pages(
     span: &Span,

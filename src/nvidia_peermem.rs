@@ -88,9 +88,10 @@ module! {
 
 /// The loaded module.
 ///
-/// The fields are dropped in their order. First, the module refuses new ranges. Second, it removes
-/// the clients from sysfs. Third, it unregisters the clients, and each client waits for its last
-/// region. Fourth, it waits for the last callback. The files stay readable until the end.
+/// The fields are dropped in the order of their declaration. First, the module refuses new ranges.
+/// Second, it removes the clients from sysfs. Third, it unregisters the clients, and each client
+/// waits for its last region. Fourth, it waits for the last callback. The files stay readable until
+/// the end.
 pub(crate) struct PeerMem {
     _ready: Ready,
     _memory_peers: MemoryPeers,

@@ -42,9 +42,9 @@ fn version(text: &[u8]) -> Option<Version> {
 /// Returns `true` if a revocable registration may safely fail at any time with the OFED that `text`
 /// names. Returns `None` if `text` has no version.
 ///
-/// `text` is the version of one of OFED's modules. If `text` names DOCA, the number can be that of
-/// DOCA. A version 3.x is always treated as a DOCA version: OFED's own 3.x ended in 2016, and this
-/// module cannot be built with it.
+/// `text` is the version of one of OFED's modules. If `text` names DOCA, the number can be DOCA's
+/// own version. A version 3.x is always treated as a DOCA version: OFED's own 3.x ended in 2016,
+/// and this module cannot be built with it.
 pub(crate) fn stops_early(text: &[u8]) -> Option<bool> {
     let version = version(text)?;
     let names_doca = text

@@ -43,7 +43,7 @@ PARAM(provider_maps, bool,
 /* Many applications read the version. */
 MODULE_VERSION(PEERMEM_VERSION);
 const char peermem_version[] = PEERMEM_VERSION;
-/* peermemctl uses this to find out which nvidia.ko the module fits. */
+/* From driver_flavour, peermemctl learns which nvidia.ko the module needs. */
 #ifdef PEERMEM_NO_GPL_ONLY
 MODULE_INFO(driver_flavour, "proprietary");
 #endif

@@ -326,7 +326,7 @@ pub(crate) fn bar_of_page(page: &AddrRange) -> Option<Bar> {
 /// Granularity in bytes at which memory has or lacks `struct page`s.
 const SUBSECTION: u64 = 1 << 21;
 
-/// Checks that memory is in BARs, and has no `struct page` except of a BAR's peer-to-peer DMA
+/// Checks that memory is in BARs. Memory that has a `struct page` must be a BAR's peer-to-peer DMA
 /// memory. Remembers the checked area, because the next address is usually close to it.
 #[derive(Default)]
 pub(crate) struct BarFinder {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The statistics that ib_core keeps for each peer-memory client, kept by the client itself for
-//! kernels on which ib_core does not show them.
+//! The statistics of each peer-memory client. ib_core keeps the same statistics, but does not show
+//! them on some kernels.
 //!
 //! Everything is counted at the same time and in the same way as in ib_core, with three exceptions:
 //!

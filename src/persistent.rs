@@ -38,7 +38,7 @@ use super::{
     registry::Registry, //
 };
 
-/// The state of a registration. The fields are dropped in their order.
+/// The state of a registration. The fields are dropped in the order of their declaration.
 #[derive(Default)]
 pub(crate) struct State {
     /// Set while this module maps the pins: from `map` until `unmap` or `release`, whichever comes

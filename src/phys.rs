@@ -28,8 +28,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The entries lie in BARs, and have no `struct page` except of peer-to-peer DMA memory. Their
-/// layout is that of [`SgLayout`] for a device without limits.
+/// The entries lie in BARs. An entry that has a `struct page` is peer-to-peer DMA memory. The
+/// layout of the entries is that of [`SgLayout`] for a device without limits.
 pub(crate) struct PhysRanges {
     pub(crate) table: SgTable,
     /// A range in one BAR that contains all entries, if there is one. The range may be somewhat
@@ -46,7 +46,7 @@ pub(crate) struct Reader<'a, 'b> {
     layout: SgLayout,
     bars: BarFinder,
     table: &'a mut SgBuilder<'b>,
-    /// An entry to add between two batches.
+    /// The entry at which [`Reader::pages`] stopped. The entry is added between two batches.
     pending: Option<AddrRange>,
 }
 
@@ -135,8 +135,8 @@ impl PhysRanges {
             read(&mut reader)?;
             reader.finish()
         })?;
-        // INVARIANT: The reader returned no error, so all entries lie in BARs and have no other
-        // `struct page`.
+        // INVARIANT: The reader returned no error, so all entries lie in BARs, and entries with a
+        // `struct page` are peer-to-peer DMA memory.
         Ok((PhysRanges { table, bounds }, gpus))
     }
 

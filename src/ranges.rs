@@ -16,9 +16,9 @@ use super::reason::Reason;
 
 /// A scatter-list entry never crosses a multiple of this virtual address.
 ///
-/// The length of an entry has 32 bits. `ib_umem_find_best_pgsz()` of older kernels takes the end of
-/// each entry as a border of the HCA's pages. The limit is therefore 2 GiB, and not the largest
-/// multiple of a page below 4 GiB.
+/// The length of an entry has 32 bits. `ib_umem_find_best_pgsz()` of older kernels treats the end
+/// of each entry as a boundary of the HCA's pages. The limit is therefore 2 GiB, and not the
+/// largest multiple of a page below 4 GiB.
 pub(crate) const MAX_ENTRY: u64 = 1 << 31;
 
 /// Page size of nvidia.ko in bytes: a power of two of at most [`MAX_ENTRY`].
@@ -195,8 +195,8 @@ pub(crate) fn steps(mut range: AddrRange) -> impl Iterator<Item = AddrRange> {
     })
 }
 
-/// Length in bytes from which an HCA has larger pages, if DMA addresses are congruent to virtual
-/// addresses.
+/// Minimum length, in bytes, of memory for which an HCA has larger pages. The DMA addresses must
+/// then be congruent to the virtual addresses.
 const LARGE: u64 = 1 << 21;
 
 /// Length of a run of contiguous DMA addresses from which an HCA page can be larger than 2 GiB.
@@ -306,15 +306,15 @@ fn entry(start: u64, end: u64) -> AddrRange {
 /// Joins contiguous ranges, and cuts them into the entries of a scatter list.
 ///
 /// An entry ends at a multiple of the window size in virtual addresses. The window size is
-/// [`MAX_ENTRY`], or the largest power of two that the device accepts, if that is less. Borders at
-/// round virtual addresses leave the HCA the largest possible page size.
+/// [`MAX_ENTRY`], or the largest power of two that the device accepts, if that is less. Boundaries
+/// at round virtual addresses leave the HCA the largest possible page size.
 pub(crate) struct SgLayout {
     window: u64,
     /// Bytes to the end of the window. 0 if the next range begins a new window.
     left: u64,
     /// The current range, which lies in one window: its first address, and the address after its
-    /// last one. `end` may be 0 after the highest address. The range is empty if `start` equals
-    /// `end`.
+    /// last one. `end` is 0 if the range contains the highest address. The range is empty if
+    /// `start` equals `end`.
     start: u64,
     end: u64,
 }

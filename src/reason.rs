@@ -85,7 +85,7 @@ pub(crate) enum Reason {
     Map(i32),
     /// nvidia.ko's DMA mapping has a version that this module does not know.
     MappingVersion(u32),
-    /// nvidia.ko's DMA mapping has another page size than the page table.
+    /// nvidia.ko's DMA mapping has a page size that differs from the page table's.
     MappingPageSize(u32),
     /// The memory is not in a PCI BAR, and the revocable mode maps only such memory.
     NotInBar,
@@ -123,7 +123,7 @@ pub(crate) enum Reason {
         /// The value of `max_chunks`.
         limit: u32,
     },
-    /// The process was killed during the search for the borders of its allocations.
+    /// The process was killed during the search for the boundaries of its allocations.
     Killed,
 }
 
@@ -197,18 +197,19 @@ reasons! {
     TooLong: Reason::TooLong => c"too_long", Some(EINVAL), Request,
         "the range is longer than 1 TiB, which no GPU has", "";
     NotGpuMemory: Reason::Pin(EINVAL) => c"not_gpu_memory", Some(EINVAL), Request,
-        "no GPU memory of this process where the range begins, or in all of it: managed memory, another process's or its \
-         parent's, freed, past the end, or several allocations where max_chunks=1",
+        "the range, or its beginning, is not GPU memory of this process: managed memory, memory of another process \
+         or of the parent, freed memory, memory past the end, or several allocations with max_chunks=1",
         "register in the process that allocated the memory, after fork()";
     NoRoom: Reason::Pin(ENOMEM) => c"no_room", Some(ENOMEM), Machine,
         "no room in the GPU's BAR1, or no kernel memory",
-        "deregister or register less; nvidia-smi -q -d MEMORY shows BAR1, peermemctl list --by-process who holds it";
+        "deregister or register less; nvidia-smi -q -d MEMORY shows BAR1, and peermemctl list --by-process shows who \
+         holds it";
     PinUnsupported: Reason::Pin(ENOTSUPP) => c"pin_unsupported", Some(EOPNOTSUPP), Machine,
         "the GPU does not support this kind of pin: a vGPU without RDMA, or persistent pins on some vGPUs and MIG instances",
         "load the module with persistent_api_support=0; a vGPU needs RDMA in its profile";
     PinFailed: Reason::Pin(_) => c"pin_failed", None, Machine,
-        "nvidia.ko could not pin the memory; error -5 is a GPU that is not at full power, memory that it could not keep, \
-         or an address that is there twice",
+        "nvidia.ko could not pin the memory; error -5 is a GPU that is not at full power, memory that nvidia.ko \
+         could not keep, or an address that occurs twice",
         "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";
     TableVersion: Reason::TableVersion(_) => c"table_version", Some(EINVAL), Machine,
         "nvidia.ko's page table has a version that this module does not know (it knows 1.2 and 2.x)",
@@ -217,7 +218,7 @@ reasons! {
         "nvidia.ko's page table has pages of a size that this module does not know, or the range is not a multiple of it",
         "install a version of peermem-rs for this driver";
     PageCount: Reason::Entries { .. } => c"page_count", Some(EINVAL), Machine,
-        "nvidia.ko returned another number of pages than the range has",
+        "nvidia.ko returned the wrong number of pages for the range",
         "install a version of peermem-rs for this driver";
     NotPci: Reason::NotPci => c"not_pci", Some(ENODEV), Machine,
         "the RDMA device does its DMA through no PCI device",
@@ -234,7 +235,7 @@ reasons! {
         "nvidia.ko's DMA mapping has a version that this module does not know (it knows 2.3)",
         "install a version of peermem-rs for this driver";
     MappingPageSize: Reason::MappingPageSize(_) => c"mapping_page_size", Some(EINVAL), Machine,
-        "nvidia.ko's DMA mapping has pages of another size than its page table",
+        "nvidia.ko's DMA mapping and its page table have different page sizes",
         "install a version of peermem-rs for this driver";
     NotInBar: Reason::NotInBar => c"not_in_bar", Some(EINVAL), NextClient,
         "the revocable client cannot map memory that is in no PCI BAR; the persistent one is asked next, and what it \
@@ -245,8 +246,9 @@ reasons! {
          registers is not revoked",
         "deregister such memory before it is freed, or it stays pinned";
     MapResource: Reason::MapResource { .. } => c"map_resource", Some(EINVAL), Machine,
-        "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no addresses left in \
-         it, the device cannot address the BAR, or bounce buffers are forced (swiotlb=force, a confidential VM)",
+        "the kernel could not map the BAR for the RDMA device: no memory for the IOMMU's page tables, no free \
+         addresses in the IOMMU, a device that cannot address the BAR, or forced bounce buffers (swiotlb=force, a \
+         confidential VM)",
         "look for an IOMMU's lines in the kernel log (dmesg | grep -e DMAR -e AMD-Vi -e arm-smmu)";
     Revoked: Reason::Revoked => c"revoked", Some(EINVAL), Request,
         "the memory was freed while it was being registered", "";
@@ -267,15 +269,16 @@ reasons! {
         "not GPU memory: the range begins in memory of the CPU, and ib_core could not take all of it",
         "look for pages that may not be written, lie past the end of a file, or are not CPU memory";
     Hole: Reason::Hole { .. } => c"hole", Some(EINVAL), Request,
-        "the range begins in GPU memory of this process and does not stay in it: the range extends past the end, a part \
-         of it is freed, not mapped yet or another process's, or allocations meet at no multiple of 2 MiB",
-        "register only what is there";
+        "the range begins in GPU memory of this process and does not stay in it: the range extends past the end, \
+         part of it is freed, not mapped yet or another process's, or two allocations do not meet at a multiple of 2 \
+         MiB",
+        "register only memory that is allocated";
     TooManyChunks: Reason::TooManyChunks { .. } => c"too_many_chunks", Some(EINVAL), Request,
-        "the range spans more allocations, or more uneven ones, than max_chunks allows",
-        "load the module with a higher max_chunks, or register less at a time (PyTorch's expandable_segments makes an \
-         allocation of each 20 MiB)";
+        "the range spans more allocations than max_chunks allows, or their sizes vary too much",
+        "load the module with a higher max_chunks, or register less at a time (PyTorch's expandable_segments makes \
+         one allocation for each 20 MiB)";
     Killed: Reason::Killed => c"killed", Some(EINTR), Request,
-        "the process was killed while the module looked for the borders of its allocations", "";
+        "the process was killed while the module looked for the boundaries of its allocations", "";
     HasStructPages: Reason::HasStructPages => c"has_struct_pages", Some(EINVAL), NextClient,
         "the revocable client cannot map memory of a PCI BAR that has struct pages; the persistent one is asked next, and \
          what it registers is not revoked",
@@ -309,9 +312,9 @@ impl Reason {
         self.info().cause == Cause::NextClient
     }
 
-    /// Returns `true` for reasons that are logged only once. Any process can trigger some of them
-    /// at any time. The other reasons are properties of the machine, and leave the range to the
-    /// persistent client.
+    /// Returns `true` if the reason is logged only once. Any process can trigger a reason for which
+    /// [`Self::is_non_gpu`] holds, at any time. A reason for which [`Self::is_handed_on`] holds is
+    /// a property of the machine.
     pub(crate) fn is_logged_once(&self) -> bool {
         self.is_handed_on() || self.is_non_gpu()
     }

@@ -130,9 +130,9 @@ unsafe extern "C" fn settle_callback(head: *mut c::peermem_settlement, succeeded
     (settlement.settle)(&settlement.refusal, succeeded);
 }
 
-/// Returns the kind of mapping at `addr` in the calling process, if it shows that no GPU driver
-/// made it. Returns `None` for device memory, for addresses that are only reserved, and if another
-/// thread is changing the mappings.
+/// Returns the kind of mapping at `addr` in the calling process, if that kind shows that no GPU
+/// driver made the mapping. Returns `None` for device memory, for addresses that are only reserved,
+/// and if another thread is changing the mappings.
 pub(crate) fn vma_kind(addr: u64) -> Option<VmaKind> {
     // SAFETY: The function has no preconditions.
     match unsafe { c::peermem_vma(addr) } {

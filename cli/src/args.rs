@@ -15,6 +15,10 @@ Examples:
   sudo peermemctl record -o host.json         records the state of this machine in a file
   peermemctl doctor --machine host.json       looks for causes in such a file, on any machine";
 
+/// Text below the options of `verify`.
+const TWO_ALLOCATIONS: &str =
+    "Two steps use a range over two allocations, as in PyTorch's expandable segments.";
+
 /// Name of the hidden command that `verify` runs in its child processes.
 pub(crate) const VERIFY_PART: &str = "verify-part";
 
@@ -77,6 +81,7 @@ pub(crate) enum Command {
     /// Shows the module's counters: registrations, refusals by reason, BAR1 by GPU (root)
     Stats(Stats),
     /// Registers GPU memory in each possible way, moves bytes, and says what works
+    #[command(after_help = TWO_ALLOCATIONS)]
     Verify(Verify),
     /// Writes or serves metrics for Prometheus
     Export(Export),
@@ -273,7 +278,7 @@ pub(crate) struct List {
     pub(crate) all: bool,
 }
 
-/// The processes of a job: exactly one of the four.
+/// Options that select the processes of a job. Exactly one option must be given.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Processes {

@@ -30,13 +30,13 @@ pub(crate) enum Missing {
     NotLoaded,
     /// /sys cannot be read, so it is unknown whether the module is loaded.
     #[error(
-        "/sys cannot be read here (/sys/module: {0}), and whether nvidia_peermem is loaded cannot be told: mount -t \
-         sysfs sysfs /sys, or give the container the host's /sys"
+        "/sys cannot be read here (/sys/module: {0}), so this program cannot tell whether nvidia_peermem is loaded: \
+         mount -t sysfs sysfs /sys, or give the container the host's /sys"
     )]
     NoSysfs(Unseen),
     /// Another module with this name is loaded, with this version.
     #[error(
-        "the nvidia_peermem that is loaded (version {0}) is not peermem-rs: NVIDIA's own module reports nothing of its \
+        "the loaded nvidia_peermem (version {0}) is not peermem-rs: NVIDIA's own module reports nothing about its \
          registrations"
     )]
     Other(String),
@@ -44,7 +44,7 @@ pub(crate) enum Missing {
     #[error("{DIRECTORY} is not visible without root")]
     Denied,
     /// Access to the files in `/proc` is denied.
-    #[error("{PROC} cannot be read without root, and in a container not without the host's CAP_SYS_ADMIN")]
+    #[error("only root can read {PROC}; in a container, root also needs the host's CAP_SYS_ADMIN")]
     DeniedInProc,
     #[error("this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)")]
     NoDebugfs,
@@ -52,23 +52,23 @@ pub(crate) enum Missing {
     NotMounted,
     /// debugfs is mounted, but neither debugfs nor `/proc` contains the module's directory.
     #[error(
-        "nvidia_peermem is loaded and {DIRECTORY} is not there, nor is {PROC}: the kernel refused the module its files \
-         (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
+        "nvidia_peermem is loaded, but neither {DIRECTORY} nor {PROC} exists: the kernel refused to create the \
+         module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
     )]
     NoFiles,
     /// Unknown format version, or an invalid version line, unchanged.
     #[error(
-        "the module's files have the format {format}, and this program knows {first} to {last}: take the peermemctl \
-         that came with the module",
+        "the module's files have the format {format}, but this program knows only {first} to {last}: use the \
+         peermemctl that came with the module",
         format = .0,
         first = FORMATS.start(),
         last = FORMATS.end()
     )]
     Format(String),
     /// The module is too old to have this file.
-    #[error("the module that is loaded (version {module}) has no file {file}: it is older than this program")]
+    #[error("the loaded module (version {module}) has no file {file}: the module is older than this program")]
     Older { module: String, file: &'static str },
-    #[error("the recording has no answer of {DIRECTORY}: recorded without root?")]
+    #[error("the recording does not contain {DIRECTORY}: was it made without root?")]
     NotRecorded,
     #[error("{path}: {why}")]
     Failed { path: String, why: String },

@@ -136,7 +136,9 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
             (Line::Devices(count), Some(buffer))
                 if u64::try_from(buffer.attached.len()) != Ok(count) =>
             {
-                return Err(format!("{FILE} lists other devices than it counts"));
+                return Err(format!(
+                    "the devices that {FILE} lists do not match its count"
+                ));
             }
             (Line::All(count, bytes), _) => total = Some((count, bytes)),
             _ => {}
@@ -148,8 +150,10 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
     let count = u64::try_from(buffers.len()).unwrap_or(u64::MAX);
     match total {
         Some(total) if total == (count, bytes) => Ok(buffers),
-        Some(_) => Err(format!("{FILE} lists other dma-bufs than it counts")),
-        None => Err(format!("{FILE} is not whole")),
+        Some(_) => Err(format!(
+            "the dma-bufs that {FILE} lists do not match its totals"
+        )),
+        None => Err(format!("{FILE} is incomplete")),
     }
 }
 

@@ -98,7 +98,10 @@ pub(crate) struct Finding {
     pub(crate) needs_root: bool,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde requires this signature"
+)]
 fn is_false(it: &bool) -> bool {
     !*it
 }
@@ -212,7 +215,7 @@ pub(crate) fn without_unfit(fix: String) -> String {
     let parts = parts.map(
         |(index, part)| match (index % 2 == 1, part.contains(UNFIT)) {
             (true, true) => {
-                "(a command is left out: the device's name is no plain word)".to_owned()
+                "(a command is left out: the device's name is not a plain word)".to_owned()
             }
             (true, false) => format!("`{part}`"),
             (false, _) => part.replace(UNFIT, "?"),
@@ -240,7 +243,7 @@ mod tests {
         let left = without_unfit(format!("`a`, `b {}` or `c`", argument("x y")));
         assert_eq!(
             left,
-            "`a`, (a command is left out: the device's name is no plain word) or `c`"
+            "`a`, (a command is left out: the device's name is not a plain word) or `c`"
         );
         assert_eq!(without_unfit("`a` b".to_owned()), "`a` b");
     }

@@ -87,7 +87,7 @@ fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
     let machine: &Machine = match &listing.machine {
         Ok(machine) => machine,
         Err(why) => {
-            bail!("GPUs cannot be told by their index, for PCI devices cannot be seen: {why}")
+            bail!("GPUs cannot be found by their index, because PCI devices cannot be seen: {why}")
         }
     };
     match machine.gpus.iter().find(|gpu| gpu.index == index) {
@@ -263,23 +263,24 @@ fn notes(listing: &Listing) -> Vec<String> {
     let gone = of(State::Gone);
     if !gone.is_empty() {
         notes.push(format!(
-            "/proc has no process {}: gone (what it registered is then held by a child that inherited it, or orphaned), or \
-             this /proc is not of the first PID namespace, by which the module numbers processes",
+            "/proc has no process {}: the process is gone (its registrations are then orphaned, or held by a child \
+             that inherited them), or this /proc is not that of the first PID namespace, whose process IDs the \
+             module uses",
             name(&gone)
         ));
     }
     let reused = of(State::Reused);
     if !reused.is_empty() {
         notes.push(format!(
-            "process {} began after the registration: the process that registered is gone, and its number is \
-             another's now",
+            "process {} began after the registration: the process that registered is gone, and another process has \
+             its number now",
             name(&reused)
         ));
     }
     if !of(State::Elsewhere).is_empty() {
         notes.push(
-            "this program runs in a PID namespace of its own, and the module numbers processes as the first one does: \
-             commands and users are not shown"
+            "this program does not run in the first PID namespace, whose process IDs the module uses: commands and \
+             users are not shown"
                 .to_owned(),
         );
     }
@@ -290,7 +291,7 @@ fn notes(listing: &Listing) -> Vec<String> {
     }
     if listing.unreadable > 0 {
         notes.push(format!(
-            "{} of the module's file could not be read and left out",
+            "{} of the module's file could not be read and had to be left out",
             counted(listing.unreadable, "line")
         ));
     }

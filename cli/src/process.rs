@@ -85,8 +85,7 @@ impl Mapped {
         Self(ranges.collect())
     }
 
-    /// Returns the number of bytes between `start` and `end`, in whole pages of the GPU, that are
-    /// in no range.
+    /// Returns the number of bytes between `start` and `end` that are in no range.
     fn lacks(&self, start: u64, end: u64) -> u64 {
         let mut bytes = 0_u64;
         let mut at = start;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's registrations, together with the machine's knowledge of their processes, GPUs and
-//! RDMA devices.
+//! The module's registrations, and the processes, GPUs and RDMA devices to which the registrations
+//! belong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -281,11 +281,11 @@ impl Freed {
 
     /// Consequence of memory that is freed but still registered.
     pub(crate) const WHY: &'static str =
-        "GPU memory stays allocated, and in BAR1, while a persistent registration holds it; a cache of registrations, \
-        as UCX has one, may deregister it much later";
+        "GPU memory stays allocated, and in BAR1, while a persistent registration holds it; a cache of \
+        registrations, such as UCX's, may deregister it much later";
     pub(crate) const FIX: &'static str =
-        "UCX_RCACHE_ENABLE=n in the job's environment, if each transfer may register anew; or the module with \
-        persistent_api_support=0: where the NIC allows it, memory that is freed is then taken from its registrations";
+        "set UCX_RCACHE_ENABLE=n in the job's environment, if each transfer may register again; or load the module \
+        with persistent_api_support=0: if the NIC allows it, freed memory is then taken from its registrations";
 }
 
 /// Reads the monotonic clock.

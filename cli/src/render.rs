@@ -86,7 +86,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Creates a table with these headings, with bars between them.
+    /// Creates a table with these headings, which are separated by `|`.
     pub(crate) fn of(headings: &'static str) -> Self {
         Self::new(&headings.split('|').collect::<Vec<_>>())
     }

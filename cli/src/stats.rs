@@ -164,7 +164,7 @@ fn scan(
     }
     if unreadable > 0 {
         notes.push(format!(
-            "{} of the module's files could not be read and left out",
+            "{} of the module's files could not be read and had to be left out",
             counted(unreadable, "line")
         ));
     }

@@ -44,7 +44,7 @@ pub(crate) fn same_as_file(name: &str, text: &str) {
     let kept = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == text,
-        "{} is other than this; UPDATE_GOLDEN=1 writes it anew:\n{text}",
+        "{} differs from this; UPDATE_GOLDEN=1 rewrites it:\n{text}",
         path.display()
     );
 }

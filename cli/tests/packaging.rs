@@ -26,7 +26,7 @@ fn has(text: &str, wanted: &[&str]) -> bool {
         .any(|lines| lines == wanted)
 }
 
-/// A node without RDMA would cause a fault of `doctor`, and a useless alert.
+/// On a node without RDMA, `doctor` would report a fault, and the alert would be useless.
 #[test]
 fn nodes_have_a_gpu_and_rdma() {
     let gpu =
@@ -242,7 +242,7 @@ fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
     let (status, _, said) = broken().run(SCRIPT, &[]);
     assert_eq!(status, Some(1), "{said}");
     assert!(
-        said.contains("7 RDMA devices of 15b3:1021, and 8 are expected"),
+        said.contains("7 RDMA devices of 15b3:1021, but 8 are expected"),
         "{said}"
     );
     let slow = slow();

@@ -207,8 +207,8 @@ unsafe impl<T: Send> Send for KVVec<T> {}
 unsafe impl<T: Sync> Sync for KVVec<T> {}
 
 impl<T> KVVec<T> {
-    /// Returns an empty vector without allocating. A zero-sized `T` or one with a larger alignment
-    /// does not compile.
+    /// Returns an empty vector without allocating. A zero-sized `T`, or a `T` with a larger
+    /// alignment than `MIN_ALIGN`, does not compile.
     pub const fn new() -> Self {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= MIN_ALIGN) };
         // INVARIANT: There are no values and no memory.

@@ -6,7 +6,7 @@
 //! The crate defines the names that `src/` uses. Each item follows the contract of the kernel's
 //! item, as far as `src/` relies on it. `bindings` declares the C functions behind the items.
 //! `shim.c` wraps the functions that are inline functions or macros in C. Callers are in process
-//! context. A function that sleeps says so.
+//! context. The comment of a function that may sleep says so.
 //!
 //! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
 
@@ -53,10 +53,10 @@ impl ThisModule {
     }
 }
 
-/// A kernel module. The value lives from the load of the module until its unload.
+/// A kernel module. The value exists while the module is loaded.
 pub trait Module: Sized + Sync + Send {
-    /// Initializes the module at its load. The module is not loaded on an error. Process context.
-    /// May sleep.
+    /// Initializes the module when it is loaded. The module is not loaded on an error. Process
+    /// context. May sleep.
     fn init(module: &'static ThisModule) -> error::Result<Self>;
 }
 

@@ -105,8 +105,8 @@ impl<K: Ord, V> RBTree<K, V> {
         let mut place: *mut *mut bindings::rb_node = &raw mut self.root.rb_node;
         // SAFETY: By the type invariant, each node on the way is alive, and `&mut self` excludes
         // other users. `new` is alive and in no tree. `place` is the empty link where the key
-        // belongs. `parent` is the node that has this link, or null for the root.
-        // `rb_insert_color()` therefore finds `new` as `rb_link_node()` leaves a node.
+        // belongs. `parent` is the node that has this link, or null for the root. `new` is
+        // therefore linked as `rb_link_node()` links a node, which `rb_insert_color()` requires.
         // INVARIANT: `new` came from `KBox::into_raw`. `new` is in its place in the order, and no
         // other node has its key any more.
         unsafe {

@@ -133,7 +133,7 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
         Ok(())
     });
     if is_served {
-        // The handle of the new object. The program's address stays as it is.
+        // The handle of the new object. The program's address stays unchanged.
         let answer = answer.get();
         let new = attrs
             .iter_mut()

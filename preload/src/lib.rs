@@ -8,8 +8,8 @@
 //! dma-buf. If that fails as well, [`report`] prints the reason, and the program gets the error of
 //! its own call.
 //!
-//! No function takes a lock. A registration that succeeds allocates nothing after the first one of
-//! its provider.
+//! No function takes a lock. After the first registration of a provider, a registration that succeeds
+//! allocates nothing.
 
 mod cuda;
 mod devx;

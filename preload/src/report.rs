@@ -54,8 +54,8 @@ impl Mode {
     }
 }
 
-/// Cause of a registration that dma-buf does not serve: its bit of [`PRINTED`], its text, and a
-/// code of CUDA or of the kernel that is not 0.
+/// Reason why dma-buf does not serve a registration: its bit of [`PRINTED`], its text, and an error
+/// code of CUDA or of the kernel, or 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reason(u8, &'static str, c_int);
 

@@ -255,7 +255,7 @@ pub(crate) unsafe fn function<F: Copy>(found: Option<NonNull<c_void>>) -> Option
     found.map(|it| unsafe { transmute_copy(&it) })
 }
 
-/// Looks up a function that is not one of this library.
+/// Looks up a function outside this library.
 fn real(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
     let base = |address: P| object_of(address).map(|(base, _)| base);
     let ours = base(SLOTS.as_ptr().cast_mut().cast());

@@ -4,7 +4,7 @@
  *
  * A build prefers the nv-p2p.h of the installed driver (see Kbuild) and uses
  * this one where there is none: in the test VM and wherever the module is only
- * compiled. rust-bindings/layout.c holds either to the same layout.
+ * compiled. rust-bindings/layout.c checks both against the same layout.
  */
 #ifndef _NV_P2P_H_
 #define _NV_P2P_H_
@@ -19,7 +19,7 @@ struct pci_dev;
 
 #define NVIDIA_P2P_GPU_UUID_LEN		16
 
-/* nvidia_p2p_get_pages_persistent() exists since 535. */
+/* Drivers have nvidia_p2p_get_pages_persistent() from version 535 on. */
 #define NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API
 
 enum nvidia_p2p_page_size_type {
@@ -72,8 +72,8 @@ struct nvidia_p2p_dma_mapping {
 /*
  * Pins GPU memory of the calling process. @virtual_address and @length are
  * multiples of 64 KiB. If the memory is freed before put, nvidia.ko calls
- * @free_callback(@data) with its API lock held. The table dies when the
- * callback returns.
+ * @free_callback(@data) with its API lock held. nvidia.ko frees the table when
+ * the callback returns.
  * Returns 0, -EINVAL, -ENOTSUPP, -ENOMEM, -EBUSY, -ENODEV or -EIO.
  */
 int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,

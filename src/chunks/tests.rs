@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The search for the borders of allocations, tested against a model of allocations: all small
+//! Tests of the search for the boundaries of allocations, against a model of allocations: all small
 //! cases, and random ones. The tests also check the cost of the search.
 
 use std::sync::{
@@ -29,7 +29,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Adjacent allocations, with holes between them.
 #[derive(Default)]
 struct Model {
-    /// First and last unit border of each allocation.
+    /// First address of each allocation, and the address after its last one.
     allocations: Vec<(u64, u64)>,
     seen: Mutex<Seen>,
 }
@@ -171,7 +171,7 @@ impl Model {
         live.sort_unstable();
         assert_eq!(
             ranges, live,
-            "in the order of addresses, and no other lives"
+            "the live pins are not the returned pins in the order of addresses"
         );
         for pin in found.iter().flat_map(|pins| pins.iter()) {
             assert_eq!(pin.extents, 1, "made over another pin: {:x?}", pin.range);

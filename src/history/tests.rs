@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The records of `history`: their lines, which programs read, and the number of records that are
-//! kept.
+//! Tests of the records of `history`: their lines, which programs read, and the number of records
+//! that are kept.
 
 use std::collections::BTreeMap;
 

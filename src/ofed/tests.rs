@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The versions of `ofed`.
+//! Tests of the version numbers in `ofed`.
 
 use super::*;
 

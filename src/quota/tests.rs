@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The limit on the memory that one user may have pinned.
+//! Tests of the limit on the memory that one user may have pinned.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The arithmetic of `ranges`.
+//! Tests of the arithmetic in `ranges`.
 
 use std::sync::atomic::AtomicU32;
 
@@ -178,8 +178,8 @@ fn ranges_at_the_end_of_the_address_space() {
 }
 
 /// A range of DMA addresses may begin at any page of the IOMMU. The memory lies within that range
-/// of DMA addresses. If an HCA has larger pages for congruent addresses, DMA addresses are
-/// congruent to virtual ones.
+/// of DMA addresses. An HCA has larger pages for memory of 2 MiB and more, so DMA addresses of such
+/// memory are congruent to virtual ones.
 #[test]
 fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
     for len in [
@@ -226,7 +226,7 @@ fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
     assert!(got.iter().all(|entry| entry.addr % (2 * GIB) == 0));
 }
 
-/// Beginnings around each border: of a window, of 4 GiB, and away from both.
+/// Beginnings around each boundary of a window and of 4 GiB, and away from both.
 const BEGINNINGS: [u64; 7] = [
     0x7f00_0000_0000,
     0x7f00_0001_0000,
@@ -512,7 +512,7 @@ const MAX_SEGMENTS: [u32; 14] = [
     u32::MAX,
 ];
 
-/// Returns the window size, computed in another way than in `SgLayout`.
+/// Returns the window size, computed differently from `SgLayout`.
 fn window(page: PageSize, max_segment: u32) -> u64 {
     let segment = (0..32)
         .map(|shift| 1u64 << shift)

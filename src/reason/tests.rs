@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The reasons of `reason`.
+//! Tests of the tables of reasons and events.
 
 use std::collections::{
     HashMap,
@@ -90,18 +90,18 @@ fn each_row_has_a_name_of_its_own() {
     for reason in Reason::ALL {
         let name = reason.name.to_str().expect("ASCII");
         assert!(name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'_')));
-        assert!(names.insert(name), "{name} is there twice");
+        assert!(names.insert(name), "{name} occurs twice");
         let [what, advice] = [reason.message, reason.advice].map(cell);
         println!("figure: reason | `{name}` | {what} | {advice} |");
     }
     for info in Event::ALL {
-        assert!(names.insert(info.name), "{} is there twice", info.name);
+        assert!(names.insert(info.name), "{} occurs twice", info.name);
         let [what, advice] = [info.message, info.advice].map(cell);
         println!("figure: event | `{}` | {what} | {advice} |", info.name);
     }
 }
 
-/// The number of an event is that of its row.
+/// The number of an event is the number of its row.
 #[test]
 fn events_have_their_rows() {
     for (event, name) in [

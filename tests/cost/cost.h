@@ -51,7 +51,7 @@ extern struct cost_call __start_cost_calls[], __stop_cost_calls[];
 
 /*
  * An inaccessible page for each undefined symbol, and the symbols' names in the
- * same order. The test runner generates them.
+ * same order. The test runner generates the pages and the names.
  */
 #define COST_MISSING_SIZE	4096
 extern char __start_cost_missing[], __stop_cost_missing[];

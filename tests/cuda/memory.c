@@ -332,7 +332,7 @@ static size_t rest_of_page(size_t size)
 
 /*
  * Exports a range of whole pages, in one allocation or in adjacent parts. The
- * results are those of two H200 with 580.159.04: a range that ends behind the
+ * results are those of two H200 with 580.159.04: a range that ends after the
  * memory is an invalid value, and the flag for a mapping over PCIe is not
  * supported.
  */

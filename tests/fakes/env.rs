@@ -494,7 +494,7 @@ impl Drop for SgTable {
 }
 
 /// Returns the GPUs of allocations, derived from their addresses. Two allocations share a GPU.
-/// Returns the default if the "gpus" step fails, as with too many GPUs.
+/// Returns the default if the "gpus" step fails, as the module does for too many GPUs.
 fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
     match world().fails("gpus") {
         true => Gpus::default(),

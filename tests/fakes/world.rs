@@ -106,7 +106,7 @@ struct Naming(&'static str);
 impl Drop for Naming {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("{} is used beside another use, or beside its end", self.0);
+            eprintln!("{} is used during another use, or during its end", self.0);
         }
     }
 }
@@ -180,25 +180,9 @@ impl Registry {
         self.events.borrow_mut().extend(traced);
     }
 
-    /// Returns the first registration whose number is `number` or higher.
-    pub(crate) fn from(&self, number: u64) -> Option<Registration> {
-        self.with(|locked| locked.registrations.range(number..).next().map(|(_, l)| *l))
-    }
-
-    /// Returns all registrations in the order in which a reader visits them.
+    /// Returns all registrations in the order of their numbers.
     pub(crate) fn all(&self) -> Vec<Registration> {
-        let mut next = 0;
-        std::iter::from_fn(|| {
-            let registration = self.from(next)?;
-            next = registration.number + 1;
-            Some(registration)
-        })
-        .collect()
-    }
-
-    /// Calls `f` with the counters.
-    pub(crate) fn stats<R>(&self, f: impl FnOnce(&Counters) -> R) -> R {
-        self.with(|locked| f(&locked.stats))
+        self.with(|locked| locked.registrations.values().copied().collect())
     }
 
     /// Returns the traced events since the last call, in order.

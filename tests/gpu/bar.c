@@ -369,7 +369,7 @@ void vidmem_put(struct vidmem *mem)
 	kref_put_mutex(&mem->kref, vidmem_release, &mem_lock);
 }
 
-/* Returns true if more pages fit into the BAR beside its reserve. */
+/* Returns true if more pages fit into the BAR, without its reserve. */
 bool bar_has_room(const struct gpu *gpu, u64 pages)
 {
 	u64 room = gpu->bar_end - gpu->bar_start + 1;

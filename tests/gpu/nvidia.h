@@ -118,8 +118,8 @@ struct gpu {
 
 /*
  * Returns true if a range of the BAR can be mapped for a device. The real driver
- * takes the last byte of the BAR for the first byte behind it. The last page of
- * a BAR can therefore not be mapped.
+ * takes the last byte of the BAR for the first byte after the BAR. The last page
+ * of a BAR can therefore not be mapped.
  */
 static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
 			       u64 length)

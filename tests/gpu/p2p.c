@@ -204,7 +204,7 @@ static struct pin *pin_alloc(u64 length, struct page_info **info)
 	pin = pin_memory(size);
 	if (!pin)
 		return NULL;
-	/* Fill the fields that are not set below, above all missing flags. */
+	/* Poison the fields that are not set below, such as flags of a later version. */
 	memset(&pin->table, 0xa5, size - offsetof(struct pin, table));
 
 	pin->table.gpu_uuid = kzalloc(NVIDIA_P2P_GPU_UUID_LEN, GFP_KERNEL);

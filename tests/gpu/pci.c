@@ -45,8 +45,8 @@ void gpu_open(struct gpu *gpu)
 }
 
 /*
- * Releases one use of a GPU, no matter which client had counted it. The release
- * of the last use stops the GPU.
+ * Releases one use of a GPU, no matter which client counted that use. The
+ * release of the last use stops the GPU.
  */
 void gpu_close(struct gpu *gpu)
 {

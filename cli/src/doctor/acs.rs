@@ -68,17 +68,18 @@ fn of_switch(
     match level {
         Level::Ok => finding,
         Level::Note => finding.why(
-            "What a GPU asks of the NIC, as in GPU-initiated networking, goes up to the root complex in place of \
+            "A GPU's own requests to the NIC, as in GPU-initiated networking, go up to the root complex instead of \
              straight through the switch. The NIC's own transfers do not.",
         ),
         _ => finding
             .why(
-                "NIC and GPU hang under one switch, where packets can turn round. With redirection each goes up to the \
-                 root complex and comes down again, if that lets it through at all.",
+                "The NIC and the GPU are below one switch, where packets can turn round. With redirection, each \
+                 packet goes up to the root complex and comes down again, if the root complex lets it through at \
+                 all.",
             )
             .costs(
-                "Half of the bandwidth, by NCCL's maintainers (nccl-tests#112), or transfers that hang (NCCL's \
-                 troubleshooting page).",
+                "Half of the bandwidth, according to NCCL's maintainers (nccl-tests#112), or transfers that hang \
+                 (NCCL's troubleshooting page).",
             )
             .fix(fix(&bad, at_boot)),
     }
@@ -96,7 +97,7 @@ fn of_data_direct(
         let each = wanted.iter();
         let each = each.map(|port| format!("{} {}", port.port.at, port.flags()));
         let found = format!(
-            "as Data Direct wants it: {}",
+            "as Data Direct requires: {}",
             each.collect::<Vec<_>>().join(", ")
         );
         return Subject::pair(pair).ok(found);
@@ -117,9 +118,9 @@ fn of_data_direct(
     let found = each.collect::<Vec<_>>().join("; ");
     let mut lines: Vec<String> = wrong.iter().map(|port| port.command()).collect();
     lines.push(
-        "That lasts until the next boot and leaves IOMMU groups as they are, for which nvidia.ko then needs \
-         NVreg_GrdmaPciTopoCheckOverride=1; and unprivileged programs can cause platform errors (rdma_topo). For good, \
-         on the kernel's command line:"
+        "These commands last until the next boot. They do not change IOMMU groups, so nvidia.ko then needs \
+         NVreg_GrdmaPciTopoCheckOverride=1, and unprivileged programs can cause platform errors (rdma_topo). For a \
+         permanent change, put this on the kernel's command line:"
             .to_owned(),
     );
     lines.extend(command_line(at_boot));
@@ -129,9 +130,9 @@ fn of_data_direct(
         found,
     )
     .why(
-        "Data Direct and the GPU meet in the switch of the NIC. Requests of the one and answers of the other must go \
-         straight there, nothing else may, and both must be in one IOMMU group: so rdma-core's rdma_topo has it. \
-         Otherwise nvidia.ko refuses Data Direct, or packets go up to the processor.",
+        "Data Direct and the GPU meet in the NIC's switch. According to rdma-core's rdma_topo, requests of Data \
+         Direct and answers of the GPU must go straight through the switch, nothing else may, and both functions \
+         must be in one IOMMU group. Otherwise nvidia.ko refuses Data Direct, or packets go up to the processor.",
     )
     .costs(UNUSED)
     .fix(lines.join("\n"))
@@ -167,14 +168,14 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
 fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
     let mut lines: Vec<String> = bad.iter().map(Wanted::command).collect();
     lines.push(
-        "That lasts until the next boot. For good: ACS off in the firmware's setup (\"ACS Enable\", \"ACS Control\"), \
-         or on the kernel's command line:"
+        "These commands last until the next boot. For a permanent change, turn ACS off in the firmware's setup \
+         (\"ACS Enable\", \"ACS Control\"), or on the kernel's command line:"
             .to_owned(),
     );
     lines.extend(command_line(at_boot));
     lines.push(
-        "Not on a host whose GPUs or NICs are given to virtual machines: ACS keeps these apart. There set the \
-         NIC's ATS_ENABLED with mlxconfig and DirectTrans (0x40) at its port."
+        "Do not do this on a host that gives its GPUs or NICs to virtual machines: ACS keeps virtual machines apart. \
+         On such a host, set the NIC's ATS_ENABLED with mlxconfig, and DirectTrans (0x40) at the NIC's port."
             .to_owned(),
     );
     lines.join("\n")

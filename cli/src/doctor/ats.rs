@@ -35,25 +35,25 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
         let finding = match (enabled, blocks) {
             (true, true) => subject
                 .fault(format!(
-                    "{nic} has ATS on, and {} drops what it translated (TransBlk)",
+                    "{nic} has ATS on, but {} drops translated requests (TransBlk)",
                     nic_port.at
                 ))
                 .why(
-                    "A request whose address the NIC has had translated is dropped by a port with Translation Blocking.",
+                    "A port with Translation Blocking drops requests whose addresses the NIC has had translated.",
                 )
                 .fix(format!("`setpci -s {} ECAP_ACS+0x6.w=0000:0002`", nic_port.at)),
             (false, _) if translated => subject
-                .note(format!("{nic} can ATS, and it is off"))
+                .note(format!("{nic} supports ATS, which is off"))
                 .why(
-                    "With an IOMMU that must translate, as on a host of virtual machines, ATS and DirectTrans of the \
-                     NIC's port are what lets packets turn round in the switch.",
+                    "If an IOMMU must translate, as on a host of virtual machines, packets turn round in the switch \
+                     only with ATS, and with DirectTrans at the NIC's port.",
                 )
                 .fix(format!(
                     "`mlxconfig -d {nic} set ATS_ENABLED=true`, and a cold boot (NVIDIA AI Enterprise, \"ATS and ACS \
                      configuration\")"
                 )),
             (true, _) => subject.ok(format!("ATS of {nic} is on")),
-            (false, _) => subject.ok(format!("ATS of {nic} is off, as nothing translates")),
+            (false, _) => subject.ok(format!("ATS of {nic} is off, because nothing translates")),
         };
         findings.push(scan.judged(pair, finding));
     }
@@ -67,7 +67,7 @@ mod tests {
 
     faults! {
         "translated requests dropped",
-            "fault ats: …0000:14:00.0 has ATS on, and 0000:12:01.0 drops… fix …setpci -s 0000:12:01.0 \
+            "fault ats: …0000:14:00.0 has ATS on, but 0000:12:01.0 drops… fix …setpci -s 0000:12:01.0 \
              ECAP_ACS+0x6.w=0000:0002" => |fixture| {
             let it = socket(FIRST);
             fixture.set(it.nic, ATS + 6, 0x8000);

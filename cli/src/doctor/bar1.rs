@@ -14,9 +14,9 @@ check! {
 }
 
 /// Firmware and kernel settings that make room for BARs.
-pub(super) const ROOM: &str = "\"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") in the \
-     firmware's setup, or of the virtual machine; pci=realloc on the kernel's command line; `dmesg | grep -i -e 'BAR.*no \
-     space' -e 'failed to assign'`";
+pub(super) const ROOM: &str = "Turn on \"Above 4G Decoding\" (\"Memory Mapped I/O above 4 GB\", \"MMIO High Size\") \
+     in the setup of the firmware or of the virtual machine, or boot with pci=realloc; `dmesg | grep -i -e 'BAR.*no \
+     space' -e 'failed to assign'` shows the kernel's messages";
 
 /// Returns NVIDIA's name or the PCI number of a BAR, with the BAR's size.
 fn named(bar: &Bar) -> String {
@@ -49,18 +49,19 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         let found = format!("{} has no address for {}", gpu.at, unassigned.join(", "));
         return Subject::gpu(gpu).fault(found)
             .why(
-                "The firmware or the kernel found no room for it. No NIC reaches memory behind such a BAR, and nvidia.ko \
-                 does not take the GPU.",
+                "The firmware or the kernel found no room for it. No NIC reaches memory behind such a BAR, and \
+                 nvidia.ko does not drive the GPU.",
             )
             .fix(ROOM);
     }
     let Some(bar) = gpu.bar1 else {
         let found = format!(
-            "{} has no BAR1: none that is 64-bit and prefetchable",
+            "{} has no BAR1 (no BAR that is 64-bit and prefetchable)",
             gpu.at
         );
         return Subject::gpu(gpu).fault(found)
-            .why("Memory that is behind no BAR no NIC can reach. The firmware leaves a BAR out where it has no room for it.")
+            .why("A NIC can only reach memory that is behind a BAR. The firmware omits a BAR for which it has no \
+                room.")
             .fix(ROOM);
     };
     let larger = function.and_then(|function| resizable(function, bar.index));
@@ -84,7 +85,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
             );
             return Subject::gpu(gpu)
                 .note(found)
-                .why("No more than that can be registered at once, by all processes together.")
+                .why("All processes together can register no more than this at once.")
                 .fix(enlarge(could.is_some()));
         }
         let found = format!("BAR1 is {}{could_be}", bytes(bar.size));
@@ -98,10 +99,10 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
     }
     Subject::gpu(gpu).warning(format!("BAR1 is {}{could_be}", bytes(bar.size)))
         .why(
-            "No more than BAR1 has can be registered at once, by all processes together, and nvidia.ko keeps a \
-             part: what goes beyond is refused, ENOMEM or EFAULT.",
+            "All processes together can register no more than the size of BAR1 at once, and nvidia.ko keeps a part \
+             of BAR1. Further registrations fail with ENOMEM or EFAULT.",
         )
-        .costs("Registrations above some 200 MB failed for others on such GPUs (nv_peer_memory#101, UCX#8049).")
+        .costs("On such GPUs, others have seen registrations above about 200 MB fail (nv_peer_memory#101, UCX#8049).")
         .fix(enlarge(could.is_some()))
 }
 
@@ -114,10 +115,10 @@ fn resizable(function: &Function, index: usize) -> Option<Resizable> {
 
 fn enlarge(can: bool) -> &'static str {
     match can {
-        true => "\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
+        true => "Turn on \"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
         false => {
-            "A40, L40, RTX A6000 and like ones: NVIDIA's `displaymodeselector --gpumode physical_display_disabled` \
-             makes it large. Others have no larger one: register less at once."
+            "On A40, L40, RTX A6000 and similar GPUs, NVIDIA's `displaymodeselector --gpumode \
+             physical_display_disabled` enlarges BAR1. Other GPUs have no larger BAR1: register less at once."
         }
     }
 }

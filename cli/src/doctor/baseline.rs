@@ -75,7 +75,7 @@ fn lost_gpu(was: &Gpu) -> Finding {
         ))
         .why("It fell off the bus, was not found at boot, or was taken out.")
         .fix(format!(
-        "`dmesg | grep -e Xid -e {}` says when it went; a cold boot, then its seating and power",
+        "`dmesg | grep -e Xid -e {}` says when it disappeared; do a cold boot, then check its seating and power",
         was.at
     ))
 }
@@ -84,13 +84,13 @@ fn lost_gpu(was: &Gpu) -> Finding {
 fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
     match is_withheld(scan.host, now) {
         true => Subject::gpu(now)
-            .note("NVML does not list the GPU, and did in the baseline")
-            .why("In a container or a job NVML lists the GPUs that it may open."),
+            .note("NVML does not list the GPU, but did in the baseline")
+            .why("In a container or a job, NVML lists only the GPUs that it may open."),
         false => Subject::gpu(now)
-            .fault("the GPU is on PCI, and NVML does not list it as in the baseline")
+            .fault("the GPU is on PCI, but NVML does not list it as it did in the baseline")
             .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
             .fix(format!(
-            "`dmesg | grep -e NVRM -e Xid -e {}` says why; a cold boot, then its seating and power",
+            "`dmesg | grep -e NVRM -e Xid -e {}` says why; do a cold boot, then check its seating and power",
             now.at
         )),
     }
@@ -100,22 +100,20 @@ fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
     let lost = |found: String| Subject::hca(was).fault(found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
-            .fix("`rdma link show` lists those that are there");
+            .fix("`rdma link show` lists the present ones");
     };
     match scan.host.has(&format!("{DEVICES}/{at}")) {
         Ok(false) => lost(format!(
-            "the RDMA device is gone, and {at} from PCI with it"
+            "the RDMA device is gone, and {at} is gone from PCI"
         ))
         .why("It fell off the bus, was not found at boot, or was taken out.")
         .fix(format!(
-            "`dmesg | grep {at}` says when it went; a cold boot, then its seating"
+            "`dmesg | grep {at}` says when it disappeared; do a cold boot, then check its seating"
         )),
-        _ => lost(format!(
-            "the RDMA device is gone, though {at} is still on PCI"
-        ))
-        .why("Its driver is not loaded, or gave up.")
-        .fix(format!(
-            "`dmesg | grep {at}` says why; `sudo modprobe mlx5_ib`, or another driver of the NIC"
+        _ => lost(format!("the RDMA device is gone, but {at} is still on PCI"))
+            .why("Its driver is not loaded, or gave up.")
+            .fix(format!(
+            "`dmesg | grep {at}` says why; load the NIC's driver, such as `sudo modprobe mlx5_ib`"
         )),
     }
 }
@@ -128,13 +126,13 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
             findings.push(
                 Subject::gpu(now)
                     .warning(format!(
-                        "BAR1 is {}, and {} in the baseline",
+                        "BAR1 is {}, but was {} in the baseline",
                         bytes(is.size),
                         bytes(was.size)
                     ))
-                    .why("No more than that can be registered at once, by all processes together.")
+                    .why("All processes together can register no more than this at once.")
                     .fix(
-                        "\"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
+                        "Turn on \"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
                     ),
             );
         }
@@ -174,7 +172,7 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
         return Some(
             Subject::hca(hca)
                 .warning(format!(
-                    "port {number} is {state}, and ACTIVE in the baseline"
+                    "port {number} is {state}, but was ACTIVE in the baseline"
                 ))
                 .fix(port::fix(hca, now)),
         );
@@ -184,7 +182,7 @@ fn of_port(hca: &Hca, was: &Port, now: &Port) -> Option<Finding> {
         let rate = |port: &Port| port.rate.clone().unwrap_or_default();
         Subject::hca(hca)
             .warning(format!(
-                "port {number} has {}, and {} in the baseline",
+                "port {number} has {}, but had {} in the baseline",
                 rate(now),
                 rate(was)
             ))
@@ -204,15 +202,15 @@ fn narrower(
     let (was, now) = (link(before)?, link(scan.machine)?);
     let is_less = now.width < was.width || (with_speed && now.speed < was.speed);
     is_less.then(|| {
-        subject.warning(format!("the link above {at} is {now}, and {was} in the baseline"))
-        .why("A link trains down where lanes or contacts are bad.")
-        .fix("Seat the NIC anew, look at riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
+        subject.warning(format!("the link above {at} is {now}, but was {was} in the baseline"))
+        .why("A link trains down if lanes or contacts are bad.")
+        .fix("Reseat the NIC, check riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
 }
 
 /// Reports a difference that may be intended.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
-    (was != now).then(|| subject.note(format!("{what} is {now}, and {was} in the baseline")))
+    (was != now).then(|| subject.note(format!("{what} is {now}, but was {was} in the baseline")))
 }
 
 #[cfg(test)]
@@ -225,21 +223,21 @@ mod tests {
         "nothing" => |_| {};
         "a lost GPU", "fault baseline 0000:3b:00.0: the GPU is gone: the baseline has NVIDIA H100 80GB HBM3 there" =>
             |fixture| fixture.unplug("0000:3b:00.0");
-        "a lost NIC", "fault baseline mlx5_4: the RDMA device is gone, and 0000:9a:00.0 from PCI with it" =>
+        "a lost NIC", "fault baseline mlx5_4: the RDMA device is gone, and 0000:9a:00.0 is gone from PCI" =>
             |fixture| fixture.unplug("0000:9a:00.0");
         "a NIC whose driver gave up",
-            "fault baseline mlx5_4: the RDMA device is gone, though 0000:9a:00.0 is still on PCI" =>
+            "fault baseline mlx5_4: the RDMA device is gone, but 0000:9a:00.0 is still on PCI" =>
             |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
-        "a port for all else that is down", "warning baseline mlx5_8: port 1 is DOWN, and ACTIVE in the baseline" =>
+        "an Ethernet port that is down", "warning baseline mlx5_8: port 1 is DOWN, but was ACTIVE in the baseline" =>
             |fixture| fixture.hca_file("mlx5_8", "ports/1/state", "1: DOWN\n");
         "all rails slower, so that no two differ",
             "warning baseline mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7: port 1 has 200 Gb/sec \
-             (4X HDR), and 400 Gb/sec (4X NDR) in the baseline" => |fixture| {
+             (4X HDR), but had 400 Gb/sec (4X NDR) in the baseline" => |fixture| {
             for hca in 0..8 {
                 fixture.hca_file(&format!("mlx5_{hca}"), "ports/1/rate", "200 Gb/sec (4X HDR)\n");
             }
         };
-        "new firmware", "note baseline mlx5_0: the firmware is 28.43.2026, and 28.39.1002 in the baseline" =>
+        "new firmware", "note baseline mlx5_0: the firmware is 28.43.2026, but was 28.39.1002 in the baseline" =>
             |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
     }
 

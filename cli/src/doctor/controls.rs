@@ -183,7 +183,8 @@ pub(super) const UNUSED: &str =
      (meta-pytorch/torchcomms#3014).";
 
 /// Advice about a tool that writes the same settings.
-pub(super) const WRITES: &str = "`rdma_topo write-grub-acs`, of a new rdma-core, writes the same.";
+pub(super) const WRITES: &str =
+    "`rdma_topo write-grub-acs` of a recent rdma-core writes the same options.";
 
 /// Root ports of Grace, as in rdma-core's rdma_topo.
 const GRACE: [(u16, u16); 3] = [(0x10de, 0x22b1), (0x10de, 0x22b2), (0x10de, 0x22b8)];
@@ -240,7 +241,7 @@ pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<Strin
     let is_long = at_boot.len() > 1;
     // Kernels without commit 9cf8a952d57b apply only the first port of the list.
     let several = if is_long {
-        "; for several ports 6.12.23, 6.13.11, 6.14.2 or 6.15"
+        "; for several ports, since 6.12.23, 6.13.11, 6.14.2 or 6.15"
     } else {
         ""
     };
@@ -255,7 +256,7 @@ pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<Strin
     }
     if is_long {
         lines.push(
-            r#"In /etc/default/grub quote the list, \"…\", as GRUB takes a semicolon for the end of a command."#
+            r#"In /etc/default/grub quote the list, \"…\", because GRUB takes a semicolon for the end of a command."#
                 .to_owned(),
         );
     }

@@ -13,7 +13,7 @@ use crate::machine::pci::Address;
 use crate::machine::Hca;
 
 check! {
-    "counters": "errors that ports, GPUs and NICs have counted; with --interval whether there are more of them",
+    "counters": "errors that ports, GPUs and NICs have counted; with --interval, whether the counts grow",
     |scan| scan.has_hca() || scan.has_gpu(), errors, OwnTest
 }
 
@@ -96,8 +96,8 @@ fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
     match all.is_empty() {
         true => Subject::hca(hca).ok(format!("port {port} has counted no errors")),
         false => Subject::hca(hca).note(format!("port {port} has counted {}", named(&all, "")))
-        .why("Since the driver was loaded or they were reset; some stop at their highest value. A total does not say \
-             when.")
+        .why("The totals date from the loading of the driver or the last reset; some counters stop at their highest \
+             value. A total does not say when the errors occurred.")
         .fix("`peermemctl doctor --interval 10` says whether they grow"),
     }
 }
@@ -140,21 +140,21 @@ fn growth(
         findings.push(match kind {
             Kind::Link => finding
                 .why(
-                    "The link loses bits: a cable or transceiver is bad, or not plugged in well. Each time it goes \
-                     down or recovers, all transfers over it wait.",
+                    "The link loses bits: a cable or transceiver is bad, or not plugged in well. Each time the link \
+                     goes down or recovers, all transfers over the link wait.",
                 )
                 .fix(port::cable(hca)),
             Kind::Discard => finding
                 .why(
-                    "The port threw packets away: its peer took none for too long, or is down. Of InfiniBand that is \
-                     congestion farther on in the fabric.",
+                    "The port discarded packets: its peer accepted none for too long, or is down. On InfiniBand, the \
+                     cause is congestion farther on in the fabric.",
                 )
                 .fix(port::cable(hca)),
             Kind::Loss => finding
                 .why(
-                    "Packets are lost or come late, and are sent again; a collective waits for each. On Ethernet, look \
-                     for drops at the switch: PFC and ECN must be set for the same priority on every hop. \
-                     out_of_sequence alone also grows with adaptive routing.",
+                    "Packets are lost or arrive late, and are sent again; a collective waits for each of them. On \
+                     Ethernet, look for drops at the switch: PFC and ECN must be set for the same priority on every \
+                     hop. out_of_sequence alone also grows with adaptive routing.",
                 )
                 .fix(match hca.ports.iter().flat_map(|port| &port.netdevs).next() {
                     Some(netdev) => format!(
@@ -168,7 +168,7 @@ fn growth(
                 "Congestion control is at work: some receiver or link of the fabric has more senders than it can take.",
             ),
             _ => finding.why(
-                "The program that receives had posted no buffer in time: it, or its processor, is slow.",
+                "The receiving program did not post a buffer in time: the program or its processor is slow.",
             ),
         });
     }
@@ -234,8 +234,8 @@ fn of_pci(
     let found = format!("{at} had PCI errors {period}: {}", each.join(", "));
     Finding::new(level, subject, found)
         .why(
-            "Each corrected error is a packet sent again; many of them, and any other kind, are a bad contact, \
-             riser or cable.",
+            "Each corrected error is a packet that was sent again. Many of these errors, or any other kind, mean a \
+             bad contact, riser or cable.",
         )
         .fix(format!(
             "Reseat the device, check riser and cable; `dmesg | grep -i -e aer -e {at}` shows when"

@@ -24,28 +24,29 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
             findings.push(
                 Finding::new(of_none, Subject::gpu(gpu), found)
                     .why(why)
-                    .fix("Copy through memory of the host, as NCCL does by itself (NCCL_NET_GDR_LEVEL=LOC asks for it)"),
+                    .fix("Copy through host memory, as NCCL does by itself (NCCL_NET_GDR_LEVEL=LOC forces this)"),
             );
         }
         if gpu.is_coherent {
             // If Data Direct reaches the memory, the path through Data Direct is judged.
             let judged = match scan.pci_gpus().any(|it| it.at == gpu.at) {
-                true => "The path to it is not a BAR behind bridges, but for Data Direct, whose path is judged.",
+                true => "The path to it is not a BAR behind bridges, except through Data Direct, whose path is \
+                    judged.",
                 false => "The path to it is not a BAR behind bridges, so the checks of paths say nothing.",
             };
             findings.push(
                 new(format!("the memory of {} is coherent with the processor's (Grace)", gpu.at))
                     .why(format!(
-                        "{judged} The persistent client takes such memory; a revocable one refuses what processors \
-                         cache. NVIDIA recommends dma-buf (docs/dma-buf.md).",
+                        "{judged} The persistent client accepts such memory; a revocable client refuses memory that \
+                         processors cache. NVIDIA recommends dma-buf (docs/dma-buf.md).",
                     )),
             );
         }
         if let Some(physical) = function.and_then(|function| function.physical) {
             findings.push(
                 new(format!("{} is a virtual function of {physical}", gpu.at)).why(
-                    "nv-p2p.h says that vGPUs have no persistent pins: persistent_api_support=0 where registrations \
-                     are refused.",
+                    "nv-p2p.h says that vGPUs have no persistent pins: if registrations are refused, load the module \
+                     with persistent_api_support=0.",
                 ),
             );
         }
@@ -58,7 +59,8 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
                     Subject::hca(hca).note(format!(
                         "{} is a virtual function of {physical}", function.at
                     ))
-                    .why("Its link, packets and order are the physical function's, and its bandwidth is shared."),
+                    .why("Its link, packet sizes and ordering are those of the physical function, and its bandwidth \
+                        is shared."),
                 );
             }
         }
@@ -72,10 +74,9 @@ mod tests {
 
     faults! {
         "a GPU for games",
-            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090… fix …Copy through \
-             memory of the host" => |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090");
+            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GeForce RTX 4090… fix …Copy through host \
+             memory" => |fixture| fixture.only_gpu_is("NVIDIA GeForce RTX 4090");
         "a GPU of a DGX Spark",
-            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10… fix …Copy through memory of the \
-             host" => |fixture| fixture.only_gpu_is("NVIDIA GB10");
+            "fault device-kind: …0000:13:00.0 has no GPUDirect RDMA: NVIDIA GB10… fix …Copy through host memory" => |fixture| fixture.only_gpu_is("NVIDIA GB10");
     }
 }

@@ -18,7 +18,7 @@ use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
 check! {
-    "expect": "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules are those of a file",
+    "expect": "with --expect: whether GPUs, RDMA devices, ports, links, firmware and modules match a file",
     |scan| scan.expected.is_some(), expect, OwnTest
 }
 
@@ -96,7 +96,7 @@ fn count(
     };
     let is_or_are = if wanted == 1 { "is" } else { "are" };
     let found = format!(
-        "{}{of}, and {wanted} {is_or_are} expected",
+        "{}{of}, but {wanted} {is_or_are} expected",
         counted(there, what)
     );
     if there > wanted {
@@ -112,7 +112,7 @@ fn count(
     })
 }
 
-/// Names in a finding the GPUs on PCI that the count leaves out, because NVML does not list them.
+/// Adds to a finding the GPUs on PCI that are not counted, because NVML does not list them.
 fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Finding {
     if finding.level != Level::Fault || unlisted.is_empty() {
         return finding;
@@ -121,7 +121,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
     let each = each.join(", ");
     if unlisted.iter().all(|gpu| is_withheld(scan.host, gpu)) {
         return finding.subject.note(finding.found).why(format!(
-            "On PCI there are more ({each}). In a container or a job NVML lists the GPUs that it may open."
+            "PCI has more ({each}). In a container or a job, NVML lists only the GPUs that it may open."
         ));
     }
     finding.why(format!(
@@ -135,8 +135,8 @@ fn of_link(at: Address, now: Option<Rate>, least: Rate, subject: Subject) -> Opt
         return Some(Scan::unseen(subject, format!("the link of {at}"), &why));
     };
     (now.width < least.width || now.speed < least.speed).then(|| {
-        subject.warning(format!("the link above {at} is {now}, and {least} is expected"))
-        .why("A link trains down where lanes or contacts are bad.")
+        subject.warning(format!("the link above {at} is {now}, but {least} is expected"))
+        .why("A link trains down if lanes or contacts are bad.")
         .fix("Reseat the device, check riser and cable; `dmesg | grep -i 'available PCIe bandwidth'`")
     })
 }
@@ -179,7 +179,7 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
                 None => findings.push(unknown(format!("the rate of port {number}"))),
                 Some((rate, is)) if is < least.megabits => findings.push(warn(
                     format!(
-                        "port {number} has {rate}, and {} Gb/s is expected",
+                        "port {number} has {rate}, but {} Gb/s is expected",
                         gigabits(least.megabits)
                     ),
                     port::cable(hca),
@@ -191,8 +191,8 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     match (&wanted.firmware, &hca.firmware) {
         (Some(_), None) => findings.push(unknown("the firmware's version".to_owned())),
         (Some(wanted), Some(is)) if is != wanted => findings.push(warn(
-            format!("the firmware is {is}, and {wanted} is expected"),
-            "`mlxfwmanager --query` shows what is installed and what there is".to_owned(),
+            format!("the firmware is {is}, but {wanted} is expected"),
+            "`mlxfwmanager --query` shows the installed and the available version".to_owned(),
         )),
         _ => {}
     }
@@ -211,7 +211,7 @@ fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
         Err(Unseen::Absent) => match host.has(file.trim_end_matches("/version")) {
             Ok(true) => "has no version".to_owned(),
             _ => {
-                let found = format!("{module} is not loaded, and {wanted} is expected");
+                let found = format!("{module} is not loaded, but {wanted} is expected");
                 let finding = Subject::Machine.fault(found);
                 return Some(finding.fix(format!("`modprobe {module}`")));
             }
@@ -221,7 +221,7 @@ fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
             return Some(Scan::unseen(Subject::Machine, what, &why));
         }
     };
-    Some(Subject::Machine.warning(format!("{module} {is}, and {wanted} is expected")))
+    Some(Subject::Machine.warning(format!("{module} {is}, but {wanted} is expected")))
 }
 
 #[cfg(test)]
@@ -257,13 +257,13 @@ mod tests {
 
     faults! {
         "nothing" => |_| {};
-        "a lost GPU", "fault expect 7 GPUs of 10de:2330, and 8 are expected why One fell off the bus" =>
+        "a lost GPU", "fault expect 7 GPUs of 10de:2330, but 8 are expected why One fell off the bus" =>
             |fixture| fixture.unplug("0000:3b:00.0");
-        "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, and 8 are expected" =>
+        "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.unplug("0000:9a:00.0");
-        "a NIC whose driver gave up", "fault expect 7 RDMA devices of 15b3:1021, and 8 are expected" =>
+        "a NIC whose driver gave up", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
-        "one more NIC", "note expect 9 RDMA devices of 15b3:1021, and 8 are expected" => |fixture| {
+        "one more NIC", "note expect 9 RDMA devices of 15b3:1021, but 8 are expected" => |fixture| {
             let above = "0000:39:03.0";
             fixture.pci(above, "0000:3e:00.0", &fixture::Pci::connectx7(0));
             fixture.hca("mlx5_9", "0000:3e:00.0", "ib9", "InfiniBand", "400 Gb/sec (4X NDR)");
@@ -272,12 +272,12 @@ mod tests {
             fixture.hca_file("mlx5_2", "ports/1/state", "1: DOWN\n");
             fixture.hca_file("mlx5_5", "ports/1/state", "1: DOWN\n");
         };
-        "a slow rail", "warning expect mlx5_3: port 1 has 200 Gb/sec (2X NDR), and 400 Gb/s is expected" =>
+        "a slow rail", "warning expect mlx5_3: port 1 has 200 Gb/sec (2X NDR), but 400 Gb/s is expected" =>
             |fixture| fixture.hca_file("mlx5_3", "ports/1/rate", "200 Gb/sec (2X NDR)\n");
-        "other firmware", "warning expect mlx5_0: the firmware is 28.43.2026, and 28.39.1002 is expected" =>
+        "other firmware", "warning expect mlx5_0: the firmware is 28.43.2026, but 28.39.1002 is expected" =>
             |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
         "a NIC's link with half of its lanes, and an idle GPU's",
-            "warning expect mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected" =>
+            "warning expect mlx5_0: the link above 0000:18:00.0 is 32.0 GT/s x8, but 32.0 GT/s x16 is expected" =>
             |fixture| {
                 for at in ["0000:17:00.0", "0000:18:00.0"] {
                     fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 16));
@@ -287,16 +287,16 @@ mod tests {
                 }
             };
         "a GPU in a slot of half the lanes",
-            "warning expect GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, and 32.0 GT/s x16 is expected" =>
+            "warning expect GPU 0: the link above 0000:19:00.0 is 32.0 GT/s x8, but 32.0 GT/s x16 is expected" =>
             |fixture| {
                 for at in ["0000:17:01.0", "0000:19:00.0"] {
                     fixture.set_link(at, ("32.0 GT/s PCIe", 8), ("32.0 GT/s PCIe", 8));
                 }
             };
-        "another driver", "warning expect nvidia is 570.124.06, and 570.86.15 is expected" =>
+        "another driver", "warning expect nvidia is 570.124.06, but 570.86.15 is expected" =>
             |fixture| fixture.file("/sys/module/nvidia/version", "570.124.06\n");
         "a module that is not loaded",
-            "fault expect nvidia_peermem is not loaded, and 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`" =>
+            "fault expect nvidia_peermem is not loaded, but 595.45.04-rs1 is expected fix `modprobe nvidia_peermem`" =>
             |fixture| fixture.remove("/sys/module/nvidia_peermem");
         "a module whose version cannot be seen",
             "not visible expect the version of nvidia: not visible without root" =>
@@ -345,15 +345,15 @@ mod tests {
         refused("{\"hcas\": [\n{}]}", "missing field `count` at line 2");
         let hcas = |text: &str, says: &str| refused(&format!("{{\"hcas\": [\n{{{text}}}]}}"), says);
         hcas("\"count\": \"8\"", "expected usize at line 2");
-        let device = "\"H100\" is no PCI vendor and device such as 15b3:1021 at line 2";
+        let device = "\"H100\" is not a PCI vendor and device such as 15b3:1021 at line 2";
         hcas("\"count\": 1, \"device\": \"H100\"", device);
-        let link = "\"gen5 x16\" is no link such as \"32.0 GT/s x16\" at line 2";
+        let link = "\"gen5 x16\" is not a link such as \"32.0 GT/s x16\" at line 2";
         hcas("\"count\": 1, \"link\": \"gen5 x16\"", link);
-        let rate = "\"NDR\" is no rate such as \"400 Gb/sec (4X NDR)\" at line 2";
+        let rate = "\"NDR\" is not a rate such as \"400 Gb/sec (4X NDR)\" at line 2";
         hcas("\"count\": 1, \"rate\": \"NDR\"", rate);
         refused(
             "{\"modules\": {\"../x\": \"1\"}}",
-            "\"../x\" is no module's name",
+            "\"../x\" is not a module's name",
         );
         refused("", "it is empty");
         // Omitted values are not compared.

@@ -88,7 +88,7 @@ impl FromStr for Model {
         };
         text.split_once(':')
             .and_then(|(vendor, device)| Some(Self(hex(vendor)?, hex(device)?)))
-            .ok_or_else(|| format!("{text:?} is no PCI vendor and device such as 15b3:1021"))
+            .ok_or_else(|| format!("{text:?} is not a PCI vendor and device such as 15b3:1021"))
     }
 }
 
@@ -110,7 +110,7 @@ impl FromStr for PortRate {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let megabits = rate_of(text)
-            .ok_or_else(|| format!("{text:?} is no rate such as \"400 Gb/sec (4X NDR)\""))?;
+            .ok_or_else(|| format!("{text:?} is not a rate such as \"400 Gb/sec (4X NDR)\""))?;
         Ok(Self {
             text: text.to_owned(),
             megabits,
@@ -147,7 +147,7 @@ impl Expected {
             letters.all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-'))
         };
         if let Some(module) = expected.modules.keys().find(|module| !is_name(module)) {
-            bail!("{name}: {module:?} is no module's name");
+            bail!("{name}: {module:?} is not a module's name");
         }
         Ok(expected)
     }

@@ -10,7 +10,8 @@ use crate::render::counted;
 use crate::software::listed::{is_unlisted, is_withheld};
 
 check! {
-    "gpu-driver": "whether nvidia.ko has each GPU, and could start it: whether it answers, and NVML lists it",
+    "gpu-driver": "whether nvidia.ko drives each GPU and could start it, and whether the GPU answers and NVML lists \
+        it",
     |scan| scan.has_gpu(), gpu_driver, OnPaths(tests::FAULTS)
 }
 
@@ -31,22 +32,22 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
             Some("vfio-pci") => Subject::gpu(gpu).note(format!(
                 "{at} is given to a virtual machine (vfio-pci)"
             ))
-            .why("It is that machine's to use; peermemctl tells there."),
+            .why("Only the virtual machine can use it: run peermemctl there."),
             Some(other) => Subject::gpu(gpu).fault(format!("{at} has the driver {other}"))
-                .why("nvidia.ko alone lends GPU memory to RDMA.")
+                .why("Only nvidia.ko gives RDMA access to GPU memory.")
                 .fix(format!(
-                    "Keep {0} from loading (blacklist {0} in /etc/modprobe.d), rebuild the initramfs, boot; \
-                     then `modprobe nvidia`",
+                    "Keep {0} from loading (blacklist {0} in /etc/modprobe.d), rebuild the initramfs, reboot; then \
+                     `modprobe nvidia`",
                     argument(other)
                 )),
             // The check `bar1` reports the missing addresses and gives the advice.
             None if !gpu.is_coherent && function.unassigned().next().is_some() => Subject::gpu(gpu).note(format!(
                 "{at} has no driver, and BARs without an address"
             ))
-            .why("nvidia.ko takes no GPU whose BARs have no address."),
+            .why("nvidia.ko does not drive a GPU whose BARs have no address."),
             None => Subject::gpu(gpu).fault(format!("{at} has no driver"))
-                .why("nvidia.ko alone lends GPU memory to RDMA.")
-                .fix("`modprobe nvidia`; `dmesg | grep NVRM` says why it does not take the GPU"),
+                .why("Only nvidia.ko gives RDMA access to GPU memory.")
+                .fix("`modprobe nvidia`; `dmesg | grep NVRM` says why nvidia.ko does not drive the GPU"),
         });
     }
     findings
@@ -56,9 +57,9 @@ fn gpu_driver(scan: &Scan<'_>) -> Vec<Finding> {
 pub(super) fn silent(subject: Subject, at: Address) -> Finding {
     let found = format!("{at} does not answer: its config space reads as ones");
     subject.fault(found)
-        .why("It has fallen off the bus, and is listed until the next boot. Nothing reaches it.")
+        .why("It has fallen off the bus, but is listed until the next boot. Nothing reaches it.")
         .fix(format!(
-            "`dmesg | grep -e Xid -e {at}` says when it went; a cold boot, then its seating and power"
+            "`dmesg | grep -e Xid -e {at}` says when it disappeared; do a cold boot, then check its seating and power"
         ))
 }
 
@@ -73,22 +74,22 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
     let all = counted(scan.machine.gpus.len(), "GPU");
     let listed = software.nvml.as_ref().map_or(0, |nvml| nvml.gpus.len());
     if is_withheld(scan.host, gpu) {
-        let found = format!("NVML does not list {at}: it has {listed} of the {all} on PCI");
+        let found = format!("NVML does not list {at}: NVML has {listed} of the {all} on PCI");
         return Some(Subject::gpu(gpu).note(found).why(
-            "In a container or a job NVML lists the GPUs that it may open. Whether nvidia.ko could start this one is seen \
-             outside alone.",
+            "In a container or a job, NVML lists only the GPUs that it may open. Only outside is it visible whether \
+             nvidia.ko could start this GPU.",
         ));
     }
     // If this user may not open the device files, NVML lists no GPU at all.
     if listed == 0 && software.is_root == Some(false) {
         let mut finding = Subject::gpu(gpu).not_visible(format!(
-            "NVML lists no GPU, {at} among them: not visible without root"
+            "NVML lists no GPU, not even {at}: not visible without root"
         ));
         finding.needs_root = true;
         return Some(finding);
     }
     let finding = Subject::gpu(gpu).fault(format!(
-        "nvidia.ko has {at} and could not start it: NVML lists {listed} of the {all} on PCI"
+        "nvidia.ko is bound to {at}, but could not start it: NVML lists {listed} of the {all} on PCI"
     ));
     let log = software.log.iter().flatten();
     let mut lines = log.map(|record| record.text.as_str());
@@ -104,8 +105,8 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
                 "CUDA does not see the GPU, and none of its memory can be registered.{says}"
             ))
             .fix(format!(
-                "`dmesg | grep -e NVRM -e Xid -e {at}` says why; a cold boot, then its seating and power; if it comes \
-                 again, another GPU"
+                "`dmesg | grep -e NVRM -e Xid -e {at}` says why; do a cold boot, then check its seating and power; \
+                 if it happens again, replace the GPU"
             )),
     )
 }

@@ -81,8 +81,7 @@ fn iommu(scan: &Scan<'_>) -> Vec<Finding> {
         if let Ok((Mode::Translates(kind), group)) = mode(scan, function) {
             findings.push(
                 Subject::gpu(gpu).note(format!("the GPU is in IOMMU group {group} of type {kind}"))
-                .why("What the GPU itself asks of host memory or of a NIC is translated; the NIC's transfers are \
-                    not."),
+                .why("The GPU's own requests to host memory or to a NIC are translated; the NIC's transfers are not."),
             );
         }
     }
@@ -97,7 +96,7 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
         |group: u32, kind: &str| format!("{at} is in IOMMU group {group} of type {kind}");
     match mode(scan, function) {
         Err(why) => Scan::unseen(subject, format!("IOMMU mode of {at}"), &why),
-        Ok((Mode::None, _)) => subject.ok(format!("no IOMMU is before {at}")),
+        Ok((Mode::None, _)) => subject.ok(format!("{at} is not behind an IOMMU")),
         Ok((Mode::Identity, group)) => subject.ok(in_group(group, "identity")),
         Ok((Mode::Blocked, group)) => new(Level::Fault, in_group(group, "blocked"))
         .why("The IOMMU lets none of its transfers through.")
@@ -112,7 +111,7 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
                     .ok(format!("{found}; ATS is on, and switches let translated requests straight through"));
             }
             if scan.is_by_data_direct(hca) {
-                return subject.ok(format!("{found}; GPU memory goes by Data Direct"));
+                return subject.ok(format!("{found}; GPU memory goes through Data Direct"));
             }
             // Packets to the memory of a coherent GPU do not turn round in a switch.
             let pairs = scan.pairs().filter(|pair| pair.hca == hca.name);
@@ -123,8 +122,8 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
             };
             new(level, found)
                 .why(
-                    "The NIC is given addresses that no switch knows, so each of its packets goes up to the root \
-                     complex to be translated, and waits where the translation is not at hand.",
+                    "The NIC gets addresses that no switch knows. Each of its packets therefore goes up to the root \
+                     complex to be translated, and waits if the translation is not cached.",
                 )
                 .costs(
                     "NVIDIA's GPUDirect RDMA guide asks for addresses that are passed through; reports of slow or \
@@ -168,13 +167,13 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
         )
     }) {
         return format!(
-            "The kernel's command line asks for pass-through already, and this group has it not: `echo identity > \
-             /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
+            "The kernel's command line already asks for pass-through, but this group does not have it: `echo \
+             identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
         );
     }
     format!(
-        "{option} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub), or the IOMMU off in the \
-         firmware's setup (\"Intel VT-d\", \"AMD IOMMU\", \"SMMU\")"
+        "Put {option} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub), or turn the IOMMU off \
+         in the firmware's setup (\"Intel VT-d\", \"AMD IOMMU\", \"SMMU\")"
     )
 }
 
@@ -216,7 +215,7 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
             let named =
                 |group: &Seen<u32>| group.as_ref().map_or("none".to_owned(), u32::to_string);
             let found = format!(
-                "Data Direct {direct} is in IOMMU group {}, the GPU {gpu} in {}",
+                "Data Direct {direct} is in IOMMU group {}, but the GPU {gpu} is in {}",
                 named(own),
                 named(other)
             );
@@ -225,12 +224,12 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
             if parameters.lines().any(is_overridden) {
                 return Some(new(
                     Level::Note,
-                    format!("{found}; NVreg_GrdmaPciTopoCheckOverride=1 has nvidia.ko go on all the same"),
+                    format!("{found}; NVreg_GrdmaPciTopoCheckOverride=1 makes nvidia.ko continue anyway"),
                 ));
             }
             new(Level::Warning, found)
                 .why(
-                    "nvidia.ko gives addresses of GPU memory to functions of the GPU's own group alone, and refuses a \
+                    "nvidia.ko gives addresses of GPU memory only to functions of the GPU's own group, and refuses a \
                      dma-buf for Data Direct (ENOTSUPP).",
                 )
                 .costs(UNUSED)
@@ -243,11 +242,11 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
 fn group_fix(scan: &Scan<'_>) -> String {
     let at_boot = at_boot(scan);
     if at_boot.is_empty() {
-        return "NVreg_GrdmaPciTopoCheckOverride=1 for nvidia.ko has it go on all the same."
+        return "Load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1, which makes it continue anyway."
             .to_owned();
     }
     let mut lines = vec![
-        "Groups are formed at boot, and ACS was set later. On the kernel's command line, and boot:"
+        "Groups are formed at boot, but ACS was set later. Put this on the kernel's command line, and reboot:"
             .to_owned(),
     ];
     lines.extend(command_line(&at_boot));
@@ -285,7 +284,7 @@ mod tests {
         let mut fixture = fixture::data_direct();
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
         let told = "1$ doctor --only iommu
-            Data Direct 0009:03:00.0 is in IOMMU group 30, the GPU 0009:06:00.0 in 50";
+            Data Direct 0009:03:00.0 is in IOMMU group 30, but the GPU 0009:06:00.0 is in 50";
         fixture.session(&format!("{told}\n{DATA_DIRECT_ACS}"));
         let parameters = "DmaRemapPeerMmio: 1\nGrdmaPciTopoCheckOverride: 1\n";
         fixture.file("/proc/driver/nvidia/params", parameters);

@@ -9,7 +9,7 @@ use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 
 check! {
-    "link": "speed and width of each link of the path, against what both its ends can",
+    "link": "speed and width of each link of the path, compared with the maximum of both ends",
     super::route::applies, link, OnPaths(tests::FAULTS)
 }
 
@@ -73,26 +73,26 @@ fn of_link(
     let link = format!("the link {upper} \u{2013} {lower} is {now}");
     let work = gpu.and_then(|gpu| work(scan, gpu));
     let less = match &work {
-        Some(work) => format!("{link}, and the GPU is {work}; both ends can {most}"),
-        None => format!("{link}; both ends can {most}"),
+        Some(work) => format!("{link} while the GPU is {work}; both ends support {most}"),
+        None => format!("{link}; both ends support {most}"),
     };
     match (is_narrow, is_slow) {
-        (false, false) => subject.ok(format!("{link}, all that both ends can")),
+        (false, false) => subject.ok(format!("{link}, the maximum of both ends")),
         // The GPU's power management lowers the speed, and restores it within moments.
         (false, true) if gpu.is_some() && work.is_none() => subject.note(less)
-            .why("GPUs lower their link's speed when idle: it looks so then.")
-            .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` tells its state."),
+            .why("GPUs lower their link's speed when idle, and the link then looks like this.")
+            .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` shows its state."),
         _ => subject.warning(less)
-            .why("A link trains down where lanes or contacts are bad, a riser or cable does not do the speed, or \
-                the slot has fewer lanes.")
+            .why("A link trains down if lanes or contacts are bad, if a riser or cable does not support the speed, \
+                or if the slot has fewer lanes.")
             .costs(format!(
                 "{} of {} Gb/s.",
                 gigabits(now.megabits()),
                 gigabits(most.megabits())
             ))
             .fix(
-                "Seat the NIC anew, look at riser and cable, and at the slot's lanes (\"bifurcation\", \"Link \
-                 Speed\") in the firmware's setup; `dmesg | grep -i 'available PCIe bandwidth'`",
+                "Reseat the NIC, check riser and cable, and check the slot's lanes (\"bifurcation\", \"Link Speed\") \
+                 in the firmware's setup; `dmesg | grep -i 'available PCIe bandwidth'`",
             ),
     }
 }
@@ -103,7 +103,7 @@ mod tests {
 
     faults! {
         "a link at half its lanes",
-            "warning link: …the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends can 32.0 GT/s \
+            "warning link: …the link 0000:12:01.0 \u{2013} 0000:14:00.0 is 32.0 GT/s x8; both ends support 32.0 GT/s \
              x16… fix …riser" => |fixture| {
             let it = socket(FIRST);
             for at in [it.nic, it.nic_port] {
@@ -116,7 +116,7 @@ mod tests {
                 fixture.function(at).link.as_mut().unwrap().now.width = 8;
             }
         };
-        "a NIC's link at less speed", "warning link: …is 16.0 GT/s x16; both ends can 32.0 GT/s x16… fix …riser" =>
+        "a NIC's link at less speed", "warning link: …is 16.0 GT/s x16; both ends support 32.0 GT/s x16… fix …riser" =>
             |fixture| {
                 let it = socket(FIRST);
                 for at in [it.nic, it.nic_port] {

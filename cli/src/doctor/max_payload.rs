@@ -42,8 +42,8 @@ fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>
 }
 
 const MISMATCH: &str =
-    "A packet that is larger than the next function takes is dropped as malformed, and the sender's link may go \
-     down.";
+    "If a packet is larger than the next function accepts, that function drops it as malformed, and the sender's \
+     link may go down.";
 
 fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -84,7 +84,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
         if across || gpu_bad || nic_bad {
             let found = format!("MaxPayload differs along the path: {}", reported(&all));
             let finding = subject.fault(found).why(MISMATCH).fix(
-                "pci=pcie_bus_safe on the kernel's command line, which sets all to what all can; or \
+                "Boot with pci=pcie_bus_safe, which sets all functions to the largest size that all support; or with \
                  pci=pcie_bus_peer2peer (128 B)",
             );
             findings.push(scan.judged(pair, finding));
@@ -92,7 +92,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
         }
         if gpu_odd || nic_odd {
             let found = format!(
-                "a bridge sends larger packets than the device below is set to take: {}",
+                "a bridge sends larger packets than the device below is set to accept: {}",
                 reported(&all)
             );
             // `pci=pcie_bus_perf` configures smaller payloads below a bridge on purpose, and limits
@@ -103,18 +103,18 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
                 false => subject.warning(found),
             };
             let fix =
-                "pci=pcie_bus_safe on the kernel's command line, which sets all to what all can";
+                "Boot with pci=pcie_bus_safe, which sets all functions to the largest size that all support";
             findings.push(scan.judged(pair, finding.why(MISMATCH).fix(fix)));
             continue;
         }
         let most = all.iter().map(|it| it.most).min().unwrap_or(least);
         findings.push(match least < most.min(256) {
             true => subject
-                .note(format!("MaxPayload is {least} B along the path, and all of it can {most} B"))
-                .why("Each packet has some 20 to 30 bytes of its own beside the payload.")
-                .costs("At 128 B headers are 14 to 19 % of what goes over the link, at 256 B 7 to 10 %.")
-                .fix("\"Max Payload Size\" in the firmware's setup, or pci=pcie_bus_safe on the kernel's command line"),
-            false => subject.ok(format!("MaxPayload is {least} B and more along the path")),
+                .note(format!("MaxPayload is {least} B along the path, but all functions support {most} B"))
+                .why("Each packet has about 20 to 30 bytes in addition to the payload.")
+                .costs("Headers are 14 to 19 % of the bytes on the link at 128 B, and 7 to 10 % at 256 B.")
+                .fix("Raise \"Max Payload Size\" in the firmware's setup, or boot with pci=pcie_bus_safe"),
+            false => subject.ok(format!("MaxPayload is at least {least} B along the path")),
         });
     }
     findings

@@ -29,8 +29,8 @@ fn max_read(scan: &Scan<'_>) -> Vec<Finding> {
         findings.push(match level {
             Level::Ok => finding,
             _ => finding
-                .why("What is sent from GPU memory the NIC reads, in requests of this length; short ones keep \
-                    fewer bytes on their way.")
+                .why("To send GPU memory, the NIC reads it in requests of this length. Short requests keep fewer \
+                    bytes in flight.")
                 .fix(format!(
                     "`setpci -s {at} CAP_EXP+0x8.w=5000:7000` (4096 B; until the next boot), or \"Max Read Request \
                      Size\" in the firmware's setup"

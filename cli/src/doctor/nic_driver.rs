@@ -11,7 +11,7 @@ use crate::machine::pci::{Function, MELLANOX};
 
 // A pair selected by `--pair` has an RDMA device, so this check does not apply.
 check! {
-    "nic-driver": "InfiniBand and NVIDIA NICs that no driver makes an RDMA device of, and Data Direct functions",
+    "nic-driver": "InfiniBand and NVIDIA NICs for which no driver makes an RDMA device, and Data Direct functions",
     |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic), nic_driver, OnPaths(tests::FAULTS)
 }
 
@@ -65,18 +65,19 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
             None if function.unassigned().next().is_some() => Subject::Machine.warning(format!(
                 "the NIC {at} has no driver, and BARs without an address"
             ))
-            .why("Its driver takes no NIC whose BARs have no address. The firmware or the kernel found no room for them.")
+            .why("Its driver does not drive a NIC whose BARs have no address. The firmware or the kernel found no \
+                room for them.")
             .fix(ROOM),
             None => Subject::Machine.warning(format!("the NIC {at} has no driver"))
-            .why("It is no RDMA device, and nothing can be registered with it.")
+            .why("It has no RDMA device, so nothing can be registered with it.")
             .fix(
-                "`modprobe mlx5_core` (its driver, if it is another's), and see the kernel's log",
+                "`modprobe mlx5_core` (or the driver of another vendor's NIC), and read the kernel's log",
             ),
             Some("vfio-pci") => Subject::Machine.note(format!(
                 "the NIC {at} is given to a virtual machine (vfio-pci)"
             )),
             Some(driver) => Subject::Machine.note(format!(
-                "{driver} has the NIC {at}, and makes no RDMA device of it"
+                "the NIC {at} has the driver {driver}, which makes no RDMA device"
             ))
             .fix(match netns::loaded(scan).next() {
                 // Loading a loaded module changes nothing.
@@ -97,11 +98,12 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
         return Some(
             Subject::Machine.warning(format!("the Data Direct function {at} has no driver"))
                 .why(
-                    "mlx5_ib drives it, that of Linux 6.12 or newer, or of OFED. Without, software finds no Data \
-                     Direct.",
+                    "The mlx5_ib of Linux 6.12 or newer, or of OFED, drives it. Without this driver, software does \
+                     not find Data Direct.",
                 )
                 .costs(UNUSED)
-                .fix("`modprobe mlx5_ib`, of a newer kernel or OFED; `dmesg | grep mlx5` says why it does not take it"),
+                .fix("`modprobe mlx5_ib`, of a newer kernel or OFED; `dmesg | grep mlx5` says why mlx5_ib does not \
+                    drive the function"),
         );
     }
     if !scan.machine.unassigned_data_direct().any(|it| it.at == at) {
@@ -115,7 +117,7 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
                 "{what} is not known: no RDMA device's VPD has the same V3"
             ))
             .why(
-                "Its paths are not judged then, and those of the RDMA devices' own functions are.",
+                "Its paths are therefore not judged, but those of the RDMA devices' own functions are.",
             ),
     })
 }

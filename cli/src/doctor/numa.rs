@@ -13,18 +13,19 @@ fn numa(scan: &Scan<'_>) -> Vec<Finding> {
     let (who, fix) = match scan.machine.is_virtual {
         Some(true) => (
             "hypervisor",
-            "The virtual machine's settings: which NUMA node of the guest a device belongs to",
+            "Set in the virtual machine's settings which NUMA node of the guest a device belongs to",
         ),
         _ => (
             "firmware",
-            "An update of the firmware, or its setup (\"NUMA\", \"ACPI SRAT\")",
+            "Update the firmware, or check its setup (\"NUMA\", \"ACPI SRAT\")",
         ),
     };
-    let new = |subject: Subject, at| {
-        subject.note(format!("the {who} does not say which NUMA node {at} is near to"))
-        .why("Whether a path stays within a processor cannot be told, by this program or by NCCL.")
+    let new =
+        |subject: Subject, at| {
+            subject.note(format!("the {who} does not say which NUMA node {at} is near to"))
+        .why("Neither this program nor NCCL can tell whether a path stays within a processor.")
         .fix(fix)
-    };
+        };
     let is_unsaid = |at| {
         let function = scan.machine.functions.get(&at);
         function.is_some_and(|function| function.numa.is_none())

@@ -71,11 +71,13 @@ fn words(scan: &Scan<'_>, pair: &Pair, class: Class) -> &'static str {
     }
 }
 
-const VIRTUAL: &str = "What lies between on the host cannot be seen from inside.";
+const VIRTUAL: &str = "A virtual machine cannot see the path between the devices on the host.";
 const GUIDE: &str =
-    "NVIDIA's GPUDirect RDMA guide: works, and is slower than switches alone, reads above all. A V100 and a ConnectX-6 \
-     of 25 GB/s at an EPYC 7452: 14.3 GB/s into the GPU, 6.1 GB/s out of it (stackoverflow.com/questions/59277346).";
-const GUIDE_SYS: &str = "NVIDIA's GPUDirect RDMA guide: severely limited, or not reliable.";
+    "NVIDIA's GPUDirect RDMA guide: such a path works, but is slower than switches alone, above all for reads. A \
+     V100 and a ConnectX-6 of 25 GB/s at an EPYC 7452: 14.3 GB/s into the GPU, 6.1 GB/s out of it \
+     (stackoverflow.com/questions/59277346).";
+const GUIDE_SYS: &str =
+    "NVIDIA's GPUDirect RDMA guide: such a path is severely limited, or not reliable.";
 const BETWEEN_PROCESSORS: &str =
     "Every packet crosses the link between the processors, which is made for other traffic.";
 const OTHER_SLOT: &str = "Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the job \
@@ -102,7 +104,7 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     match (class, &nccl.topology) {
         (Class::Pix | Class::Pxb, _) => finding,
         (_, Topology::File(file)) => finding.why(format!(
-            "NCCL does not go by this path, but by the topology file {file}."
+            "NCCL does not use this path, but the paths in the topology file {file}."
         )),
         (Class::Sys, _) if is_known && !is_virtual => {
             let costs = match nccl.takes(class) {
@@ -113,9 +115,9 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
             };
             finding.why(BETWEEN_PROCESSORS).costs(costs).fix(OTHER_SLOT)
         }
-        _ if is_virtual => finding.why(format!("So it is in this virtual machine. {VIRTUAL}")),
+        _ if is_virtual => finding.why(format!("This is the path inside the virtual machine. {VIRTUAL}")),
         _ => finding
-            .why("A processor's root complex passes packets between devices worse than a switch does.")
+            .why("A processor's root complex passes packets between devices less well than a switch does.")
             .costs(GUIDE),
     }
 }
@@ -149,27 +151,28 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }
     why.push(match &nccl.level {
         Some(setting) => format!(
-            "NCCL_NET_GDR_LEVEL is {} {}: NCCL uses GPUDirect RDMA on no path that is farther.",
+            "NCCL_NET_GDR_LEVEL is {} {}: NCCL does not use GPUDirect RDMA beyond this level.",
             setting.value, setting.place
         ),
-        None => "NCCL uses GPUDirect RDMA up to PXB, where nothing but switches lies between (ncclTopoCheckGdr). It does \
-                 not here, and copies through the processors' memory; its log tells with NCCL_DEBUG=INFO alone."
+        None => "NCCL uses GPUDirect RDMA up to PXB, where only switches are between the devices (ncclTopoCheckGdr). \
+                 On this path, NCCL copies through the processors' memory instead, and says so in its log only with \
+                 NCCL_DEBUG=INFO."
             .to_owned(),
     });
     if let Topology::Missing(setting) = &nccl.topology {
         why.push(format!(
-            "NCCL_TOPO_FILE {} names {}, which is not there.",
+            "NCCL_TOPO_FILE {} names {}, which does not exist.",
             setting.place, setting.value
         ));
     }
     if is_virtual && !is_near {
         why.push(format!(
-            "NCCL goes by the PCI devices of this virtual machine. {VIRTUAL}"
+            "NCCL uses the paths between the PCI devices of this virtual machine. {VIRTUAL}"
         ));
     }
     if let Some((other, hca)) = by_nvlink(scan, nccl, gpu) {
         why.push(format!(
-            "By NVLink NCCL reaches {hca} through GPU {} (PXN), and shares it; other software does not.",
+            "NCCL reaches {hca} by NVLink through GPU {} (PXN), and shares {hca}; other software does not.",
             other.index
         ));
     }
@@ -185,14 +188,15 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     Some(finding.fix(match is_near {
         true => format!("Unset NCCL_NET_GDR_LEVEL, or {set}."),
         false if is_virtual => format!(
-            "NCCL_TOPO_FILE, with the topology file for this kind of virtual machine, in the job's environment or \
-             /etc/nccl.conf: images of clouds have one (Azure's HPC images /opt/microsoft/ndv5-topo.xml and others). It \
-             tells NCCL what hangs on one switch of the host.\nWithout such a file, {set} has NCCL use the path; measure \
-             both."
+            "Set NCCL_TOPO_FILE to the topology file for this kind of virtual machine, in the job's environment or \
+             /etc/nccl.conf: images of clouds have one (Azure's HPC images /opt/microsoft/ndv5-topo.xml and others). \
+             It tells NCCL which devices are below one switch of the host.\nWithout such a file, {set} makes NCCL \
+             use the path; measure both."
         ),
-        false if is_between => format!("{OTHER_SLOT}\n{set} has NCCL use the path all the same; measure both."),
+        false if is_between => format!("{OTHER_SLOT}\n{set} makes NCCL use the path anyway; measure both."),
         false => format!(
-            "Put a NIC behind the GPU's switch, if it has one. Otherwise {set} has NCCL use the path; measure both."
+            "Put a NIC behind the GPU's switch, if it has one. Otherwise {set} makes NCCL use the path; measure \
+             both."
         ),
     }))
 }

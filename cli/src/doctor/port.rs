@@ -86,13 +86,13 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
     let ethernet = port.layer.as_deref() == Some("Ethernet");
     match (port.state.as_deref(), port.netdevs.first()) {
         (Some("INIT" | "ARMED"), _) if !ethernet => {
-            "Its link is up and no subnet manager has given it an address: start opensm, or the switch's, on the \
-             fabric"
+            "Its link is up, but no subnet manager has given it an address: start opensm on the fabric, or the \
+             switch's subnet manager"
                 .to_owned()
         }
         (_, Some(netdev)) if ethernet => {
             let netdev = argument(netdev);
-            format!("`ip link set {netdev} up`; `ethtool {netdev}` tells whether the cable has a link")
+            format!("`ip link set {netdev} up`; `ethtool {netdev}` shows whether the cable has a link")
         }
         _ => cable(hca),
     }
@@ -173,11 +173,12 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         });
     }
     Some(
-        Finding::new(scan.level_of(hca, Level::Warning),
+        Finding::new(
+            scan.level_of(hca, Level::Warning),
             subject,
             format!("{found}: one lane of four"),
         )
-        .why("Lanes fall out where a cable or module is bad; the link then goes on with those that are left.")
+        .why("A bad cable or module loses lanes; the link then continues with the remaining lanes.")
         .costs("Three quarters of the rate.")
         .fix(cable(hca)),
     )

@@ -107,7 +107,7 @@ pub(crate) fn heading(finding: &Finding, out: &mut Out) {
     out.line(format!("{level} {}", Paint::Strong.on(finding.check)));
 }
 
-/// Prints a text of a finding behind a word.
+/// Prints a text of a finding after a label.
 pub(crate) fn behind(word: &str, text: &str, out: &mut Out) {
     out.paragraph(&format!("  {word:<5}  "), text);
 }
@@ -226,7 +226,7 @@ pub(super) fn all(
     match counts.needs_root {
         0 => {}
         all if all == counts.not_visible => last.push_str(" without root"),
-        some => last.push_str(&format!(", {some} of them for want of root's rights")),
+        some => last.push_str(&format!(", {some} of them only without root")),
     }
     if !in_full && counts.note + counts.not_visible > 0 {
         last.push_str(MORE);

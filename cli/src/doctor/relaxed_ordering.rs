@@ -8,7 +8,7 @@ use crate::machine::config::PortType;
 use crate::machine::pci::Function;
 
 check! {
-    "relaxed-ordering": "whether the NIC, and the GPU, may send with relaxed ordering",
+    "relaxed-ordering": "whether the NIC and the GPU are allowed to send with relaxed ordering",
     |scan| scan.has_pci_gpu() || scan.has_hardware_hca(), relaxed_ordering, OnPaths(tests::FAULTS)
 }
 
@@ -36,24 +36,24 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
             .and_then(|at| scan.machine.functions.get(at));
         let erratum = root_port.filter(|port| has_erratum(port));
         findings.push(match (express.relaxed_ordering, erratum) {
-            (true, _) => Subject::hca(hca).ok(format!("{at} may send with relaxed ordering")),
+            (true, _) => Subject::hca(hca).ok(format!("{at} is allowed to send with relaxed ordering")),
             (false, Some(port)) => Subject::hca(hca).note(format!(
-                "{at} may not send with relaxed ordering; Linux turns it off below root ports such as {} \
+                "{at} is not allowed to send with relaxed ordering; Linux turns it off below root ports such as {} \
                  ({:04x}:{:04x}), for an erratum",
                 port.at, port.vendor, port.device
             )),
             (false, None) => Finding::new(scan.level_of(hca, Level::Warning),
                 Subject::hca(hca),
-                format!("{at} may not send with relaxed ordering (RlxdOrd-)"),
+                format!("{at} is not allowed to send with relaxed ordering (RlxdOrd-)"),
             )
-            .why("Every write of the NIC waits for those before it on the way through the root complex.")
+            .why("On its way through the root complex, each write of the NIC waits for the NIC's earlier writes.")
             .costs(
                 "Reported by others: 150 in place of 200 Gb/s on AMD (UCX#8062), 16 in place of more than 40 GB/s \
                  on Emerald Rapids (UCX#10955).",
             )
             .fix(format!(
-                "`setpci -s {at} CAP_EXP+0x8.w=0010:0010` (until the next boot), and \"Relaxed Ordering\" in the \
-                 firmware's setup"
+                "`setpci -s {at} CAP_EXP+0x8.w=0010:0010` (until the next boot), and turn on \"Relaxed Ordering\" in \
+                 the firmware's setup"
             )),
         });
     }
@@ -65,10 +65,10 @@ fn relaxed_ordering(scan: &Scan<'_>) -> Vec<Finding> {
         match express(function) {
             Ok(Some(express)) if !express.relaxed_ordering => findings.push(
                 Subject::gpu(gpu).note(format!(
-                    "{} may not send with relaxed ordering (RlxdOrd-)", gpu.at
+                    "{} is not allowed to send with relaxed ordering (RlxdOrd-)", gpu.at
                 ))
-                .why("It is the NIC's bit that counts for the NIC's transfers; this one is for what the GPU \
-                    itself sends."),
+                .why("The NIC's bit decides about the NIC's transfers. The GPU's bit only affects packets that the \
+                    GPU itself sends."),
             ),
             Ok(_) => {}
             Err(why) => findings.push(Scan::unseen(Subject::gpu(gpu),

@@ -10,7 +10,8 @@ use crate::host::Unseen;
 use crate::machine::{gid_indices, Hca, Port};
 
 check! {
-    "roce": "Ethernet ports near a GPU: the MTU that RDMA gets of the network interface's, and the GIDs of RoCE v2",
+    "roce": "Ethernet ports near a GPU: the MTU of RDMA within that of the network interface, and the GIDs of RoCE \
+        v2",
     |scan| ports(scan).next().is_some(), roce, OwnTest
 }
 
@@ -44,8 +45,8 @@ fn roce(scan: &Scan<'_>) -> Vec<Finding> {
                 "the first GID of RoCE v2 with an IP address is at index {}", each.join("; ")
             ))
             .why(
-                "NCCL_IB_GID_INDEX and its like are one number for all ports. On those where it names another GID, or \
-                 none, connections fail or do not pass a router.",
+                "NCCL_IB_GID_INDEX and similar settings are one number for all ports. On a port where this number \
+                 names another GID, or none, connections fail or do not pass a router.",
             )
             .fix(
                 "Do not set NCCL_IB_GID_INDEX (NCCL since 2.21 finds the index for each port), or give all ports \
@@ -78,7 +79,9 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let number = port.number;
     let rdma = MTUS.into_iter().find(|size| mtu >= size + HEADERS);
     let found = match rdma {
-        Some(size) => format!("port {number}: the MTU of {netdev} is {mtu}, that of RDMA {size}"),
+        Some(size) => {
+            format!("port {number}: the MTU of {netdev} is {mtu}, and that of RDMA is {size}")
+        }
         None => format!("port {number}: the MTU of {netdev} is {mtu}, too small for RDMA"),
     };
     let most = MTUS[0];
@@ -87,11 +90,12 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         Some(size) if size == most => Some(subject.ok(found)),
         _ => Some(
             Finding::new(scan.level_of(hca, Level::Warning), subject, found)
-                .why("RDMA packets are no larger than the interface's allows, and the NIC handles so many a second.")
+                .why("RDMA packets are no larger than the interface's MTU allows, and the NIC handles a limited \
+                    number of packets per second.")
                 .costs(match rdma {
                     Some(size) => format!(
-                        "Payload is at most {} % of what is on the wire, with {most} bytes {} %: {OVERHEAD} B of \
-                         headers and gaps a packet.",
+                        "Payload is at most {} % of the bytes on the wire; with {most} bytes per packet, it would be \
+                         {} %. Each packet has {OVERHEAD} B of headers and gaps.",
                         share(size),
                         share(most)
                     ),
@@ -167,7 +171,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
     }
     let found = match link_local {
         Some(index) => {
-            format!("port {number}: of RoCE v2 there is only a link-local GID, at index {index}")
+            format!("port {number} has only a link-local GID of RoCE v2, at index {index}")
         }
         None => format!("port {number} has no GID of RoCE v2"),
     };
@@ -176,12 +180,12 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
             "`ip address show {}` has no address that others can reach: configure one for each port",
             argument(netdev)
         ),
-        None => "An IP address for each port".to_owned(),
+        None => "Configure an IP address for each port".to_owned(),
     };
     let finding = Finding::new(scan.level_of(hca, Level::Warning), Subject::hca(hca), found)
         .why(
-            "A GID of RoCE v2 comes with each IP address of the interface. Without one RDMA does not leave the subnet, \
-             and software that takes a fixed index (NCCL_IB_GID_INDEX=3) finds none there.",
+            "Each IP address of the interface adds a GID of RoCE v2. Without such a GID, RDMA does not leave the \
+             subnet, and software that uses a fixed index (NCCL_IB_GID_INDEX=3) finds no GID there.",
         )
         .fix(fix);
     (Some(finding), None)
@@ -198,11 +202,11 @@ mod tests {
     faults_of! {
         fixture::Fixture;
         "a machine that is well" => |_| {};
-        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, that of RDMA 1024" =>
+        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, and that of RDMA is 1024" =>
             |fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS]);
-        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, that of RDMA 2048" =>
+        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, and that of RDMA is 2048" =>
             |fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS]);
-        "a link-local GID", "warning roce: port 1: of RoCE v2 there is only a link-local GID, at index 1" =>
+        "a link-local GID", "warning roce: port 1 has only a link-local GID of RoCE v2, at index 1" =>
             |fixture| fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");
         "no GID of RoCE v2", "warning roce: port 1 has no GID of RoCE v2" => |fixture| {
             for index in [1, 3] {

@@ -201,22 +201,23 @@ impl<'a> Interface<'a> {
         match (self.pfc(), &self.ecn) {
             (Some(0), Ok([0, 0])) => subject.note(found)
                 .why(
-                    "Under congestion the fabric drops packets, and RoCE sends them again, many NICs with all that \
-                     followed. Some fabrics are built for that (adaptive routing, a congestion control of the NIC's own): \
-                     ask who runs the switches.",
+                    "Under congestion the fabric drops packets, and RoCE sends them again. Many NICs also send all \
+                     later packets again. Some fabrics are built for that (adaptive routing, a congestion control of \
+                     the NIC's own): ask the operator of the switches.",
                 )
                 .fix(format!(
-                    "If the switches have PFC or mark ECN on a priority, the same here, for priority 3: `sudo dcb pfc \
-                     set dev {name} prio-pfc 3:on`; `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_np/enable/3`, and \
-                     the same in roce_rp"
+                    "If the switches have PFC or mark ECN on a priority, set the same here. For priority 3: `sudo \
+                     dcb pfc set dev {name} prio-pfc 3:on`; `echo 1 | sudo tee \
+                     /sys/class/net/{name}/ecn/roce_np/enable/3`, and the same for roce_rp"
                 )),
             (Some(_), Ok([np, rp])) if np != rp => subject.note(found)
                 .why(
-                    "Every NIC both receives and sends: roce_np tells the sender that packets came marked, roce_rp slows \
-                     down when told. With one of them alone a mark has no effect on one side.",
+                    "Every NIC both receives and sends: roce_np tells the sender that marked packets arrived, and \
+                     roce_rp slows down when told. With only one of them, a mark has no effect on one side.",
                 )
                 .fix(format!(
-                    "The same for both, `echo 1 | sudo tee /sys/class/net/{name}/ecn/roce_rp/enable/3` for example"
+                    "Set the same for both, for example `echo 1 | sudo tee \
+                     /sys/class/net/{name}/ecn/roce_rp/enable/3`"
                 )),
             (Some(_), Ok(_)) => subject.ok(found),
             _ => {
@@ -258,7 +259,7 @@ impl<'a> Interface<'a> {
                         false => Level::Warning,
                     },
                     format!(
-                        "{name} does not go by DSCP (trust state pcp: the tag of a VLAN decides)"
+                        "{name} does not use DSCP (trust state pcp: the tag of a VLAN decides)"
                     ),
                 ),
                 None => return None,
@@ -277,12 +278,12 @@ impl<'a> Interface<'a> {
             Some(
                 Finding::new(scan.level_of(self.hca, level), Subject::hca(self.hca), found)
                     .why(
-                        "RDMA's packets then have a priority that the fabric may drop under congestion, and the one with \
-                         PFC stays empty.",
+                        "RDMA's packets then have a priority whose packets the fabric may drop under congestion, and \
+                         the priority with PFC stays empty.",
                     )
                     .fix(format!(
                         "{fix}`sudo dcb app replace dev {word} dscp-prio {dscp}:{best}`, as the switches have it; or \
-                         another traffic class: four times the DSCP that they have, and 2",
+                         set another traffic class: four times the switches' DSCP, plus 2",
                     )),
             )
         };
@@ -434,8 +435,8 @@ fn differs(of_kind: &[&Interface<'_>], aspect: &Aspect) -> Option<Finding> {
         None => each.insert(0, format!("{most} on {}", names(like))),
     }
     let fix = match commands.is_empty() {
-        true => "The same for all, as their switches have it.".to_owned(),
-        false => format!("As the others have it:\n{}", commands.join("\n")),
+        true => "Set all ports as their switches are set.".to_owned(),
+        false => format!("To match the others:\n{}", commands.join("\n")),
     };
     Some(
         Subject::Machine.warning(format!(
@@ -444,11 +445,11 @@ fn differs(of_kind: &[&Interface<'_>], aspect: &Aspect) -> Option<Finding> {
             each.join("; ")
         ))
         .why(
-            "A rail that is set otherwise than its peers drops packets, or is paused, where they are not, and a \
-             collective over all of them runs at its pace.",
+            "A rail with other settings than its peers drops packets or is paused when its peers are not, and a \
+             collective over all rails runs at its pace.",
         )
         .fix(format!(
-            "{fix}\nWhere the switch hands it out (DCBX), look at the switch's port first."
+            "{fix}\nIf the switch distributes this setting (DCBX), check the switch's port first."
         )),
     )
 }

@@ -36,20 +36,21 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     // A port's rate covers only data. A link's rate also covers headers, which no slot can avoid.
     if link == 0 || port <= link {
         return Some(Subject::hca(hca).ok(format!(
-            "slot and NIC can {}, for a port of {} Gb/s",
+            "slot and NIC support {}, for a port of {} Gb/s",
             joined.most,
             gigabits(port)
         )));
     }
     let (link, port, most) = (gigabits(link), gigabits(port), joined.most);
-    let found = format!("slot and NIC can {most} ({link} Gb/s), and a port is {port} Gb/s");
+    let found = format!("slot and NIC support {most} ({link} Gb/s), but a port is {port} Gb/s");
     let level = scan.level_of(hca, Level::Warning);
     Some(
         Finding::new(level, Subject::hca(hca), found)
-            .why("No byte gets faster into the GPU than the slot lets it.")
+            .why("Bytes reach the GPU no faster than the slot allows.")
             .costs(format!("{link} of {port} Gb/s at most."))
             .fix(format!(
-                "Put it into a slot as fast as itself: the port above ({}) can {}, the NIC {}.",
+                "Put the NIC into a slot as fast as itself: the port above ({}) supports {}, and the NIC supports \
+                 {}.",
                 upper.at,
                 upper.link.as_ref().map_or(joined.most, |link| link.most),
                 function.link.as_ref().map_or(joined.most, |link| link.most),
@@ -63,7 +64,7 @@ mod tests {
 
     faults! {
         "a slot that is too slow for the port",
-            "warning slot: …slot and NIC can 16.0 GT/s x16 (252 Gb/s), and a port is 400 Gb/s… fix …as fast as \
+            "warning slot: …slot and NIC support 16.0 GT/s x16 (252 Gb/s), but a port is 400 Gb/s… fix …as fast as \
              itself" => |fixture| {
             let it = socket(FIRST);
             let port = fixture.function(it.nic_port).link.as_mut().unwrap();

@@ -43,22 +43,22 @@ const FAMILIES: &str = "\
 peermem_active_bytes | mode | GPU memory of active registrations, as the module counts it.
 peermem_active_registrations | mode | Active registrations, as the module counts them.
 peermem_bar1_size_bytes | gpu index | The size of the GPU's BAR1.
-peermem_bar1_used_bytes | gpu index | How much of BAR1 is used, for RDMA and all else, by NVML.
+peermem_bar1_used_bytes | gpu index | BAR1 in use, for RDMA and everything else, according to NVML.
 peermem_best_path_info | gpu hca path | The nearest RDMA devices of a GPU, and how near they are.
 peermem_collector_duration_seconds | collector | How long this collector took at the last scrape.
-peermem_collector_success | collector | Whether this collector could see what it is about at the last scrape.
+peermem_collector_success | collector | Whether this collector could read its data at the last scrape.
 peermem_doctor_findings | check level | What peermemctl doctor finds.
-peermem_errors_total | event | What went wrong beside refusals: pins leaked or orphaned, mappings not undone, spurious callbacks; and other_client, which is no error.
+peermem_errors_total | event | Errors other than refusals: pins leaked or orphaned, mappings not undone, spurious callbacks; and other_client, which is not an error.
 peermem_exporter_info | version | The program that collected the metrics.
 peermem_gpu_info | gpu index name | A GPU.
-peermem_gpu_pinned_bytes | gpu index | GPU memory that is registered; what a process registered several times counts once.
+peermem_gpu_pinned_bytes | gpu index | Registered GPU memory; memory that one process registered several times counts once.
 peermem_module_info | version whose | The module nvidia_peermem that is loaded.
-peermem_module_loaded |  | Whether a module nvidia_peermem is loaded, any vendor's.
+peermem_module_loaded |  | Whether a module nvidia_peermem of any vendor is loaded.
 peermem_module_parameter_info | parameter value | A parameter of the module, and its value.
 peermem_pci_errors_total | address device severity error | PCI errors of a device, as AER counts them.
 peermem_pci_link_lanes | address device | Lanes of a device's PCI link, as it is now.
-peermem_pci_link_max_lanes | address device | Lanes of a device's PCI link that both its ends have.
-peermem_pci_link_max_transfers_per_second | address device | Speed of a device's PCI link that both its ends are capable of.
+peermem_pci_link_max_lanes | address device | Number of lanes that both ends of a device's PCI link have.
+peermem_pci_link_max_transfers_per_second | address device | Highest speed that both ends of a device's PCI link support.
 peermem_pci_link_transfers_per_second | address device | Speed of a device's PCI link, as it is now; an idle GPU lowers it.
 peermem_port_active | hca port link_layer | Whether a port of an RDMA device is ACTIVE.
 peermem_port_bytes_total | hca port direction | Bytes that went through a port.
@@ -66,13 +66,13 @@ peermem_port_errors_total | hca port counter | Errors, retransmissions and signs
 peermem_port_lanes | hca port | The lanes of a port's cable that are in use.
 peermem_port_packets_total | hca port direction | Packets that went through a port.
 peermem_port_rate_bytes_per_second | hca port | The rate of a port of an RDMA device, as it is now.
-peermem_port_transmit_wait_ticks_total | hca port | Ticks in which a port had something to send and was not allowed to.
+peermem_port_transmit_wait_ticks_total | hca port | Ticks in which a port had something to send, but was not allowed to send.
 peermem_processes |  | Processes that have registrations.
 peermem_refusals_total | mode reason | Registrations that the module refused.
-peermem_registration_bytes | gpu index hca path mode state | GPU memory of these registrations: the sum of their lengths.
-peermem_registration_events_total | event mode | What registrations went through.
-peermem_registration_freed_bytes | gpu index hca path mode state | What of it the processes have freed, as far as that can be told.
-peermem_registrations | gpu index hca path mode state | Registrations in the module's list, by state; one over several GPUs counts with the first.
+peermem_registration_bytes | gpu index hca path mode state | GPU memory of registrations: the sum of the lengths of the registrations.
+peermem_registration_events_total | event mode | Events in the lives of registrations.
+peermem_registration_freed_bytes | gpu index hca path mode state | The part of peermem_registration_bytes that the processes have freed, as far as visible.
+peermem_registrations | gpu index hca path mode state | Registrations in the module's list, by state; a registration over several GPUs counts with the first GPU.
 peermem_scrape_duration_seconds |  | How long the last scrape took.
 peermem_unreadable_lines |  | Lines of the module's counters that this program does not understand.";
 

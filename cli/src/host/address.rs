@@ -27,7 +27,7 @@ impl fmt::Display for Address {
 
 /// A string that is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no PCI address such as 0000:3b:00.0")]
+#[error("{0:?} is not a PCI address such as 0000:3b:00.0")]
 pub(crate) struct NoAddress(String);
 
 impl FromStr for Address {

@@ -59,7 +59,7 @@ fn exists(dscp: u8, priority: u8) -> bool {
 
 impl Recorded for Interfaces {
     const FACT: Fact = Fact::Dcb;
-    const MISREAD: &'static str = "what dcbnl says is not understood";
+    const MISREAD: &'static str = "dcbnl's answer is not understood";
 
     fn ask(host: &dyn Host) -> Seen<Self> {
         let failed = |why: Refused| Unseen::Failed(why.to_string());

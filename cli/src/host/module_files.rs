@@ -219,7 +219,7 @@ impl File {
     /// Parses a file. If there is a `caller`, keeps only the exports that `caller` needs.
     fn parse(path: &str, bytes: &[u8], caller: Option<&Self>) -> Self {
         let Ok(elf) = ElfFile64::<Endianness>::parse(bytes) else {
-            return Self::unread(path, "it is no ELF file");
+            return Self::unread(path, "it is not an ELF file");
         };
         let section = |name: &str| -> &[u8] {
             let section = elf.section_by_name(name);
@@ -599,7 +599,7 @@ mod tests {
         assert!(decompressed(wrong, LONGEST).is_err());
         let plain = decompressed(b"peermem".to_vec(), LONGEST).unwrap();
         let file = File::parse("a.ko", &plain, None);
-        assert_eq!(file.unread.as_deref(), Some("it is no ELF file"));
+        assert_eq!(file.unread.as_deref(), Some("it is not an ELF file"));
     }
 
     proptest! {

@@ -82,7 +82,7 @@ impl Recording {
         };
         if recording.schema != SCHEMA {
             bail!(
-                "no recording of peermemctl: schema is {:?}",
+                "not a recording of peermemctl: schema is {:?}",
                 recording.schema
             );
         }
@@ -170,7 +170,7 @@ impl Recording {
 /// least these keys.
 fn is_rdma_topo_dump(text: &str) -> bool {
     #[derive(Deserialize)]
-    #[expect(dead_code, reason = "that they are there tells it")]
+    #[expect(dead_code, reason = "the presence of the keys is enough")]
     struct Function {
         realpath: String,
         config: String,

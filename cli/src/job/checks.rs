@@ -122,7 +122,7 @@ fn registration(it: &At<'_>) -> Vec<Finding> {
         .fix("`sudo peermemctl doctor` says what is missing")],
         (Ok(false), Some(true)) if it.member.mapped("peermem preload").next().is_none() => vec![at(
             Level::Note,
-            "GPU memory can be registered by dma-buf alone, for nvidia_peermem is not loaded",
+            "GPU memory can only be registered by dma-buf, because nvidia_peermem is not loaded",
         )
         .why("Software that calls ibv_reg_mr on GPU memory (DeepEP, perftest and others) gets EFAULT.")],
         _ => Vec::new(),
@@ -162,7 +162,7 @@ fn settings(it: &At<'_>) -> Vec<Finding> {
         match setting.effect {
             Effect::Forbids => Some(
                 at(level, found)
-                    .why("This setting keeps the library from GPUDirect RDMA, whatever the machine can do.")
+                    .why("With this setting, the library does not use GPUDirect RDMA, whatever the machine supports.")
                     .fix(again),
             ),
             Effect::Limits if is_by_module => Some(by_module_alone(it, level, found, &again)),
@@ -180,12 +180,12 @@ fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Fin
     match &it.shared.has_module {
         Ok(true) => at(Level::Note, found),
         Ok(false) => at(worse(level), found)
-            .why("nvidia_peermem is not loaded, and so there is no way to register GPU memory.")
+            .why("nvidia_peermem is not loaded, so there is no way to register GPU memory.")
             .fix(format!("`sudo modprobe nvidia-peermem`, or {again}")),
         Err(why) => Finding {
             needs_root: false,
             ..unseen(
-                "whether nvidia_peermem is loaded, the only way by this setting",
+                "whether nvidia_peermem is loaded, the only way with this setting",
                 why,
             )
         },
@@ -287,12 +287,12 @@ fn path(it: &At<'_>) -> Vec<Finding> {
     }
     match &nccl.topology {
         Topology::File(file) => {
-            let found = format!("NCCL goes by the paths in {file}, which are not judged here");
+            let found = format!("NCCL uses the paths in {file}, which are not judged here");
             return vec![at(Level::Note, found)];
         }
         Topology::Missing(setting) => {
             let found = format!(
-                "NCCL_TOPO_FILE={} ({}): there is no such file, and NCCL goes by sysfs",
+                "NCCL_TOPO_FILE={} ({}): there is no such file, so NCCL uses the paths in sysfs",
                 setting.value, setting.place
             );
             return vec![at(Level::Warning, found).fix("correct or unset NCCL_TOPO_FILE")];
@@ -343,8 +343,8 @@ fn too_far(it: &At<'_>, near: &Near, class: Class) -> Finding {
     )
     .why("NCCL copies through the host, or goes by NVLink through a GPU with a nearer device (PXN).")
     .fix(format!(
-        "NCCL_NET_GDR_LEVEL={} in the job's environment has NCCL use this path; measure both. `peermemctl doctor --only \
-         path` says more",
+        "NCCL_NET_GDR_LEVEL={} in the job's environment makes NCCL use this path; measure both. `peermemctl doctor \
+         --only path` says more",
         nccl::name_of(class)
     ))
 }
@@ -375,7 +375,7 @@ fn ibgda(it: &At<'_>) -> Vec<Finding> {
         .find(|finding| finding.check == "ibgda");
     match found {
         None => {
-            let why = "whether nvidia.ko allows that is not visible".to_owned();
+            let why = "it is not visible whether nvidia.ko allows that".to_owned();
             vec![unseen(named, &Unseen::Failed(why))]
         }
         Some(finding) if finding.level == Level::Ok => {
@@ -510,7 +510,7 @@ fn preload(it: &At<'_>) -> Vec<Finding> {
         (None, Some(setting)) if it.member.libraries.is_ok() => {
             vec![at(
             Level::Warning,
-            format!("LD_PRELOAD={} names the preload library, and it is not mapped", setting.value),
+            format!("LD_PRELOAD={} names the preload library, but it is not mapped", setting.value),
         )
         .why("The dynamic linker did not find the file, or the program is static or set-user-ID.")
         .fix("the full path of the library as the job sees it, in the container, too")]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::host::{Host, Seen, Unseen};
 use crate::software::nccl::{Setting, Variables, FILE};
 
-/// Beginnings of the names that are kept. All other variables may be secrets.
+/// Prefixes of the variables that are kept. All other variables may be secrets.
 const PREFIXES: [&str; 10] = [
     "CUDA_VISIBLE_DEVICES",
     "FI_",

@@ -85,7 +85,7 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Returns the first numbers of the version.
+    /// Returns the numbers at the beginning of the version: `[2, 28]` for `2.28.3+cuda12`.
     pub(super) fn numbers(&self) -> Option<Vec<u32>> {
         let version = self.version.as_deref()?;
         let numbers: Vec<u32> = version.split('.').map_while(|it| it.parse().ok()).collect();
@@ -237,7 +237,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the first version behind a text.
+/// Returns the first version after a text.
 fn version_behind(text: &str, before: &str) -> Option<String> {
     let pattern = format!(r"{}(\d+\.\d+(?:\.\d+)?)", regex::escape(before));
     let found = Regex::new(&pattern).ok()?.captures(text)?;

@@ -7,7 +7,7 @@ use crate::args;
 use crate::host::{Host, Seen, Unseen};
 use crate::process;
 
-/// Identity of a process, which a later process of the same number does not share.
+/// Identity of a process, which a later process with the same number does not share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) pid: u32,
@@ -118,7 +118,7 @@ pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<
     }
 }
 
-/// Returns the process of this number. A thread's number stands for its process.
+/// Returns the process with this number. A thread's number stands for its process.
 fn of_thread(host: &dyn Host, pid: u32) -> anyhow::Result<u32> {
     match host.text(&format!("/proc/{pid}/status")) {
         Ok(status) => Ok(process::of_status(&status, pid)),

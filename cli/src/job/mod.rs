@@ -119,8 +119,8 @@ impl Registered {
                     .iter()
                     .any(|one| one.process.state == State::Elsewhere) =>
             {
-                let why = "the module numbers processes as the first PID namespace does, and this program runs in one \
-                           of its own";
+                let why = "the module uses the process IDs of the first PID namespace, but this program runs in \
+                           another one";
                 it.not_told.push(why.to_owned());
             }
             Ok(listing) => {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! RDMA devices that a process may use, by `NCCL_IB_HCA` and its kin, against the topology.
+//! RDMA devices that a process may use according to `NCCL_IB_HCA` and similar variables, compared
+//! with the topology.
 
 use std::collections::BTreeSet;
 

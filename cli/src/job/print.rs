@@ -65,7 +65,7 @@ fn process(member: &Member, with_all: bool, out: &mut Out) {
     };
     out.paragraph("  preload library ", &preload);
     if member.has_own_mounts == Some(true) {
-        out.line("  files           its own mounts, as in a container: paths are those inside");
+        out.line("  files           its own mounts, as in a container: paths are as seen inside");
     }
     libraries(member, out);
     settings(member, with_all, out);

@@ -21,7 +21,7 @@ pub(super) enum Effect {
     Limits,
     /// The software uses GPUDirect RDMA or fails.
     Forces,
-    /// GPUDirect RDMA is possible, as by default.
+    /// GPUDirect RDMA is possible, which is the default.
     Allows,
     /// Selects devices.
     Selects,
@@ -106,11 +106,11 @@ rules! {
         Some(_) => Allows, "the NIC also reads GPU memory, on machines without NVLink, too";
     }
     "NCCL" "NCCL_DMABUF_ENABLE", |value| number(value) => {
-        Some(0) => Limits, "NCCL registers GPU memory by nvidia_peermem alone";
-        Some(_) => Allows, "NCCL tries dma-buf before nvidia_peermem, as by default";
+        Some(0) => Limits, "NCCL registers GPU memory only by nvidia_peermem";
+        Some(_) => Allows, "NCCL tries dma-buf before nvidia_peermem (the default)";
     }
     "NCCL" "NCCL_IB_DISABLE", |value| number(value) => {
-        Some(0) => Allows, "NCCL uses InfiniBand and RoCE, as by default";
+        Some(0) => Allows, "NCCL uses InfiniBand and RoCE (the default)";
         Some(_) => Forbids, "NCCL uses neither InfiniBand nor RoCE, but sockets";
     }
     "NCCL" "NCCL_NET", |value| word(value).as_deref() => {
@@ -124,22 +124,22 @@ rules! {
     }
     "NCCL" "NCCL_IB_HCA", |_value| () => { () => Selects, "the RDMA devices that NCCL may use: see NICS"; }
     "NCCL" "NCCL_P2P_LEVEL", |value| nccl::level_of(value) => {
-        Some(_) => Selects, "copies between GPUs of this host; GPUDirect RDMA is not concerned";
+        Some(_) => Selects, "copies between GPUs of this host; GPUDirect RDMA is not affected";
     }
     "NCCL" "NCCL_P2P_DISABLE", |value| number(value) => {
-        Some(0) => Allows, "copies between GPUs of this host, as by default";
+        Some(0) => Allows, "copies between GPUs of this host (the default)";
         Some(_) => Limits, "no copies between GPUs of this host: NCCL does not reach a NIC through another GPU (PXN)";
     }
     "NCCL" "NCCL_PXN_DISABLE", |value| number(value) => {
-        Some(0) => Allows, "NCCL may reach a NIC through another GPU, as by default";
+        Some(0) => Allows, "NCCL may reach a NIC through another GPU (the default)";
         Some(_) => Limits, "NCCL does not reach a NIC through another GPU (PXN)";
     }
     "NCCL" "NCCL_TOPO_FILE", |_value| () => {
-        () => Selects, "NCCL goes by the paths in this file, not by those of sysfs";
+        () => Selects, "NCCL uses the paths in this file, not those of sysfs";
     }
     "NCCL" "NCCL_IB_DATA_DIRECT", |value| number(value) => {
         Some(0) => Limits, "NCCL does not use the NIC's Data Direct function";
-        Some(_) => Allows, "NCCL uses the NIC's Data Direct function, where it has one";
+        Some(_) => Allows, "NCCL uses the NIC's Data Direct function, if there is one";
     }
     "NCCL" "NCCL_GIN_TYPE", |value| value => {
         "2" => Allows, "a thread of the processor drives the NIC (GIN)";
@@ -147,17 +147,17 @@ rules! {
     }
     "UCX" "UCX_TLS", |value| transports(value) => {
         (false, _) => Forbids, "UCX uses none of the transports of InfiniBand and RoCE (ib, rc, dc, ud)";
-        (_, false) => Forbids, "UCX does not know GPU memory, for there is no transport cuda among them";
+        (_, false) => Forbids, "UCX does not know GPU memory, because there is no transport cuda among them";
         _ => Allows, "UCX may use RDMA, and knows GPU memory";
     }
     "UCX" "UCX_IB_GPU_DIRECT_RDMA", |value| word(value).as_deref() => {
         Some("n" | "no" | "0" | "off" | "false") => Forbids, "UCX does not register GPU memory with the NIC";
         Some("y" | "yes" | "1" | "on" | "true") => Forces, "UCX registers GPU memory with the NIC, or does not use \
             the NIC";
-        Some("try" | "auto") => Allows, "UCX registers GPU memory where it can, as by default";
+        Some("try" | "auto") => Allows, "UCX registers GPU memory where it can (the default)";
     }
     "UCX" "UCX_NET_DEVICES", |value| value => {
-        "all" => Allows, "UCX may use all devices, as by default";
+        "all" => Allows, "UCX may use all devices (the default)";
         _ => Selects, "the devices that UCX may use: see NICS";
     }
     "NVSHMEM" "NVSHMEM_REMOTE_TRANSPORT", |value| word(value).as_deref() => {
@@ -165,15 +165,15 @@ rules! {
         Some("ibrc" | "ucx" | "ibdevx" | "libfabric" | "ibgda") => Selects, "the transport that NVSHMEM uses";
     }
     "NVSHMEM" "NVSHMEM_IB_DISABLE_DMABUF", |value| truth(value) => {
-        Some(true) => Limits, "NVSHMEM registers GPU memory by nvidia_peermem alone";
-        Some(false) => Allows, "NVSHMEM tries dma-buf before nvidia_peermem, as by default";
+        Some(true) => Limits, "NVSHMEM registers GPU memory only by nvidia_peermem";
+        Some(false) => Allows, "NVSHMEM tries dma-buf before nvidia_peermem (the default)";
     }
     "NVSHMEM" "NVSHMEM_IB_ENABLE_IBGDA", |value| truth(value) => {
         Some(true) => Forces, "kernels on the GPU drive the NIC (IBGDA), for which nvidia.ko needs a setting";
-        Some(false) => Allows, "the processor drives the NIC, as by default";
+        Some(false) => Allows, "the processor drives the NIC (the default)";
     }
     "NVSHMEM" "NVSHMEM_IBGDA_NIC_HANDLER", |value| value => {
-        "cpu" => Allows, "a thread of the processor rings the NIC's doorbells";
+        "cpu" => Allows, "a CPU thread rings the NIC's doorbells";
         "gpu" | "auto" => Forces, "the GPU rings the NIC's doorbells";
     }
     "NVSHMEM" "NVSHMEM_HCA_LIST", |_value| () => { () => Selects, "the RDMA devices that NVSHMEM may use: see NICS"; }
@@ -183,8 +183,8 @@ rules! {
 }
 
 /// Parses `UCX_TLS`. The first result is `true` if UCX may use a transport of RDMA, and the second
-/// if UCX may use a transport of GPU memory. The value is a list of transports, or with `^` of those
-/// that UCX does not use. `ib` and `cuda` stand for several.
+/// if UCX may use a transport of GPU memory. The value is a list of transports. After a `^`, the
+/// list has the transports that UCX does not use. `ib` and `cuda` stand for several.
 fn transports(value: &str) -> (bool, bool) {
     let (is_excluding, list) = match value.strip_prefix('^') {
         Some(list) => (true, list),

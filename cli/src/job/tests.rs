@@ -160,13 +160,13 @@ faults_of! {
     };
     "a setting of a library that is not mapped", "note settings: …UCX_TLS=tcp" => |it| environ(it, "UCX_TLS=tcp");
     "an unknown value", "note settings: …does not know this value" => |it| environ(it, "NCCL_IB_DISABLE=yes");
-    "dma-buf off beside no module", "fault settings: …nvidia_peermem alone" => |it| {
+    "dma-buf off beside no module", "fault settings: …only by nvidia_peermem" => |it| {
         it.remove(MODULE);
         environ(it, "NCCL_DMABUF_ENABLE=0");
     };
-    "dma-buf off beside the module", "note settings: …nvidia_peermem alone" =>
+    "dma-buf off beside the module", "note settings: …only by nvidia_peermem" =>
         |it| environ(it, "NVSHMEM_IB_DISABLE_DMABUF=1");
-    "no module", "note registration: …by dma-buf alone" => |it| it.remove(MODULE);
+    "no module", "note registration: …can only be registered by dma-buf" => |it| it.remove(MODULE);
     "no way to register", "fault registration: …no way to register" => |it| {
         it.remove(MODULE);
         it.file("/proc/driver/nvidia/version", &fixture::software::driver("x86_64 Kernel Module"));

@@ -91,13 +91,13 @@ impl Gpu {
         let name = &self.name;
         if name.contains("GeForce") {
             return Some(
-                "NVIDIA has it in GPUs for data centers and workstations alone. nvidia_peermem loads, and nvidia.ko refuses \
-                each registration.",
+                "NVIDIA only has it in GPUs for data centers and workstations. nvidia_peermem loads, but nvidia.ko \
+                refuses each registration.",
             );
         }
         name.split_whitespace().any(|word| word == "GB10").then_some(
-            "Devices cannot reach what CUDA allocates there coherently, and neither nvidia_peermem nor dma-buf works (NVIDIA \
-            on its DGX Spark). Memory of cudaHostAlloc can be registered.",
+            "Devices cannot reach memory that CUDA allocates coherently there, and neither nvidia_peermem nor \
+            dma-buf works (NVIDIA on its DGX Spark). Memory of cudaHostAlloc can be registered.",
         )
     }
 }

@@ -99,7 +99,7 @@ impl FromStr for Rate {
                 width: Some(width(lanes)).filter(|lanes| *lanes > 0)?,
             })
         });
-        rate.ok_or_else(|| format!("{text:?} is no link such as \"32.0 GT/s x16\""))
+        rate.ok_or_else(|| format!("{text:?} is not a link such as \"32.0 GT/s x16\""))
     }
 }
 

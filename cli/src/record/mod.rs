@@ -35,7 +35,7 @@ pub(crate) fn run(
 ) -> anyhow::Result<Status> {
     let identity = match args.keep_identity {
         true => "with what identifies the machine",
-        false => "what identifies the machine was taken out",
+        false => "without what identifies the machine",
     };
     let about = format!(
         "peermemctl {} record, {identity}",

@@ -147,7 +147,7 @@ fn sum(usage: &Usage) -> String {
     let regions = counted(regions, "memory region");
     let bytes = render::bytes(bytes);
     match parts.is_empty() {
-        true => format!("{regions}, {bytes}, of the kernel alone"),
+        true => format!("{regions}, {bytes}, all owned by the kernel"),
         false => format!("{regions}, {bytes}; GPUDirect RDMA {}", parts.join(", ")),
     }
 }
@@ -156,10 +156,10 @@ fn sum(usage: &Usage) -> String {
 fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
     let Some(user) = user else {
         return match verdict {
-            Verdict::Unknown => format!("whether process {pid} uses GPUDirect RDMA cannot be told"),
+            Verdict::Unknown => format!("it is unknown whether process {pid} uses GPUDirect RDMA"),
             _ => format!(
                 "process {pid} does not use GPUDirect RDMA now: it has no memory region; `peermemctl list --all` shows \
-                 whether its children have"
+                 whether its children have any"
             ),
         };
     };
@@ -169,11 +169,11 @@ fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
             format!("process {pid} does not use GPUDirect RDMA now: none of its {regions} is GPU memory")
         }
         Verdict::Unknown if user.unknown.regions == 0 => format!(
-            "whether process {pid} uses GPUDirect RDMA cannot be told: none of its {regions} is GPU memory, and there may \
-             be others"
+            "it is unknown whether process {pid} uses GPUDirect RDMA: none of its {regions} is GPU memory, and there \
+             may be others"
         ),
         Verdict::Unknown => format!(
-            "whether process {pid} uses GPUDirect RDMA cannot be told: {} of its {regions} may be GPU memory",
+            "it is unknown whether process {pid} uses GPUDirect RDMA: {} of its {regions} may be GPU memory",
             user.unknown.regions
         ),
         Verdict::Yes => {
@@ -186,7 +186,7 @@ fn answer(pid: u32, verdict: Verdict, user: Option<&User>) -> String {
                 .map(|(its, way)| format!("{} {way}", part(its)))
                 .collect();
             let found = match ways.is_empty() {
-                true => format!("it has registered GPU memory beside its {regions}"),
+                true => format!("it has registered GPU memory besides its {regions}"),
                 false => format!("GPU memory among its {regions}: {}", ways.join(", ")),
             };
             format!("process {pid} uses GPUDirect RDMA; {found}")
@@ -216,7 +216,7 @@ fn notes(usage: &Usage) -> Vec<String> {
     let gone = count(gone.count());
     if gone > 0 {
         notes.push(format!(
-            "/proc has {} of these no more, or does not show them",
+            "/proc no longer has {} of these, or does not show them",
             counted(gone, "process")
         ));
     }

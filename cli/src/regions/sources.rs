@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Sources of facts about GPU memory beside the kernel's list of regions, and the limits of that
-//! list.
+//! Sources of facts about GPU memory other than the kernel's list of regions, and the limits of
+//! that list.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ impl PeerMemory {
             }
             Ok(read) if is_elsewhere && !read.records.is_empty() => Self::Counted(
                 Some(registrations::count(read.records.len())),
-                "it numbers processes as the first PID namespace does, and this program runs in one of its own"
+                "it uses the process IDs of the first PID namespace, but this program runs in another one"
                     .to_owned(),
             ),
             Ok(read) => Self::Listed(read.records),
@@ -63,12 +63,13 @@ impl Hidden {
             hidden.is_everywhere = true;
             hidden.notes.push(format!(
                 "this kernel ({kernel}) leaves out the regions of threads that have ended, and those of other PID \
-                 namespaces; Linux does not since 5.5"
+                 namespaces; Linux 5.5 and newer does not"
             ));
         }
         if tracked.is_exclusive {
-            let note = "each network namespace has RDMA devices of its own here (exclusive mode): those of others are not \
-                        seen; for a process in another one: nsenter -t PID -n peermemctl list --all";
+            let note = "each network namespace has its own RDMA devices here (exclusive mode): those of other \
+                        namespaces are not seen; for a process in another one: nsenter -t PID -n peermemctl list \
+                        --all";
             hidden.notes.push(note.to_owned());
         }
         for device in &tracked.devices {

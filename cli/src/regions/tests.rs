@@ -249,7 +249,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
     has(&answer, "reasons", "not peermem-rs");
     nvidias(3).session(
         "0$ list --all --pid 4800
-         whether process 4800 uses GPUDirect RDMA cannot be told: 2 of its 2 regions may be",
+         it is unknown whether process 4800 uses GPUDirect RDMA: 2 of its 2 regions may be",
     );
     let mut alone = nvidias(3);
     let regions = [
@@ -360,7 +360,7 @@ faults_of! {
         fixture.directory("/sys/kernel/debug");
     };
     "this kernel has no debugfs" => |fixture| fixture.remove("/sys/kernel/debug");
-    "is not whole" => |fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n");
+    "is incomplete" => |fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n");
     "nv_peer_mem is loaded" => |fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n");
     "what nvidia_peermem has registered is not seen" =>
         |fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
@@ -427,7 +427,7 @@ fn regions_that_are_not_seen_leave_it_open() {
             assert_eq!(of(&answer, Some(4711)).0, verdict, "{said}");
             has(&answer, "notes", said);
             let text = fixture.session(&format!("0$ list --all --pid 4800\n{said}"));
-            let is_open = text.contains("whether process 4800 uses GPUDirect RDMA cannot be told");
+            let is_open = text.contains("it is unknown whether process 4800 uses GPUDirect RDMA");
             assert_eq!(is_open, registered > 0, "{text}");
             assert_eq!(
                 text.contains("has 3 registrations"),
@@ -487,7 +487,11 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     let answer = json(&fixture);
     is_told(&answer, Some(4711), "no", [0, 0, 3, 0]);
     is_told(&answer, None, "no", [0, 0, 2, 0]);
-    has(&answer, "notes", "of 2 regions the kernel does not name");
+    has(
+        &answer,
+        "notes",
+        "the kernel does not name the process of 2 regions",
+    );
     // The module knows the owner of a region whose owner the kernel does not name.
     let mut known = ours(&registration(1, "mapped", 4800, GIB, MLX5_1));
     known.recording.facts = fixture.recording.facts.clone();
@@ -498,8 +502,8 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     fixture.deny(dma_buf::FILE);
     fixture.session(
         "0$ list --all --pid 4800
-         cannot be told
-         of 2 regions the kernel does not name
+         it is unknown whether
+         the kernel does not name the process of 2 regions
          without root",
     );
     // Another process, which began at 3,590 s, has the ID now.
@@ -507,7 +511,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     known.file("/proc/4800/stat", stat);
     let answer = json(&known);
     is_told(&answer, None, "yes", [1, 0, 1, 0]);
-    known.session("0$ list --all --pid 4800\ncannot be told");
+    known.session("0$ list --all --pid 4800\nit is unknown whether");
     // One protection domain and two processes: the owner is unknown.
     let shared = [
         region(None, 2, GIB, 1),
@@ -539,7 +543,7 @@ fn other_network_namespaces_may_have_devices() {
     let devices = json!([device("mlx5_0", &[region(Some(4711), 2, GIB, 4)])]);
     for (exclusive, verdict, without) in [
         (false, "yes", "does not use"),
-        (true, "unknown", "cannot be told"),
+        (true, "unknown", "it is unknown whether"),
     ] {
         let fact = json!({ "devices": devices, "is_exclusive": exclusive });
         fixture.fact(Fact::MemoryRegions, &fact.to_string());

@@ -127,8 +127,8 @@ impl Usage {
             .filter(|nobody| nobody.all.regions > 0)
         {
             search.notes.push(format!(
-                "of {} the kernel does not name the process: the thread that registered has ended, or is in another PID \
-                 namespace",
+                "the kernel does not name the process of {}: the thread that registered has ended, or is in another \
+                 PID namespace",
                 counted(nobody.all.regions, "region")
             ));
         }
@@ -254,7 +254,7 @@ impl Search<'_> {
                     _ => format!("{} is ", dma_buf::FILE),
                 };
                 return self.doubt(format!(
-                    "GPU memory by dma-buf cannot be told from other memory: {file}{why}"
+                    "GPU memory by dma-buf cannot be distinguished from other memory: {file}{why}"
                 ));
             }
         };
@@ -289,7 +289,7 @@ impl Search<'_> {
         }
         for (devices, part) in shared {
             let names = devices.as_ref().map_or_else(
-                || "a function of a NIC that is no RDMA device (Data Direct)".to_owned(),
+                || "a function of a NIC that is not an RDMA device (Data Direct)".to_owned(),
                 |devices| devices.iter().cloned().collect::<Vec<_>>().join(", "),
             );
             let (are, whose) = match part.regions {
@@ -306,7 +306,7 @@ impl Search<'_> {
         }
         for ((exporter, device), count) in others {
             self.notes.push(format!(
-                "{} of {exporter} attached to {device}: no memory of an NVIDIA GPU, and counted under OTHER",
+                "{} of {exporter} attached to {device}: not memory of an NVIDIA GPU, and counted under OTHER",
                 counted(count, "dma-buf")
             ));
         }
@@ -373,7 +373,7 @@ impl Search<'_> {
                 return;
             }
             (Some(count), None) => format!(
-                "nvidia_peermem has {} of GPU memory, and whose they are is not known: {why}",
+                "nvidia_peermem has {} of GPU memory, but their processes are not known: {why}",
                 counted(count, "registration")
             ),
             (None, _) => format!("what nvidia_peermem has registered is not seen: {why}"),
@@ -386,13 +386,14 @@ impl Search<'_> {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
                 self.doubt(format!(
-                    "{module} is loaded, which does not say what it has registered"
+                    "{module} is loaded, and does not report its registrations"
                 ));
             }
         }
         let gpus = self.machine.as_ref().map(|machine| machine.gpus.as_slice());
         if gpus.unwrap_or_default().iter().any(|gpu| gpu.is_coherent) {
-            let text = "the memory of a GPU is part of the processor's here (Grace), and is registered as that is";
+            let text = "the memory of a GPU is part of the processor's here (Grace), and is registered like \
+                processor memory";
             self.doubt(text.to_owned());
         }
     }

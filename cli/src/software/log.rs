@@ -133,8 +133,8 @@ const OF_LOADING: [(&str, &str); 12] = [
     ("ib_uverbs is not loaded, and", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
     (
         "neither ib_core nor ib_uverbs is loaded with peer memory",
-        "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install MLNX_OFED or \
-        DOCA-OFED for this kernel and load its modules",
+        "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`; if that changes nothing, install MLNX_OFED \
+        or DOCA-OFED for this kernel and load its modules",
     ),
     (
         "has no peer memory",
@@ -143,7 +143,8 @@ const OF_LOADING: [(&str, &str); 12] = [
     ("nvidia.ko is not loaded, and", "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`"),
     (
         "nvidia.ko is not loaded, or has no",
-        "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`; where that changes nothing, install driver 535 or newer",
+        "`sudo modprobe nvidia`, then `sudo modprobe nvidia-peermem`; if that changes nothing, install driver 535 or \
+         newer",
     ),
     ("is the proprietary flavour", PROPRIETARY),
     ("from proprietary module", PROPRIETARY),
@@ -161,7 +162,7 @@ const OF_LOADING: [(&str, &str); 12] = [
         "ib_core or the driver was changed after it was built: build it again (peermem-rs: dkms unbuild, then \
         dkms install; NVIDIA's: install the driver again, after OFED)",
     ),
-    ("not loaded:", "as it says; docs/observe.md has each of these lines"),
+    ("not loaded:", "do what the line says; docs/observe.md explains each of these lines"),
 ];
 
 #[cfg(test)]

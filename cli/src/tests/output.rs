@@ -479,13 +479,13 @@ fn why_nothing_can_be_seen_is_said() {
         (nvidias, "NVIDIA's own module reports nothing"),
         (
             no_files,
-            "is loaded and /sys/kernel/debug/nvidia_peermem is not there",
+            "is loaded, but neither /sys/kernel/debug/nvidia_peermem nor",
         ),
         (not_mounted, "debugfs is not mounted"),
         (no_debugfs, "this kernel has no debugfs"),
         (newer, "have the format 4"),
         (no_list, "has no file registrations"),
-        (nothing(), "the recording has no answer"),
+        (nothing(), "the recording does not contain"),
     ] {
         fixture.session(&format!("2$ list\n^ peermemctl: \n{says}"));
         let (text, _) = fixture.says("list");
@@ -526,8 +526,7 @@ fn files_in_proc_are_read_as_those_in_debugfs() {
     }
     let mut denied = in_proc(idle());
     denied.deny(&format!("{PROC}/version"));
-    denied
-        .session("2$ list\n^ peermemctl: /proc/driver/nvidia-peermem cannot be read without root");
+    denied.session("2$ list\n^ peermemctl: only root can read /proc/driver/nvidia-peermem");
 }
 
 /// The previous release of the module counts memory with struct pages as `not_in_bar`.
@@ -555,7 +554,7 @@ fn numbers_of_another_namespace_are_not_looked_up() {
         "0$ list --by-process
          ! train.py
          ! alice
-         note: this program runs in a PID namespace of its own",
+         note: this program does not run in the first PID namespace",
     );
 }
 

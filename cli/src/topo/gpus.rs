@@ -56,7 +56,7 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
     if is_any {
         legend.row([
             "NV#",
-            "so many NVLinks: to the other GPU, or from both to NVSwitches",
+            "number of NVLinks to the other GPU, or from both GPUs to NVSwitches",
         ]);
     }
     for class in classes {
@@ -70,12 +70,12 @@ pub(super) fn matrix(machine: &Machine, nvml: &Seen<Nvml>, out: &mut Out) {
             Ok(Nvml {
                 error: Some(why), ..
             }) => why.text.clone(),
-            Ok(_) => "it does not tell of all GPUs".to_owned(),
+            Ok(_) => "it does not report all GPUs".to_owned(),
         };
         out.gap();
         out.paragraph(
             "",
-            &format!("NVLinks are not all visible, and count as none here. NVML: {why}."),
+            &format!("Some NVLinks are not visible, and are not counted here. NVML: {why}."),
         );
     }
 }
@@ -110,7 +110,7 @@ mod tests {
             text.contains("7    7     /dev/nvidia7  NV18  NV18  NV18  NV18  NV18  NV18  NV18  X\n"),
             "{text}"
         );
-        assert!(text.contains("NV#  so many NVLinks"), "{text}");
+        assert!(text.contains("NV#  number of NVLinks"), "{text}");
         assert!(!text.contains("not all visible"), "{text}");
     }
 
@@ -150,7 +150,7 @@ mod tests {
         let text = matrix(&said(|nvml| nvml.gpus[3].nvlinks = None));
         assert_eq!(text.matches("NV18").count(), 7 * 6, "{text}");
         assert!(
-            text.contains("NVML: it does not tell of all GPUs."),
+            text.contains("NVML: it does not report all GPUs."),
             "{text}"
         );
         let without = fixture::hgx();

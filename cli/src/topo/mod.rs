@@ -94,8 +94,8 @@ fn matrix(machine: &Machine, out: &mut Out) {
         out.gap();
         out.paragraph(
             "",
-            "By the RDMA devices' own functions, as nvidia_peermem goes, and a dma-buf that is registered without \
-             asking for Data Direct:",
+            "By the RDMA devices' own functions, which nvidia_peermem uses, as does a dma-buf that is registered \
+             without asking for Data Direct:",
         );
         out.gap();
         classes(machine, out, |pair| class_of(pair.by_own_function()));
@@ -404,8 +404,7 @@ fn notes(machine: &Machine, out: &mut Out) {
     }
     if machine.is_virtual == Some(true) {
         notes.push(
-            "A virtual machine: its PCI tree is the hypervisor's, and may not be how the devices are \
-             joined in the metal."
+            "This is a virtual machine: its PCI tree comes from the hypervisor, and may differ from the hardware's."
                 .to_owned(),
         );
     }
@@ -418,14 +417,14 @@ fn notes(machine: &Machine, out: &mut Out) {
     }
     for (what, physical) in machine.virtual_functions() {
         notes.push(format!(
-            "{what} is a virtual function of {physical}; the link is that one's."
+            "{what} is a virtual function of {physical}; the link is the physical function's."
         ));
     }
     for hca in &machine.hcas {
         if !hca.members.is_empty() {
             let members: Vec<String> = hca.members.iter().map(Address::to_string).collect();
             notes.push(format!(
-                "{} is over several functions, a bond: {}. Its column is that of {}.",
+                "{} is a bond over several functions: {}. Its column is that of {}.",
                 hca.name,
                 members.join(", "),
                 hca.at
@@ -434,7 +433,7 @@ fn notes(machine: &Machine, out: &mut Out) {
         }
         if hca.is_software {
             notes.push(format!(
-                "{} does in software what a NIC does; as Linux has it, it registers no memory of a GPU.",
+                "{} does in software what a NIC does; in mainline Linux, it cannot register GPU memory.",
                 hca.name
             ));
         }
@@ -454,14 +453,15 @@ fn notes(machine: &Machine, out: &mut Out) {
             None => "no RDMA device's VPD has the same V3".to_owned(),
         };
         notes.push(format!(
-            "Which RDMA device the Data Direct function {} belongs to is not known: {why}.",
+            "It is not known which RDMA device the Data Direct function {} belongs to: {why}.",
             function.at
         ));
     }
     let is_guessed = |pair: &&Pair| pair.class == Some(Class::Sys) && !machine.knows_nodes(pair);
     if machine.pairs.iter().any(|pair| is_guessed(&pair)) {
         notes.push(
-            "Not all devices say which NUMA node they are near to: what is SYS with such a device may be NODE."
+            "Not all devices say which NUMA node they are near to: a path of such a device that is shown as SYS may \
+             be NODE."
                 .to_owned(),
         );
     }
@@ -514,7 +514,7 @@ mod tests {
                 }
                 "small_bar1" | "trained_down" | "unprivileged" => {
                     let mut text = verbose(name);
-                    text.push_str("$ peermemctl topo --json, where it is other than of small\n");
+                    text.push_str("$ peermemctl topo --json, where it differs from small\n");
                     let value = |name| -> Value {
                         let text = json(name);
                         serde_json::from_str(text.split_once('\n').unwrap().1).unwrap()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail, Context as _, Result};
 use peermem_verbs::memory::{Mapping, Placement, Span};
 use peermem_verbs::pattern::{difference, Difference, Pattern};
-use peermem_verbs::rdma::{Contact, Endpoint, FragileRegion, Op, Part, Status};
+use peermem_verbs::rdma::{Contact, Endpoint, Op, Part, Status};
 use peermem_verbs::{cuda, rdma, standin};
 
 use super::event::Way;
@@ -126,6 +126,11 @@ impl Memory {
         }
     }
 
+    /// Returns `true` if the memory lies in two allocations.
+    fn is_two(&self) -> bool {
+        matches!(self, Self::Cuda(memory) if memory.is_two())
+    }
+
     /// Returns a buffer as long as the memory.
     fn buffer(&self) -> Result<Vec<u8>> {
         Ok(vec![0; usize::try_from(self.span()?.len())?])
@@ -156,24 +161,15 @@ const NOT_HERE: &str = "memory of the server";
 /// connection ends.
 #[derive(Debug)]
 pub(crate) enum Region {
-    Here(Option<FragileRegion>),
+    Here(rdma::Region),
     OnServer(Kind),
 }
 
 impl Region {
     fn part(&self, window: Window) -> Result<Part> {
         match self {
-            Self::Here(Some(region)) => region.part(window.at, window.len),
-            _ => bail!("no region of this host"),
-        }
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if let Self::Here(region) = self {
-            // A step has already failed with its own message.
-            let _ = region.take().map(FragileRegion::deregister);
+            Self::Here(region) => region.part(window.at, window.len),
+            Self::OnServer(_) => bail!("no region of this host"),
         }
     }
 }
@@ -290,8 +286,14 @@ impl Real {
         };
         let has = context.gpu().has_dma_buf();
         let exported = memory.dma_buf(memory.len());
+        let is_refused = |error: &anyhow::Error| {
+            memory.is_two() && error.downcast_ref().is_some_and(cuda::Failed::is_refusal)
+        };
         match (exported, has) {
             (Ok(buffer), _) => Ok(buffer),
+            (Err(error), Ok(true)) if is_refused(&error) => Err(Unable::Impossible(format!(
+                "the GPU's driver exports no range over two allocations: {error:#}"
+            ))),
             (Err(error), Ok(true)) => Err(error.into()),
             // An old driver supports neither the export nor the query.
             (Err(error), Ok(false) | Err(_)) => Err(Unable::Impossible(format!(
@@ -323,7 +325,7 @@ impl Real {
         let hca = self.hca()?;
         let access = rdma::full_access();
         match hca.register_dmabuf(buffer.as_fd(), 0, span, access) {
-            Ok(region) => Ok(Region::Here(Some(region))),
+            Ok(region) => Ok(Region::Here(region)),
             Err(refused) if NO_DMA_BUF.contains(&refused.errno()) => {
                 Err(Unable::Impossible(format!(
                     "the kernel, or the driver of {}, has none: {refused}",
@@ -418,6 +420,19 @@ impl Bench for Real {
         })
     }
 
+    fn two_allocations(&mut self, head: usize, len: usize) -> Result<Memory, Unable> {
+        let Gpu::Cuda(context) = &self.gpu else {
+            return Err(Unable::Impossible("only CUDA maps allocations".to_owned()));
+        };
+        match context.allocate_two(head, len) {
+            Ok(memory) => Ok(Memory::Cuda(memory)),
+            Err(error) if error.is::<cuda::Unsupported>() => {
+                Err(Unable::Impossible(error.to_string()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn fill(&mut self, memory: &Memory, pattern: Pattern) -> Result<()> {
         if let Memory::OnServer(kind) = memory {
             return Ok(self.order(*kind, Request::Fill(pattern))?);
@@ -468,22 +483,30 @@ impl Bench for Real {
         let is_gpu = !matches!(memory, Memory::Host(_));
         let span = memory.span()?;
         let hca = self.hca()?;
-        match hca.register_fragile(span, rdma::full_access()) {
-            Ok(region) => Ok(Region::Here(Some(region))),
+        match hca.register(span, rdma::full_access()) {
+            Ok(region) => Ok(Region::Here(region)),
             Err(refused) if is_gpu && !module::is_loaded(&Live) => Err(Unable::Impossible(
                 format!("no peer-memory module is loaded (nvidia-peermem): {refused}"),
             )),
+            Err(refused)
+                if memory.is_two()
+                    && refused.errno() == libc::EFAULT
+                    && !module::joins_allocations(&Live) =>
+            {
+                Err(Unable::Impossible(format!(
+                    "the module registers no range over two allocations: {refused}"
+                )))
+            }
             Err(refused) => Err(self.refusal(&refused, is_gpu)),
         }
     }
 
-    fn deregister(&mut self, mut region: Region) -> Result<()> {
-        match &mut region {
-            Region::OnServer(kind) => Ok(self.order(*kind, Request::Deregister)?),
-            Region::Here(region) => match region.take().map(FragileRegion::deregister) {
-                None | Some(Ok(())) => Ok(()),
-                Some(Err((_, error))) => Err(anyhow!("ibv_dereg_mr: {error}")),
-            },
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        match region {
+            Region::OnServer(kind) => Ok(self.order(kind, Request::Deregister)?),
+            Region::Here(region) => region
+                .deregister()
+                .map_err(|(_, error)| anyhow!("ibv_dereg_mr: {error}")),
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) enum Name {
     Copies,
     /// Exports the memory as a dma-buf.
     Export,
+    /// The same as [`Name::Copies`] and [`Name::Export`], of memory in two allocations side by side.
+    ExportTwoAllocations,
     /// Registers host memory, for the other end of the transfers.
     HostMemory,
     /// Registers and deregisters GPU memory several times, then keeps the memory registered.
@@ -61,6 +63,8 @@ pub(crate) enum Name {
     SendToGpu,
     /// Deregisters the region.
     Deregister,
+    /// Registers memory in two allocations side by side, and moves bytes over their border.
+    TwoAllocations,
     /// Frees GPU memory under a live registration.
     FreeWhileRegistered,
     /// Kills a process with a registration in the middle of a transfer.

@@ -36,6 +36,7 @@ use crate::machine::pci::Address;
 use crate::machine::{Machine, Port};
 use crate::report::Out;
 use event::{Name, Outcome, Step};
+use peer::Hello;
 use print::{Pair, Report};
 use steps::Links;
 use task::{Found, Role, Server, Source, Task};
@@ -137,8 +138,11 @@ pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result
         task.server = server.as_ref().map(|(name, addresses)| Server {
             name: (*name).to_owned(),
             addresses: addresses.clone(),
-            gpu_index: index,
-            more: rest > 0,
+            hello: Hello {
+                size: size as u64,
+                gpu_index: index,
+                more: rest > 0,
+            },
         });
         let followed = supervisor::oversee(&Role::Worker(task), here.limit(), None)?;
         let peer = server

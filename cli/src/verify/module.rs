@@ -4,6 +4,7 @@
 
 use crate::debugfs::{path, Line};
 use crate::host::{Host, Seen, Unseen};
+use crate::software::Module;
 
 const REFUSALS: [&str; 2] = ["refusals", "non_gpu"];
 /// Peer-memory modules for NVIDIA's GPUs: this project's and NVIDIA's, and their predecessor.
@@ -15,6 +16,15 @@ const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 /// visible.
 pub(crate) fn is_loaded(host: &dyn Host) -> bool {
     MODULES.iter().any(|path| host.has(path).unwrap_or(true))
+}
+
+/// Returns `true` if the module may register a range over several allocations. NVIDIA's module
+/// registers none, and has no such parameter.
+pub(crate) fn joins_allocations(host: &dyn Host) -> bool {
+    match Module::parameter(host, "max_chunks") {
+        Ok(most) => most != "1",
+        Err(why) => why != Unseen::Absent,
+    }
 }
 
 /// Returns the records of a process.
@@ -136,6 +146,15 @@ mod tests {
         let empty = host(&[], FIRST_NAMESPACE);
         assert_eq!(registrations_of(&empty, 1), Err(Unseen::Absent));
         assert_eq!(last_refusal(&empty, 1), Err(Unseen::Absent));
+    }
+
+    #[test]
+    fn a_module_joins_allocations_or_not() {
+        let path = format!("{}/parameters/max_chunks", MODULES[0]);
+        let joins = |files: &[(&str, &str)]| joins_allocations(&host(files, FIRST_NAMESPACE));
+        assert!(joins(&[(&path, "1024\n")]));
+        assert!(!joins(&[(&path, "1\n")]));
+        assert!(!joins(&[(MODULES[0], "")]));
     }
 
     #[test]

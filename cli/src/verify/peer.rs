@@ -45,7 +45,7 @@ struct Greeting<T> {
 }
 
 /// Greeting of a client.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// Size of each buffer, in bytes.
     pub(crate) size: u64,
@@ -203,16 +203,12 @@ pub(crate) struct Peer(Lines);
 impl Peer {
     /// Connects to a server. Returns the server's devices, too. `limit` is the time limit for an
     /// answer.
-    pub(crate) fn connect(
-        server: &Server,
-        size: usize,
-        limit: Duration,
-    ) -> Result<(Self, Devices)> {
+    pub(crate) fn connect(server: &Server, limit: Duration) -> Result<(Self, Devices)> {
         let mut last = anyhow!("no address");
         for address in &server.addresses {
             match TcpStream::connect_timeout(address, GREETING) {
                 Ok(stream) => {
-                    return Self::greet(stream, server, size, limit)
+                    return Self::greet(stream, &server.hello, limit)
                         .with_context(|| format!("the server {}", server.name));
                 }
                 Err(error) => last = error.into(),
@@ -224,18 +220,9 @@ impl Peer {
         )))
     }
 
-    fn greet(
-        stream: TcpStream,
-        server: &Server,
-        size: usize,
-        limit: Duration,
-    ) -> Result<(Self, Devices)> {
+    fn greet(stream: TcpStream, hello: &Hello, limit: Duration) -> Result<(Self, Devices)> {
         let mut lines = Lines::of(stream, limit)?;
-        lines.greet(Hello {
-            size: size as u64,
-            gpu_index: server.gpu_index,
-            more: server.more,
-        })?;
+        lines.greet(hello)?;
         match lines.hear_greeting()? {
             Welcome::Ready(devices) => Ok((Self(lines), devices)),
             Welcome::Refused(why) => bail!("{why}"),
@@ -260,13 +247,7 @@ impl Peer {
             let _ = self.0.stream.shutdown(Shutdown::Both);
         }
         match answer.context("the server")? {
-            Answer::Unable(Unable::Impossible(why)) => {
-                Err(Unable::Impossible(format!("the server: {why}")))
-            }
-            Answer::Unable(Unable::Failed { why, errno }) => Err(Unable::Failed {
-                why: format!("the server: {why}"),
-                errno,
-            }),
+            Answer::Unable(unable) => Err(unable.at("the server")),
             answer => Ok(answer),
         }
     }
@@ -314,7 +295,7 @@ pub(crate) fn refuse(lines: &mut Lines, why: &anyhow::Error) -> Result<()> {
     lines.greet(Welcome::Refused(format!("{why:#}")))
 }
 
-/// A memory of the server. The region ends before the memory.
+/// A buffer of the server, and the buffer's region. The region ends before the memory.
 struct Buffer<B: Bench> {
     region: Option<B::Region>,
     memory: B::Memory,

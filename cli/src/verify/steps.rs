@@ -25,6 +25,20 @@ pub(crate) enum Unable {
     Failed { why: String, errno: Option<i32> },
 }
 
+impl Unable {
+    /// Puts a place before the reason.
+    pub(crate) fn at(self, place: &str) -> Self {
+        let at = |why| format!("{place}: {why}");
+        match self {
+            Self::Impossible(why) => Self::Impossible(at(why)),
+            Self::Failed { why, errno } => Self::Failed {
+                why: at(why),
+                errno,
+            },
+        }
+    }
+}
+
 impl From<anyhow::Error> for Unable {
     fn from(error: anyhow::Error) -> Self {
         Self::Failed {
@@ -49,6 +63,16 @@ pub(crate) enum Moved {
     Done { bytes: u64, took: Duration },
     /// The transfer ended with a completion that has this status.
     Refused(String),
+}
+
+impl Moved {
+    /// Returns the number of bytes and the duration. `what` begins the message of a failure.
+    fn done(self, what: &str) -> Result<(u64, Duration), Unable> {
+        match self {
+            Self::Done { bytes, took } => Ok((bytes, took)),
+            Self::Refused(status) => Err(failed(format!("{what}ended with {status}"))),
+        }
+    }
 }
 
 /// A part of two regions: the same offset and length in both, in bytes.
@@ -137,6 +161,8 @@ pub(crate) trait Bench {
     fn about(&self) -> String;
     /// Allocates memory.
     fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Self::Memory, Unable>;
+    /// Allocates GPU memory in two allocations side by side, the first `head` bytes in the first.
+    fn two_allocations(&mut self, head: usize, len: usize) -> Result<Self::Memory, Unable>;
     /// Fills all of a memory, with the processor or with the GPU's driver.
     fn fill(&mut self, memory: &Self::Memory, pattern: Pattern) -> anyhow::Result<()>;
     /// Compares each byte of a memory, which the processor or the GPU's driver reads.
@@ -241,7 +267,7 @@ const NO_MEMORY: &str = "no GPU memory";
 const NO_NETWORK: &str = "bytes of host memory do not arrive: the network fails";
 const NOT_REGISTERED: &str = "GPU memory is not registered";
 
-/// Returns the calls of these ways.
+/// Returns the verbs calls that applications make for `ways`, separated by commas.
 fn calls(ways: Vec<Way>) -> String {
     let calls: Vec<_> = ways.into_iter().map(Way::call).collect();
     calls.join(", ")
@@ -352,9 +378,19 @@ impl<B: Bench> Run<'_, B> {
         value
     }
 
+    /// Runs a step without a value. Returns `true` if the step passed.
+    fn passes(
+        &mut self,
+        way: Option<Way>,
+        step: Name,
+        body: impl FnOnce(&mut Self) -> Result<Found, Unable>,
+    ) -> bool {
+        self.step(way, step, |run| Ok(((), body(run)?))).is_some()
+    }
+
     /// Reports a step as not possible.
     fn leave_out(&mut self, way: Option<Way>, step: Name, why: &str) {
-        let _: Option<()> = self.step(way, step, |_| Err(Unable::Impossible(why.to_owned())));
+        self.passes(way, step, |_| Err(Unable::Impossible(why.to_owned())));
     }
 
     fn pattern(&mut self) -> Pattern {
@@ -392,12 +428,37 @@ impl<B: Bench> Run<'_, B> {
     }
 
     /// Checks that GPU memory keeps bytes.
-    fn copies(&mut self, step: Name, memory: &B::Memory) -> Option<()> {
-        self.step(None, step, |run| {
-            let bytes = run.fill(memory)?;
-            run.compare(memory, bytes, "copied to the GPU and back")?;
-            Ok(((), run.of_size()))
+    fn copies(&mut self, step: Name, memory: &B::Memory) -> bool {
+        self.passes(None, step, |run| {
+            run.keeps_bytes(memory)?;
+            Ok(run.of_size())
         })
+    }
+
+    fn keeps_bytes(&mut self, memory: &B::Memory) -> Result<(), Unable> {
+        let bytes = self.fill(memory)?;
+        self.compare(memory, bytes, "copied to the GPU and back")
+    }
+
+    /// Exports GPU memory as a dma-buf.
+    fn export(&mut self, memory: &B::Memory) -> Result<Found, Unable> {
+        let (bytes, size) = (self.bench.export(memory)?, self.plan.size);
+        if bytes < size as u64 {
+            return Err(failed(format!("a dma-buf of {bytes} bytes for {size}")));
+        }
+        Ok(Found::text(format!("a dma-buf of {bytes} bytes")))
+    }
+
+    /// Allocates memory whose halves lie in two allocations. Each half has whole pages of the GPU.
+    fn two_allocations(&mut self) -> Result<B::Memory, Unable> {
+        let size = self.plan.size;
+        let half = size / 2;
+        match half - half % GRANULE as usize {
+            0 => Err(Unable::Impossible(format!(
+                "one page of the GPU has {size} bytes: use a larger --size"
+            ))),
+            head => self.bench.two_allocations(head, size),
+        }
     }
 
     fn host_memory(&mut self, end: End) -> Result<(B::Memory, B::Region), Unable> {
@@ -407,25 +468,23 @@ impl<B: Bench> Run<'_, B> {
     }
 
     fn on_one_host(&mut self) {
-        let size = self.plan.size;
         let Some(memory) = self.allocate(End::Here, Name::Allocate) else {
-            for step in [Name::Copies, Name::Export] {
+            for step in [Name::Copies, Name::Export, Name::ExportTwoAllocations] {
                 self.leave_out(None, step, NO_MEMORY);
             }
             return;
         };
         let copied = self.copies(Name::Copies, &memory);
-        let _: Option<()> = self.step(None, Name::Export, |run| {
-            let bytes = run.bench.export(&memory)?;
-            if bytes < size as u64 {
-                return Err(failed(format!("a dma-buf of {bytes} bytes for {size}")));
-            }
-            Ok(((), Found::text(format!("a dma-buf of {bytes} bytes"))))
+        self.passes(None, Name::Export, |run| run.export(&memory));
+        self.passes(None, Name::ExportTwoAllocations, |run| {
+            let memory = run.two_allocations()?;
+            run.keeps_bytes(&memory)?;
+            run.export(&memory)
         });
         if self.plan.scope == Scope::GpuOnly {
             return;
         }
-        if copied.is_none() {
+        if !copied {
             self.leave_out(None, Name::HostMemory, "GPU memory does not keep bytes");
             return;
         }
@@ -437,15 +496,13 @@ impl<B: Bench> Run<'_, B> {
         };
         let working: Vec<_> = Way::ALL
             .into_iter()
-            .filter(|&way| self.one_way(way, &memory, &host))
+            .filter(|&way| self.one_way(way, &memory, (&host.0, &host.1)))
             .collect();
-        let _: Option<()> = self.step(None, Name::AnyWay, |_| {
-            if working.is_empty() {
-                return Err(failed(
-                    "GPU memory can be registered in no way, or no bytes move",
-                ));
-            }
-            Ok(((), Found::text(calls(working))))
+        self.passes(None, Name::AnyWay, |_| match working.is_empty() {
+            true => Err(failed(
+                "GPU memory can be registered in no way, or no bytes move",
+            )),
+            false => Ok(Found::text(calls(working))),
         });
     }
 
@@ -459,7 +516,7 @@ impl<B: Bench> Run<'_, B> {
                 self.leave_out(None, copies, NO_MEMORY);
                 return None;
             };
-            self.copies(copies, &memory).map(|()| memory)
+            self.copies(copies, &memory).then_some(memory)
         });
         let hosts = self.step(None, Name::HostMemory, |run| {
             let hosts = [run.host_memory(End::Here)?, run.host_memory(End::Server)?];
@@ -486,7 +543,7 @@ impl<B: Bench> Run<'_, B> {
             self.leave_out(None, Name::AnyWay, NO_NETWORK);
             return;
         }
-        let _: Option<()> = self.step(None, Name::AnyWay, |_| {
+        self.passes(None, Name::AnyWay, |_| {
             let mut found = Vec::new();
             for (end, host) in ["client", "server"].into_iter().enumerate() {
                 if ends[end].is_err() {
@@ -504,12 +561,13 @@ impl<B: Bench> Run<'_, B> {
             if found.is_empty() {
                 return Err(failed("neither host has GPU memory"));
             }
-            Ok(((), Found::text(found.join("; "))))
+            Ok(Found::text(found.join("; ")))
         });
     }
 
     /// Runs the steps of one way between two hosts. `gpus` has the GPU memory of the client and the
-    /// server, or the reason why there is none. Returns for each end `true` if all bytes moved.
+    /// server, or the reason why there is none. An element of the result is `true` if all bytes of
+    /// that end moved.
     fn one_way_between(
         &mut self,
         way: Way,
@@ -551,14 +609,14 @@ impl<B: Bench> Run<'_, B> {
             }
         }
         let regions: Vec<_> = regions.into_iter().flatten().collect();
-        let _: Option<()> = self.step(Some(way), Name::Deregister, |run| {
+        self.passes(Some(way), Name::Deregister, |run| {
             if regions.is_empty() {
                 return Err(Unable::Impossible(NOT_REGISTERED.to_owned()));
             }
             for region in regions {
                 run.bench.deregister(region)?;
             }
-            Ok(((), Found::default()))
+            Ok(Found::default())
         });
         works
     }
@@ -577,10 +635,7 @@ impl<B: Bench> Run<'_, B> {
         };
         let links = self.plan.links.into_iter().zip(kinds);
         let bound = links.filter_map(|(links, kind)| links.bound(kind)).min();
-        self.step(way, name, |run| {
-            Ok(((), run.one_move(verb, from, to, bound)?))
-        })
-        .is_some()
+        self.passes(way, name, |run| run.one_move(verb, from, to, bound))
     }
 
     fn of_size(&self) -> Found {
@@ -594,33 +649,33 @@ impl<B: Bench> Run<'_, B> {
     }
 
     /// Runs the steps of one way. Returns `true` if bytes moved.
-    fn one_way(&mut self, way: Way, memory: &B::Memory, host: &(B::Memory, B::Region)) -> bool {
+    fn one_way(&mut self, way: Way, memory: &B::Memory, host: Registered<'_, B>) -> bool {
         let region = self.step(Some(way), Name::Register, |run| run.register(way, memory));
         let Some(region) = region else {
             let why = format!("{way} of GPU memory did not work");
-            for (step, _) in MOVES {
-                self.leave_out(Some(way), step, &why);
-            }
-            for step in [
+            let rest = [
                 Name::Deregister,
+                Name::TwoAllocations,
                 Name::FreeWhileRegistered,
                 Name::KilledHolder,
-            ] {
+            ];
+            for step in MOVES.map(|(step, _)| step).into_iter().chain(rest) {
                 self.leave_out(Some(way), step, &why);
             }
             return false;
         };
-        let moved = self.moves(way, (memory, &region), (&host.0, &host.1));
-        let _: Option<()> = self.step(Some(way), Name::Deregister, |run| {
+        let moved = self.moves(way, (memory, &region), host);
+        self.passes(Some(way), Name::Deregister, |run| {
             run.bench.deregister(region)?;
-            Ok(((), Found::default()))
+            Ok(Found::default())
         });
-        let _: Option<()> = self.step(Some(way), Name::FreeWhileRegistered, |run| {
-            Ok(((), run.free_while_registered(way, (&host.0, &host.1))?))
+        self.passes(Some(way), Name::TwoAllocations, |run| {
+            run.over_the_border(way, host)
         });
-        let _: Option<()> = self.step(Some(way), Name::KilledHolder, |run| {
-            Ok(((), run.killed_holder(way)?))
+        self.passes(Some(way), Name::FreeWhileRegistered, |run| {
+            run.free_while_registered(way, host)
         });
+        self.passes(Some(way), Name::KilledHolder, |run| run.killed_holder(way));
         moved
     }
 
@@ -650,7 +705,7 @@ impl<B: Bench> Run<'_, B> {
         let mut other = None;
         let mut all = true;
         for (name, verb) in MOVES {
-            let passed = self.step(Some(way), name, |run| {
+            all &= self.passes(Some(way), name, |run| {
                 if name == Name::GpuToGpu {
                     let memory = run.bench.memory(End::Here, Kind::Gpu, size)?;
                     let region = run.bench.register(way, &memory)?;
@@ -662,15 +717,13 @@ impl<B: Bench> Run<'_, B> {
                     (_, None) => (host, gpu),
                 };
                 let bound = run.plan.links[0].bound(Kind::Gpu);
-                Ok(((), run.one_move(verb, from, to, bound)?))
+                run.one_move(verb, from, to, bound)
             });
-            all &= passed.is_some();
             if let Some((memory, region)) = other.take() {
                 if let Err(error) = self.bench.deregister(region) {
-                    let _: Option<()> = self.step(Some(way), Name::Deregister, |_| {
+                    all &= self.passes(Some(way), Name::Deregister, |_| {
                         Err(error.context("the second region").into())
                     });
-                    all = false;
                 }
                 drop(memory);
             }
@@ -692,29 +745,21 @@ impl<B: Bench> Run<'_, B> {
         };
         let source = self.fill(from.0)?;
         let filled = self.fill(to.0)?;
-        let moved = self
-            .bench
+        self.bench
             .transfer(verb, from.1, to.1, window, None)
-            .map_err(|error| error.context("the first transfer"))?;
-        if let Moved::Refused(status) = moved {
-            return Err(failed(format!("ended with {status}")));
-        }
+            .map_err(|error| error.context("the first transfer"))?
+            .done("")?;
         let target = Contents {
             filled,
             moved: Some((source, window)),
         };
         self.compare(to.0, target, "where the bytes went")?;
         self.compare(from.0, source, "where the bytes came from")?;
-        let moved = self
+        let (bytes, took) = self
             .bench
-            .transfer(verb, from.1, to.1, window, Some(self.plan.measure))?;
-        let (bytes, took) = match moved {
-            Moved::Done { bytes, took } => (bytes, took),
-            Moved::Refused(status) => {
-                return Err(failed(format!("repeated, it ended with {status}")))
-            }
-        };
-        self.compare(to.0, target, "where the bytes went, after many times")?;
+            .transfer(verb, from.1, to.1, window, Some(self.plan.measure))?
+            .done("repeated, it ")?;
+        self.compare(to.0, target, "where the bytes went, after many transfers")?;
         Ok(Found {
             text: None,
             figures: Figures {
@@ -725,6 +770,24 @@ impl<B: Bench> Run<'_, B> {
                 ..Figures::default()
             },
         })
+    }
+
+    /// Moves bytes out of and into one region over two allocations. The window of the transfer has
+    /// the border inside.
+    fn over_the_border(&mut self, way: Way, host: Registered<'_, B>) -> Result<Found, Unable> {
+        let memory = self.two_allocations()?;
+        let region = self.bench.register(way, &memory)?;
+        let (gpu, bound) = ((&memory, &region), self.plan.links[0].bound(Kind::Gpu));
+        let mut moves = |from, to, what| {
+            let moved = self.one_move(Verb::Write, from, to, bound);
+            moved.map_err(|unable| unable.at(what))
+        };
+        let moved = moves(gpu, host, "from the GPU").and_then(|_| moves(host, gpu, "to the GPU"));
+        // The region is deregistered in any case.
+        let gone = self.bench.deregister(region);
+        moved?;
+        gone?;
+        Ok(self.of_size())
     }
 
     /// Checks that the device sees freed memory unchanged, or does not reach the memory at all. The
@@ -741,14 +804,9 @@ impl<B: Bench> Run<'_, B> {
         let mut memory = self.bench.memory(End::Here, Kind::Gpu, self.plan.size)?;
         let kept = self.fill(&memory)?;
         let region = self.bench.register(way, &memory)?;
-        let before = self
-            .bench
-            .transfer(Verb::Read, &region, host.1, window, None)?;
-        if let Moved::Refused(status) = before {
-            return Err(failed(format!(
-                "a READ before the free ended with {status}"
-            )));
-        }
+        self.bench
+            .transfer(Verb::Read, &region, host.1, window, None)?
+            .done("a READ before the free ")?;
         self.compare(host.0, kept, "a READ before the free")?;
         self.bench.free(&mut memory)?;
         // If the memory was given back, this allocation replaces it. A failure to allocate is
@@ -769,20 +827,16 @@ impl<B: Bench> Run<'_, B> {
                 let mut is = |bytes: Pattern| -> anyhow::Result<bool> {
                     Ok(self.bench.compare(host.0, &bytes.into())?.is_none())
                 };
-                let is_next = match &next {
-                    Some((_, bytes)) => is(*bytes)?,
-                    None => false,
-                };
                 if is(kept)? {
                     Ok("held: the memory and its bytes stay until it is deregistered".to_owned())
-                } else if is_next {
-                    Err(failed(
-                        "the device still reaches freed memory, which another allocation has by now",
-                    ))
                 } else {
-                    Err(failed(
-                        "the device still reaches freed memory, which has other bytes by now",
-                    ))
+                    let has = match &next {
+                        Some((_, bytes)) if is(*bytes)? => "another allocation has",
+                        _ => "has other bytes",
+                    };
+                    Err(failed(format!(
+                        "the device still reaches freed memory, which {has} by now"
+                    )))
                 }
             }
             Ok(Moved::Refused(status)) => Ok(format!("revoked: a READ ends with {status}")),
@@ -806,28 +860,23 @@ impl<B: Bench> Run<'_, B> {
         let deadline = self.bench.now() + self.plan.patience;
         let mut reported = vec!["killed while bytes moved".to_owned()];
         loop {
-            let still = self.bench.registrations(process);
-            let pinned = self.bench.pinned();
-            let listed_still = listed && still.as_ref().is_ok_and(|&count| count > 0);
-            let pinned_still = match (&before, &pinned) {
-                (Ok(before), Ok(now)) => now > before,
-                _ => false,
-            };
-            if !listed_still && !pinned_still {
+            let mut left = Vec::new();
+            match self.bench.registrations(process) {
+                Ok(count) if listed && count > 0 => left.push(format!(
+                    "{count} registrations of process {process} are listed"
+                )),
+                _ => {}
+            }
+            match (&before, self.bench.pinned()) {
+                (Ok(before), Ok(now)) if now > *before => left.push(format!(
+                    "{now} bytes of BAR1 are pinned, {before} were before"
+                )),
+                _ => {}
+            }
+            if left.is_empty() {
                 break;
             }
             if self.bench.now() > deadline {
-                let mut left = Vec::new();
-                if let (true, Ok(count)) = (listed_still, still) {
-                    left.push(format!(
-                        "{count} registrations of process {process} are listed"
-                    ));
-                }
-                if let (true, Ok(before), Ok(now)) = (pinned_still, &before, pinned) {
-                    left.push(format!(
-                        "{now} bytes of BAR1 are pinned, {before} were before"
-                    ));
-                }
                 return Err(failed(format!("after the kill {}", left.join(", "))));
             }
             self.bench.pause();

@@ -17,23 +17,8 @@ use super::event::{Event, Name, Outcome, Step, Way};
 use super::task;
 use super::task::{Found, Role};
 
-/// Event from a worker.
-#[derive(Debug)]
-pub(crate) enum Received {
-    Line(String),
-    /// End of the worker's output.
-    End,
-    /// Timeout.
-    Nothing,
-}
-
-/// End of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Done,
-    Died,
-    Hung,
-}
+/// Line of a worker. An error is a timeout, or the end of the worker's output.
+type Received = Result<String, RecvTimeoutError>;
 
 /// Results of a worker.
 #[derive(Debug, Default)]
@@ -53,24 +38,23 @@ impl Followed {
     }
 }
 
-/// Collects the messages of a worker. `limit` applies to one step. Returns the results, the kind of
-/// end, and the step in which the worker ended.
+/// Collects the messages of a worker. `limit` applies to one step. Returns the results, the reason
+/// why the messages ended early, and the step in which the worker ended.
 fn follow(
     limit: Duration,
     mut next: impl FnMut(Duration) -> Received,
-) -> (Followed, End, (Option<Way>, Name)) {
+) -> (Followed, Result<(), RecvTimeoutError>, (Option<Way>, Name)) {
     let mut followed = Followed::default();
     let mut now = (None, Name::Open);
     let end = loop {
         match next(limit) {
-            Received::Nothing => break End::Hung,
-            Received::End => break End::Died,
-            Received::Line(line) => match serde_json::from_str(&line) {
+            Err(why) => break Err(why),
+            Ok(line) => match serde_json::from_str(&line) {
                 Ok(Event::Begins { way, step }) => now = (way, step),
                 Ok(Event::Ended(step)) => followed.steps.push(step),
                 Ok(Event::About(about)) => followed.about = Some(about),
                 Ok(Event::Peer(about)) => followed.peer = Some(about),
-                Ok(Event::Done) => break End::Done,
+                Ok(Event::Done) => break Ok(()),
                 // The line is output of a library.
                 Err(_) => {}
             },
@@ -91,11 +75,7 @@ fn lines_of(child: &mut Child) -> Result<impl FnMut(Duration) -> Received> {
             }
         }
     });
-    Ok(move |limit| match receiver.recv_timeout(limit) {
-        Ok(line) => Received::Line(line),
-        Err(RecvTimeoutError::Timeout) => Received::Nothing,
-        Err(RecvTimeoutError::Disconnected) => Received::End,
-    })
+    Ok(move |limit| receiver.recv_timeout(limit))
 }
 
 /// Time limit for a killed process to exit.
@@ -130,17 +110,17 @@ pub(crate) fn oversee(role: &Role, limit: Duration, client: Option<TcpStream>) -
     let next = lines_of(&mut child)?;
     let (mut followed, how, now) = follow(limit, next);
     match how {
-        End::Done => {
+        Ok(()) => {
             end(child)?;
         }
-        End::Hung => {
+        Err(RecvTimeoutError::Timeout) => {
             let status = end(child)?;
             followed.lost(
                 now,
                 format!("not done after {} s; {status}", limit.as_secs()),
             );
         }
-        End::Died => {
+        Err(RecvTimeoutError::Disconnected) => {
             let status = match child.wait() {
                 Ok(status) => status.to_string(),
                 Err(error) => error.to_string(),
@@ -163,19 +143,19 @@ pub(crate) fn gpus(stand_in: bool, limit: Duration) -> Result<Vec<Found>> {
     let mut next = lines_of(&mut child)?;
     let found = loop {
         match next(limit) {
-            Received::Nothing => {
+            Err(RecvTimeoutError::Timeout) => {
                 break Err(anyhow!(
                     "CUDA did not say within {} s which GPUs there are",
                     limit.as_secs()
                 ))
             }
-            Received::End => {
+            Err(RecvTimeoutError::Disconnected) => {
                 let status = child.wait()?;
                 return Err(anyhow!(
                     "the process that asks CUDA for GPUs ended: {status}"
                 ));
             }
-            Received::Line(line) => {
+            Ok(line) => {
                 if let Ok(found) = serde_json::from_str::<Result<Vec<Found>, String>>(&line) {
                     break found.map_err(|why| anyhow!(why));
                 }
@@ -191,18 +171,20 @@ mod tests {
     use super::*;
 
     fn line(event: &Event) -> Received {
-        Received::Line(serde_json::to_string(event).unwrap_or_default())
+        Ok(serde_json::to_string(event).unwrap_or_default())
     }
 
     fn passed(way: Option<Way>, step: Name) -> Step {
         Step::new(way, step, Outcome::Passed, None)
     }
 
-    fn followed(said: Vec<Received>) -> (Followed, End, (Option<Way>, Name)) {
+    fn followed(
+        said: Vec<Received>,
+    ) -> (Followed, Result<(), RecvTimeoutError>, (Option<Way>, Name)) {
         let mut said = said.into_iter();
         follow(Duration::from_secs(7), |limit| {
             assert_eq!(limit, Duration::from_secs(7));
-            said.next().unwrap_or(Received::Nothing)
+            said.next().unwrap_or(Err(RecvTimeoutError::Timeout))
         })
     }
 
@@ -215,7 +197,7 @@ mod tests {
         let step = passed(Some(Way::DmaBuf), Name::Register);
         let (found, end, _) = followed(vec![
             line(&begins(None, Name::Open)),
-            Received::Line("libfoo: warning: {}".to_owned()),
+            Ok("libfoo: warning: {}".to_owned()),
             line(&Event::About("a GPU".to_owned())),
             line(&Event::Ended(step.clone())),
             line(&Event::Done),
@@ -223,7 +205,7 @@ mod tests {
         ]);
         assert_eq!(found.about.as_deref(), Some("a GPU"));
         assert_eq!(found.steps, [step]);
-        assert_eq!(end, End::Done);
+        assert_eq!(end, Ok(()));
     }
 
     #[test]
@@ -234,7 +216,7 @@ mod tests {
             line(&begins(Some(Way::PeerMemory), Name::Deregister)),
         ]);
         assert_eq!(found.steps.len(), 1);
-        assert_eq!(end, End::Hung);
+        assert_eq!(end, Err(RecvTimeoutError::Timeout));
         assert_eq!(now, (Some(Way::PeerMemory), Name::Deregister));
     }
 
@@ -242,9 +224,9 @@ mod tests {
     fn a_worker_that_dies_is_noticed() {
         let (_, end, now) = followed(vec![
             line(&begins(Some(Way::DmaBuf), Name::GpuToGpu)),
-            Received::End,
+            Err(RecvTimeoutError::Disconnected),
         ]);
-        assert_eq!(end, End::Died);
+        assert_eq!(end, Err(RecvTimeoutError::Disconnected));
         assert_eq!(now, (Some(Way::DmaBuf), Name::GpuToGpu));
     }
 }

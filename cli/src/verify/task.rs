@@ -18,6 +18,7 @@ use anyhow::{ensure, Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::event::Way;
+use super::peer::Hello;
 use super::steps::Links;
 use crate::args;
 
@@ -58,10 +59,7 @@ pub(crate) struct Server {
     /// Address as the user gave it.
     pub(crate) name: String,
     pub(crate) addresses: Vec<SocketAddr>,
-    /// Index of the client's GPU.
-    pub(crate) gpu_index: usize,
-    /// `true` if the client continues with another pair.
-    pub(crate) more: bool,
+    pub(crate) hello: Hello,
 }
 
 /// Task of a worker or a holder, passed as one argument.

@@ -112,7 +112,7 @@ fn work(task: Task) -> Result<()> {
     let mut peer = None;
     if let Some(server) = &task.server {
         audience.begins(Name::Connect);
-        match Peer::connect(server, task.size, patience) {
+        match Peer::connect(server, patience) {
             Ok((connected, devices)) => {
                 audience.server = Some(connected.teller()?);
                 plan.links[1] = devices.links;

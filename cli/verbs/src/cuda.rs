@@ -22,18 +22,64 @@ use crate::memory::Span;
 /// The driver's library.
 pub const LIBRARY: &str = "libcuda.so.1";
 
-/// `CUresult`, `CUdevice`, `CUcontext`, `CUdeviceptr`.
+/// `CUresult`, `CUdevice`, `CUcontext`, `CUstream`, `CUdeviceptr`, `CUmemGenericAllocationHandle`.
 type Code = c_int;
 type Device = c_int;
 type ContextPointer = *mut c_void;
+type Stream = *mut c_void;
 type Address = c_ulonglong;
+type Handle = c_ulonglong;
 
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+const ATTRIBUTE_MAPPING: c_int = 102;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const ATTRIBUTE_MAPPING_RDMA: c_int = 110;
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 const ATTRIBUTE_DMA_BUF: c_int = 124;
 /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`.
 const POINTER_SYNC_MEMOPS: c_int = 6;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const RANGE_DMA_BUF: c_int = 1;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const TYPE_PINNED: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const LOCATION_DEVICE: c_int = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const ACCESS_READ_WRITE: c_int = 3;
+/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
+const GRANULARITY_MINIMUM: c_int = 0;
+/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_NOT_SUPPORTED`.
+const REFUSALS: [Code; 2] = [1, 801];
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Location {
+    kind: c_int,
+    id: Device,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Debug)]
+struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    win32: *const c_void,
+    compression: u8,
+    rdma_capable: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Debug)]
+struct Access {
+    location: Location,
+    flags: c_int,
+}
 
 /// Declares the functions in use, and the code that looks them up.
 macro_rules! functions {
@@ -77,6 +123,15 @@ functions! {
     free: b"cuMemFree_v2\0" = fn(Address);
     copy_in: b"cuMemcpyHtoD_v2\0" = fn(Address, *const c_void, usize);
     copy_out: b"cuMemcpyDtoH_v2\0" = fn(*mut c_void, Address, usize);
+    stream_wait: b"cuStreamSynchronize\0" = fn(Stream);
+    granularity: b"cuMemGetAllocationGranularity\0" = fn(*mut usize, *const Properties, c_int);
+    reserve: b"cuMemAddressReserve\0" = fn(*mut Address, usize, usize, Address, c_ulonglong);
+    unreserve: b"cuMemAddressFree\0" = fn(Address, usize);
+    create: b"cuMemCreate\0" = fn(*mut Handle, usize, *const Properties, c_ulonglong);
+    release: b"cuMemRelease\0" = fn(Handle);
+    map: b"cuMemMap\0" = fn(Address, usize, usize, Handle, c_ulonglong);
+    unmap: b"cuMemUnmap\0" = fn(Address, usize);
+    set_access: b"cuMemSetAccess\0" = fn(Address, usize, *const Access, usize);
     pointer_set: b"cuPointerSetAttribute\0" = fn(*const c_void, c_int, Address);
     range_handle: b"cuMemGetHandleForAddressRange\0" =
         fn(*mut c_void, Address, usize, c_int, c_ulonglong);
@@ -93,6 +148,18 @@ pub struct Failed {
     /// The library's name of the code.
     pub name: String,
 }
+
+impl Failed {
+    /// Returns `true` if the driver refused the arguments, or does not support the call.
+    pub fn is_refusal(&self) -> bool {
+        REFUSALS.contains(&self.code)
+    }
+}
+
+/// An error of a library or a GPU without a function.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsupported(String);
 
 /// CUDA's driver API, initialised.
 pub struct Cuda {
@@ -111,7 +178,7 @@ macro_rules! call {
         let function = $cuda
             .functions
             .$field
-            .ok_or_else(|| anyhow!("{LIBRARY} has no {}", $name))?;
+            .ok_or_else(|| Unsupported(format!("{LIBRARY} has no {}", $name)))?;
         // SAFETY: The signature is CUDA's. The caller's pointers are valid for the call, for the
         // sizes given. A comment at each call states the accesses.
         let code = unsafe { function($($argument),*) };
@@ -231,6 +298,10 @@ impl Gpu {
 
     /// Returns `true` if the driver can export GPU memory as dma-buf.
     pub fn has_dma_buf(&self) -> Result<bool> {
+        self.has(ATTRIBUTE_DMA_BUF)
+    }
+
+    fn has(&self, attribute: c_int) -> Result<bool> {
         let mut value = 0;
         // CUDA writes one number.
         call!(
@@ -238,7 +309,7 @@ impl Gpu {
             device_attribute,
             "cuDeviceGetAttribute",
             &raw mut value,
-            ATTRIBUTE_DMA_BUF,
+            attribute,
             self.device
         )?;
         Ok(value != 0)
@@ -283,6 +354,7 @@ impl Context {
             context: Arc::clone(self),
             address,
             len,
+            parts: None,
             freed: false,
         };
         let on: c_uint = 1;
@@ -296,6 +368,147 @@ impl Context {
             address
         )?;
         Ok(allocation)
+    }
+
+    /// Allocates GPU memory in two allocations that are mapped side by side, as in PyTorch's
+    /// expandable segments. The first `head` bytes lie in the first allocation.
+    ///
+    /// # Errors
+    /// [`Unsupported`] if the library or the GPU cannot map allocations.
+    pub fn allocate_two(self: &Arc<Self>, head: usize, len: usize) -> Result<Allocation> {
+        let (gpu, cuda) = (&self.gpu, &self.gpu.cuda);
+        if !gpu.has(ATTRIBUTE_MAPPING)? {
+            return Err(Unsupported("the GPU has no cuMemMap".to_owned()).into());
+        }
+        let location = Location {
+            kind: LOCATION_DEVICE,
+            id: gpu.device,
+        };
+        let properties = Properties {
+            kind: TYPE_PINNED,
+            handle_types: 0,
+            location,
+            win32: ptr::null(),
+            compression: 0,
+            // Drivers that are older than the attribute refuse the query.
+            rdma_capable: gpu.has(ATTRIBUTE_MAPPING_RDMA).unwrap_or(false).into(),
+            usage: 0,
+            reserved: [0; 4],
+        };
+        let mut granule = 0;
+        // CUDA reads the properties, and writes one number.
+        call!(
+            cuda,
+            granularity,
+            "cuMemGetAllocationGranularity",
+            &raw mut granule,
+            &raw const properties,
+            GRANULARITY_MINIMUM
+        )?;
+        let tail = len.checked_sub(head).context("more than all of it")?;
+        ensure!(head > 0 && tail > 0 && granule > 0, "{head:#x}+{tail:#x}");
+        let size = head.max(tail).checked_next_multiple_of(granule);
+        let size = size.context("the size of an allocation")?;
+        let all = size.checked_mul(2).context("the size of two allocations")?;
+        let mut start = 0;
+        // CUDA writes one number.
+        call!(
+            cuda,
+            reserve,
+            "cuMemAddressReserve",
+            &raw mut start,
+            all,
+            0,
+            0,
+            0
+        )?;
+        let mut parts = Parts {
+            start,
+            size,
+            mapped: 0,
+        };
+        let mapped = parts.fill(cuda, &properties);
+        let memory = Allocation {
+            context: Arc::clone(self),
+            address: start + (size - head) as u64,
+            len,
+            parts: Some(parts),
+            freed: false,
+        };
+        // A failure frees the parts.
+        mapped?;
+        let access = Access {
+            location,
+            flags: ACCESS_READ_WRITE,
+        };
+        // CUDA reads one description.
+        call!(
+            cuda,
+            set_access,
+            "cuMemSetAccess",
+            start,
+            all,
+            &raw const access,
+            1
+        )?;
+        Ok(memory)
+    }
+}
+
+/// Addresses that are reserved for two allocations side by side. Each allocation lives as long as
+/// its mapping.
+#[derive(Debug)]
+struct Parts {
+    start: Address,
+    /// Size of each allocation, in bytes.
+    size: usize,
+    /// Number of mapped allocations.
+    mapped: usize,
+}
+
+impl Parts {
+    fn at(&self, index: usize) -> Address {
+        self.start + (index * self.size) as u64
+    }
+
+    /// Creates and maps both allocations. All functions used here and in [`Self::free`] came with
+    /// CUDA 10.2.
+    fn fill(&mut self, cuda: &Cuda, properties: &Properties) -> Result<()> {
+        while self.mapped < 2 {
+            let (at, mut handle) = (self.at(self.mapped), 0);
+            // CUDA reads the properties, and writes one number.
+            call!(
+                cuda,
+                create,
+                "cuMemCreate",
+                &raw mut handle,
+                self.size,
+                properties,
+                0
+            )?;
+            let mapped = call!(cuda, map, "cuMemMap", at, self.size, 0, handle, 0);
+            // The mapping keeps the memory.
+            let released = call!(cuda, release, "cuMemRelease", handle);
+            mapped?;
+            self.mapped += 1;
+            released?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps the allocations, which frees their memory, and gives the addresses back.
+    fn free(&mut self, cuda: &Cuda) -> Result<()> {
+        while let Some(last) = self.mapped.checked_sub(1) {
+            call!(cuda, unmap, "cuMemUnmap", self.at(last), self.size)?;
+            self.mapped = last;
+        }
+        call!(
+            cuda,
+            unreserve,
+            "cuMemAddressFree",
+            self.start,
+            2 * self.size
+        )
     }
 }
 
@@ -314,6 +527,8 @@ pub struct Allocation {
     context: Arc<Context>,
     address: Address,
     len: usize,
+    /// The two allocations of [`Context::allocate_two`].
+    parts: Option<Parts>,
     freed: bool,
 }
 
@@ -321,6 +536,11 @@ impl Allocation {
     /// Returns the requested number of bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns `true` if the memory lies in two allocations.
+    pub fn is_two(&self) -> bool {
+        self.parts.is_some()
     }
 
     /// Returns the range `[offset, offset + len)` of the memory.
@@ -362,23 +582,29 @@ impl Allocation {
     /// Copies to the GPU. Returns when the bytes have arrived.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
         self.check_alive(offset, data.len())?;
-        // CUDA reads as many bytes as the slice has. Copies to this memory are synchronous because
-        // of the memory's attribute.
+        let cuda = &self.context.gpu.cuda;
+        // CUDA reads as many bytes as the slice has.
         call!(
-            self.context.gpu.cuda,
+            cuda,
             copy_in,
             "cuMemcpyHtoD",
             self.address + offset as u64,
             data.as_ptr().cast(),
             data.len()
-        )
+        )?;
+        match self.parts {
+            // The memory's attribute makes copies synchronous.
+            None => Ok(()),
+            // Memory of `cuMemCreate` has no such attribute. Copies are on the default stream.
+            Some(_) => call!(cuda, stream_wait, "cuStreamSynchronize", ptr::null_mut()),
+        }
     }
 
     /// Exports the first `len` bytes, which are whole pages of the host, as a dma-buf.
     ///
     /// # Errors
-    /// [`Failed`] with `CUDA_ERROR_NOT_SUPPORTED` if the driver does not export dma-bufs, or an
-    /// error if an old library lacks the function.
+    /// [`Failed`] with `CUDA_ERROR_NOT_SUPPORTED` if the driver does not export dma-bufs, or
+    /// [`Unsupported`] if an old library lacks the function.
     pub fn dma_buf(&self, len: usize) -> Result<OwnedFd> {
         self.check_alive(0, len)?;
         let mut descriptor: c_int = -1;
@@ -404,7 +630,11 @@ impl Allocation {
     /// Frees the memory.
     pub fn free(&mut self) -> Result<()> {
         ensure!(!self.freed, "freed twice");
-        call!(self.context.gpu.cuda, free, "cuMemFree", self.address)?;
+        let cuda = &self.context.gpu.cuda;
+        match &mut self.parts {
+            None => call!(cuda, free, "cuMemFree", self.address)?,
+            Some(parts) => parts.free(cuda)?,
+        }
         self.freed = true;
         Ok(())
     }

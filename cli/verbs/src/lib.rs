@@ -8,7 +8,7 @@
 
 #![expect(
     clippy::len_without_is_empty,
-    reason = "lengths of memory, which nobody asks whether there is any"
+    reason = "no caller asks whether memory is empty"
 )]
 
 pub mod cuda;

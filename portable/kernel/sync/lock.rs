@@ -116,8 +116,8 @@ impl<T, B: Backend> Lock<T, B> {
 impl<B: Backend> Lock<(), B> {
     /// Borrows a lock that C code has made. The caller decides what the lock guards.
     ///
-    /// The result is not a `&Lock`, because the C structure is only as large as its kernel's lock,
-    /// and smaller than a [`Lock`].
+    /// The result is not a `&Lock`. A [`Lock`] has room for the lock of any kernel, and is larger
+    /// than the C structure.
     ///
     /// # Safety
     ///

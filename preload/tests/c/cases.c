@@ -154,7 +154,7 @@ static void parts(void)
 	served(gpu + 0x123, 0x2345, 15);
 	served(gpu + SIZE - 1, 1, 0);
 	served(gpu + 1, SIZE - 2, 7);
-	/* An I/O address with the same offset in its page, and one with another. */
+	/* An I/O address with the same offset in its page, and an I/O address with another offset. */
 	void *mr = verbs.reg_mr_iova2(pd, gpu + 0x80, 4096, 0x7000080, 7);
 
 	check(mr && kernel->iova == 0x7000080 && kernel->offset == 0x80);

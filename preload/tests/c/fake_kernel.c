@@ -220,24 +220,27 @@ static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 #define ATTR(name) find(header, UVERBS_ATTR_REG_DMABUF_MR_##name)
 	struct stat it;
 	unsigned int number = handles++;
+	uint64_t offset = ATTR(OFFSET)->data, length = ATTR(LENGTH)->data;
+	uint64_t iova = ATTR(IOVA)->data, access = ATTR(ACCESS_FLAGS)->data;
 
 	count(dmabuf);
-	fake_kernel.offset = ATTR(OFFSET)->data;
-	fake_kernel.length = ATTR(LENGTH)->data;
-	fake_kernel.iova = ATTR(IOVA)->data;
-	fake_kernel.access = ATTR(ACCESS_FLAGS)->data;
+	/* For the test. Another thread's call may overwrite them. */
+	fake_kernel.offset = offset;
+	fake_kernel.length = length;
+	fake_kernel.iova = iova;
+	fake_kernel.access = access;
 	if (fake_kernel.dmabuf_error)
 		return fake_kernel.dmabuf_error;
-	if (fake_kernel.access & ~(0xfu | 1u << 20))
+	if (access & ~(0xfull | 1u << 20))
 		return EINVAL;
 	if (fstat(ATTR(FD)->data_s64, &it))
 		return EBADF;
 	/* The stand-in libcuda sets S_IXOTH on the file for a mapping over PCIe. */
 	if (fake_kernel.dmabuf_default_error && !(it.st_mode & S_IXOTH))
 		return fake_kernel.dmabuf_default_error;
-	if ((fake_kernel.offset ^ fake_kernel.iova) & 4095)
+	if ((offset ^ iova) & 4095)
 		return EINVAL;
-	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
+	if ((uint64_t)it.st_size < offset + length)
 		return EINVAL;
 	ATTR(HANDLE)->data = number;
 	*(uint32_t *)ATTR(RESP_LKEY)->data = *(uint32_t *)ATTR(RESP_RKEY)->data = number << 8;
@@ -250,14 +253,15 @@ static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 {
 #define ATTR(name) find(header, MLX5_IB_ATTR_DEVX_UMEM_REG_##name)
 	struct ib_uverbs_attr *fd = ATTR(DMABUF_FD);
+	uint64_t offset = ATTR(ADDR)->data, length = ATTR(LEN)->data;
 	struct stat it;
 
 	if (header->length != sizeof(*header) + header->num_attrs * sizeof(*header->attrs))
 		return EINVAL;
 	if (header->driver_id != RDMA_DRIVER_MLX5)
 		return EINVAL;
-	fake_kernel.offset = ATTR(ADDR)->data;
-	fake_kernel.length = ATTR(LEN)->data;
+	fake_kernel.offset = offset;
+	fake_kernel.length = length;
 	fake_kernel.access = ATTR(ACCESS)->data;
 	if (fd && (fd->len || fd->flags != UVERBS_ATTR_F_MANDATORY))
 		return EINVAL;
@@ -265,7 +269,7 @@ static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 		return fake_kernel.dmabuf_error;
 	if (!fd || fstat(fd->data_s64, &it))
 		return EFAULT;
-	if ((uint64_t)it.st_size < fake_kernel.offset + fake_kernel.length)
+	if ((uint64_t)it.st_size < offset + length)
 		return EINVAL;
 	ATTR(HANDLE)->data = 12;
 	*(uint32_t *)ATTR(OUT_ID)->data = 4711;

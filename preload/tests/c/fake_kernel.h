@@ -7,7 +7,7 @@ struct fake_kernel {
 	/* Range that ibv_reg_mr cannot pin, and the error of such a registration. */
 	uintptr_t gpu_start, gpu_end;
 	int reg_error;
-	/* Error of a registration by dma-buf, and of one that is not mapped over PCIe. */
+	/* Error of a registration by dma-buf, and of a dma-buf that is not mapped over PCIe. */
 	int dmabuf_error, dmabuf_default_error;
 	/* Number of calls. */
 	long reg, reg_failed, dmabuf, dmabuf_failed, dereg, rereg;

@@ -4,10 +4,10 @@
  * is pinned, as one range or else in pieces. The last unpin frees the space.
  *
  * In the stand-in, the BAR is the memory itself, so no page table can map
- * memory into BAR1. Memory moves instead: the memory and the contents of the
- * range that its pin gets change places. Pinned pages stay in that range.
- * Unpinned pages stay until another pin gets their place. The CPU's faults
- * wait, and then find the new place.
+ * memory into BAR1. Memory moves instead: a pin gets a range of the BAR, and
+ * the pinned memory and the contents of this range change places. Pinned pages
+ * stay in the range. Unpinned pages stay until another pin gets their place.
+ * The CPU's faults wait, and then find the new place.
  *
  * Memory with a layout is pinned in place, as with static BAR1.
  */

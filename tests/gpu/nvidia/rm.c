@@ -571,8 +571,8 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 
 /*
  * Revokes the pins of memory that is being freed, in the calling thread, which
- * holds the API lock. One pin at a time, from the root of the tree of page
- * tables: the upper half calls the client, and frees the table and its DMA
+ * holds the API lock. Takes one pin at a time, always the root of the tree of
+ * page tables. The upper half calls the client, and frees the table and its DMA
  * mappings. Then the pages leave BAR1. No reference keeps the callback's module
  * loaded.
  */

@@ -129,7 +129,7 @@ fn a_node_of_one_tree_goes_into_another() {
         for key in 0..7_u8 {
             first.insert(place().into_node(key, key));
         }
-        // Key 3 has two children in a tree of the keys 0 to 6.
+        // Key 3 has a child: see `links`.
         let node = first
             .insert(place().into_node(3, 30))
             .expect("the old node");

@@ -48,25 +48,6 @@ fn a_mutex_is_held_as_long_as_its_guard() {
 }
 
 #[test]
-fn one_thread_has_the_value_of_a_mutex() {
-    let mutex = KBox::pin_init(new_mutex!(0_u64, "counter"), GFP_KERNEL).unwrap();
-    let inside = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                for _ in 0..200 {
-                    let mut guard = mutex.lock();
-                    assert_eq!(inside.fetch_add(1, SeqCst), 0);
-                    *guard += 1;
-                    inside.fetch_sub(1, SeqCst);
-                }
-            });
-        }
-    });
-    assert_eq!(*mutex.lock(), 800);
-}
-
-#[test]
 fn a_spinlock_of_c_is_borrowed() {
     // The size of a `spinlock_t` is smaller than the crate's memory for a lock.
     let memory = [0_u32; 1];
@@ -197,34 +178,6 @@ fn a_count_that_overflows_is_never_zero_again() {
     std::mem::forget(one.clone());
     assert_eq!(count(&one), SATURATED);
     set_count(&one, 1);
-}
-
-#[test]
-fn references_are_counted_across_threads() {
-    without_leaks(|| {
-        static DROPS: AtomicUsize = AtomicUsize::new(0);
-        struct Value;
-        impl Drop for Value {
-            fn drop(&mut self) {
-                DROPS.fetch_add(1, SeqCst);
-            }
-        }
-        // The box of the value has a nonzero size.
-        let shared = Arc::pin_init((0_u8, Value), GFP_KERNEL).unwrap();
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                let mine = shared.clone();
-                scope.spawn(move || {
-                    for _ in 0..1000 {
-                        let _ = mine.clone();
-                    }
-                });
-            }
-        });
-        assert_eq!(DROPS.load(SeqCst), 0);
-        drop(shared);
-        assert_eq!(DROPS.load(SeqCst), 1);
-    });
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn errors_have_the_kernel_s_numbers() {
     assert_eq!(logged(), []);
     for no_errno in [0, 1, -4096, c_int::MIN, c_int::MAX] {
         assert_eq!(Error::from_errno(no_errno), EINVAL);
-        assert_eq!(line(), (4, format!("{no_errno} is no error number\n")));
+        assert_eq!(line(), (4, format!("{no_errno} is not an error number\n")));
     }
     let too_large: Result<u8> = (|| Ok(u8::try_from(256)?))();
     assert_eq!(too_large, Err(EINVAL));

@@ -256,25 +256,3 @@ fn the_loss_of_a_part_revokes_the_whole() {
         assert_eq!(world.provider.live(), 0);
     }
 }
-
-/// OFED 4.9 releases inside the callback. The live parts are left to their own callbacks, which do
-/// nothing in ib_core.
-#[test]
-fn release_inside_the_callback_of_a_part() {
-    let start = 0x36_0000_0000;
-    let (world, len) = world(start, &[2, 4, 2]);
-    let mr = Held::<RevocableMr>::pin(start, len).expect("pinned");
-    mr.set_ticket(Ticket::default()).expect("admitted");
-    mr.map(&PciDevice::default()).expect("mapped");
-    let parts = world.provider.layout.borrow().clone();
-    let mut mr = Some(mr);
-    world
-        .on_revoke
-        .set(Some(Box::new(move |_| drop(mr.take()))));
-    world.take_log();
-    world.provider.free_part(parts[1].start, parts[1].start + 1);
-    world.took("callback, ib_core revokes, orphaned, no unpin, orphaned, unmap, table freed, ib_core revoked, callback returns");
-    assert_eq!(world.provider.live(), 2);
-    world.free();
-    world.took("callback, callback returns, callback, callback returns");
-}

@@ -294,36 +294,3 @@ fn what_cannot_be_built_is_undone() {
         assert_eq!(world.take_log(), done);
     }
 }
-
-/// Frees and releases at the same time. Exactly one of the two operations unmaps, and no thread
-/// hangs.
-#[test]
-fn free_beside_release_at_random() {
-    for round in 0..2000u64 {
-        let r = Registration::up(0x20_0000_0000 + round * 0x100_0000);
-        let world = r.world.clone();
-        thread::scope(|s| {
-            s.spawn(|| {
-                world.add();
-                world.free();
-            });
-            let world = world.clone();
-            s.spawn(move || {
-                world.add();
-                drop(r.mr);
-            });
-        });
-        let log = world.take_log();
-        let count = |what| log.iter().filter(|&&w| w == what).count();
-        assert_eq!(
-            (count("unmap"), count("table freed")),
-            (1, 1),
-            "round {round}: {log:?}"
-        );
-        assert_eq!(
-            count("unpin") + count("no unpin"),
-            1,
-            "round {round}: {log:?}"
-        );
-    }
-}

@@ -103,7 +103,7 @@ fn a_reference_can_be_cloned_beside_the_drop_of_another() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
 
     explore(
-        "a clone of a reference beside the drop of another",
+        "a clone of a reference during the drop of another",
         2,
         || {
             DROPS.store(0, Relaxed);
@@ -130,7 +130,7 @@ fn one_of_two_fills_a_cell_and_a_reader_sees_all_of_it() {
     // SAFETY: loom finds accesses that are not ordered.
     unsafe impl Sync for Value {}
 
-    explore("two that fill a cell beside a reader", 3, || {
+    explore("two threads that fill a cell, and a reader", 3, || {
         let cell = std::sync::Arc::new(SetOnce::<Value>::new());
         assert!(SetOnce::as_ref(&cell).is_none());
         let threads = [1, 2].map(|number| {

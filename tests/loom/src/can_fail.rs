@@ -26,19 +26,19 @@ macro_rules! table {
 
 /// The fault, the model that must fail, and the message that it must print.
 const BROKEN: &[(Break, &str, &str)] = table![
-    NoWait in free_beside_the_end_and_a_second_life_unmaps: "a registration is used beside";
-    NoWait in free_beside_the_end_and_a_second_life_legacy: "a registration is used beside";
+    NoWait in free_beside_the_end_and_a_second_life_unmaps: "a registration is used during";
+    NoWait in free_beside_the_end_and_a_second_life_legacy: "a registration is used during";
     NoPutRwsem in free_beside_two_lives_unmaps: "somebody else's pin is put";
-    LateRead in free_beside_a_life_unmaps: "a page table is used beside";
-    UnlockedEntry in free_beside_a_life_unmaps: "a page table is used beside";
+    LateRead in free_beside_a_life_unmaps: "a page table is used during";
+    UnlockedEntry in free_beside_a_life_unmaps: "a page table is used during";
     Undead in free_beside_a_life_unmaps: "a pin is put whose callback had returned before";
     OneProcess in free_beside_a_life_that_ends_in_another_process: "a callback finds no entry";
     Strangers in free_beside_a_life_ofed49: "deadlock";
     Strangers in release_of_two_pins_inside_a_callback_beside_a_get: "a put inside a callback";
     StaleTicket in free_beside_a_life_that_ends_in_another_process: "a registration is read after it was freed";
-    EarlyTable in free_beside_a_life_unmaps: "the scatter list is used beside";
+    EarlyTable in free_beside_a_life_unmaps: "the scatter list is used during";
     NoPut in free_beside_a_life_unmaps: "a callback finds no entry";
-    Silent in free_beside_a_life_unmaps: "a DMA mapping is used beside";
+    Silent in free_beside_a_life_unmaps: "a DMA mapping is used during";
     NoHold in free_beside_an_end_in_another_process_and_the_unloading: "a callback into a module that is gone";
     NoFence in free_beside_an_end_in_another_process_and_the_unloading: "the module goes with a callback in it";
     NoExit in free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading: "a callback";

@@ -148,7 +148,7 @@ in_modes! {
 
 fn free_beside_a_life(mode: Mode) {
     explore(
-        "a free beside a whole life, from `acquire` to `release`",
+        "a free during a whole registration, from `acquire` to `release`",
         mode,
         || {
             let free = spawn(|| free(1));
@@ -160,7 +160,7 @@ fn free_beside_a_life(mode: Mode) {
 
 fn free_beside_the_end(mode: Mode) {
     explore(
-        "a free beside `dereg` and a second life with the same ticket and table pointer",
+        "a free during `dereg` and a second registration with the same ticket and table pointer",
         mode,
         || {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
@@ -178,7 +178,7 @@ fn free_beside_the_end(mode: Mode) {
 #[test]
 fn free_beside_a_life_that_ends_in_another_process() {
     explore(
-        "a free beside a life that ends in another process",
+        "a free during a registration that another process releases",
         Mode::Unmaps,
         || {
             let free = spawn(|| free(1));
@@ -191,7 +191,7 @@ fn free_beside_a_life_that_ends_in_another_process() {
 #[test]
 fn free_beside_a_put_that_is_tried_again() {
     explore(
-        "a free beside a put that fails with -ENOMEM first",
+        "a free during a put that first fails with -ENOMEM",
         Mode::Unmaps,
         || {
             world().provider.failing.borrow_mut().push(ENOMEM);
@@ -207,7 +207,7 @@ fn free_beside_a_put_that_is_tried_again() {
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
     explore(
-        "a free beside an end in another process and the unloading",
+        "a free during a release by another process, and the unloading",
         Mode::Unmaps,
         || {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
@@ -235,7 +235,7 @@ fn free_beside_an_exit(unlisted: bool) {
 #[test]
 fn free_beside_an_exit_and_the_unloading() {
     explore(
-        "a free beside the exit of the process and the unloading",
+        "a free during the exit of the process, and the unloading",
         Mode::Unmaps,
         || free_beside_an_exit(false),
     );
@@ -244,7 +244,7 @@ fn free_beside_an_exit_and_the_unloading() {
 #[test]
 fn free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading() {
     explore(
-        "a free beside the exit of a process that the provider does not find any more, and the unloading",
+        "a free during the exit of a process that nvidia.ko no longer finds, and the unloading",
         Mode::Unmaps,
         || free_beside_an_exit(true),
     );
@@ -277,7 +277,7 @@ fn look() {
 #[test]
 fn free_beside_a_registration_shows_in_the_registry() {
     explore(
-        "a free beside a registration, which the registry then shows as revoked",
+        "a free during a registration, which the registry then shows as revoked",
         Mode::Unmaps,
         || {
             world().registry.watched.set(true);
@@ -294,7 +294,7 @@ fn free_beside_a_registration_shows_in_the_registry() {
     );
 }
 
-/// Runs a reader beside a registration whose memory is freed at one place.
+/// Runs a reader during a registration whose memory is freed at one place.
 fn a_reader_beside(model: &str, life: fn()) {
     explore(model, Mode::Unmaps, move || {
         world().registry.watched.set(true);
@@ -307,7 +307,7 @@ fn a_reader_beside(model: &str, life: fn()) {
 #[test]
 fn a_reader_beside_a_life_that_is_revoked() {
     a_reader_beside(
-        "a reader of the registry beside a life that is revoked",
+        "a reader of the registry during a registration that is revoked",
         || {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
             free(1);
@@ -321,7 +321,7 @@ fn a_reader_beside_a_life_that_is_revoked() {
 #[test]
 fn a_reader_beside_a_life_that_is_orphaned() {
     a_reader_beside(
-        "a reader of the registry beside a life that another process ends, and a free",
+        "a reader of the registry during a registration that another process releases, and the free after it",
         || {
             live_and_die_elsewhere(1);
             assert_eq!(world().state(1), Some(State::Orphaned));
@@ -332,7 +332,7 @@ fn a_reader_beside_a_life_that_is_orphaned() {
 }
 
 fn free_beside_two_lives(mode: Mode) {
-    explore_three("a free beside two lives at once", mode, || {
+    explore_three("a free during two concurrent registrations", mode, || {
         let free = spawn(|| free(1));
         let other = spawn(|| live(2));
         live(1);
@@ -343,7 +343,7 @@ fn free_beside_two_lives(mode: Mode) {
 
 fn two_frees_beside_two_lives(mode: Mode) {
     explore_three(
-        "two frees beside two lives, one after the other",
+        "two frees during two registrations, one after the other",
         mode,
         || {
             let first = spawn(|| free(1));
@@ -360,7 +360,7 @@ fn two_frees_beside_two_lives(mode: Mode) {
 #[test]
 fn two_frees_beside_two_ends_in_another_process() {
     explore_three(
-        "two frees beside two ends in another process",
+        "two frees during two registrations that another process releases",
         Mode::Unmaps,
         || {
             let first = spawn(|| free(1));
@@ -419,7 +419,7 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> 
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(
-        "two pins: released inside the callback of one, beside a get",
+        "two pins: released inside the callback of one, during a get",
         Mode::Ofed49,
         || {
             let pins = Pins::new(true);
@@ -435,7 +435,7 @@ fn release_of_two_pins_inside_a_callback_beside_a_get() {
 #[test]
 fn release_of_two_pins_beside_the_free_of_one() {
     explore(
-        "two pins: released beside the free of one",
+        "two pins: released during the free of one",
         Mode::Unmaps,
         || {
             let pins = Pins::new(false);
@@ -449,7 +449,7 @@ fn release_of_two_pins_beside_the_free_of_one() {
 
 #[test]
 fn release_of_two_pins_beside_two_frees() {
-    explore_three("two pins: released beside two frees", Mode::Unmaps, || {
+    explore_three("two pins: released during two frees", Mode::Unmaps, || {
         let pins = Pins::new(false);
         let first = spawn(|| free(1));
         let second = spawn(|| free(2));

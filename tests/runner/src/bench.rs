@@ -79,7 +79,7 @@ impl Measured {
                 let (name, value) = line.rsplit_once(' ').context("a line without a number")?;
                 let value = value.parse().with_context(|| line.to_owned())?;
                 let old = measured.figures.insert(name.to_owned(), value);
-                ensure!(old.is_none(), "for the second time: {line}");
+                ensure!(old.is_none(), "a second value of one figure: {line}");
             }
         }
         Ok(measured)
@@ -227,7 +227,7 @@ impl Machine {
         let name = format!("{} ({whose}, {mode})", self.parts.join(", "));
         let mut problems = outcome.failures;
         if outcome.status != Some(0) {
-            problems.push(format!("its exit status is {:?}", outcome.status));
+            problems.push(format!("the program's exit status is {:?}", outcome.status));
             add_last_words(&said, &mut problems);
         }
         if !problems.is_empty() {

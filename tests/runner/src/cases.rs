@@ -69,7 +69,7 @@ pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut
     let failed = tests.iter().any(|test| test.verdict == Verdict::Failed);
     if (status != 0) != failed {
         problems.push(format!(
-            "its exit status is {status}, {} failed tests",
+            "the program's exit status is {status}, {} failed tests",
             if failed { "with" } else { "without" }
         ));
     }
@@ -79,7 +79,10 @@ pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut
 pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
     if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
         let tail = &said[said.len().saturating_sub(20)..];
-        last.push_str(&format!("\n    it said last:\n    {}", tail.join("\n    ")));
+        last.push_str(&format!(
+            "\n    its last output:\n    {}",
+            tail.join("\n    ")
+        ));
     }
 }
 

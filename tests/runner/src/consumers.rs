@@ -279,7 +279,7 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
         return Ok(home);
     }
     from_wheels(&home, "fetched", &wheels, || fetch_ucx(paths, &home))?;
-    let mut stage = Stage::begin("UCX: compiling what shows its cache");
+    let mut stage = Stage::begin("UCX: compiling the program that shows its cache");
     let built = home.join("built");
     stage.quietly(
         tool("gcc", &home)
@@ -399,7 +399,7 @@ fn wheel(
     let wheel = fs::read_dir(&*download)?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.extension().is_some_and(|suffix| suffix == "whl"))
-        .context("the wheel was downloaded and is not there")?;
+        .context("the wheel was downloaded but is missing")?;
     let unpacked = download.join("wheel");
     run(tool("/usr/bin/python3", &download)
         .args(["-m", "zipfile", "-e"])

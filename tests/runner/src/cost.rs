@@ -456,7 +456,7 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
         for (title, count) in counts {
             let (shape, callback) = title.split_once(' ').context("a dump without a title")?;
             match (kind, count) {
-                (Kind::Instructions, 0) => bail!("no instruction of the module's in {title}"),
+                (Kind::Instructions, 0) => bail!("no instruction of the module in {title}"),
                 (_, 0) => {}
                 _ => set(shape, kind, callback, count),
             }
@@ -556,7 +556,7 @@ fn read(text: &str) -> Result<Counted> {
             };
             let value = value.parse().with_context(wrong)?;
             if counted.figures.insert(figure, value).is_some() {
-                bail!("{}: {name} for the second time", wrong());
+                bail!("{}: {name} has two values", wrong());
             }
         }
     }
@@ -584,8 +584,8 @@ fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
         let mut test = Test::new(registration, Verdict::Passed);
         let of_this = |figure: &&Figure| figure.registration == registration;
         for (figures, problem) in [
-            (kept, "tests/cost/figures has nothing of it"),
-            (counted, "it was not counted"),
+            (kept, "tests/cost/figures lacks this registration"),
+            (counted, "this registration was not counted"),
         ] {
             if !figures.keys().any(|figure| of_this(&figure)) {
                 test.verdict = Verdict::Failed;
@@ -633,7 +633,10 @@ pub(crate) fn sum(figures: &Figures, registration: &str, kind: Kind, name: Optio
 fn nowhere_dearer(figures: &Figures) -> Test {
     let mut registrations = registrations(figures.keys());
     registrations.retain(|name| name.starts_with(PORTABLE));
-    let mut test = Test::new("the portable build is nowhere dearer", Verdict::Passed);
+    let mut test = Test::new(
+        "the portable build never takes more instructions",
+        Verdict::Passed,
+    );
     if registrations.is_empty() {
         test.verdict = Verdict::Failed;
     }
@@ -659,11 +662,11 @@ fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
             continue;
         }
         test.notes.push(format!(
-            "if more than {TOLERANCE} % of instructions, or a call, is meant to change: make cost UPDATE=1, and commit tests/cost/figures"
+            "if the change is intended (more than {TOLERANCE} % of instructions, or a number of calls): run 'make cost UPDATE=1', and commit tests/cost/figures"
         ));
         if kept.compilers != counted.compilers {
             test.notes.push(format!(
-                "or the compiler changed it: the file's figures are of {}; these are of {}",
+                "or the compiler caused the change: the file's figures are from {}; these are from {}",
                 kept.compilers, counted.compilers
             ));
         }
@@ -743,7 +746,7 @@ mod tests {
                 "calls kfree: 100 -> 101 (+1.0 %)",
             ]
         );
-        assert!(tests[0].notes[5].contains("figures are of a; these are of b"));
+        assert!(tests[0].notes[5].contains("figures are from a; these are from b"));
         assert_eq!(
             tests[1].notes,
             ["instructions acquire: 1000 -> 1020 (+2.0 %)"]

@@ -390,7 +390,7 @@ fn life(
 ) -> Result<(Vec<Test>, Vec<String>)> {
     // Some machines forbid mounts, for example in a container.
     if output(as_root("unshare").args(["--mount", "true"])).is_err() {
-        let reason = "this machine lets nobody mount".to_owned();
+        let reason = "this machine forbids mounts".to_owned();
         return Ok((vec![Test::skipped("installed", reason)], Vec::new()));
     }
     let mut host = base(paths, what, rdma_source)?;
@@ -422,7 +422,10 @@ fn life(
     if what.way == Way::Source {
         tests.push(Test::of("check".to_owned(), host.check(&source)));
         let refused = host.refusals(&source);
-        tests.push(Test::of("metadata of nothing else".to_owned(), refused));
+        tests.push(Test::of(
+            "metadata from no other source or compiler".to_owned(),
+            refused,
+        ));
     }
     tests.push(Test::of("installed".to_owned(), host.install(&package)));
     let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko");
@@ -529,7 +532,7 @@ impl Host<'_> {
             ),
             (
                 format!("{headers} RUSTC=/bin/true 2>&1; echo $?"),
-                "and no other can make its metadata".to_owned(),
+                "and no other compiler can make its metadata".to_owned(),
             ),
         ] {
             // The text includes the exit statuses, which are compared here.
@@ -636,7 +639,7 @@ impl Host<'_> {
         let (file, sum) = of_driver;
         let now = self.output(&format!("sha256sum {file}"))?;
         if now != sum {
-            bail!("NVIDIA's file was changed: {now} was {sum}");
+            bail!("NVIDIA's file was changed: now {now}, before {sum}");
         }
         Ok(vec![format!("files {}", after.len())])
     }

@@ -150,7 +150,7 @@ fn dead(detector: Detector, why: &str) -> String {
 /// Returns the problems: detectors that do not work, and faults that working detectors found.
 pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<String> {
     if injected.is_empty() {
-        return vec!["the detectors were not asked".to_owned()];
+        return vec!["the injection of faults did not begin".to_owned()];
     }
     let mut problems = Vec::new();
     if wanted.contains(&Detector::Lockdep) {
@@ -166,7 +166,7 @@ pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<Strin
         if left.count() != 1 {
             problems.push(dead(
                 Detector::Dma,
-                "the injected mapping is not among those left",
+                "the list of remaining mappings lacks the injected one",
             ));
         }
     }
@@ -174,7 +174,9 @@ pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<Strin
         let since = said(run, "modules").find_map(|text| text.strip_prefix("from ")?.parse().ok());
         match since {
             Some(since) => problems.extend(leaks(injected, since)),
-            None => problems.push("the log does not say when the first module came".to_owned()),
+            None => {
+                problems.push("the log does not say when the first module was loaded".to_owned())
+            }
         }
     }
     problems.extend(reports(injected, wanted));
@@ -184,7 +186,7 @@ pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<Strin
         }
     }
     if !injected.lines().any(|line| klog::message(line) == INJECTED) {
-        problems.push("the injecting of faults did not come to its end".to_owned());
+        problems.push("the injection of faults did not end".to_owned());
     }
     problems
 }
@@ -314,7 +316,7 @@ mod tests {
         })
     }
 
-    /// Checks that one of the problems is that the detector is dead.
+    /// Checks that the problems include the death of the detector.
     fn is_dead(name: &str, problems: &[String]) {
         let dead = format!("detector {name} is dead");
         assert!(
@@ -434,7 +436,7 @@ mod tests {
         assert_eq!(without("runner: injected").len(), 1);
         assert_eq!(
             without("runner: injecting"),
-            ["the detectors were not asked"]
+            ["the injection of faults did not begin"]
         );
         assert_eq!(without("runner: modules:").len(), 1);
     }

@@ -137,7 +137,7 @@ pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
         (Some(from), Some(to)) if from <= to => {
             Ok([&document[..from], &document[from..to], &document[to..]])
         }
-        _ => Err(anyhow!("no marks of {name}")),
+        _ => Err(anyhow!("no markers of {name}")),
     }
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result
     }
     if update {
         fs::write(file, [before, part, after].concat())?;
-        println!("      {}: written anew", file.display());
+        println!("      {}: updated", file.display());
         return Ok(None);
     }
     let (line, there, seen) = found
@@ -161,7 +161,7 @@ pub(crate) fn check(file: &Path, name: &str, part: &str, update: bool) -> Result
         .find(|(_, (there, seen))| there != seen)
         .map_or((0, "", ""), |(line, (there, seen))| (line, there, seen));
     Ok(Some(format!(
-        "{}: {name} is not what it is made from, first in line {}:\n    there: {there}\n    made:  {seen}",
+        "{}: {name} differs from the results, first in line {}:\n    page:    {there}\n    results: {seen}",
         file.display(),
         line + before.lines().count() + 1,
     )))
@@ -178,7 +178,7 @@ fn noted<'a>(test: &'a Test, name: &str) -> Option<&'a str> {
 
 /// Returns the value of a note, which must exist.
 fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
-    noted(test, name).with_context(|| format!("{} says no {name}", test.name))
+    noted(test, name).with_context(|| format!("{} has no note {name}", test.name))
 }
 
 /// Returns the table of loom's models: the number of interleavings, and the parts that `can_fail`

@@ -381,7 +381,7 @@ fn replaced(page: &str, name: &str, part: &str) -> Result<String> {
     Ok([before, part, after].concat())
 }
 
-/// Returns a line of the page. If the line is the row of a hazard, it has these results.
+/// Returns a line of the page. In the row of a hazard, these results replace the old ones.
 fn row(line: &str, ran: &[Ran]) -> String {
     match line.split(" | ").collect::<Vec<_>>()[..] {
         [first, what, schedule, _, _, rule]
@@ -470,7 +470,7 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
             }
         }
         if ours == 0 {
-            notes.push("ours was not run".to_owned());
+            notes.push("our module was not run".to_owned());
         }
         tests.push(Test {
             name: format!("hazard {letter}"),
@@ -510,13 +510,15 @@ pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<Strin
     let (ran, [committed, page]) = run_all(paths, frozen)?;
     let (tests, mut problems) = verdicts(&ran);
     for difference in differing(&committed, &page) {
-        problems.push(format!("{PAGE} is not what this run makes: {difference}"));
+        problems.push(format!(
+            "{PAGE} differs from this run's results: {difference}"
+        ));
     }
     Ok((tests, problems))
 }
 
-/// Runs the check for the suite on another kernel or with another build, which the page does not
-/// cover: our module must pass.
+/// Runs the check for the suite on another kernel or with another build: our module must pass. The
+/// page does not cover these runs.
 pub(crate) fn check_ours(
     paths: &Paths,
     kernel: &str,
@@ -631,7 +633,7 @@ mod tests {
         let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");
         let ran = sort_out(machine, &failed, &log, &[], true);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
-        // A VM that ends without dying in a schedule gives no result.
+        // A VM that ends outside a schedule, and does not die, gives no result.
         let ran = sort_out(machine, &said("1..1\n"), "", &[], true);
         assert!(!ran.problems.is_empty());
     }

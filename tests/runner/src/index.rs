@@ -57,7 +57,8 @@ impl Index {
         self.0.values()
     }
 
-    /// Returns the named modules and all their dependencies, dependencies first.
+    /// Returns the named modules and all their dependencies. A dependency comes before the modules
+    /// that need it.
     pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let mut order = Vec::new();
         for name in names {
@@ -66,8 +67,8 @@ impl Index {
         Ok(order)
     }
 
-    /// Returns those of the named modules that this kernel has and all their dependencies,
-    /// dependencies first.
+    /// Returns the named modules that this kernel has, and all their dependencies. A dependency
+    /// comes before the modules that need it.
     pub(crate) fn closure_of_present(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let present: Vec<&str> = names
             .iter()
@@ -85,7 +86,7 @@ impl Index {
             return Ok(());
         }
         if depth > 32 {
-            bail!("the modules' dependencies go round in a circle at {name}");
+            bail!("{name} depends on itself through other modules");
         }
         for needed in info(path, "depends")?.split(',') {
             if !needed.is_empty() {

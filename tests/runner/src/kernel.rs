@@ -59,7 +59,7 @@ pub(crate) fn ensure(
     }
     let source = tree
         .source_name()
-        .context("the kernel's source was fetched and is not there")?;
+        .context("the kernel's source was fetched but is missing")?;
     let key = tree.key(&source)?;
     // If the key is lost, a new key is made and compiled into the kernel.
     let keyed = tree.signing().is_none_or(|signing| signing.key.exists());

@@ -15,8 +15,8 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// Line that reports lost lines, because the serial port was too slow. Missing lines cannot be
-/// judged.
+/// Line that reports lost lines. Lines are lost if the serial port is too slow, and lost lines
+/// cannot be judged.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
 /// Lines that start a report. A report may continue for many lines.
@@ -254,8 +254,8 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     }
                 }
             } else {
-                // If no end is found, the report ends with its last telling line. Telling lines are
-                // at most 40 lines apart.
+                // If no end is found, the report ends with its last line that opens a report or
+                // `is_telling`. Such lines are at most 40 lines apart.
                 let mut last = start;
                 for (offset, line) in lines[start..probe].iter().enumerate() {
                     let text = message(line);
@@ -342,7 +342,7 @@ pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
     for (expectation, count) in expectations.iter().zip(counts) {
         if count != expectation.count {
             verdict.miscounted.push(format!(
-                "'{}' was declared to come {} times and came {count} times",
+                "'{}' was declared {} times and occurred {count} times",
                 expectation.pattern, expectation.count
             ));
         }

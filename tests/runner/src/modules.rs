@@ -109,7 +109,7 @@ impl<'a> Builder<'a> {
         let build = build.unwrap_or(self.build);
         if build == Build::InTree && !self.kernel.has_rust {
             bail!(
-                "Linux {} was built without Rust, so that only --build portable is possible",
+                "Linux {} was built without Rust, so only --build portable is possible",
                 self.kernel.release
             );
         }
@@ -477,7 +477,7 @@ impl<'a> Builder<'a> {
         let kept = self.repo("portable/generated.rs");
         if !fs::read_to_string(&kept)?.ends_with(&fs::read_to_string(&made)?) {
             bail!(
-                "{} does not end with what bindgen makes of rust-bindings/peermem.h: {}",
+                "{} does not end with bindgen's output for rust-bindings/peermem.h: {}",
                 kept.display(),
                 made.display()
             );

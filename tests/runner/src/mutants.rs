@@ -118,7 +118,7 @@ fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> 
     mutants.retain(|mutant| !mutant.checks.is_empty());
     ensure!(
         !mutants.is_empty(),
-        "no mutant and no test has that in its name"
+        "no name of a mutant or test contains these words"
     );
     Ok(mutants)
 }
@@ -150,7 +150,7 @@ pub(crate) fn tests(
     let left = all.iter().filter(|one| one.4.is_some()).count();
     if left > 0 {
         println!(
-            "      {left} of {} unchanged since they were seen, and not run",
+            "      {left} of {} have not changed since they were noticed, and are not run",
             all.len()
         );
     }
@@ -208,7 +208,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     if selection.list {
         for mutant in all(paths)? {
             println!("{} (rule {})", mutant.name, mutant.rule);
-            println!("    takes out: {}", mutant.removes);
+            println!("    removes:    {}", mutant.removes);
             println!("    without it: {}", mutant.without);
             for check in &mutant.checks {
                 let signs: Vec<String> = check.signs.iter().map(Sign::to_string).collect();

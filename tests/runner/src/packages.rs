@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the packages of peermemctl (`make dist-tools`) by `tests/debian/packages`, also of the
-//! library for `LD_PRELOAD` in them, and of its metrics, alerts and dashboard by
-//! `tests/debian/prometheus`.
+//! Tests of peermemctl's packages (`make dist-tools`). `tests/debian/packages` tests the packages and
+//! the library for `LD_PRELOAD` in them. `tests/debian/prometheus` tests peermemctl's metrics, alerts
+//! and dashboard.
 
 use std::fs;
 use std::path::Path;

@@ -52,8 +52,8 @@ pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
     patched_as(paths, patches, "source")
 }
 
-/// Returns a patched copy of this name, like [`patched`], for a caller that must not wait for the
-/// first copy.
+/// Returns a patched copy like [`patched`], in a directory called `name`. A caller with its own
+/// copy need not wait for the users of the shared copy.
 pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
     let copy = paths.cache.join("mutants").join(name);
     let work = copy.with_extension("new");

@@ -81,7 +81,7 @@ pub(crate) fn tell() {
         return;
     }
     let width = times.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    eprintln!("runner: made, each in");
+    eprintln!("runner: time of each step");
     for (name, time) in times {
         eprintln!("  {name:width$}  {}", progress::duration(time));
     }
@@ -93,14 +93,14 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     let mut say = |sentence: String| said.push(sentence);
     if facts.architecture != "x86_64" {
         say(format!(
-            "this machine is {}, and the test VM's kernels and its machine are x86-64: use a machine of that kind",
+            "this machine is {}, and the test VM and its kernels are x86-64: use an x86-64 machine",
             facts.architecture
         ));
     }
     if !facts.debian {
         let way_out = "use Debian 12 or newer, or a container of it";
         say(format!(
-            "this is no Debian, whose packages the test runner installs: {way_out}"
+            "this is not Debian, and the test runner installs Debian's packages: {way_out}"
         ));
     }
     for room in facts
@@ -111,7 +111,7 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
         let way_out = if facts.cache.starts_with(&room.place) && room.place != Path::new("/") {
             "delete something there, or set XDG_CACHE_HOME to a folder elsewhere"
         } else {
-            "delete something there ('sudo apt-get clean', for a beginning)"
+            "delete something there ('sudo apt-get clean', for a start)"
         };
         say(format!(
             "no room: {} MiB are free in the file system of {}, and {} MiB are needed: {way_out}",
@@ -142,13 +142,13 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     }
     if let Some(who) = &facts.busy {
         say(format!(
-            "apt is in use by {who}: wait until that has ended, then run the same again"
+            "apt is in use by {who}: wait until that process has ended, then run the same command again"
         ));
     }
     if facts.interrupted {
         let way_out = "run 'sudo dpkg --configure -a' first";
         say(format!(
-            "dpkg was interrupted at some time and installs nothing: {way_out}"
+            "dpkg was interrupted earlier, and installs nothing until that is repaired: {way_out}"
         ));
     }
     if let Some(why) = &facts.unreachable {
@@ -220,7 +220,7 @@ fn announcement(
     let plural = if processors == 1 { "" } else { "s" };
     let total = roughly(total);
     let mut text =
-        format!("  to be made first, in some {total} on {processors} processor{plural}:\n{lines}");
+        format!("  to be made first, in about {total} on {processors} processor{plural}:\n{lines}");
     for room in rooms {
         text.push_str(&format!(
             "    {} MiB in the file system of {}, where {} MiB are free\n",
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Checks that a machine that differs from a good one lacks one thing, whose sentence has these
+    /// Changes one fact about a good machine. Checks that the change makes one sentence, with these
     /// words.
     macro_rules! lacks {
         ($(|$facts:ident| $change:expr => $what:literal, $way_out:literal;)*) => {$(
@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn each_lack_is_one_sentence_with_a_way_out() {
         lacks! {
-            |facts| facts.architecture = "aarch64".to_owned() => "is aarch64", "use a machine";
-            |facts| facts.debian = false => "no Debian", "use Debian 12";
+            |facts| facts.architecture = "aarch64".to_owned() => "is aarch64", "use an x86-64 machine";
+            |facts| facts.debian = false => "not Debian", "use Debian 12";
             |facts| facts.rooms[0].free_mib = 1000 => "no room: 1,000 MiB are free", "XDG_CACHE_HOME";
             |facts| (facts.rooms[0].free_mib, facts.rooms[0].place) = (0, "/usr".into()) => "no room: 0 MiB", "apt-get clean";
             |facts| facts.available_mib = Some(2559) => "2,559 MiB are available", "add swap";
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn the_plan_is_told_with_reasons() {
         let text = announcement(&plan_with(&[]), &good().rooms, 2, |_| None);
-        let head = "  to be made first, in some 7 min on 2 processors:\n    \
+        let head = "  to be made first, in about 7 min on 2 processors:\n    \
                     kernel 7.x         7 min  1,000 MiB  not built yet\n    \
                     1,064 MiB in the file system of /home/u/.cache";
         assert!(text.starts_with(head), "{text}");

@@ -206,7 +206,7 @@ fn pyverbs(paths: &Paths) -> Result<PathBuf> {
         stamp::update(&target.join(plain), &contents)?;
     }
     if found != PYVERBS_TESTS.len() {
-        bail!("{PYVERBS} has not all of: {}", PYVERBS_TESTS.join(", "));
+        bail!("{PYVERBS} lacks some of: {}", PYVERBS_TESTS.join(", "));
     }
     Ok(target)
 }

@@ -20,7 +20,7 @@ type Step = (&'static str, fn(&Paths) -> Result<String>);
 const LANES: &[&[Step]] = &[
     &[
         ("host tests", host_tests),
-        ("clippy of what changed, on the host", |paths| {
+        ("clippy of changed files, on the host", |paths| {
             lint_changed(paths, |name| name == CLIPPY_HOST)
         }),
     ],
@@ -30,7 +30,7 @@ const LANES: &[&[Step]] = &[
             setup::module(paths).map(|()| "compiled".to_owned())
         }),
         ("instructions of a registration", instructions),
-        ("lint of what changed", |paths| {
+        ("lint of changed files", |paths| {
             lint_changed(paths, |name| ![CLIPPY_HOST, SAME_OBJECT].contains(&name))
         }),
     ],

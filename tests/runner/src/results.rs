@@ -253,10 +253,12 @@ impl Reader {
     /// Ends the parsing. Returns the tests, and the problems of the output as a whole.
     pub(crate) fn finish(mut self) -> (Vec<Test>, Vec<String>) {
         match self.announced {
-            None => self.problems.push("it announced no tests".to_owned()),
-            Some(0) => self.problems.push("it ran no tests".to_owned()),
+            None => self
+                .problems
+                .push("the program announced no tests".to_owned()),
+            Some(0) => self.problems.push("the program ran no tests".to_owned()),
             Some(count) if count != self.tests.len() => self.problems.push(format!(
-                "it announced {count} tests and gave {} results",
+                "the program announced {count} tests and gave {} results",
                 self.tests.len()
             )),
             Some(_) => {}
@@ -356,10 +358,10 @@ mod tests {
     fn ktap_that_is_cut_short_or_empty_is_a_problem() {
         assert_eq!(
             read(Format::Ktap, "1..3\nok 1 a\n").1,
-            ["it announced 3 tests and gave 1 results"]
+            ["the program announced 3 tests and gave 1 results"]
         );
-        assert_eq!(read(Format::Ktap, "").1, ["it announced no tests"]);
-        assert_eq!(read(Format::Ktap, "1..0\n").1, ["it ran no tests"]);
+        assert_eq!(read(Format::Ktap, "").1, ["the program announced no tests"]);
+        assert_eq!(read(Format::Ktap, "1..0\n").1, ["the program ran no tests"]);
         assert_eq!(read(Format::Ktap, "1..2\nok 1 a\nok 3 b\n").1.len(), 1);
         assert_eq!(read(Format::Ktap, "1..2\nok 1 a\nok 2 a\n").1.len(), 1);
         assert_eq!(

@@ -38,7 +38,7 @@ pub(crate) fn find_kernel(
             kernel::ensure(paths, toolchain, flavour, extent)
         }
         None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
-        None => bail!("there is no kernel {name}; a path has a slash in it"),
+        None => bail!("there is no kernel {name}; a path must contain a slash"),
     }
 }
 
@@ -198,7 +198,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     let blind = kernel::flavour(&options.kernel).is_some_and(|flavour| !flavour.shows_topology());
     if blind && options.topology != Topology::Flat {
         bail!(
-            "kernel {} sees no sockets and no extended config space: give --kernel {} with --topology {}",
+            "kernel {} shows no sockets and no extended config space: give --kernel {} with --topology {}",
             options.kernel,
             kernel::EARLIER,
             options.topology.name()
@@ -272,7 +272,7 @@ pub(crate) fn boot(paths: &Paths, options: &vm::Options) -> Result<vm::Boot> {
     }
     let signing = match (&kernel.signing, options.signed) {
         (Some(signing), true) => Some((signing.clone(), builder.ours()?)),
-        (None, true) => bail!("this kernel looks at no signatures"),
+        (None, true) => bail!("this kernel checks no signatures"),
         (_, false) => None,
     };
     Ok(vm::Boot {

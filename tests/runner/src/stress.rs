@@ -142,7 +142,7 @@ impl Machine {
             _ => String::new(),
         };
         println!(
-            "stress: failed; again: make stress SEED={:#x} EPOCH={epoch}{others}",
+            "stress: failed; to repeat: make stress SEED={:#x} EPOCH={epoch}{others}",
             selection.seed
         );
     }
@@ -219,7 +219,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         account.next = first;
     }
     println!(
-        "seed {:#x}, from epoch {}, {} operations before",
+        "seed {:#x}, from epoch {}, after {} operations",
         selection.seed,
         account.next,
         account.operations()

@@ -101,7 +101,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         return Ok(0);
     }
     if runs.is_empty() {
-        return Err(anyhow!("no run has that in its name (see --list)"));
+        return Err(anyhow!("no run's name contains these words (see --list)"));
     }
     let kernels: BTreeSet<String> = runs
         .iter()
@@ -188,7 +188,7 @@ impl Selection {
             return None;
         }
         Pass::resume(paths, self.restart)
-            .inspect_err(|error| eprintln!("runner: a pass that cannot be resumed: {error:#}"))
+            .inspect_err(|error| eprintln!("runner: cannot resume the pass: {error:#}"))
             .ok()
     }
 

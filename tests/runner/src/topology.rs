@@ -183,7 +183,8 @@ mod tests {
         words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
     }
 
-    /// Returns the bridges from each NIC and then each GPU up to the host bridge, each by its kind.
+    /// Returns the paths up to the host bridge: first those of the NICs, then those of the GPUs. A
+    /// switch port is named by its kind, and any other bridge by its bus.
     fn ways(topology: Topology) -> String {
         let layout = topology.layout(3, 2, 2048);
         let device = |argument: &'_ String| {

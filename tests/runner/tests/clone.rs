@@ -171,7 +171,7 @@ fn one_at_a_time_compiles_the_rig() {
     let output = second.wait_with_output().unwrap();
     assert_eq!(
         said,
-        "  waiting for whoever is making the same (runner) …\n"
+        "  waiting for another process that makes the same (runner) …\n"
     );
     assert!(was_there);
     assert!(!begun.exists());
@@ -185,7 +185,7 @@ fn bootstrap_says_what_this_machine_lacks() {
     // A name, the programs that report a problem, and the sentence about it.
     let cases = "\
 machine | uname=echo riscv64 | this machine is riscv64
-debian | apt-get= | this is no Debian
+debian | apt-get= | this is not Debian
 room | df=echo Avail; echo 123 | no room: 123 MiB are free in the file system of /usr
 root | id=echo 1000, sudo=exit 1 | as root, run 'apt-get install cargo rustc gcc
 dpkg | dpkg=echo half installed | run 'sudo dpkg --configure -a' first

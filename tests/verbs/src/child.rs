@@ -214,7 +214,6 @@ impl Process {
                 &setup.devices[1],
                 "child",
             ])
-            .args(setup.host_memory.then_some("--host-memory"))
             .args(role)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());

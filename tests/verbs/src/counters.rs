@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -38,11 +37,6 @@ impl Counters {
     /// Sets the counters of events to zero.
     pub(crate) fn reset() -> Result<()> {
         fs::write(COUNTERS, "0").context(COUNTERS)
-    }
-
-    /// Reads the counters. Returns `None` if there is no stand-in.
-    pub(crate) fn read_if_there() -> Result<Option<Self>> {
-        Path::new(COUNTERS).exists().then(Self::read).transpose()
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -126,7 +120,7 @@ impl Counters {
     }
 }
 
-/// Returns everything that is left beside `allocations` allocations: counters, regions of the
+/// Returns everything that is left besides `allocations` allocations: counters, regions of the
 /// devices, and references to the module.
 pub(crate) fn all_left(
     before: &Counters,
@@ -148,6 +142,12 @@ pub(crate) fn all_left(
 
 pub(crate) fn pins_are(expected: u64) -> Result<()> {
     ktap::same("live pins", Counters::read()?.live_pins()?, expected)
+}
+
+/// Checks the number of callbacks since `before`.
+pub(crate) fn callbacks_are(before: &Counters, expected: u64) -> Result<()> {
+    let callbacks = Counters::read()?.since(before, "callbacks")?;
+    ktap::expect("callbacks", callbacks, expected)
 }
 
 /// Successful calls of nvidia.ko, summed over both modes.

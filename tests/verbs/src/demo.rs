@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The demo: a registration, a write, a read, a free, and nothing left.
 
-use std::process::Command;
-use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::cases::consumers;
+use crate::cases::register::{allocate_aligned, peer_region};
 use crate::counters::{peer_regions, Counters};
 use crate::gpu::GRANULE;
 use crate::lab::{Lab, Peermem, PinMode, Setup};
-use crate::measure::Measurement;
 use crate::module::Replaced;
 use crate::pattern::{difference, Pattern};
 use crate::rdma::{Op, Region, Status};
-use crate::sys::Running;
-use crate::{ktap, measure, module, rdma, sys};
+use crate::{ktap, module, rdma, sys};
 
 /// Number of bytes to write and read: not aligned to anything, and longer than any page.
 const BYTES: usize = (1 << 20) + 4097;
@@ -112,33 +109,50 @@ fn preloaded(setup: &Setup) -> Result<()> {
     )
 }
 
+/// Cost of one registration with the loaded module.
+struct Measurement {
+    version: String,
+    bytes: u64,
+    address: u64,
+    /// nvidia.ko's pins and unpins from before the registration to after the deregistration.
+    pins: u64,
+    unpins: u64,
+    /// Scatter-list entries that rxe received.
+    entries: u64,
+}
+
+/// Registers and deregisters contiguous GPU memory at an address that is aligned to the length: the
+/// largest power of two, up to 1 GiB, for which the first GPU's BAR has room beside other memory.
+fn measure(lab: &Lab) -> Result<Measurement> {
+    let bytes = (1_u64 << (lab.gpu(0)?.bar_len() / 2).ilog2()).min(1 << 30);
+    let memory = allocate_aligned(lab, bytes, bytes)?;
+    ensure!(memory.is_contiguous()?, "the memory is not contiguous");
+    let before = Counters::read()?;
+    let region = lab.near.reg_mr(memory.span(0, usize::try_from(bytes)?)?)?;
+    let entries = peer_region(&lab.near, &region)?.entries;
+    drop(region);
+    let activity = Counters::read()?.activity(&before)?;
+    Ok(Measurement {
+        version: module::version()?,
+        bytes,
+        address: memory.mapping().addr(),
+        pins: activity.pins,
+        unpins: activity.unpins,
+        entries,
+    })
+}
+
 /// Returns the measurement of NVIDIA's nvidia-peermem for the same registration on the same
 /// machine.
 fn control(setup: &Setup) -> Result<Option<Measurement>> {
-    if let Ok(json) = env::var("GDR_CONTROL_JSON") {
-        return Ok(Some(serde_json::from_str(&json)?));
-    }
     let Some(file) = consumers::control() else {
         return Ok(None);
     };
     let replaced = Replaced::begin()?;
     module::load_file(&file)?;
-    let mut command = Command::new(env::current_exe()?);
-    command.args([
-        "--peermem",
-        "nvidia",
-        "--near",
-        &setup.devices[0],
-        "--far",
-        &setup.devices[1],
-        "measure",
-    ]);
-    let finished = Running::start(&mut command)?.finish(Duration::from_secs(60))?;
-    ensure!(finished.success(), "gdr measure: {}", finished.tail(5));
+    let measured = measure(&Lab::open(setup)?)?;
     replaced.end()?;
-    Ok(Some(
-        serde_json::from_str(&finished.output).with_context(|| finished.output.clone())?,
-    ))
+    Ok(Some(measured))
 }
 
 fn machine(lab: &Lab) -> Result<()> {
@@ -183,7 +197,7 @@ fn introduce(lab: &Lab) -> Result<()> {
 }
 
 fn registration(lab: &Lab, control: Option<&Measurement>) -> Result<()> {
-    let ours = measure::measure(lab, measure::usual_length(lab)?)?;
+    let ours = measure(lab)?;
     if let Some(control) = control {
         ensure!(control.bytes == ours.bytes);
     }

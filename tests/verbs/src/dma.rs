@@ -209,7 +209,7 @@ impl Trace {
             let gone = (before - left.len()) as u64;
             ensure!(
                 gone * PAGE == unmap.len || (!self.translates && gone > 0),
-                "{unmap:x?} is not of this region, or came twice"
+                "{unmap:x?} does not belong to this region, or came twice"
             );
         }
         ensure!(left.is_empty(), "not unmapped: {left:x?}");

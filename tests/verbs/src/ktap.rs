@@ -136,7 +136,7 @@ fn tell<'a, T>(
 }
 
 fn run_one(case: &Case, setup: &Setup) -> Result<()> {
-    let before = Counters::read_if_there()?;
+    let before = Counters::read()?;
     // Destructors of the crate sideway contain assertions. A panic in a destructor fails the case,
     // but not the run.
     let result = panic::catch_unwind(AssertUnwindSafe(|| {
@@ -146,8 +146,7 @@ fn run_one(case: &Case, setup: &Setup) -> Result<()> {
     .unwrap_or_else(|_| Err(anyhow!("panicked")));
     // A leak is also reported if the case failed or was skipped, because the leak affects later
     // cases.
-    let at_rest = before.map_or(Ok(()), |before| check_rest(&before));
-    match (result, at_rest) {
+    match (result, check_rest(&before)) {
         (result, Ok(())) => result,
         (Ok(()), Err(leak)) => Err(leak),
         (Err(error), Err(leak)) => Err(anyhow!("{error:#}\nand {leak:#}")),

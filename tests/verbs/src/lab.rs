@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, fs};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 
 use crate::gpu::{Allocation, Gpu, GRANULE};
 use crate::rdma::{Hca, Op, Part, Status};
@@ -57,8 +57,6 @@ impl fmt::Display for PinMode {
 pub(crate) struct Setup {
     pub(crate) peermem: Peermem,
     pub(crate) seed: u64,
-    /// `true` to use only host memory, which tests the devices without GPU or peer memory.
-    pub(crate) host_memory: bool,
     pub(crate) devices: [String; 2],
     /// `true` if an IOMMU chooses the DMA addresses.
     pub(crate) translating_iommu: bool,
@@ -119,17 +117,12 @@ pub(crate) struct Lab {
 
 impl Lab {
     pub(crate) fn open(setup: &Setup) -> Result<Self> {
-        let gpus = if setup.host_memory {
-            Vec::new()
-        } else {
-            Gpu::all()?
-        };
         let [near, far] = &setup.devices;
         Ok(Self {
             setup: setup.clone(),
             near: Hca::open(near)?,
             far: Hca::open(far)?,
-            gpus,
+            gpus: Gpu::all()?,
         })
     }
 
@@ -162,22 +155,18 @@ impl Lab {
     /// Returns GPU number `index`, or the last GPU. On a machine with one GPU, transfers between
     /// two places on the GPU stand in for transfers between two GPUs.
     pub(crate) fn gpu(&self, index: usize) -> Result<&Arc<Gpu>> {
-        match self.gpus.get(index).or(self.gpus.last()) {
-            Some(gpu) => Ok(gpu),
-            None if self.setup.host_memory => ktap::skip("needs GPU memory"),
-            None => bail!("no GPU"),
-        }
+        let gpu = self.gpus.get(index).or(self.gpus.last());
+        gpu.context("no GPU")
     }
 
-    /// Allocates memory that can be registered. All memory is host memory if `--host-memory` is
-    /// set.
+    /// Allocates memory that can be registered.
     pub(crate) fn allocate(&self, place: Where, len: usize) -> Result<Memory> {
         match place {
-            Where::Gpu(index) if !self.setup.host_memory => {
+            Where::Gpu(index) => {
                 self.needs_module()?;
                 Ok(Memory::Gpu(self.gpu(index)?.allocate(len, Placement::Any)?))
             }
-            _ => Ok(Memory::Host(
+            Where::Host => Ok(Memory::Host(
                 Mapping::anonymous(len).context("host memory")?,
             )),
         }
@@ -190,9 +179,6 @@ impl Lab {
 
     /// Skips the case if it needs a peermem module and there is none.
     pub(crate) fn needs_module(&self) -> Result<()> {
-        if self.setup.host_memory {
-            return ktap::skip("needs GPU memory");
-        }
         if self.setup.peermem == Peermem::None {
             return ktap::skip("no peermem module is loaded");
         }
@@ -208,8 +194,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if another module than ours is loaded, because the case asks for more than
-    /// that module does.
+    /// Skips the case unless our module is loaded, because the case asks for more than other
+    /// modules do.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
             return ktap::skip(format_args!(
@@ -218,14 +204,6 @@ impl Lab {
             ));
         }
         Ok(())
-    }
-
-    /// Skips the case if registrations cannot succeed, because they need a module or host memory.
-    pub(crate) fn needs_working_memory(&self) -> Result<()> {
-        if self.setup.host_memory {
-            return Ok(());
-        }
-        self.needs_module()
     }
 
     /// Skips the case if lockdep would report the behaviour of ib_core and the HCA's driver, which

@@ -14,7 +14,6 @@ mod hold;
 mod knobs;
 mod ktap;
 mod lab;
-mod measure;
 mod module;
 mod module_files;
 mod nvme;
@@ -30,7 +29,7 @@ use anyhow::{ensure, Result};
 use clap::{Parser, Subcommand};
 use peermem_verbs::{pattern, rdma, standin as gpu};
 
-use lab::{Lab, Peermem, Setup};
+use lab::{Peermem, Setup};
 
 #[derive(Debug, Parser)]
 #[command(version, about)]
@@ -66,21 +65,12 @@ struct Arguments {
 enum Verb {
     /// Show a registration, a write, a read and a free, step by step
     Demo,
-    /// Make one registration, and print its costs in JSON
-    Measure {
-        /// Size, such as 1GiB or 512M [default: as much as the BAR allows, up to 1 GiB]
-        #[arg(long, value_parser = measure::parse_length)]
-        len: Option<u64>,
-    },
     /// Run the cases whose names contain a FILTER, and print the results in KTAP
     Test {
         filter: Vec<String>,
         /// Only print the names of the cases
         #[arg(long)]
         list: bool,
-        /// Use only host memory, to check the RDMA devices alone
-        #[arg(long)]
-        host_memory: bool,
     },
     /// Measure the part of the module's cost that only a virtual machine shows
     Bench(bench::Options),
@@ -123,8 +113,6 @@ enum Verb {
     Loading,
     #[command(hide = true)]
     Child {
-        #[arg(long)]
-        host_memory: bool,
         #[command(subcommand)]
         role: child::Role,
     },
@@ -147,29 +135,15 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool> {
-    let setup = |host_memory| Setup {
+    let setup = Setup {
         peermem: arguments.peermem,
         seed: arguments.seed,
-        host_memory,
         translating_iommu: lab::translating_iommu(),
         devices: [arguments.near.clone(), arguments.far.clone()],
     };
     match &arguments.command {
-        Verb::Demo => demo::run(&setup(false)).map(|()| true),
-        Verb::Measure { len } => {
-            let lab = Lab::open(&setup(false))?;
-            let length = len.map_or_else(|| measure::usual_length(&lab), Ok)?;
-            println!(
-                "{}",
-                serde_json::to_string(&measure::measure(&lab, length)?)?
-            );
-            Ok(true)
-        }
-        Verb::Test {
-            filter,
-            list,
-            host_memory,
-        } => {
+        Verb::Demo => demo::run(&setup).map(|()| true),
+        Verb::Test { filter, list } => {
             let chosen = |name: &str| filter.iter().any(|filter| name.contains(filter.as_str()));
             let cases: Vec<_> = cases::all(filter)
                 .into_iter()
@@ -188,19 +162,19 @@ fn run(arguments: &Arguments) -> Result<bool> {
                 }
                 return Ok(true);
             }
-            ktap::run(&cases, &setup(*host_memory))
+            ktap::run(&cases, &setup)
         }
-        Verb::Bench(options) => bench::run(options, &setup(false)).map(|()| true),
-        Verb::Stress(options) => stress::run(options, &setup(false)),
-        Verb::Hazards { names } => cases::hazards::run(names, &setup(false)),
-        Verb::Ctl { promtool } => cases::ctl::run(&setup(false), promtool.clone()),
-        Verb::Cuda { places, filter } => cases::cuda::run(&setup(false), places, filter),
-        Verb::Dmabuf { places, filter } => cases::dmabuf::run(&setup(false), places, filter),
+        Verb::Bench(options) => bench::run(options, &setup).map(|()| true),
+        Verb::Stress(options) => stress::run(options, &setup),
+        Verb::Hazards { names } => cases::hazards::run(names, &setup),
+        Verb::Ctl { promtool } => cases::ctl::run(&setup, promtool.clone()),
+        Verb::Cuda { places, filter } => cases::cuda::run(&setup, places, filter),
+        Verb::Dmabuf { places, filter } => cases::dmabuf::run(&setup, places, filter),
         Verb::Register { kind, times } => {
-            cases::dmabuf::register(&setup(false), *kind, *times).map(|()| true)
+            cases::dmabuf::register(&setup, *kind, *times).map(|()| true)
         }
-        Verb::Pair(options) => cases::pair::run(&setup(false), options),
-        Verb::Loading => cases::loading::run(&setup(false)),
-        Verb::Child { host_memory, role } => child::run(role, &setup(*host_memory)).map(|()| true),
+        Verb::Pair(options) => cases::pair::run(&setup, options),
+        Verb::Loading => cases::loading::run(&setup),
+        Verb::Child { role } => child::run(role, &setup).map(|()| true),
     }
 }

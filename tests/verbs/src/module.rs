@@ -98,6 +98,14 @@ impl Replaced {
         })
     }
 
+    /// Remembers the loaded module, which the caller unloads.
+    pub(crate) fn remember() -> Self {
+        Self {
+            parameters: parameters(),
+            is_back: false,
+        }
+    }
+
     /// Loads the module again and returns any error.
     pub(crate) fn end(mut self) -> Result<()> {
         self.restore()

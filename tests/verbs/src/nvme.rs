@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 
 use crate::dma::{Mapped, Segment, Trace};
 use crate::gpu::Allocation;
@@ -21,8 +21,8 @@ use crate::sys::Mapping;
 
 /// Block size of the disk, in bytes.
 pub(crate) const BLOCK: u64 = 512;
-/// Page size of the controller for PRP entries, in bytes.
-pub(crate) const PAGE: u64 = 4096;
+/// Page size of the controller, in bytes.
+const PAGE: u64 = 4096;
 
 /// Offsets of registers.
 const INTMS: usize = 0x0c;
@@ -40,28 +40,17 @@ const DEPTH: u16 = 16;
 const SQE: usize = 64;
 const CQE: usize = 16;
 
-/// Page numbers in the controller's memory. The lists have [`LIST_PAGES`] pages.
+/// Page numbers in the controller's memory.
 const ADMIN: usize = 0;
 const IO: usize = 2;
 const IDENTITY: usize = 4;
-const LISTS: usize = 5;
-const LIST_PAGES: usize = 27;
-/// Size of the controller's memory, in bytes.
-pub(crate) const MEMORY: usize = 128 << 10;
+const LIST: usize = 5;
+/// Size of the controller's memory, in bytes: one page of the GPU.
+pub(crate) const MEMORY: usize = 64 << 10;
 
 /// Time limit of the controller. An emulated controller starts sooner, but the kernel's driver
 /// takes a while to unbind.
 const TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Way in which a command describes memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pointers {
-    /// Physical region pages. The first entry may be any multiple of 4. All other entries are whole
-    /// pages.
-    Prp,
-    /// A scatter-gather list, whose entries may have any address and any length.
-    Sgl,
-}
 
 /// Status of a completion. 0 is success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,10 +231,6 @@ impl Nvme {
         self.longest
     }
 
-    pub(crate) fn memory(&self) -> &Mapped {
-        &self.mapped
-    }
-
     fn stop(&mut self) -> Result<()> {
         self.registers.store32(CC, 0)?;
         self.wait_ready(false)
@@ -263,7 +248,8 @@ impl Nvme {
 
     /// Returns the DMA address of a page of the controller's memory.
     fn page(&self, page: usize) -> Result<u64> {
-        self.dma_of(page * PAGE as usize)
+        let segments = self.mapped.segments(page as u64 * PAGE, PAGE)?;
+        Ok(segments.first().context("nothing")?.dma)
     }
 
     fn identify_self(&mut self) -> Result<()> {
@@ -274,6 +260,7 @@ impl Nvme {
         // The limit is a power of two, in pages. 0 means no limit, but this program needs a limit.
         let shift = Some(identity[77]).filter(|shift| (1..10).contains(shift));
         self.longest = PAGE << shift.unwrap_or(10);
+        ensure!(self.model == "QEMU NVMe Ctrl", "{}", self.model);
         let sgls = identity[536..540].iter().any(|byte| *byte != 0);
         ensure!(sgls, "the controller takes no scatter-gather lists");
         Ok(())
@@ -306,13 +293,7 @@ impl Nvme {
     }
 
     /// Moves the bytes at `segments` to or from the disk with one command.
-    pub(crate) fn transfer(
-        &mut self,
-        op: Op,
-        block: u64,
-        segments: &[Segment],
-        pointers: Pointers,
-    ) -> Result<Status> {
+    pub(crate) fn transfer(&mut self, op: Op, block: u64, segments: &[Segment]) -> Result<Status> {
         let len: u64 = segments.iter().map(|segment| segment.len).sum();
         ensure!(
             len > 0 && len % BLOCK == 0 && len <= self.longest,
@@ -322,78 +303,26 @@ impl Nvme {
         command.words[1] = 1;
         (command.words[10], command.words[11]) = (low(block), high(block));
         command.words[12] = u32::try_from(len / BLOCK - 1)?;
-        let command = match pointers {
-            Pointers::Prp => self.prp(command, segments)?,
-            Pointers::Sgl => self.sgl(command, segments)?,
-        };
+        self.point_at(&mut command, segments)?;
         self.run(command, false)
     }
 
-    fn prp(&mut self, command: Command, segments: &[Segment]) -> Result<Command> {
-        let pages = prp_entries(segments)?;
-        let (first, rest) = pages.split_first().context("no bytes")?;
-        let mut command = command.data(*first);
-        match rest {
-            [] => {}
-            [second] => command.pointer(8, *second),
-            rest => {
-                // The first list begins in the middle of its page, so that long lists continue in
-                // another page.
-                let per_page = PAGE as usize / 8;
-                let mut at = LISTS * PAGE as usize + PAGE as usize / 2;
-                let mut left = rest;
-                command.pointer(8, self.dma_of(at)?);
-                while !left.is_empty() {
-                    let room = per_page - at % PAGE as usize / 8;
-                    let (now, next) = if left.len() <= room {
-                        (left, None)
-                    } else {
-                        let next = at - at % PAGE as usize + PAGE as usize;
-                        (&left[..room - 1], Some(next))
-                    };
-                    let mut entries = now.to_vec();
-                    if let Some(next) = next {
-                        entries.push(self.dma_of(next)?);
-                    }
-                    let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
-                    self.memory.write(at, &bytes)?;
-                    left = &left[now.len()..];
-                    at = next.unwrap_or(at);
-                    ensure!(at < MEMORY, "a list of {} pages is too long", rest.len());
-                }
-            }
-        }
-        Ok(command)
-    }
-
-    fn sgl(&mut self, mut command: Command, segments: &[Segment]) -> Result<Command> {
+    /// Makes a command use these segments, by a scatter-gather list if there are several. The
+    /// entries of a list may have any address and any length.
+    fn point_at(&mut self, command: &mut Command, segments: &[Segment]) -> Result<()> {
         command.words[0] |= 1 << 14;
-        let blocks = segments
-            .iter()
-            .map(|segment| descriptor(segment.dma, segment.len, 0x00))
-            .collect::<Result<Vec<_>>>()?;
-        match blocks.as_slice() {
-            [only] => command.descriptor(only),
-            blocks => {
-                let bytes = blocks.concat();
-                let room = LIST_PAGES * PAGE as usize;
-                ensure!(bytes.len() <= room, "{} segments", blocks.len());
-                let at = LISTS * PAGE as usize;
-                self.memory.write(at, &bytes)?;
-                let list = self.mapped.segments(at as u64, bytes.len() as u64)?;
-                let [list] = list.as_slice() else {
-                    bail!("the list lies in pieces");
-                };
-                // Descriptor of the last segment.
-                command.descriptor(&descriptor(list.dma, list.len, 0x30)?);
-            }
+        if let [only] = segments {
+            command.descriptor(&descriptor(only.dma, only.len, 0x00)?);
+            return Ok(());
         }
-        Ok(command)
-    }
-
-    fn dma_of(&self, at: usize) -> Result<u64> {
-        let segments = self.mapped.segments(at as u64, 8)?;
-        Ok(segments.first().context("nothing")?.dma)
+        let entries = segments.iter();
+        let entries = entries.map(|segment| descriptor(segment.dma, segment.len, 0x00));
+        let list = entries.collect::<Result<Vec<_>>>()?.concat();
+        self.memory.write(LIST * PAGE as usize, &list)?;
+        // Descriptor of the last segment.
+        let whole = descriptor(self.page(LIST)?, list.len() as u64, 0x30)?;
+        command.descriptor(&whole);
+        Ok(())
     }
 
     /// Submits one command and waits for its completion.
@@ -473,14 +402,9 @@ impl Command {
         Self { words }
     }
 
-    fn pointer(&mut self, word: usize, dma: u64) {
-        self.words[word] = low(dma);
-        self.words[word + 1] = high(dma);
-    }
-
-    /// Sets the first PRP entry.
+    /// Sets the only page, as a PRP entry.
     fn data(mut self, dma: u64) -> Self {
-        self.pointer(6, dma);
+        (self.words[6], self.words[7]) = (low(dma), high(dma));
         self
     }
 
@@ -505,55 +429,9 @@ fn descriptor(dma: u64, len: u64, kind: u8) -> Result<[u8; 16]> {
     Ok(bytes)
 }
 
-/// Returns one entry for each page that the segments touch.
-fn prp_entries(segments: &[Segment]) -> Result<Vec<u64>> {
-    let mut entries = Vec::new();
-    let mut end_of_last = None;
-    for segment in segments {
-        let (mut at, end) = (segment.dma, segment.dma + segment.len);
-        match end_of_last {
-            None => ensure!(at % 4 == 0, "PRP: {at:#x} is not a multiple of 4"),
-            Some(last) => ensure!(
-                at % PAGE == 0 && last % PAGE == 0,
-                "PRP: segments meet at {last:#x} and {at:#x}, which are not page borders"
-            ),
-        }
-        while at < end {
-            entries.push(at);
-            at = (at / PAGE + 1) * PAGE;
-        }
-        end_of_last = Some(end);
-    }
-    Ok(entries)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn segment(dma: u64, len: u64) -> Segment {
-        Segment { dma, len }
-    }
-
-    #[test]
-    fn entries_are_pages() {
-        let entries = |segments: &[Segment]| prp_entries(segments).ok();
-        assert_eq!(entries(&[segment(0x1000, 512)]), Some(vec![0x1000]));
-        assert_eq!(entries(&[segment(0x1ffc, 512)]), Some(vec![0x1ffc, 0x2000]));
-        assert_eq!(
-            entries(&[segment(0x1800, 0x1800), segment(0x9000, 0x1000)]),
-            Some(vec![0x1800, 0x2000, 0x9000])
-        );
-        assert_eq!(entries(&[segment(0x1001, 512)]), None);
-        assert_eq!(
-            entries(&[segment(0x1000, 0x800), segment(0x9000, 0x800)]),
-            None
-        );
-        assert_eq!(
-            entries(&[segment(0x1000, 0x1000), segment(0x9800, 0x800)]),
-            None
-        );
-    }
 
     #[test]
     fn descriptors_have_their_form() {

@@ -4,10 +4,11 @@
 use std::fs;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
+
+use crate::sys;
 
 /// Path to a function: the host bridge's directory, and the functions from there down to the
 /// function itself.
@@ -26,7 +27,7 @@ impl Place {
 
     /// Returns the place of the NIC under an rxe device.
     pub(crate) fn of_rxe(device: &str) -> Result<Self> {
-        let netdev = crate::sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
+        let netdev = sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
         Self::of(&format!("/sys/class/net/{netdev}/device"))
     }
 
@@ -89,7 +90,7 @@ fn is_function(name: &str) -> bool {
 }
 
 /// Bits that send peer-to-peer requests and completions up to the host bridge.
-pub(crate) const REDIRECT: u16 = 0b1100;
+const REDIRECT: u16 = 0b1100;
 
 /// The control word of a bridge's Access Control Services, restored when dropped.
 #[derive(Debug)]
@@ -101,19 +102,16 @@ pub(crate) struct Acs {
 
 /// ID of the Access Control Services Extended Capability.
 const ACS: u32 = 0x000d;
-/// Length of the header, the capabilities and the control word, in bytes.
-const ACS_LENGTH: usize = 8;
+/// Size of config space with the extended part, in bytes.
+const LONGEST: usize = 4096;
+/// Maximum number of extended capabilities. This limit also ends the walk over a circular list.
+const MOST: usize = (LONGEST - 0x100) / 4;
 
 impl Acs {
     /// Returns the ACS of a bridge. Returns `None` if the bridge has no ACS, or the kernel shows no
     /// extended config space.
     pub(crate) fn of(address: &str) -> Result<Option<Self>> {
-        let path = config_path(address);
-        let config = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .with_context(|| path.clone())?;
+        let config = sys::open_rw(&format!("/sys/bus/pci/devices/{address}/config"))?;
         let mut bytes = vec![0; LONGEST];
         let got = config.read_at(&mut bytes, 0)?;
         bytes.truncate(got);
@@ -157,102 +155,6 @@ impl Drop for Acs {
     }
 }
 
-/// Size of config space with the extended part, in bytes.
-const LONGEST: usize = 4096;
-/// Maximum number of extended capabilities. This limit also ends the walk over a circular list.
-const MOST: usize = (LONGEST - 0x100) / 4;
-
-fn config_path(address: &str) -> String {
-    format!("/sys/bus/pci/devices/{address}/config")
-}
-
-/// Overlay of another config space on the sysfs file of a bridge, until dropped. The bridge itself
-/// does not change.
-#[derive(Debug)]
-pub(crate) struct Overlay {
-    path: String,
-    contents: PathBuf,
-}
-
-impl Overlay {
-    /// Adds the ACS of bridge `model`, with this control word, after the last capability of a
-    /// bridge without ACS.
-    pub(crate) fn with_acs(bridge: &str, model: &str, control: u16) -> Result<Self> {
-        let path = config_path(bridge);
-        let mut config = fs::read(&path).with_context(|| path.clone())?;
-        let model = fs::read(config_path(model))?;
-        let at = extended_capability(&model, ACS).context("the model has no ACS")?;
-        let acs = model.get(at..at + ACS_LENGTH).context("ACS is cut short")?;
-        add_capability(&mut config, acs, control)?;
-        let contents = std::env::temp_dir().join(format!("config-{bridge}"));
-        fs::write(&contents, &config)?;
-        let overlay = Self { path, contents };
-        overlay.mount(&["--bind"], Some(&overlay.contents))?;
-        Ok(overlay)
-    }
-
-    fn mount(&self, words: &[&str], from: Option<&Path>) -> Result<()> {
-        let program = if from.is_some() { "mount" } else { "umount" };
-        let status = Command::new(program)
-            .args(words)
-            .args(from)
-            .arg(&self.path)
-            .status()
-            .context(program)?;
-        ensure!(status.success(), "{program} {}: {status}", self.path);
-        Ok(())
-    }
-}
-
-impl Drop for Overlay {
-    fn drop(&mut self) {
-        if let Err(error) = self.mount(&[], None) {
-            eprintln!("{error:#}");
-        }
-        let _ = fs::remove_file(&self.contents);
-    }
-}
-
-/// Appends ACS to the list of extended capabilities.
-fn add_capability(config: &mut [u8], acs: &[u8], control: u16) -> Result<()> {
-    ensure!(config.len() == LONGEST, "no extended config space");
-    ensure!(extended_capability(config, ACS).is_none(), "ACS already");
-    // The end of config space, which has no registers.
-    let place = LONGEST - ACS_LENGTH;
-    let mut last = 0x100_usize;
-    for _ in 0..MOST {
-        match next_capability(config, last) {
-            Some(next) => last = next,
-            None => break,
-        }
-    }
-    let header = config.get(last..last + 4).context("no capability")?;
-    let header = u32::from_le_bytes(header.try_into()?);
-    // An empty list has one header of zeros. Any other header keeps its number and version.
-    let header = header | (u32::try_from(place)? << 20);
-    put(config, last, &header.to_le_bytes())?;
-    put(config, place, acs)?;
-    // The new capability is the last one.
-    put(config, place, &(ACS | 1 << 16).to_le_bytes())?;
-    put(config, place + 6, &control.to_le_bytes())
-}
-
-fn put(config: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
-    config
-        .get_mut(at..at + bytes.len())
-        .context("beyond config space")?
-        .copy_from_slice(bytes);
-    Ok(())
-}
-
-/// Returns the offset of the extended capability after this one.
-fn next_capability(config: &[u8], at: usize) -> Option<usize> {
-    let bytes = config.get(at..at.checked_add(4)?)?;
-    let header = u32::from_le_bytes(bytes.try_into().ok()?);
-    let next = usize::try_from(header >> 20).ok()?;
-    (next >= 0x100).then_some(next)
-}
-
 fn extended_capability(config: &[u8], wanted: u32) -> Option<usize> {
     let mut at = 0x100_usize;
     for _ in 0..MOST {
@@ -261,7 +163,10 @@ fn extended_capability(config: &[u8], wanted: u32) -> Option<usize> {
         if header & 0xffff == wanted {
             return Some(at);
         }
-        at = next_capability(config, at)?;
+        at = usize::try_from(header >> 20).ok()?;
+        if at < 0x100 {
+            break;
+        }
     }
     None
 }
@@ -314,19 +219,5 @@ mod tests {
         assert_eq!(extended_capability(&config, 0x0019), None);
         assert_eq!(extended_capability(&config[..256], 0x000d), None);
         assert_eq!(extended_capability(&config[..0x14a], 0x000d), None);
-    }
-
-    #[test]
-    fn one_more_capability() {
-        let mut config = vec![0; 4096];
-        put(&mut config, 0x100, &0x1481_0001_u32.to_le_bytes()).expect("room");
-        put(&mut config, 0x148, &0x0001_0019_u32.to_le_bytes()).expect("room");
-        let acs = [0x0d, 0, 1, 0x33, 0x5f, 0, 0, 0];
-        add_capability(&mut config, &acs, 0x1d).expect("added");
-        let at = extended_capability(&config, ACS).expect("found");
-        assert_eq!(config[at..at + 8], [0x0d, 0, 1, 0, 0x5f, 0, 0x1d, 0]);
-        assert_eq!(extended_capability(&config, 0x19), Some(0x148));
-        assert!(add_capability(&mut config, &acs, 0).is_err());
-        assert!(add_capability(&mut config[..256], &acs, 0).is_err());
     }
 }

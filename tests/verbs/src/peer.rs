@@ -42,33 +42,18 @@ pub(crate) struct Peer {
 impl Peer {
     /// Connects to the other host: host 2 listens, and host 1 connects.
     pub(crate) fn meet(number: u8, address: IpAddr) -> Result<Self> {
-        let stream = if number == 1 {
-            let mut last = None;
-            let mut stream = None;
-            sys::wait_until(PATIENCE, || {
-                match TcpStream::connect((address, PORT)) {
-                    Ok(found) => stream = Some(found),
-                    Err(error) => last = Some(error),
-                }
-                Ok(stream.is_some())
-            })?;
-            stream.with_context(|| format!("{address}: {last:?}"))?
-        } else {
-            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
-            listener.set_nonblocking(true)?;
-            let mut stream = None;
-            sys::wait_until(PATIENCE, || {
-                match listener.accept() {
-                    Ok((found, _)) => stream = Some(found),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Err(error.into()),
-                }
-                Ok(stream.is_some())
-            })?;
-            let stream = stream.with_context(|| format!("{address} does not connect"))?;
-            stream.set_nonblocking(false)?;
-            stream
-        };
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+        listener.set_nonblocking(true)?;
+        let mut met = Err(io::ErrorKind::NotConnected.into());
+        sys::wait_until(PATIENCE, || {
+            met = match number {
+                1 => TcpStream::connect((address, PORT)),
+                _ => listener.accept().map(|(stream, _)| stream),
+            };
+            Ok(met.is_ok())
+        })?;
+        let stream = met.with_context(|| format!("no connection to {address}"))?;
+        stream.set_nonblocking(false)?;
         Self::of(stream)
     }
 

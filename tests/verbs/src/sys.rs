@@ -102,8 +102,8 @@ pub(crate) fn die() -> ! {
     leave(1)
 }
 
-/// Returns the parent process. If the original parent has ended, this is the process that has
-/// adopted this one.
+/// Returns the parent process. If the original parent has ended, returns the process that has
+/// adopted the calling process.
 pub(crate) fn parent() -> Option<Pid> {
     process::getppid()
 }
@@ -344,7 +344,7 @@ pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     Ok(process::setrlimit(Resource::Memlock, limit)?)
 }
 
-/// Runs `body` in the parent beside a forked child that has all the parent's open files. Then lets
+/// Runs `body` in the parent while a forked child has all the parent's open files. Then lets
 /// the child close these files and waits for the child. If `body` closes a file, the child is the
 /// last to close it. The child closes while it is running, because the module asks nvidia.ko before
 /// it puts pins of a process that exits. The calling process must have only one thread.
@@ -446,10 +446,7 @@ impl Running {
 
     /// Returns the output so far.
     pub(crate) fn so_far(&self) -> Result<String> {
-        let len = usize::try_from(self.output.metadata()?.len())?;
-        let mut bytes = vec![0; len];
-        std::os::unix::fs::FileExt::read_exact_at(&self.output, &mut bytes, 0)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        whole(&self.output)
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -524,6 +521,13 @@ pub(crate) fn succeed(
 pub(crate) fn unnamed_file() -> Result<File> {
     let file = rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?;
     Ok(File::from(file))
+}
+
+/// Returns the content of a file, wherever its position is.
+pub(crate) fn whole(file: &File) -> Result<String> {
+    let mut bytes = vec![0; usize::try_from(file.metadata()?.len())?];
+    std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Makes a pipe. Returns the end to read from, and the end to write to.

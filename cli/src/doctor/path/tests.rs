@@ -82,7 +82,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
     fixture.file(CONF, text);
     let missing = warnings(&fixture);
     assert_eq!(missing.len(), 8);
-    let why = "NCCL_TOPO_FILE in /etc/nccl.conf names /opt/topo.xml, which is not there";
+    let why = "NCCL_TOPO_FILE in /etc/nccl.conf names /opt/topo.xml, which does not exist";
     has(missing[0].why.as_ref(), why);
     fixture.file("/opt/topo.xml", "<system/>\n");
     let notes = findings(&fixture);
@@ -142,7 +142,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
     fixture.unplug("0000:1a:00.0");
     let said = warnings(&fixture);
     assert_eq!(said.len(), 2, "{said:#?}");
-    let pxn = "By NVLink NCCL reaches mlx5_2 through GPU 2 (PXN)";
+    let pxn = "NCCL reaches mlx5_2 by NVLink through GPU 2 (PXN)";
     for finding in &said {
         assert!(finding.found.contains("(mlx5_2, mlx5_3) is NODE"));
         has(finding.why.as_ref(), pxn);

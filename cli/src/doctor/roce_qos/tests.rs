@@ -72,8 +72,8 @@ faults_of! {
     // Without a majority, neither half is right.
     "halves that differ",
         "warning roce-qos: PFC …priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1…priority 4 on mlx5_4 port 1 (ibp154s0), \
-         mlx5_5… fix The same for all",
-        "warning roce-qos: the priority by DSCP … fix The same for all" => |fixture| {
+         mlx5_5… fix Set all ports as their switches are set",
+        "warning roce-qos: the priority by DSCP … fix Set all ports as their switches are set" => |fixture| {
         for bus in RAILS.into_iter().skip(4) {
             let netdev = format!("ibp{bus}s0");
             fixture.dcb(&netdev, Some(16), |dscp| Some(if dscp == 26 { 4 } else { 0 }));
@@ -91,7 +91,7 @@ faults_of! {
         |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "Global tclass=162\n");
     "a traffic class that does not count",
         "warning roce-qos: the priority by DSCP is not the same",
-        "warning roce-qos: port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not go by \
+        "warning roce-qos: port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not use \
          DSCP (trust state pcp: the tag of a VLAN decides); PFC is on priority 3" =>
         |fixture| fixture.dcb(FIFTH, Some(8), |_| None);
     "RDMA CM's TOS without PFC",
@@ -174,7 +174,7 @@ fn what_cannot_be_read_is_not_visible() {
         ),
         (
             |fixture| fixture.fact(Fact::Dcb, "["),
-            "PFC not visible (what dcbnl says is not understood",
+            "PFC not visible (dcbnl's answer is not understood",
         ),
         (
             |fixture| {

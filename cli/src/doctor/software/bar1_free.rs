@@ -40,12 +40,13 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         if is_low {
             finding = finding
                 .why(
-                    "what is registered takes its own size of BAR1, and nvidia.ko keeps 36 MiB; more is refused \
-                    (no_room, EFAULT to the application)",
+                    "each registration takes its own size of BAR1, and nvidia.ko keeps 36 MiB; further registrations \
+                    are refused (no_room, EFAULT to the application)",
                 )
                 .fix(
-                    "`peermemctl list --by-process` says who holds it (peermem-rs); end those, or register less; \
-                    where BAR1 is smaller than the memory: Resizable BAR, Above 4G Decoding in the BIOS",
+                    "`peermemctl list --by-process` shows which processes hold it (peermem-rs); end them, or \
+                    register less; if BAR1 is smaller than the memory, turn on Resizable BAR and Above 4G Decoding \
+                    in the BIOS",
                 );
         }
         findings.push(finding);

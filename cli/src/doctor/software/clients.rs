@@ -7,7 +7,7 @@ use crate::host::Unseen;
 use crate::software::Module;
 
 check! {
-    "clients": "the module's clients at ib_core, their kind, and whose they are",
+    "clients": "the module's clients in ib_core, their kind, and whether they are this module's",
     super::has_module, check, OfSoftware(tests::FAULTS)
 }
 
@@ -30,11 +30,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     };
     if is_revocable && module.is_ours {
         findings.push(
-            Subject::Machine.note("persistent_api_support=0: registrations are revoked when their memory is freed, where the NIC can \
-            lose them")
+            Subject::Machine.note("persistent_api_support=0: registrations are revoked when their memory is freed, \
+            if the NIC supports that")
             .why(
-                "memory cannot be held by who has forgotten it; and a NIC whose driver knows no revocation is served \
-                by the second client, nv_mem_nc",
+                "a forgotten registration cannot hold memory; and the second client, nv_mem_nc, serves a NIC whose \
+                driver does not support revocation",
             ),
         );
     }
@@ -55,16 +55,16 @@ fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {
         return Some(
             Subject::Machine.warning(format!(
-                "{} is loaded, and {MEMORY_PEERS} does not show its client {lacking} (there: {})",
+                "{} is loaded, but {MEMORY_PEERS} does not show its client {lacking} (it shows {})",
                 module.named(),
                 listed(names)
             ))
             .why(
-                "the directory is another stack's, or the client is not registered; software that looks there alone \
-                does not find the module",
+                "the directory belongs to another stack, or the client is not registered; software that only looks \
+                there does not find the module",
             )
             .fix("look for two stacks with peer memory (`dmesg | grep memory_peers`), and load the module again \
-            after the other is gone"),
+            after the other stack is gone"),
         );
     }
     let version = scan
@@ -75,10 +75,12 @@ fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
         (Some(shown), Some(own)) if shown != own => Some(
             Subject::Machine
                 .warning(format!(
-                    "the client nv_mem is version {shown}, and the module that is loaded {own}"
+                    "the client nv_mem is version {shown}, but the loaded module is version {own}"
                 ))
-                .why("another module is asked for GPU memory under that name")
-                .fix("`lsmod | grep -i peer` shows both; unload the one that is not wanted"),
+                .why("ib_core asks another module for GPU memory under that name")
+                .fix(
+                    "`lsmod | grep -i peer` shows both modules; unload the one that is not wanted",
+                ),
         ),
         _ => {
             Some(Subject::Machine.ok(format!("ib_core has the client {}", wanted.join(", then "))))
@@ -101,7 +103,7 @@ mod tests {
     use crate::software::MODULE;
 
     faults! {
-        "another stack's memory_peers", "warning clients: …does not show its client nv_mem (there: other)" =>
+        "another stack's memory_peers", "warning clients: …does not show its client nv_mem (it shows other)" =>
             |fixture| {
                 fixture.remove(&format!("{PEERS}/nv_mem"));
                 fixture.directory(&format!("{PEERS}/other"));
@@ -112,7 +114,7 @@ mod tests {
             fixture.file(&format!("{MODULE}/parameters/persistent_api_support"), "0\n");
             fixture.file(&format!("{PEERS}/nv_mem_nc/version"), OURS);
         };
-        "revocable registrations, and the second client is not there",
+        "revocable registrations, and the second client is missing",
             "note clients: …persistent_api_support=0", "warning clients: …does not show its client nv_mem_nc" =>
             |fixture| fixture.file(&format!("{MODULE}/parameters/persistent_api_support"), "0\n");
     }

@@ -41,7 +41,7 @@ enum Probe {
 struct Consumer {
     name: &'static str,
     probe: Probe,
-    /// Newer version that does not look only at `memory_peers`, if any.
+    /// Newer version that also looks elsewhere than in `memory_peers`, if any.
     fix: Option<&'static str>,
 }
 
@@ -68,7 +68,7 @@ const CONSUMERS: &[Consumer] = &[
     older("NCCL to 2.22", AnyOf(&[NV_MEM, NV_MEM_NC]), "NCCL 2.23"),
     consumer("NCCL GIN-GDAKI", AnyOf(&[VERSION])),
     older(
-        "FlagCX and TensorPipe of old",
+        "older FlagCX and TensorPipe",
         AnyOf(&[NV_MEM, BY_MODULE_NAME]),
         "newer ones",
     ),
@@ -138,7 +138,7 @@ impl Probe {
         })
     }
 
-    /// Returns `true` if the consumer looks only at `memory_peers`.
+    /// Returns `true` if the consumer looks only in `memory_peers`.
     fn looks_there_alone(&self) -> bool {
         matches!(self, Self::AnyOf(paths) if paths.iter().all(|path| path.starts_with(MEMORY_PEERS)))
     }
@@ -189,10 +189,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
         UserOfIbCore => {
-            ": it wants the module in ib_core's line of lsmod, and OFED since 5.5 has peer memory in ib_uverbs, for \
-            NVIDIA's module, too"
+            ": it looks for the module in ib_core's line of lsmod, but OFED since 5.5 has peer memory in ib_uverbs, \
+             for NVIDIA's module, too"
         }
-        SymbolAndNic(_) => ": it knows other NICs alone",
+        SymbolAndNic(_) => ": it only knows other NICs",
         _ => "",
     }
 }
@@ -212,22 +212,23 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
             "load the module with memory_peers=1 (\"options nvidia-peermem memory_peers=1\" in modprobe.d)"
         }
         // The build for the proprietary nvidia.ko lacks the parameter.
-        (true, Err(Unseen::Absent)) => "NVIDIA's open kernel modules (nvidia-open) and peermem-rs built beside them: beside \
-            the proprietary driver it cannot make the directory",
+        (true, Err(Unseen::Absent)) => "NVIDIA's open kernel modules (nvidia-open) and peermem-rs built beside them: \
+            beside the proprietary driver, peermem-rs cannot make the directory",
         (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",
-        (false, _) => "peermem-rs, which makes the directory where ib_core cannot",
+        (false, _) => "peermem-rs, which makes the directory if ib_core cannot",
     };
     Finding::new(level,
         Subject::Machine,
         format!(
-            "nvidia_peermem is loaded, and these do not find it, for they look in {MEMORY_PEERS} alone: {}",
+            "nvidia_peermem is loaded, but these programs do not find it, because they only look in {MEMORY_PEERS}: \
+             {}",
             names.join(", ")
         ),
     )
     .why("kernels since 6.4 do not let ib_core make that directory")
     .costs(format!(
-        "they copy through the host and do not say so (in NVIDIA/nccl#1676 AllReduce fell from 180 to about 10 GB/s); \
-        {}",
+        "they copy through the host without saying so (in NVIDIA/nccl#1676, AllReduce fell from 180 to about 10 \
+        GB/s); {}",
         alternative.said()
     ))
     .fix(format!("{here}; or newer software: {}", newer.join(", ")))

@@ -89,7 +89,7 @@ impl DmaBuf {
                     .push(format!("{} is older than 515", driver.named())),
                 (Some(false), _) => self
                     .lacks
-                    .push(format!("{}: dma-buf takes the open one", driver.named())),
+                    .push(format!("{}: dma-buf needs the open one", driver.named())),
                 _ => self.unknown.push("nvidia.ko's flavour".to_owned()),
             },
             Ok(None) => self.lacks.push("nvidia.ko is not loaded".to_owned()),
@@ -145,14 +145,15 @@ impl DmaBuf {
     pub(super) fn costs_without_module(&self) -> &'static str {
         match self.works() {
             Some(true) => {
-                "software that registers by dma-buf (NCCL, UCX and NVSHMEM do first) loses nothing; what calls bare \
-                ibv_reg_mr on GPU memory gets EFAULT, unless it runs with LD_PRELOAD=libpeermem_preload.so \
-                (docs/dma-buf.md)"
+                "software that registers by dma-buf (NCCL, UCX and NVSHMEM try it first) loses nothing; software \
+                that only calls ibv_reg_mr on GPU memory gets EFAULT, unless it runs with \
+                LD_PRELOAD=libpeermem_preload.so (docs/dma-buf.md)"
             }
             Some(false) => {
-                "no GPUDirect RDMA at all: NCCL, UCX and others copy through the host, and mostly do not say so"
+                "there is no GPUDirect RDMA at all: NCCL, UCX and others copy through the host, mostly without \
+                 saying so"
             }
-            None => "what does not register by dma-buf copies through the host, or gets EFAULT",
+            None => "software that does not register by dma-buf copies through the host, or gets EFAULT",
         }
     }
 
@@ -162,7 +163,7 @@ impl DmaBuf {
             Some(true) => format!("dma-buf should work here ({})", self.has.join("; ")),
             Some(false) => format!("dma-buf does not work here ({})", self.lacks.join("; ")),
             None => format!(
-                "whether dma-buf works here is not visible ({})",
+                "it is not visible whether dma-buf works here ({})",
                 self.unknown.join("; ")
             ),
         }
@@ -200,12 +201,12 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let dma_buf = DmaBuf::judge(scan);
     let at = |level| Finding::new(level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
-        Some(true) => at(Level::Ok).why("it takes no nvidia_peermem (docs/dma-buf.md)"),
+        Some(true) => at(Level::Ok).why("dma-buf needs no nvidia_peermem (docs/dma-buf.md)"),
         // If no module is loaded, the check of the module reports this fact, at a worse level.
         Some(false) if scan.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
-            "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would take dma-buf \
-            where it works",
+            "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would use dma-buf if \
+            it worked",
         ),
         None => at(Level::NotVisible),
     };
@@ -222,7 +223,7 @@ mod tests {
         "ours loaded beside the proprietary driver, and the file that is installed is another build",
             "note dma-buf: …proprietary" => proprietary;
         // The module works, but dma-buf does not.
-        "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf takes the open one" => |fixture| {
+        "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf needs the open one" => |fixture| {
             nvidias(fixture, "570.86.15");
             fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
             proprietary(fixture);

@@ -13,8 +13,8 @@ check! {
     applies, check, OfSoftware(tests::FAULTS)
 }
 
-const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: until \
-then it fails with error 802, \"system not yet initialized\", and so does all that uses the GPU";
+const WHY: &str = "with NVSwitches CUDA starts on a GPU only after NVIDIA's fabric manager has set up the NVLinks: \
+until then CUDA fails with error 802, \"system not yet initialized\", and so does everything that uses the GPU";
 
 /// PCI class of an NVSwitch: "other bridge".
 const BRIDGE: u64 = 0x0680;
@@ -49,9 +49,9 @@ fn fix(scan: &Scan<'_>) -> String {
         .and_then(|driver| driver.version.as_ref());
     let version = version.map_or(String::new(), |version| format!(" ({version})"));
     format!(
-        "`sudo systemctl enable --now nvidia-fabricmanager`, of exactly the driver's version{version}; `sudo systemctl \
-         status nvidia-fabricmanager` says why it does not start; in a virtual machine the host's fabric manager has \
-         to activate the machine's partition; on GB200 and GB300 it runs on the switch trays"
+        "`sudo systemctl enable --now nvidia-fabricmanager`, in exactly the driver's version{version}; `sudo \
+         systemctl status nvidia-fabricmanager` says why it does not start; in a virtual machine the host's fabric \
+         manager has to activate the machine's partition; on GB200 and GB300 it runs on the switch trays"
     )
 }
 

@@ -35,8 +35,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let persistent = Module::parameter(scan.host, "persistent_api_support");
     let pins = match persistent.as_deref() {
-        Ok("0") => "persistent_api_support=0 is set, which asks for other pins first",
-        _ => "where registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
+        Ok("0") => "persistent_api_support=0 is set, so the module asks for other pins first",
+        _ => "if registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
     };
     for (subject, gpu, _) in known(scan) {
         let note = |text: &str| subject.clone().note(text);
@@ -54,13 +54,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Some(Virtualization::Vgpu) => findings.push(
                 note("this is a virtual GPU")
                     .why(
-                        "memory is pinned where the vGPU has RDMA, which its profile on the host decides; persistent \
-                        pins, the module's default, are said not to be supported (nv-p2p.h)",
+                        "memory can be pinned if the vGPU has RDMA, which its profile on the host decides; according \
+                        to nv-p2p.h, persistent pins, the module's default, are not supported",
                     )
                     .fix(pins),
             ),
             Some(Virtualization::HostVgpu | Virtualization::HostVsga) => findings.push(
-                note("this GPU is shared out to virtual machines").why("what is registered here takes from their BAR1"),
+                note("this GPU is shared out to virtual machines").why("registrations here use up the virtual \
+                    machines' BAR1"),
             ),
             _ => {}
         }

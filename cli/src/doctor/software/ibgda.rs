@@ -40,13 +40,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     }
     vec![Subject::Machine.note("nvidia.ko runs without PeerMappingOverride=1")
         .why(
-            "kernels on the GPU that drive the NIC themselves (IBGDA of NVSHMEM and DeepEP, NCCL's GIN) map the NIC's \
-            doorbells into the GPU, which takes that: \"GPU cannot map UAR\", or cuMemHostRegister or \
-            cudaHostRegister fails with an I/O address; all other software does without",
+            "kernels on the GPU that drive the NIC themselves (IBGDA of NVSHMEM and DeepEP, NCCL's GIN) map the \
+            NIC's doorbells into the GPU, which needs this setting: without it, they report \"GPU cannot map UAR\", \
+            or cuMemHostRegister or cudaHostRegister fails with an I/O address; no other software needs it",
         )
         .fix(
-            "for IBGDA only: 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' \
-            in /etc/modprobe.d/nvidia.conf, rebuild the initramfs, reboot; NVSHMEM_IBGDA_NIC_HANDLER=cpu does without",
+            "for IBGDA only: 'options nvidia NVreg_EnableStreamMemOPs=1 \
+            NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' in /etc/modprobe.d/nvidia.conf, rebuild the initramfs, \
+            reboot; with NVSHMEM_IBGDA_NIC_HANDLER=cpu it is not needed",
         )]
 }
 

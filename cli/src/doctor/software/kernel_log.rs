@@ -41,16 +41,17 @@ const PATTERNS: &[Pattern] = &[
             is_of_module(line) && Event::ALL.iter().filter(is_bad).any(|it| line.contains(it.message))
         },
         of_device: false,
-        why: "nvidia.ko did not give back what the module asked it to",
+        why: "nvidia.ko did not release what the module asked it to release",
         fix: None,
     },
     Pattern {
         level: Level::Warning,
         matches: |line| line.contains("ERROR detected invalid context"),
         of_device: false,
-        why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls it harmless, users saw \
-        crashes after it (nv_peer_memory#120)",
-        fix: Some("driver 560 or newer, whose module registers memory that cannot be revoked; or peermem-rs"),
+        why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls this harmless, but \
+        users saw crashes after it (nv_peer_memory#120)",
+        fix: Some("install driver 560 or newer, whose module registers memory that cannot be revoked; or use \
+            peermem-rs"),
     },
     Pattern {
         level: Level::Fault,
@@ -59,9 +60,9 @@ const PATTERNS: &[Pattern] = &[
         of_device: false,
         why: "a fatal error of an NVSwitch (SXid): GPUs lose their NVLinks to one another, and CUDA does not start on \
         them (error 802, \"system not yet initialized\") until the fabric manager has set the switches up again",
-        fix: Some("`sudo systemctl status nvidia-fabricmanager` says whether it runs, and why not; end what uses the \
-        GPUs, `sudo nvidia-smi --gpu-reset` for all GPUs and NVSwitches at once, `sudo systemctl restart \
-        nvidia-fabricmanager`, or reboot; if it comes again, report it to the vendor with the line"),
+        fix: Some("`sudo systemctl status nvidia-fabricmanager` says whether it runs, and why not; end the programs \
+        that use the GPUs, `sudo nvidia-smi --gpu-reset` for all GPUs and NVSwitches at once, `sudo systemctl \
+        restart nvidia-fabricmanager`, or reboot; if it happens again, report it to the vendor with the line"),
     },
     Pattern {
         level: Level::Warning,
@@ -70,23 +71,24 @@ const PATTERNS: &[Pattern] = &[
                 || (line.contains("AMD-Vi:") && line.contains("IO_PAGE_FAULT"))
         },
         of_device: true,
-        why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and mostly nobody was told",
-        fix: Some("iommu=pt in the kernel's command line, if the machine may do without translation; else report \
-        it with the line"),
+        why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and usually no program got an \
+            error",
+        fix: Some("boot with iommu=pt, if the machine can do without translation; otherwise report this with the \
+        line"),
     },
     Pattern {
         level: Level::Warning,
         matches: |line| line.contains("AER:") && line.contains("Uncorrect") && line.contains("error"),
         of_device: true,
         why: "PCIe lost a packet for good: transfers at that moment failed or hang",
-        fix: Some("seating, risers and cables of the device; `dmesg | grep AER` has the kind of error"),
+        fix: Some("check seating, risers and cables of the device; `dmesg | grep AER` shows the kind of error"),
     },
     Pattern {
         level: Level::Note,
         matches: |line| line.contains("AER:") && line.contains("Corrected error"),
         of_device: true,
-        why: "PCIe sent packets again; many such cost speed, and often come before worse",
-        fix: Some("seating, risers and cables of the device, if their number grows"),
+        why: "PCIe sent packets again; many such errors cost speed, and often precede worse errors",
+        fix: Some("check seating, risers and cables of the device, if the number of errors grows"),
     },
     Pattern {
         level: Level::Warning,
@@ -105,7 +107,7 @@ const PATTERNS: &[Pattern] = &[
         },
         of_device: true,
         why: "the NIC's firmware reported trouble; queues and regions of that time may be gone",
-        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it comes \
+        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it happens \
         again"),
     },
     Pattern {
@@ -240,7 +242,7 @@ mod tests {
                 "NVRM: Xid (PCI:0000:f9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
                 "NVRM: GPU 0000:f9:00.0: GPU has fallen off the bus.",
             ]);
-        "a GPU that is off the bus, by the driver's plain words", "fault kernel-log: …power, seating, cooling" =>
+        "a GPU that is off the bus, by the driver's plain words", "fault kernel-log: …power, seating and cooling" =>
             |fixture| log(fixture, &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."]);
         "a crash of ib_core's", "fault kernel-log: …10 s after boot: BUG: kernel NULL pointer" =>
             |fixture| log(fixture, &[

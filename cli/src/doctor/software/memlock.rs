@@ -75,8 +75,8 @@ fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
     }
 }
 
-const WHY: &str = "ibv_reg_mr charges what it registers to this limit, GPU memory as memory of the host, and fails \
-with ENOMEM beyond it (\"Cannot allocate memory\"), before any module is asked";
+const WHY: &str = "ibv_reg_mr counts GPU memory like host memory against this limit, and fails with ENOMEM beyond it \
+(\"Cannot allocate memory\"), before it asks any module";
 
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let Some(memory) = largest(scan) else {
@@ -96,8 +96,8 @@ pub(crate) fn memory_lock(scan: &Scan<'_>, pid: u32) -> Option<Finding> {
     Some(Finding { check, ..finding })
 }
 
-/// Judges the limits of a process, which is called `who`. The limits of this process are those of
-/// the shell that started it.
+/// Judges the limits of a process, which the finding calls `who`. The limits of this process are
+/// those of the shell that started it.
 fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<Finding> {
     let limit = match scan.host.text(&format!("/proc/{process}/limits")) {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
@@ -123,7 +123,7 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
     };
     if capable {
         return Some(Subject::Machine.ok(format!(
-            "{who} may lock {}, and is not held to it (CAP_IPC_LOCK)",
+            "{who} may lock {}, but is exempt from this limit (CAP_IPC_LOCK)",
             said(soft)
         )));
     }

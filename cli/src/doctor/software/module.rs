@@ -9,7 +9,8 @@ use crate::finding::{Finding, Level, Subject};
 use crate::software::{is_ours, log, Module, MODULE};
 
 check! {
-    "module": "whether nvidia_peermem is loaded, whose, for this driver, and why not; whether its file would load",
+    "module": "whether nvidia_peermem is loaded, or why not; whose it is; whether it fits the driver; whether its \
+        file would load",
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
@@ -48,7 +49,7 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
         return vec![Subject::Machine.warning(format!(
             "nv_peer_mem is loaded beside {}", module.named()
         ))
-        .why("both are clients of ib_core's for the same memory, and the one that came first is asked first")
+        .why("both are clients of ib_core for the same memory, and ib_core first asks the one that came first")
         .fix("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
     }
     let driver = software.nvidia().and_then(|it| it.version.as_ref());
@@ -57,9 +58,9 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
         // peermem-rs names the driver that peermem-rs follows.
         (Some(version), Some(driver)) if !module.is_ours && version != driver => {
             vec![Subject::Machine.warning(format!(
-                "{} is not of the driver that is loaded, {driver}", module.named()
+                "{} does not belong to the loaded driver, {driver}", module.named()
             ))
-            .why("it was built for another nvidia.ko, whose page tables may look otherwise: registrations then fail")
+            .why("it was built for another nvidia.ko, whose page tables may differ: registrations then fail")
             .fix("install the driver again, `rmmod nvidia_peermem`, `modprobe nvidia-peermem`")]
         }
         _ => vec![Subject::Machine.ok(format!("{} is loaded", module.named()))],
@@ -70,11 +71,11 @@ fn missing(scan: &Scan<'_>) -> Finding {
     let software = scan.software();
     if software.has_forerunner {
         return Subject::Machine.warning(
-            "nv_peer_mem is loaded in the place of nvidia_peermem".to_owned()
+            "nv_peer_mem is loaded instead of nvidia_peermem".to_owned()
         )
         .why(
-            "it is the module that NVIDIA's replaced in 2021: nothing was fixed in it since, it has no persistent \
-            pins, and software that looks for nvidia_peermem does not find it",
+            "NVIDIA's nvidia-peermem replaced this module in 2021: nothing has been fixed in it since, it has no \
+            persistent pins, and software that looks for nvidia_peermem does not find it",
         )
         .fix(
             "`rmmod nv_peer_mem`, remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms), `modprobe \
@@ -96,9 +97,9 @@ fn missing(scan: &Scan<'_>) -> Finding {
             format!("{}; then `sudo modprobe nvidia-peermem`", cause.fix),
         ),
         (None, _, Some(refused)) if refused.is_of_file && module_file::would_load(scan) => (
-            format!("nvidia_peermem is not loaded; when it was tried last, the kernel's log said: {}", refused.line),
+            format!("nvidia_peermem is not loaded; at the last attempt, the kernel's log said: {}", refused.line),
             format!(
-                "`sudo modprobe nvidia-peermem`: by what its file says now, it would load; otherwise {}",
+                "`sudo modprobe nvidia-peermem`: according to its file, it would load now; otherwise {}",
                 refused.advice
             ),
         ),
@@ -127,13 +128,13 @@ fn missing(scan: &Scan<'_>) -> Finding {
         ),
         (None, Err(_), None) => (
             "nvidia_peermem is not loaded".to_owned(),
-            "`sudo modprobe nvidia-peermem`; what it answers says more".to_owned(),
+            "`sudo modprobe nvidia-peermem`; its message says more".to_owned(),
         ),
     };
     Finding::new(level, Subject::Machine, found)
         .why(format!(
-            "{because}ib_core asks it about each address that is no memory of the processor; libfabric's verbs provider and \
-            RCCL believe in it without looking, since ib_core has the function; {}",
+            "{because}ib_core asks it about each address that is not host memory; libfabric's verbs provider and \
+            RCCL assume without a check that it is loaded, because ib_core has the function; {}",
             alternative.said()
         ))
         .costs(alternative.costs_without_module())
@@ -144,7 +145,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
 fn signature(scan: &Scan<'_>) -> &'static str {
     match module_file::is_enforced(scan) {
         true => {
-            "; this kernel takes signed modules alone: sign it with a key that the machine knows (docs/install.md, \
+            "; this kernel only accepts signed modules: sign it with a key that the machine knows (docs/install.md, \
             Secure Boot)"
         }
         false => "",
@@ -173,7 +174,7 @@ mod tests {
                 unload(fixture);
                 without_function(fixture, "mlx5_ib_reg_user_mr_dmabuf");
             };
-        "not loaded, and whether there is another way is not visible",
+        "not loaded, and another way may not be visible",
             "warning module: …modprobe", "not_visible dma-buf: …nvidia.ko's flavour" => |fixture| {
             unload(fixture);
             fixture.deny("/proc/driver/nvidia/version");
@@ -192,7 +193,7 @@ mod tests {
             ]);
         };
         "not loaded, since symbols differed before it was built again",
-            "warning module: …when it was tried last, the kernel's log said: nvidia_peermem: disagrees" => |fixture| {
+            "warning module: …at the last attempt, the kernel's log said: nvidia_peermem: disagrees" => |fixture| {
             with_files(fixture, OUR_FILE, |_| ());
             log(fixture, &["nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"]);
         };
@@ -236,22 +237,22 @@ mod tests {
                 fixture.module_files(&files);
             };
         "ours is loaded, and the driver was upgraded without a reboot",
-            "warning module: …the nvidia that is loaded is not the one in updates/dkms/nvidia.ko" =>
+            "warning module: …the loaded nvidia is not the one in updates/dkms/nvidia.ko" =>
             |fixture| fixture.file("/sys/module/nvidia/srcversion", "F00D\n");
-        "of another kernel", "note module: …built for Linux 6.8.0-31-generic, and 6.8.0-45-generic runs" => |fixture| {
+        "of another kernel", "note module: …built for Linux 6.8.0-31-generic, but 6.8.0-45-generic is running" => |fixture| {
             with_files(fixture, NVIDIAS, |files| {
                 files.module.vermagic = Some("6.8.0-31-generic SMP mod_unload".to_owned());
                 files.module.needs.values_mut().for_each(|crc| *crc = None);
             });
         };
-        "a symbol that the driver has not",
-            "warning module: …calls nvidia_p2p_get_pages, and no module that is installed has it" => |fixture| {
+        "a symbol that the driver lacks",
+            "warning module: …calls nvidia_p2p_get_pages, but no installed module has it" => |fixture| {
             with_files(fixture, OUR_FILE, |files| {
                 files.others[1].exports.remove("nvidia_p2p_get_pages");
             });
         };
         "not signed, and the kernel asks for it",
-            "warning module: …is not signed, and this kernel takes signed modules alone" => |fixture| {
+            "warning module: …is not signed, and this kernel only accepts signed modules" => |fixture| {
             with_files(fixture, OUR_FILE, |files| files.module.is_signed = false);
             fixture.file("/sys/module/module/parameters/sig_enforce", "Y\n");
         };
@@ -271,7 +272,7 @@ mod tests {
         };
         "nv_peer_mem beside it", "warning module: …beside nvidia_peermem 595.45.04-rs1" =>
             |fixture| fixture.file("/sys/module/nv_peer_mem/version", "1.3-0\n");
-        "NVIDIA's of another driver", "warning module: …550.54.14 (NVIDIA's) is not of the driver that is loaded" =>
+        "NVIDIA's of another driver", "warning module: …550.54.14 (NVIDIA's) does not belong to the loaded driver" =>
             |fixture| {
                 nvidias(fixture, "550.54.14");
                 fixture.file(&format!("{PEERS}/nv_mem/version"), "550.54.14\n");
@@ -290,7 +291,7 @@ mod tests {
             unload(fixture);
             proprietary(fixture);
             let mut files = module_files(OUR_FILE);
-            files.module.unread = Some("it is no ELF file".to_owned());
+            files.module.unread = Some("it is not an ELF file".to_owned());
             fixture.module_files(&files);
         };
     }

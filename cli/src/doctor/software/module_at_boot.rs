@@ -38,7 +38,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     if !comes_at_boot(scan) {
         findings.push(
             note("nothing was found that loads nvidia_peermem at boot")
-                .why("it is loaded now, and may not be after the next start of the machine")
+                .why("it is loaded now, but may not be after the next boot")
                 .fix(if module.is_ours {
                     "`sudo systemctl enable peermem-rs`"
                 } else {
@@ -48,13 +48,13 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     }
     if has_openibd(scan) && !comes_after_openibd(scan, module) {
         findings.push(
-            note("openibd is here, and nothing was found that loads nvidia_peermem after its restart")
+            note("openibd is installed, but nothing was found that loads nvidia_peermem after openibd restarts")
                 .why(
-                    "openibd knows nothing of the module: its restart fails while the module is loaded, or throws it \
-                    out, and does not load it again (packaging/peermem-rs.service)",
+                    "openibd does not know the module: its restart fails while the module is loaded, or unloads the \
+                    module and does not load it again (packaging/peermem-rs.service)",
                 )
                 .fix(if module.is_ours {
-                    "`sudo systemctl enable peermem-rs`, which hangs itself on openibd"
+                    "`sudo systemctl enable peermem-rs`, which starts and stops with openibd"
                 } else {
                     "a drop-in of openibd.service with \"ExecStartPost=/sbin/modprobe nvidia-peermem\"; peermem-rs \
                     brings a service"
@@ -120,7 +120,7 @@ mod tests {
 
     faults! {
         "nothing that loads it at boot, with openibd",
-            "note module-at-boot: …at boot", "note module-at-boot: …openibd is here" => |fixture| {
+            "note module-at-boot: …at boot", "note module-at-boot: …openibd is installed" => |fixture| {
             fixture.directory("/etc/systemd/system/multi-user.target.wants");
             fixture.file("/usr/lib/systemd/system/openibd.service", "[Service]\n");
         };

@@ -73,11 +73,11 @@ pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
         (loaded != *known).then_some((name, &file.path))
     })?;
     Some(Cause {
-        found: format!("the {name} that is loaded is not the one in {path}"),
-        why: "it was upgraded after it was loaded, or an older one was loaded from the initramfs; modules that were \
-            built for the new one may not load beside the old one",
-        fix: "build the initramfs anew if the module is in it, and reboot; or `sudo systemctl restart openibd` for OFED's \
-            modules"
+        found: format!("the loaded {name} is not the one in {path}"),
+        why: "it was upgraded after it was loaded, or an older one was loaded from the initramfs; modules for the \
+            new one may not load beside the old one",
+        fix: "rebuild the initramfs if it contains the module, and reboot; or `sudo systemctl restart openibd` for \
+            OFED's modules"
             .to_owned(),
     })
 }
@@ -88,9 +88,9 @@ fn rebuild(module: &File) -> String {
         true => "build it again: `sudo dkms unbuild peermem-rs/VERSION`, `sudo dkms install peermem-rs/VERSION` (`sudo \
             dkms status` has the version); without dkms `sudo make install`"
             .to_owned(),
-        false => "build the driver's modules again beside the OFED that is installed: `sudo dkms unbuild` and `sudo dkms \
-            install` for the driver (`sudo dkms status` names it), or its installer once more; modules that a distribution \
-            has built know no OFED, so take its dkms package instead"
+        false => "build the driver's modules again beside the installed OFED: `sudo dkms unbuild` and `sudo dkms \
+            install` for the driver (`sudo dkms status` names it), or run the driver's installer again; modules that \
+            a distribution has built do not support OFED, so use its dkms package instead"
             .to_owned(),
     }
 }
@@ -110,9 +110,9 @@ pub(super) fn is_enforced(scan: &Scan<'_>) -> bool {
 
 fn unsigned(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     (!module.is_signed && is_enforced(scan)).then(|| Cause {
-        found: format!("{} is not signed, and this kernel takes signed modules alone", module.path),
-        why: "Secure Boot, lockdown or module.sig_enforce asks for it: modprobe says \"Key was rejected by service\" \
-            or \"Operation not permitted\"",
+        found: format!("{} is not signed, and this kernel only accepts signed modules", module.path),
+        why: "Secure Boot, lockdown or module.sig_enforce requires a signature: modprobe says \"Key was rejected by \
+            service\" or \"Operation not permitted\"",
         fix: "sign it with a key that the machine knows (docs/install.md, Secure Boot)".to_owned(),
     })
 }
@@ -123,9 +123,9 @@ fn other_kernel(scan: &Scan<'_>, module: &File) -> Option<Cause> {
     let running = scan.software().kernel.as_ref().ok()?;
     let built = module.vermagic.as_ref()?.split_whitespace().next()?;
     (built != running && !module.has_crcs()).then(|| Cause {
-        found: format!("{} was built for Linux {built}, and {running} runs", module.path),
-        why: "the kernel compares the release: \"version magic … should be …\" in its log, \"Exec format error\" of \
-            modprobe",
+        found: format!("{} was built for Linux {built}, but {running} is running", module.path),
+        why: "the kernel compares the release: its log has \"version magic … should be …\", and modprobe says \"Exec \
+            format error\"",
         fix: rebuild(module),
     })
 }
@@ -156,8 +156,8 @@ fn other_versions(files: &Files) -> Option<Cause> {
             "{} was built against another {whose}: {name} has the CRC {built:#010x} in it, and {now:#010x} in {}{more}",
             module.path, other.path
         ),
-        why: "the kernel compares the CRC of each symbol: \"disagrees about version of symbol\" in its log, \"Invalid \
-            argument\" of modprobe",
+        why: "the kernel compares the CRC of each symbol: its log has \"disagrees about version of symbol\", and \
+            modprobe says \"Invalid argument\"",
         fix: rebuild(module),
     })
 }
@@ -179,7 +179,7 @@ fn unknown_symbol(files: &Files) -> Option<Cause> {
         (is_of_driver || is_of_ofed) && !is_known(name)
     })?;
     Some(Cause {
-        found: format!("{} calls {name}, and no module that is installed has it", module.path),
+        found: format!("{} calls {name}, but no installed module has it", module.path),
         why: "OFED was removed, or the driver is older than the one it was built with: \"Unknown symbol\" in the \
             kernel's log",
         fix: rebuild(module),
@@ -195,8 +195,8 @@ fn before_ofed(scan: &Scan<'_>, files: &Files) -> Option<Cause> {
             .any(|file| file.exports.contains_key(REGISTER));
     (is_exported && !module.needs.contains_key(REGISTER)).then(|| Cause {
         found: format!("{} was built without OFED: it never calls {REGISTER}", module.path),
-        why: "built where there was no peer memory, its init does nothing but fail: \"Invalid argument\" of modprobe, \
-            and nothing in the kernel's log",
+        why: "it was built where there was no peer memory, so its init only fails: modprobe says \"Invalid argument\", \
+            and the kernel's log says nothing",
         fix: rebuild(module),
     })
 }

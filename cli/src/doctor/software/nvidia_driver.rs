@@ -28,11 +28,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             if scan.is_closed_to_ours() && !is_old {
                 findings.push(
                     Subject::Machine.fault(format!(
-                        "{}, and the nvidia_peermem that is installed is peermem-rs", driver.named()
+                        "{}, but the installed nvidia_peermem is peermem-rs", driver.named()
                     ))
                     .why(
-                        "Linux gives nothing of a proprietary module to one that uses functions for GPL modules only, and \
-                        peermem-rs was built to use them: it does not load",
+                        "Linux gives no symbols of a proprietary module to a module that uses functions for GPL \
+                        modules only; this peermem-rs was built to use such functions, so it does not load",
                     )
                     .fix(
                         "build peermem-rs again beside this driver (x86-64); or install NVIDIA's open \
@@ -43,18 +43,18 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             } else if scan.is_closed_to_ours() {
                 findings.push(
                     Subject::Machine.fault(format!(
-                        "{}, and the nvidia_peermem that is installed is peermem-rs",
+                        "{}, but the installed nvidia_peermem is peermem-rs",
                         driver.named()
                     ))
                     .why(
-                        "drivers before 535 lack nvidia_p2p_get_pages_persistent: it does not load",
+                        "drivers before 535 lack nvidia_p2p_get_pages_persistent, so peermem-rs does not load",
                     )
-                    .fix("install driver 535 or newer, its open kernel modules"),
+                    .fix("install driver 535 or newer, with its open kernel modules"),
                 );
             } else if is_old {
                 findings.push(
                     Subject::Machine.note(format!("{}, older than 535", driver.named())).why(
-                        "it pins GPU memory only so that it can be revoked at any time, and is too old for peermem-rs",
+                        "all its pins of GPU memory can be revoked at any time, and it is too old for peermem-rs",
                     ),
                 );
             } else {
@@ -68,7 +68,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 
 /// Returns how to reload nvidia.ko and the modules that use nvidia.ko.
 fn reload(scan: &Scan<'_>) -> String {
-    let services = "reboot; or end all that uses the GPUs (nvidia-persistenced, nvidia-fabricmanager and monitoring, too)";
+    let services = "reboot; or end everything that uses the GPUs (nvidia-persistenced, nvidia-fabricmanager and \
+        monitoring, too)";
     let Some(order) = users::removal_order(scan.host, "nvidia") else {
         return format!(
             "{services}, unload nvidia.ko and the modules that use it (`lsmod | grep nvidia` names them), `sudo modprobe \
@@ -89,7 +90,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         Ok(nvml) => nvml,
         Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
             return Some(Subject::Machine.note(
-                "no NVML: the GPU is the test VM's stand-in, and what NVML tells of others is not judged".to_owned()
+                "no NVML: the GPU is the test VM's stand-in, and what NVML says about other GPUs is not judged".to_owned()
             ));
         }
         Err(why) => {
@@ -103,7 +104,8 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         let library = "the driver's library and nvidia.ko are of different versions";
         return Some(
             Subject::Machine.fault(format!("{library} (NVML: {})", error.text))
-                .why("the driver was upgraded under a loaded module: CUDA starts nowhere until both are of one version")
+                .why("the driver was upgraded under a loaded module: CUDA does not start until both have the same \
+                    version")
                 .fix(reload(scan)),
         );
     }
@@ -118,7 +120,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
                 "NVML does not start: {} ({})",
                 error.text, error.code
             ))
-            .why("CUDA starts by the same library and driver")
+            .why("CUDA's library comes from the same driver, so CUDA may not start either")
             .fix("read nvidia.ko's lines in the kernel's log (`dmesg | grep NVRM`)"),
     )
 }

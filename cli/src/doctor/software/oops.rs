@@ -163,13 +163,15 @@ pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
             true => (
                 Level::Fault,
                 format!(
-                    "the kernel crashed in {module}, and ended the process in the middle: its locks stay held, so that \
-                     what uses the driver afterwards may hang (state D) and cannot be killed; no unload helps"
+                    "the kernel crashed in {module}, and ended the process in the middle: its locks stay held, so \
+                     programs that use the driver afterwards may hang (state D) and cannot be killed; unloading does \
+                     not help"
                 ),
             ),
             false => (
                 Level::Warning,
-                format!("a processor was stuck in {module} for many seconds: what waited for it stood still"),
+                format!("a processor was stuck in {module} for many seconds, and everything that waited for it stood \
+                    still"),
             ),
         };
         findings.push(

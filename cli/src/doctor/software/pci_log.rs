@@ -211,8 +211,8 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
                     "the port cut off the device below it: transfers failed, and a driver rarely recovers from that. {state}"
                 ))
                 .fix(
-                    "reboot if the device is gone; seating, riser, cable and power of the device; `dmesg | grep -e AER -e \
-                     DPC -e pciehp` has what came before",
+                    "reboot if the device is gone; check seating, riser, cable and power of the device; `dmesg | \
+                     grep -e AER -e DPC -e pciehp` shows the earlier messages",
                 ),
         );
     }

@@ -8,7 +8,7 @@ use crate::finding::{Finding, Subject};
 use crate::software::REGISTER;
 
 check! {
-    "peer-memory": "whether the ib_core that is loaded has peer memory, and whose it is",
+    "peer-memory": "whether the loaded ib_core has peer memory, and which stack it belongs to",
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
@@ -48,11 +48,11 @@ fn lacking(scan: &Scan<'_>) -> Finding {
     };
     Finding::new(alternative.level_without_module(scan.software().is_wanted()),
         Subject::Machine,
-        format!("the ib_core{kernel} that is loaded has no peer memory: no {REGISTER}"),
+        format!("the loaded ib_core{kernel} has no peer memory: no {REGISTER}"),
     )
     .why(
-        "nvidia_peermem makes itself known there. Mainline's ib_core never had it: MLNX_OFED's and DOCA-OFED's have, \
-        and some distributions' kernels",
+        "nvidia_peermem registers there. Mainline's ib_core never had peer memory; the ib_core of MLNX_OFED, of \
+        DOCA-OFED and of some distributions' kernels has it",
     )
     .costs(alternative.costs_without_module())
     .fix(format!(

@@ -29,8 +29,8 @@ fn unread(unread: &Unread) -> Finding {
     };
     match &unread.why {
         Unseen::Failed(why) => Subject::Machine
-            .warning(format!("{what} is listed, and cannot be read: {why}"))
-            .why("Nothing is known of it: what hangs on it is judged as if it were not there.")
+            .warning(format!("{what} is listed, but cannot be read: {why}"))
+            .why("Nothing is known about it: what depends on it is judged as if it did not exist.")
             .fix(fix),
         why => Scan::unseen(Subject::Machine, what, why),
     }
@@ -56,7 +56,7 @@ fn without_hca(scan: &Scan<'_>) -> Finding {
     if let Some(first) = elsewhere.first() {
         return Subject::Machine
             .fault(format!(
-                "no RDMA device in this network namespace; {} (the first: {first}) have theirs in another one",
+                "no RDMA device in this network namespace; {} (the first: {first}) have RDMA devices in another one",
                 counted(elsewhere.len(), "NIC")
             ))
             .why(
@@ -72,7 +72,7 @@ fn without_hca(scan: &Scan<'_>) -> Finding {
         false => "",
     };
     if first.is_empty() && !loaded.is_empty() {
-        let found = format!("{found}, though {} is loaded", loaded.join(", "));
+        let found = format!("{found}, although {} is loaded", loaded.join(", "));
         return Subject::Machine.fault(found).why(why).fix(format!(
             "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i -e mlx5 -e \
              infiniband` says why a driver made none",
@@ -123,7 +123,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         };
         findings.push(
             finding
-            .why("They copy by the processor, and register no GPU memory: there is no GPUDirect RDMA.")
+            .why("They copy with the processor, and cannot register GPU memory: there is no GPUDirect RDMA.")
             .fix(
                 "Use a NIC with RDMA. If there is one, load its driver, for example `sudo modprobe mlx5_ib`; `lspci | \
                 grep -i -e ethernet -e infiniband` lists NICs",

@@ -92,8 +92,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                         "the cgroup {folder} has {now} RDMA {what} of {most} that it may have"
                     ))
                     .why(
-                        "an open device is a handle; a memory region, a queue pair, a completion queue each an \
-                        object; beyond the limit making one fails with EAGAIN",
+                        "an open device is a handle; a memory region, a queue pair and a completion queue are \
+                        objects; beyond the limit, creating one fails with EAGAIN",
                     )
                     .fix(format!(
                         "`echo '{} hca_handle=max hca_object=max' | sudo tee {}/rdma.max`",

@@ -14,7 +14,7 @@ use crate::shipped::reason::{Cause, Event, Severity};
 use crate::{registrations, shipped};
 
 check! {
-    "refusals": "what the module refused of late and what it lost (peermem-rs)",
+    "refusals": "what the module refused recently, and what it lost (peermem-rs)",
     applies, check, OfSoftware(tests::FAULTS)
 }
 
@@ -168,14 +168,14 @@ mod tests {
     use proptest::prelude::*;
 
     faults! {
-        "a refusal of late that lies in the machine",
+        "a recent refusal whose cause is the machine",
             "warning refusals: …refused 2 times, last 10 s ago, to python3: no_room" =>
             |fixture| refuse(fixture, 3590, "no_room");
         "the same of long ago", "note refusals: …last 24 h ago" => |fixture| {
             fixture.fact(Fact::Monotonic, "90000.0");
             refuse(fixture, 3590, "no_room");
         };
-        "a refusal that lies in what was asked for", "note refusals: …not_gpu_memory" =>
+        "a refusal whose cause is the request", "note refusals: …not_gpu_memory" =>
             |fixture| refuse(fixture, 3590, "not_gpu_memory");
         "a refusal after which the other client is asked" => |fixture| refuse(fixture, 3590, "not_in_bar");
         "a refusal of memory with struct pages, after which the other client is asked" =>

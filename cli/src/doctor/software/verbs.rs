@@ -108,8 +108,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 Err(why) => at(Level::Fault, format!("{path} cannot be opened: {why}"))
                     .why(WHY)
                     .fix(
-                        "the file is of a device that is gone, or the RDMA driver was loaded anew: start the container \
-                        anew; on the machine itself `dmesg | grep -i -e uverbs -e mlx5`",
+                        "the file belongs to a device that is gone, or the RDMA driver was reloaded: restart the \
+                        container; on the machine itself `dmesg | grep -i -e uverbs -e mlx5`",
                     ),
             });
         }

@@ -236,26 +236,26 @@ fn fix(action: Action, number: u32, subject: &Subject) -> String {
         _ => String::new(),
     };
     let reset = format!(
-        "end what uses the GPU, then `sudo nvidia-smi --gpu-reset{gpu}` (with NVSwitches all GPUs at once, without -i), \
-         or reboot"
+        "end the programs that use the GPU, then `sudo nvidia-smi --gpu-reset{gpu}` (with NVSwitches all GPUs at \
+         once, without -i), or reboot"
     );
     match (action, number) {
         (Reboot, OFF_THE_BUS) => {
-            "reboot; if it comes again: power, seating, cooling of the GPU".to_owned()
+            "reboot; if it happens again, check power, seating and cooling of the GPU".to_owned()
         }
         (Reboot, _) => {
-            "reboot; if it comes again, report it to the vendor with the line".to_owned()
+            "reboot; if it happens again, report it to the vendor with the line".to_owned()
         }
         (Reset, 48 | 64 | 95 | 140 | 171 | 172) => format!(
             "{reset}; `nvidia-smi -q -d ECC,ROW_REMAPPER` says whether memory is worn out, and then the GPU has to be \
              replaced"
         ),
         (Reset, _) => {
-            format!("{reset}; if it comes again, update the driver, and report it to the vendor with the line")
+            format!("{reset}; if it happens again, update the driver, and report it to the vendor with the line")
         }
         (_, 63) => format!("at the next opportunity {reset}; `nvidia-smi -q -d ROW_REMAPPER` shows what is pending"),
-        (_, 74 | 144..=150) => "`nvidia-smi nvlink -e` counts the errors of each link; if it comes again, reset the \
-            GPUs or reboot, and report it to the vendor"
+        (_, 74 | 144..=150) => "`nvidia-smi nvlink -e` counts the errors of each link; if it happens again, reset \
+            the GPUs or reboot, and report it to the vendor"
             .to_owned(),
         _ => "look the number up in NVIDIA's Xid catalog \
             (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html)"

@@ -47,15 +47,15 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
     let (then, expect) = (before.file("then.json"), before.file("expect.json"));
     fixture.session(&format!(
             "1$ doctor
-             ^ fault gpu-driver GPU 2: nvidia.ko has 0000:3b:00.0 and could not start it: NVML lists 7 of the 8 GPUs on PCI
+             ^ fault gpu-driver GPU 2: nvidia.ko is bound to 0000:3b:00.0, but could not start it: NVML lists 7 of the 8 GPUs on PCI
              1 fault.
              2$ doctor --nagios
              1$ doctor --only expect --expect {expect}
              ^ fault expect
-             7 GPUs of 10de:2330, and 8 are expected why 0000:3b:00.0 on PCI does not count
+             7 GPUs of 10de:2330, but 8 are expected why 0000:3b:00.0 on PCI does not count
              1$ doctor --only baseline --baseline {then}
              ^ fault baseline
-             the GPU is on PCI, and NVML does not list it as in the baseline
+             the GPU is on PCI, but NVML does not list it as it did in the baseline
              1$ topo --diff {then}
              GPU 0000:3b:00.0 listed by NVML yes no 1 difference.
              $ doctor --write-expect
@@ -363,8 +363,8 @@ fn a_device_that_leads_nowhere_is_told() {
     // unknown.
     fixture.session(
         "1$ doctor --only presence
-         0000:19:00.0 on PCI is listed, and cannot be read: too many levels of symbolic links
-         the RDMA device mlx5_1 is listed, and cannot be read: too many levels
+         0000:19:00.0 on PCI is listed, but cannot be read: too many levels of symbolic links
+         the RDMA device mlx5_1 is listed, but cannot be read: too many levels
          3 warnings
          0$ doctor --only path
          $ topo

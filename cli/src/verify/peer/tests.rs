@@ -22,8 +22,11 @@ fn listener() -> (TcpListener, Server) {
     let server = Server {
         name: "there".to_owned(),
         addresses: vec![address],
-        gpu_index: 3,
-        more: true,
+        hello: Hello {
+            size: SIZE as u64,
+            gpu_index: 3,
+            more: true,
+        },
     };
     (listener, server)
 }
@@ -59,7 +62,7 @@ fn why(result: Result<impl Sized, impl std::fmt::Display>) -> String {
 #[test]
 fn a_server_carries_out_requests() {
     let (server, events) = served(&[Fault::Refused]);
-    let (mut peer, devices) = Peer::connect(&server, SIZE, LONG).unwrap();
+    let (mut peer, devices) = Peer::connect(&server, LONG).unwrap();
     assert_eq!((devices.about.as_str(), devices.links), ("a fake", LINKS));
     let mut teller = peer.teller().unwrap();
     let begins = Event::Begins {
@@ -97,7 +100,7 @@ fn a_server_carries_out_requests() {
 #[test]
 fn a_client_that_leaves_fails_the_step() {
     let (server, events) = served(&[]);
-    let (peer, _) = Peer::connect(&server, SIZE, LONG).unwrap();
+    let (peer, _) = Peer::connect(&server, LONG).unwrap();
     peer.teller().unwrap().tell(&Event::Begins {
         way: Some(Way::DmaBuf),
         step: Name::RegisterOnServer,
@@ -129,7 +132,7 @@ fn no_answer_follows_an_error() {
         lines.stream.write_all(b"no answer\n\"done\"\n").unwrap();
         lines.line()
     });
-    let (mut peer, _) = Peer::connect(&server, SIZE, LONG).unwrap();
+    let (mut peer, _) = Peer::connect(&server, LONG).unwrap();
     let error = why(peer.call(Kind::Host, Request::Allocate));
     assert!(error.starts_with("the server: an unknown line"), "{error}");
     assert!(peer.call(Kind::Host, Request::Deregister).is_err());
@@ -146,7 +149,7 @@ fn answered(answer: &'static str) -> (String, String) {
         lines.stream.write_all(answer.as_bytes()).unwrap();
         hello
     });
-    let error = why(Peer::connect(&server, SIZE, LONG));
+    let error = why(Peer::connect(&server, LONG));
     (error, there.join().unwrap())
 }
 
@@ -232,17 +235,17 @@ fn a_wrong_greeting_is_refused() {
 fn silence_and_chatter_end() {
     let (listener, server) = listener();
     let limit = Duration::from_millis(20);
-    let error = why(Peer::connect(&server, SIZE, limit));
+    let error = why(Peer::connect(&server, limit));
     assert!(error.ends_with("no line within 0 s"), "{error}");
     drop(listener);
-    let error = why(Peer::connect(&server, SIZE, limit));
+    let error = why(Peer::connect(&server, limit));
     assert!(
         error.contains("does `peermemctl verify --server` run there?"),
         "{error}"
     );
 
     let (server, events) = served(&[]);
-    let (mut peer, _) = Peer::connect(&server, SIZE, LONG).unwrap();
+    let (mut peer, _) = Peer::connect(&server, LONG).unwrap();
     let mut teller = peer.teller().unwrap();
     for _ in 0..MOST_LINES {
         teller.tell(&Event::Peer(String::new()));

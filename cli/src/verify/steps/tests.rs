@@ -21,6 +21,16 @@ pub(crate) enum Fault {
     CopiesLie,
     NoDmaBuf,
     ShortDmaBuf,
+    /// No two allocations lie side by side.
+    NoMapping,
+    /// `ibv_reg_mr` of two allocations fails.
+    TwoRefused,
+    /// The module registers one allocation at most.
+    OneAtMost,
+    /// Bytes of the second of two allocations are read as zeros.
+    HalfRead,
+    /// Bytes for the second of two allocations are lost.
+    HalfWritten,
     NoModule,
     /// `ibv_reg_mr` of GPU memory fails.
     Refused,
@@ -58,6 +68,8 @@ type Bytes = Rc<RefCell<Vec<u8>>>;
 pub(crate) struct Memory {
     bytes: Bytes,
     is_gpu: bool,
+    /// Offset of the second allocation.
+    border: Option<usize>,
     end: End,
     freed: Rc<Cell<bool>>,
 }
@@ -74,6 +86,7 @@ impl Drop for Region {
     }
 }
 
+#[derive(Default)]
 pub(crate) struct Fake {
     faults: Vec<Fault>,
     clock: Cell<u64>,
@@ -91,21 +104,16 @@ pub(crate) struct Fake {
     lingers: usize,
 }
 
-pub(crate) const SIZE: usize = 64 << 10;
+pub(crate) const SIZE: usize = 128 << 10;
 
 impl Fake {
     pub(crate) fn with(faults: &[Fault]) -> Self {
         Self {
             faults: faults.to_vec(),
-            clock: Cell::new(0),
-            transfers: 0,
-            deregistrations: 0,
-            live: Rc::default(),
-            given_back: None,
-            listed: Cell::new(0),
             pinned: Cell::new(1000),
             visible: true,
             lingers: 3,
+            ..Self::default()
         }
     }
 
@@ -137,8 +145,20 @@ impl Bench for Fake {
         Ok(Memory {
             bytes: bytes.unwrap_or_else(|| Rc::new(RefCell::new(vec![0; len]))),
             is_gpu: kind == Kind::Gpu,
+            border: None,
             end,
             freed: Rc::default(),
+        })
+    }
+
+    fn two_allocations(&mut self, head: usize, len: usize) -> Result<Memory, Unable> {
+        if self.has(Fault::NoMapping) {
+            return Err(Unable::Impossible("no cuMemMap".to_owned()));
+        }
+        let memory = self.memory(End::Here, Kind::Gpu, len)?;
+        Ok(Memory {
+            border: Some(head),
+            ..memory
         })
     }
 
@@ -184,7 +204,7 @@ impl Bench for Fake {
             errno: Some(errno),
             why: why.to_owned(),
         };
-        let is_gpu = memory.is_gpu;
+        let (is_gpu, is_two) = (memory.is_gpu, memory.border.is_some());
         if is_gpu && memory.end == End::Server && self.has(Fault::NoServerModule) {
             return Err(Unable::Impossible("the server: no module".to_owned()));
         }
@@ -198,6 +218,12 @@ impl Bench for Fake {
             }
             (true, Way::PeerMemory) if self.has(Fault::Refused) => {
                 return Err(refused(14, "EFAULT; the module: no_room"))
+            }
+            (true, Way::PeerMemory) if is_two && self.has(Fault::TwoRefused) => {
+                return Err(refused(14, "EFAULT; the module: too_many_chunks"))
+            }
+            (true, Way::PeerMemory) if is_two && self.has(Fault::OneAtMost) => {
+                return Err(Unable::Impossible("one allocation at most".to_owned()))
             }
             _ => {}
         }
@@ -236,9 +262,15 @@ impl Bench for Fake {
             return Ok(Moved::Refused("RemoteAccessError".to_owned()));
         }
         let (at, len) = (window.at as usize, window.len as usize);
-        let moved = from.memory.bytes.borrow()[at..at + len].to_vec();
+        let reached = |region: &Region, fault| match region.memory.border {
+            Some(border) if self.has(fault) => border - at,
+            _ => len,
+        };
+        let mut moved = from.memory.bytes.borrow()[at..at + len].to_vec();
+        moved[reached(from, Fault::HalfRead)..].fill(0);
+        moved.truncate(reached(to, Fault::HalfWritten));
         let mut target = to.memory.bytes.borrow_mut();
-        target[at..at + len].copy_from_slice(&moved);
+        target[at..at + moved.len()].copy_from_slice(&moved);
         if self.has(Fault::Corrupts(number)) {
             target[at + 17] ^= 0x80;
         }
@@ -357,12 +389,23 @@ const PEER: Option<Way> = Some(Way::PeerMemory);
 const DMA: Option<Way> = Some(Way::DmaBuf);
 const REGISTER: (Option<Way>, Name) = (PEER, Name::Register);
 const DEREGISTER: (Option<Way>, Name) = (PEER, Name::Deregister);
+const TWO: (Option<Way>, Name) = (PEER, Name::TwoAllocations);
 const FREE: (Option<Way>, Name) = (PEER, Name::FreeWhileRegistered);
 const KILLED: (Option<Way>, Name) = (PEER, Name::KilledHolder);
+const EXPORTS: [(Option<Way>, Name); 2] =
+    [(None, Name::Export), (None, Name::ExportTwoAllocations)];
 const ANY_WAY: (Option<Way>, Name) = (None, Name::AnyWay);
 
+/// Steps that need no RDMA device.
+const AT_FIRST: [Name; 4] = [
+    Name::Allocate,
+    Name::Copies,
+    Name::Export,
+    Name::ExportTwoAllocations,
+];
+
 /// Steps of each way that works.
-const OF_A_WAY: [Name; 9] = [
+const OF_A_WAY: [Name; 10] = [
     Name::Register,
     Name::WriteFromGpu,
     Name::WriteToGpu,
@@ -370,6 +413,7 @@ const OF_A_WAY: [Name; 9] = [
     Name::ReadFromGpu,
     Name::SendToGpu,
     Name::Deregister,
+    Name::TwoAllocations,
     Name::FreeWhileRegistered,
     Name::KilledHolder,
 ];
@@ -377,8 +421,8 @@ const OF_A_WAY: [Name; 9] = [
 #[test]
 fn all_is_tried_in_order() {
     let steps = steps_with(&[]);
-    let first = [Name::Allocate, Name::Copies, Name::Export, Name::HostMemory];
-    let mut expected: Vec<(Option<Way>, Name)> = first.map(|name| (None, name)).into();
+    let first = AT_FIRST.into_iter().chain([Name::HostMemory]);
+    let mut expected: Vec<(Option<Way>, Name)> = first.map(|name| (None, name)).collect();
     for way in [PEER, DMA] {
         expected.extend(OF_A_WAY.map(|name| (way, name)));
     }
@@ -389,7 +433,7 @@ fn all_is_tried_in_order() {
     assert!(said(&steps, FREE).starts_with("held"));
     assert_eq!(
         said(&steps, KILLED),
-        "killed while bytes moved; registrations listed: 2, then 0; bytes pinned in BAR1: 1000, 66536, 1000"
+        "killed while bytes moved; registrations listed: 2, then 0; bytes pinned in BAR1: 1000, 132072, 1000"
     );
 }
 
@@ -433,9 +477,9 @@ fn the_gpu_alone_needs_no_rdma_device() {
     };
     let mut fake = Fake::with(&[]);
     let steps = steps_on(&mut fake, &plan);
-    let expected = [Name::Allocate, Name::Copies, Name::Export].map(|name| (None, name));
+    let expected = AT_FIRST.map(|name| (None, name));
     assert_eq!(outcomes(&steps, Outcome::Passed), expected);
-    assert_eq!(steps.len(), 3);
+    assert_eq!(steps.len(), 4);
     assert_eq!(fake.transfers, 0);
 }
 
@@ -458,8 +502,9 @@ fn no_memory_ends_it() {
 
 #[test]
 fn memory_that_loses_bytes_is_not_used_further() {
-    let words = "1 of 65536 bytes differ, the first at 0x0";
-    let steps = only_fails(Fault::CopiesLie, &[(None, Name::Copies)], words);
+    let words = "1 of 131072 bytes differ, the first at 0x0";
+    let both = [Name::Copies, Name::ExportTwoAllocations].map(|name| (None, name));
+    let steps = only_fails(Fault::CopiesLie, &both, words);
     assert_eq!(
         outcomes(&steps, Outcome::NotPossibleHere),
         [(None, Name::HostMemory)]
@@ -476,7 +521,7 @@ fn host_memory_that_is_refused_ends_it() {
 fn one_way_is_enough() {
     let steps = only_fails(Fault::NoDmaBuf, &[], "");
     let left_out = outcomes(&steps, Outcome::NotPossibleHere);
-    let mut expected = vec![(None, Name::Export)];
+    let mut expected = EXPORTS.to_vec();
     expected.extend(OF_A_WAY.map(|name| (DMA, name)));
     assert_eq!(left_out, expected);
     assert_eq!(said(&steps, ANY_WAY), "ibv_reg_mr");
@@ -518,11 +563,7 @@ fn a_refusal_has_its_errno_and_its_reason() {
 
 #[test]
 fn a_short_dma_buf_is_noticed() {
-    only_fails(
-        Fault::ShortDmaBuf,
-        &[(None, Name::Export)],
-        "65535 bytes for 65536",
-    );
+    only_fails(Fault::ShortDmaBuf, &EXPORTS, "131071 bytes for 131072");
 }
 
 #[test]
@@ -531,11 +572,11 @@ fn every_byte_of_every_transfer_counts() {
     for (index, (name, _)) in MOVES.into_iter().enumerate() {
         let first = 2 * index + 1;
         let fails = |fault, words| only_fails(fault, &[(PEER, name)], words);
-        let changed = "1 of 65536 bytes differ, the first at 0x1011";
+        let changed = "1 of 131072 bytes differ, the first at 0x1011";
         fails(Fault::Corrupts(first), changed);
-        let before = "1 of 65536 bytes differ, the first at 0xfff";
+        let before = "1 of 131072 bytes differ, the first at 0xfff";
         fails(Fault::Spills(first), before);
-        fails(Fault::Corrupts(first + 1), "after many times: 1 of");
+        fails(Fault::Corrupts(first + 1), "after many transfers: 1 of");
         fails(Fault::Status(first), "ended with RemoteAccessError");
         let again = "repeated, it ended with RemoteAccessError";
         fails(Fault::Status(first + 1), again);
@@ -555,7 +596,7 @@ fn a_way_that_loses_bytes_does_not_work() {
 #[test]
 fn deregistrations_are_looked_at() {
     // The order of deregistrations is: three for the median, the second region, the first region,
-    // the freed memory, and the region after the kill.
+    // the two allocations, the freed memory, and the region after the kill.
     only_fails(Fault::Sticks(2), &[REGISTER], "EBUSY");
     only_fails(
         Fault::Sticks(4),
@@ -563,12 +604,51 @@ fn deregistrations_are_looked_at() {
         "the second region: ibv_dereg_mr: EBUSY",
     );
     only_fails(Fault::Sticks(5), &[DEREGISTER], "EBUSY");
+    only_fails(Fault::Sticks(6), &[TWO], "EBUSY");
     only_fails(
-        Fault::Sticks(6),
+        Fault::Sticks(7),
         &[FREE],
         "after the free: ibv_dereg_mr: EBUSY",
     );
-    only_fails(Fault::Sticks(7), &[KILLED], "EBUSY");
+    only_fails(Fault::Sticks(8), &[KILLED], "EBUSY");
+}
+
+#[test]
+fn every_byte_on_both_sides_of_a_border_counts() {
+    // After the ten transfers of the moves, two transfers read the two allocations, and two write.
+    let fails = |fault, words| only_fails(fault, &[TWO], words);
+    let from = "from the GPU: where the bytes went: 1 of 131072 bytes differ";
+    fails(Fault::Corrupts(11), from);
+    fails(Fault::Status(12), "from the GPU: repeated, it ended with");
+    fails(Fault::Spills(13), "to the GPU: where the bytes went: 1 of");
+    fails(Fault::NoConnection(14), "to the GPU: queue pair to RTR");
+    let both = [PEER, DMA].map(|way| (way, Name::TwoAllocations));
+    for (fault, side) in [
+        (Fault::HalfRead, "from the GPU"),
+        (Fault::HalfWritten, "to the GPU"),
+    ] {
+        let steps = only_fails(fault, &both, side);
+        assert!(said(&steps, TWO).ends_with("the first at 0x10000"));
+    }
+}
+
+#[test]
+fn a_refused_border_fails_unless_none_can_be_registered() {
+    let steps = only_fails(Fault::TwoRefused, &[TWO], "the module: too_many_chunks");
+    let step = steps.iter().find(|step| step.outcome == Outcome::Failed);
+    assert_eq!(step.and_then(|step| step.errno), Some(14));
+    let none = [EXPORTS[1], TWO, (DMA, Name::TwoAllocations)];
+    for (fault, left_out) in [(Fault::OneAtMost, &none[1..2]), (Fault::NoMapping, &none)] {
+        let steps = only_fails(fault, &[], "");
+        assert_eq!(outcomes(&steps, Outcome::NotPossibleHere), left_out);
+    }
+    let plan = Plan {
+        size: GRANULE as usize,
+        ..plan()
+    };
+    let steps = steps_on(&mut Fake::with(&[]), &plan);
+    assert_eq!(outcomes(&steps, Outcome::NotPossibleHere), none);
+    assert!(said(&steps, TWO).contains("a larger --size"));
 }
 
 #[test]
@@ -599,7 +679,7 @@ fn what_a_killed_process_leaves_is_noticed() {
     assert!(failed.contains(&KILLED), "{failed:?}");
     assert_eq!(
         said(&steps, KILLED),
-        "after the kill 66536 bytes of BAR1 are pinned, 1000 were before"
+        "after the kill 132072 bytes of BAR1 are pinned, 1000 were before"
     );
 }
 

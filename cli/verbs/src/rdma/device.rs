@@ -13,9 +13,6 @@ use serde::{Deserialize, Serialize};
 use sideway::ibverbs::address::{Gid, GidType};
 use sideway::ibverbs::device::{DeviceInfo, DeviceList};
 use sideway::ibverbs::device_context::{DeviceContext, LinkLayer, PortState};
-use sideway::ibverbs::memory_region::{
-    MemoryRegion, RegisterMemoryRegionError, RegisterMemoryRegionErrorKind,
-};
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 pub use sideway::ibverbs::AccessFlags;
 
@@ -76,17 +73,6 @@ const REG_MR: &str = "ibv_reg_mr";
 const REG_DMABUF_MR: &str = "ibv_reg_dmabuf_mr";
 
 impl Refused {
-    fn of(error: RegisterMemoryRegionError) -> Self {
-        let error = match error.0 {
-            RegisterMemoryRegionErrorKind::Ibverbs(error) => error,
-            other => io::Error::other(other.to_string()),
-        };
-        Self {
-            call: REG_MR,
-            error,
-        }
-    }
-
     fn invalid(call: &'static str) -> Self {
         let error = io::Error::from_raw_os_error(libc::EINVAL);
         Self { call, error }
@@ -226,55 +212,8 @@ impl Hca {
         access: AccessFlags,
     ) -> std::result::Result<Region, Refused> {
         let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_MR))?;
-        // The program is 64-bit, so every address is a `usize`.
-        let addr = span.addr() as usize;
-        // SAFETY: No Rust object lies in a span, no matter which parts of it are mapped.
-        match unsafe { self.domain.reg_mr(addr, len, access) } {
-            Ok(mr) => Ok(Region { mr, span }),
-            Err(error) => Err(Refused::of(error)),
-        }
-    }
-}
-
-/// A region whose deregistration can fail and be retried. The drop of a [`Region`] ignores the
-/// result of `ibv_dereg_mr`.
-#[derive(Debug)]
-pub struct FragileRegion {
-    mr: NonNull<ibv_mr>,
-    span: Span,
-    /// Keeps the protection domain of the region alive.
-    _domain: Arc<ProtectionDomain>,
-}
-
-impl FragileRegion {
-    /// Deregisters the region, or returns it with the error.
-    pub fn deregister(self) -> std::result::Result<(), (Self, io::Error)> {
-        // SAFETY: `register_fragile` made the region. Only a successful call ends the region, and a
-        // success consumes `self`.
-        match unsafe { rdma_mummy_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
-            0 => Ok(()),
-            code => Err((self, io::Error::from_raw_os_error(code))),
-        }
-    }
-
-    /// Returns a part of the region for a work request. The part may lie outside the region, to
-    /// test the device's refusal.
-    pub fn part(&self, offset: u64, len: u64) -> Result<Part> {
-        // SAFETY: The region lives as long as `self`. Only two plain fields are read.
-        let (lkey, rkey) = unsafe { (self.mr.as_ref().lkey, self.mr.as_ref().rkey) };
-        Part::of(self.span, offset, len, lkey, rkey)
-    }
-}
-
-impl Hca {
-    /// Registers a range like `register`, for explicit deregistration.
-    pub fn register_fragile(
-        &self,
-        span: Span,
-        access: AccessFlags,
-    ) -> std::result::Result<FragileRegion, Refused> {
-        let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_MR))?;
-        // SAFETY: The domain lives as long as the region, and no Rust object lies in a span.
+        // SAFETY: The domain lives as long as the region. No Rust object lies in a span, no matter
+        // which parts of it are mapped.
         let mr = unsafe {
             rdma_mummy_sys::ibv_reg_mr(
                 self.domain.pd().as_ptr(),
@@ -283,11 +222,7 @@ impl Hca {
                 access.into(),
             )
         };
-        let mr = NonNull::new(mr).ok_or_else(|| Refused {
-            call: REG_MR,
-            error: io::Error::last_os_error(),
-        })?;
-        Ok(self.fragile(mr, span))
+        self.region(REG_MR, mr, span)
     }
 
     /// Registers a part of a dma-buf with `ibv_reg_dmabuf_mr`. The part starts at `offset` and is
@@ -298,7 +233,7 @@ impl Hca {
         offset: u64,
         span: Span,
         access: AccessFlags,
-    ) -> std::result::Result<FragileRegion, Refused> {
+    ) -> std::result::Result<Region, Refused> {
         let len = usize::try_from(span.len()).map_err(|_| Refused::invalid(REG_DMABUF_MR))?;
         // SAFETY: The domain lives as long as the region, and the descriptor is open during the
         // call. The kernel keeps the buffer alive, and no Rust object lies in the buffer.
@@ -312,11 +247,7 @@ impl Hca {
                 access.into(),
             )
         };
-        let mr = NonNull::new(mr).ok_or_else(|| Refused {
-            call: REG_DMABUF_MR,
-            error: io::Error::last_os_error(),
-        })?;
-        Ok(self.fragile(mr, span))
+        self.region(REG_DMABUF_MR, mr, span)
     }
 
     /// Does the same as [`Self::register_dmabuf`] by libibverbs' function for providers, because
@@ -327,7 +258,7 @@ impl Hca {
         offset: u64,
         span: Span,
         access: AccessFlags,
-    ) -> Result<std::result::Result<FragileRegion, Refused>> {
+    ) -> Result<std::result::Result<Region, Refused>> {
         /// `ibv_cmd_reg_dmabuf_mr`
         type Register = unsafe extern "C" fn(
             *mut rdma_mummy_sys::ibv_pd,
@@ -370,22 +301,33 @@ impl Hca {
                 error: io::Error::from_raw_os_error(code),
             }));
         }
-        Ok(Ok(self.fragile(mr, span)))
+        Ok(self.region(REG_DMABUF_MR, mr.as_ptr(), span))
     }
 
-    fn fragile(&self, mr: NonNull<ibv_mr>, span: Span) -> FragileRegion {
-        FragileRegion {
+    /// Returns the region that `call` has made, or its error if there is none.
+    fn region(
+        &self,
+        call: &'static str,
+        mr: *mut ibv_mr,
+        span: Span,
+    ) -> std::result::Result<Region, Refused> {
+        let mr = NonNull::new(mr).ok_or_else(|| Refused {
+            call,
+            error: io::Error::last_os_error(),
+        })?;
+        Ok(Region {
             mr,
             span,
+            is_live: true,
             _domain: Arc::clone(&self.domain),
-        }
+        })
     }
 
     /// Gives up all objects of this device without destroying them, and returns its descriptors.
     /// The objects live on while a process, such as a forked child, has the descriptors open.
     pub fn abandon(self) -> HcaFile {
-        // SAFETY: The context lives as long as `self`, which is never dropped from here on. Only
-        // two plain fields are read.
+        // SAFETY: The context lives as long as `self`, which this function never drops. Only two
+        // plain fields are read.
         let (file, events) = unsafe {
             let context = self.context.context();
             (context.as_ref().cmd_fd, context.as_ref().async_fd)
@@ -456,25 +398,59 @@ fn address(context: &Arc<DeviceContext>, port: u8) -> Result<Address> {
         }
     }
     best.map(|(_, address)| address)
-        .context("no RoCE GID: has the network device an address?")
+        .context("no RoCE GID: does the network device have an address?")
 }
 
-/// A registered memory region, deregistered on drop.
+/// A registered memory region, deregistered on drop at the latest. The drop ignores errors.
 #[derive(Debug)]
 pub struct Region {
-    mr: Arc<MemoryRegion>,
+    mr: NonNull<ibv_mr>,
     span: Span,
+    is_live: bool,
+    /// Keeps the protection domain of the region alive.
+    _domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: A region belongs to its process, not to a thread. Its structure does not change before
+// the region ends.
+unsafe impl Send for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.is_live {
+            // SAFETY: libibverbs made the region, and nothing uses the region any more.
+            unsafe { rdma_mummy_sys::ibv_dereg_mr(self.mr.as_ptr()) };
+        }
+    }
 }
 
 impl Region {
+    /// Deregisters the region, or returns it with the error. The call can be repeated.
+    pub fn deregister(mut self) -> std::result::Result<(), (Self, io::Error)> {
+        // SAFETY: libibverbs made the region. Only a successful call ends the region, and a success
+        // consumes `self`.
+        match unsafe { rdma_mummy_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
+            0 => {
+                self.is_live = false;
+                Ok(())
+            }
+            code => Err((self, io::Error::from_raw_os_error(code))),
+        }
+    }
+
+    fn mr(&self) -> &ibv_mr {
+        // SAFETY: The region lives as long as `self`, and its plain fields do not change.
+        unsafe { self.mr.as_ref() }
+    }
+
     /// Returns the key for local work requests.
     pub fn lkey(&self) -> u32 {
-        self.mr.lkey()
+        self.mr().lkey
     }
 
     /// Returns the key for work requests of the other end.
     pub fn rkey(&self) -> u32 {
-        self.mr.rkey()
+        self.mr().rkey
     }
 
     /// Returns the first address.
@@ -496,31 +472,25 @@ impl Region {
     /// Returns the descriptor that keeps this region alive. The region ends when the last copy of
     /// the descriptor, in any process, is closed.
     pub fn command_descriptor(&self) -> RawFd {
-        // SAFETY: The region and its context live as long as `self`. Only a plain field is read.
-        unsafe { (*self.mr.mr().as_ref().context).cmd_fd }
+        // SAFETY: The context lives as long as the region. Only a plain field is read.
+        unsafe { (*self.mr().context).cmd_fd }
     }
 
     /// Changes the access rights of the live region. Uses the kernel's interface directly, because
     /// Debian's rxe provider has no `ibv_rereg_mr`.
     pub fn change_access(&self, access: AccessFlags) -> Result<()> {
         let mut answer = ReregAnswer::default();
-        // SAFETY: The region and its context live as long as `self`. Only two plain fields are
-        // read.
-        let (file, handle) = unsafe {
-            let mr = self.mr.mr();
-            ((*mr.as_ref().context).cmd_fd, mr.as_ref().handle)
-        };
         let request = ReregRequest {
             command: REREG_MR,
             in_words: words::<ReregRequest>(),
             out_words: words::<ReregAnswer>(),
             response: std::ptr::from_mut(&mut answer) as u64,
-            mr_handle: handle,
+            mr_handle: self.mr().handle,
             flags: rdma_mummy_sys::ibv_rereg_mr_flags::IBV_REREG_MR_CHANGE_ACCESS.0,
             access_flags: u32::try_from(access.bits())?,
             ..ReregRequest::default()
         };
-        let size = size_of::<ReregRequest>();
+        let (file, size) = (self.command_descriptor(), size_of::<ReregRequest>());
         // SAFETY: The kernel reads the request and writes the answer. The request and the answer
         // live in this function and have the given sizes.
         let written = unsafe { libc::write(file, std::ptr::from_ref(&request).cast(), size) };

@@ -196,7 +196,7 @@ fn find(directory: &Path, what: &str, is_it: impl Fn(&str) -> bool) -> Result<Pa
                 .and_then(|name| name.to_str())
                 .is_some_and(&is_it)
         })
-        .with_context(|| format!("{what} was downloaded and is not there"))
+        .with_context(|| format!("{what} was downloaded but is missing"))
 }
 
 /// Reads a suite's package lists, once per run.

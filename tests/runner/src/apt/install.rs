@@ -160,7 +160,7 @@ pub(crate) fn install(paths: &Paths, list: &str) -> Result<()> {
     }
     let begun = begun(paths);
     if begun.exists() && is_interrupted() {
-        let mut stage = Stage::begin("packages: completing what was interrupted");
+        let mut stage = Stage::begin("packages: completing the interrupted installation");
         stage.run(
             as_root("env").args("DEBIAN_FRONTEND=noninteractive dpkg --configure -a".split(' ')),
             &log,
@@ -232,8 +232,8 @@ fn read_lists(paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks packages of this machine's release without installing them. No other effect of an
-/// installation happens, such as the start of a service.
+/// Unpacks packages of this machine's release without installing them: no maintainer script runs,
+/// and no service starts.
 pub(crate) fn unpack_own(
     paths: &Paths,
     stage: &mut Stage,

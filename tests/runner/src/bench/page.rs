@@ -117,7 +117,7 @@ const GOALS: &[Goal] = goals! {
         |it, mode| worst(REGIONS.map(|regions| it.ratio(mode, &format!("free.{regions}")))), Figures::why_free;
     "revocation of one region of 10,000, relative to one of 100", at most [1.1; 2],
         |it, mode| it.growth(OURS, mode), Figures::why_linear;
-    "lost of what nvidia.ko's lock allows, 4 and 16 threads", at most [0.05; 2],
+    "lost share of the rate that nvidia.ko's lock allows, 4 and 16 threads", at most [0.05; 2],
         |it, mode| worst(THREADS.map(|threads| it.lost(OURS, mode, threads))), unknown;
 };
 
@@ -143,8 +143,8 @@ bytes of kernel memory, 1 GiB contiguous | 1GiB-contiguous.bytes";
 const README_ROWS: &str = "\
 scatter-list entries for 1 GiB of contiguous memory | 1GiB-contiguous.entries
 scatter-list entries for 64 GiB of contiguous memory | 64GiB-contiguous.entries
-instructions with services to register and deregister 1 GiB | 1GiB-contiguous.instructions
-instructions with services to register and deregister 64 KiB | 64KiB.instructions";
+instructions to register and deregister 1 GiB, kernel functions included | 1GiB-contiguous.instructions
+instructions to register and deregister 64 KiB, kernel functions included | 64KiB.instructions";
 
 /// Returns the rows of a text: two columns each.
 fn rows(text: &str) -> impl Iterator<Item = (&str, &str)> {
@@ -232,17 +232,17 @@ impl Figures {
         Some((of("1GiB-fragmented")? - of("64KiB")?) / MORE_PAGES)
     }
 
-    /// Returns the nanoseconds of a registration's life. An instruction counts as one nanosecond.
-    /// Pins and unpins have their published costs. nvidia.ko's mapping has the cost of the
-    /// stand-in's mapping.
+    /// Returns the total cost of a registration and its deregistration, in nanoseconds. An
+    /// instruction counts as one nanosecond. Pins and unpins have their published costs.
+    /// nvidia.ko's mapping has the cost of the stand-in's mapping.
     fn total(&self, module: &str, mode: &str, shape: &str, bytes: f64) -> Option<f64> {
         let of = |name: &str| self.vm(module, mode, &format!("{shape}.{name}"));
         let pin = PIN + PIN_OF_A_GIB * bytes / GIB;
         Some(of("instructions")? + of("mapping")? + of("pins")? * pin + of("unpins")? * UNPIN)
     }
 
-    /// Returns the share of the registrations by several threads that did not happen, relative to
-    /// the number that nvidia.ko's lock allows.
+    /// Returns the fraction by which `threads` threads fall short of the number of registrations
+    /// that nvidia.ko's lock allows.
     fn lost(&self, module: &str, mode: &str, threads: usize) -> Option<f64> {
         let of = |name: &str| self.vm(module, mode, &format!("threads.{threads}.{name}"));
         Some(1.0 - of("registered")? / of("allowed")?)
@@ -273,14 +273,14 @@ impl Figures {
         let mapping = self.vm(NVIDIAS, PERSISTENT, "1GiB-fragmented.mapping")? / MORE_PAGES;
         Some(format!(
             "Our module takes {ours:.1} (persistent) and {revocable:.1} (revocable) instructions a page, and maps the page. \
-             NVIDIA's takes {theirs:.1}, and nvidia.ko maps the page (the stand-in by {mapping:.1} instructions).",
+             NVIDIA's takes {theirs:.1}, and nvidia.ko maps the page (the stand-in with {mapping:.1} instructions).",
         ))
     }
 
     fn why_total(&self) -> Option<String> {
         let name = "1GiB-fragmented.instructions";
         Some(format!(
-            "Pins and unpins cost half of NVIDIA's. Our module's instructions ({}) are {:.2} of NVIDIA's.",
+            "Pins and unpins cost half as much as NVIDIA's. Our module takes {} instructions, {:.2} times as many as NVIDIA's.",
             number(self.vm(OURS, PERSISTENT, name)?),
             self.ratio(PERSISTENT, name)?
         ))
@@ -290,7 +290,7 @@ impl Figures {
         let revoke = |shape| number(self.count(shape, Kind::Instructions, Some("revoke")));
         let of_region = |module| Some(number(self.vm(module, REVOCABLE, "free.1000")? / 1_000.0));
         Some(format!(
-            "The callback executes {} instructions of our module's, or {} of NVIDIA's. Each of 1,000 regions costs {} \
+            "The callback executes {} instructions of our module, or {} of NVIDIA's. Each of 1,000 regions costs {} \
              instructions with our module, and {} with NVIDIA's.",
             revoke("revocable 64KiB-revoked"),
             revoke("nvidia-revocable 64KiB-revoked"),

@@ -120,7 +120,7 @@ pub(super) fn release_of(paths: &Paths, build: &Path) -> Result<String> {
     let text = output(Command::new(script).arg(build))?;
     let release = text.trim();
     if release.is_empty() {
-        bail!("{} has no kernel's release", build.display());
+        bail!("{} has no kernel release", build.display());
     }
     Ok(release.to_owned())
 }
@@ -194,7 +194,7 @@ pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
         path
     };
     let release = release_of(paths, &build)
-        .with_context(|| format!("{} does not lie in a build tree", image.display()))?;
+        .with_context(|| format!("{} is not in a build tree", image.display()))?;
     let mut key = Key::default();
     key.bytes("image", &fs::read(&image)?);
     key.bytes(

@@ -106,7 +106,7 @@ impl Tree<'_> {
         });
         let (version, release, kbuild) = found.ok_or_else(|| {
             anyhow!(
-                "Debian's {} has no image, headers and source of Linux {series} that are of one version",
+                "Debian's {} has no version of Linux {series} with image, headers and source",
                 suites.join(" and ")
             )
         })?;
@@ -312,10 +312,7 @@ pub(crate) fn uncompressed(file: &Path) -> Result<Vec<u8>> {
     let program = match file.extension().and_then(|suffix| suffix.to_str()) {
         Some("xz") => "xz",
         Some("ko") => return fs::read(file).with_context(|| file.display().to_string()),
-        _ => bail!(
-            "{} is compressed in a way that is not known here",
-            file.display()
-        ),
+        _ => bail!("{} has an unknown compression format", file.display()),
     };
     let unpacked = Command::new(program).arg("-dc").arg(file).output()?;
     if !unpacked.status.success() {
@@ -334,7 +331,7 @@ fn is_too_new(program: &Path) -> Result<bool> {
         .and_then(|line| line.split(' ').next_back());
     let own = own
         .and_then(version)
-        .context("ldd does not say which C library this machine has")?;
+        .context("ldd prints no version of this machine's C library")?;
     let newest = needs
         .lines()
         .filter_map(|line| version(line.split("GLIBC_").nth(1)?.split(')').next()?))

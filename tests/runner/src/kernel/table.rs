@@ -11,11 +11,12 @@ pub(crate) enum Again {
     Nothing,
     /// All runs that have no kernel of their own.
     All,
-    /// The runs that `tests/runner/suite` repeats on kernels of this kind: on `arm64`, where each VM
-    /// is emulated and slower, those that depend on page size, processor or IOMMU; on `stock`, those
-    /// that depend on the kernel's own ib_core, rxe, locks and DMA mapping; on `oldest`, every
-    /// callback of ib_core in both modes, and everything that the verbs cases show of the kernel's
-    /// rxe.
+    /// The runs that `tests/runner/suite` repeats on kernels of this kind:
+    /// - `arm64`: only runs that depend on page size, processor or IOMMU, because each VM is emulated
+    ///   and slower.
+    /// - `stock`: runs that depend on the kernel's own ib_core, rxe, locks and DMA mapping.
+    /// - `oldest`: every callback of ib_core in both modes, and everything that the verbs cases show
+    ///   of the kernel's rxe.
     Kind(&'static str),
 }
 
@@ -290,8 +291,8 @@ const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: "5.10",
         package: "linux-source-5.10",
-        // Debian 11's last kernels are updates. The release itself has no kernel that the stand-in
-        // compiles with.
+        // The stand-in does not compile with the kernel of Debian 11's release itself. The newer
+        // kernels are security updates.
         suites: &["bullseye-security", "bullseye"],
         patches: &["5.10"],
         // The repeated verbs cases include those of the smoke runs.

@@ -443,7 +443,7 @@ impl Tree<'_> {
         let lost = lost_options(&wanted, &result);
         if !lost.is_empty() {
             bail!(
-                "the kernel's configuration did not take: {}",
+                "kconfig dropped these options of the kernel's configuration: {}",
                 lost.join(", ")
             );
         }

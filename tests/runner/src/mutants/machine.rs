@@ -30,7 +30,7 @@ const HANGS: u64 = 180;
 
 /// A test of a mutant in a VM.
 pub(super) struct Job<'a> {
-    /// The caller's number of the job.
+    /// Number by which the caller identifies the job.
     pub(super) number: usize,
     pub(super) mutant: &'a Mutant,
     pub(super) check: &'a Check,
@@ -238,7 +238,7 @@ impl<'a> Machines<'a> {
             if settled.spoiled {
                 let job = jobs.remove(0);
                 let result = self.alone(&job).map(|mut said| {
-                    said.push("the machine that it shared was spoiled".to_owned());
+                    said.push("this mutant spoiled the VM that it shared".to_owned());
                     said
                 });
                 tell(job.number, result);
@@ -256,7 +256,7 @@ impl<'a> Machines<'a> {
         let steps = [job.base(), job.without()];
         let seen = self.boot(job.place().0, hangs.then_some(HANGS), &steps)?;
         let [base, without] = &seen[..] else {
-            bail!("two steps were run, and there are {}", seen.len());
+            bail!("two steps were run, but {} have results", seen.len());
         };
         base.passed(&job.check.test)?;
         job.signs(without)

@@ -175,8 +175,12 @@ impl Mutant {
     }
 
     /// Returns `true` if the mutant changes a C file of the module, or a Rust file that has
-    /// `unsafe`.
+    /// `unsafe`. A mutant whose patches add points for tests does not count: only the bindings of
+    /// the in-tree build have the functions of these points.
     pub(super) fn wraps_c(&self, repo: &Path) -> Result<bool> {
+        if !self.base().is_empty() {
+            return Ok(false);
+        }
         for file in self.changed()? {
             let text = fs::read_to_string(repo.join(&file)).with_context(|| file.clone())?;
             if !file.ends_with(".rs") || text.contains("unsafe {") {
@@ -235,7 +239,7 @@ pub(super) fn sign(value: &str) -> Result<Sign> {
         "fails" => Ok(Sign::Fails(pattern)),
         "report" => Ok(Sign::Report(pattern)),
         "hangs" => Ok(Sign::Hangs),
-        _ => bail!("a sign is none of fails, report, hangs: {kind}"),
+        _ => bail!("unknown sign (not fails, report or hangs): {kind}"),
     }
 }
 
@@ -360,6 +364,10 @@ mod tests {
         };
         assert!(mutant("src/nv.rs") && mutant("src/helpers.c") && mutant("src/compat.h"));
         assert!(!mutant("src/revocable.rs") && !mutant("src/ranges.rs"));
+        let file = repo.join("tests/mutants/10-takes-at-exit.patch");
+        let head = fs::read_to_string(&file).unwrap();
+        let with_points = Mutant::parse("m", &file, &head).unwrap();
+        assert!(!with_points.wraps_c(&repo).unwrap());
     }
 
     #[test]

@@ -28,18 +28,18 @@ impl Seen {
 
     /// Fails unless the tests passed without any problem.
     pub(super) fn passed(&self, name: &str) -> Result<()> {
-        ensure!(!self.hung, "{name} hangs on the module as it is");
+        ensure!(!self.hung, "{name} hangs on the unchanged module");
         ensure!(
             self.problems.is_empty(),
-            "on the module as it is: {}",
+            "on the unchanged module: {}",
             self.summary()
         );
-        ensure!(self.ended, "{name} did not end on the module as it is");
+        ensure!(self.ended, "{name} did not end on the unchanged module");
         let mut count = 0;
         for test in self.of(name) {
             ensure!(
                 test.verdict == Verdict::Passed,
-                "{} on the module as it is: {:?} {}",
+                "{} on the unchanged module: {:?} {}",
                 test.name,
                 test.verdict,
                 test.notes.join("; ")
@@ -54,7 +54,7 @@ impl Seen {
     pub(super) fn shows(&self, name: &str, sign: &Sign) -> Result<String> {
         match sign {
             Sign::Hangs => {
-                ensure!(self.hung, "{name} came back");
+                ensure!(self.hung, "{name} returned, but should hang");
                 Ok("hangs".to_owned())
             }
             Sign::Report(pattern) => self
@@ -87,10 +87,7 @@ impl Seen {
                         Some(said[from..to].trim().to_owned())
                     })
                     .ok_or_else(|| {
-                        anyhow!(
-                            "{name} fails otherwise than by {pattern}: {}",
-                            self.summary()
-                        )
+                        anyhow!("{name} fails, but not with {pattern}: {}", self.summary())
                     })
             }
         }

@@ -185,7 +185,7 @@ pub(super) fn probe(paths: &Paths) -> Option<String> {
         Err(error) => return Some(format!("{error:#}")),
     };
     let Some(address) = first_address(&listed) else {
-        return Some("apt has none".to_owned());
+        return Some("apt has no sources".to_owned());
     };
     let folder = paths.run_directory().ok()?;
     let result = Command::new("timeout")

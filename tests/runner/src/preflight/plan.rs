@@ -62,7 +62,8 @@ pub(super) struct Plan {
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
     pub(crate) modules: bool,
-    /// Programs for the kernels' architectures, and a root if this machine cannot run its programs.
+    /// `true` if the command needs programs for the kernels' architectures. An architecture whose
+    /// programs this machine cannot run also needs a root.
     pub(crate) programs: bool,
     /// Number of VMs that run at once.
     pub(crate) machines: usize,
@@ -131,7 +132,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
             fetches: true,
             ..step(
                 "bindgen",
-                "no bindgen here that the kernel takes",
+                "no installed bindgen is new enough for the kernel",
                 &["bindgen"],
             )
         });
@@ -212,7 +213,7 @@ fn plan_modules(paths: &Paths, flavour: &kernel::Flavour, is_compiled: bool, pla
     let why = if modules.iter().any(|stamp| !stamp.exists()) {
         Some("not built yet".to_owned())
     } else if is_compiled {
-        Some("the kernel is made anew".to_owned())
+        Some("the kernel is rebuilt".to_owned())
     } else {
         modules.iter().find_map(|stamp| change(stamp, &paths.repo))
     };

@@ -132,7 +132,10 @@ impl Report {
         let mut report = self;
         let failures = second.failures();
         let first = failures.first().and_then(|failure| failure.lines().next());
-        let mut problem = format!("alone it failed again: {}", first.unwrap_or_default());
+        let mut problem = format!(
+            "it failed again, when run alone: {}",
+            first.unwrap_or_default()
+        );
         if let Some(log) = second.log {
             problem.push_str(&format!("\n    kernel log: {}", log.display()));
         }

@@ -15,7 +15,7 @@ use crate::paths::Paths;
 use crate::results::{Test, Verdict};
 
 /// Reasons to skip any number of tests. Some hosts forbid certain operations.
-const MAY_BE_SKIPPED: &[&str] = &["this machine lets nobody mount"];
+const MAY_BE_SKIPPED: &[&str] = &["this machine forbids mounts"];
 
 const HEAD: &str = "\
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause

@@ -190,9 +190,9 @@ struct Counts {
     failed: usize,
     skipped: usize,
     flaky: usize,
-    /// Number of runs whose kept results were used, and of their tests.
+    /// Number of runs whose kept results were used, and number of their tests.
     unchanged: [usize; 2],
-    /// Number of runs done before the pass was interrupted, and of their tests.
+    /// Number of runs done before the pass was interrupted, and number of their tests.
     resumed: [usize; 2],
 }
 

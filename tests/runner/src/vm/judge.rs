@@ -29,12 +29,12 @@ pub(super) fn judge(
     let failures = &mut attended.failures;
     let is_lost = options.host_2_is_lost && options.host_number == Some(2);
     if is_lost && attended.status.is_some() {
-        failures.push("the command ended, where it was to switch its machine off".to_owned());
+        failures.push("the command ended, but should have powered its VM off".to_owned());
     } else if attended.status.is_none() && failures.is_empty() && !is_lost {
         let lines: Vec<&str> = text.lines().collect();
         let tail = &lines[lines.len().saturating_sub(15)..];
         failures.push(format!(
-            "the machine ended without a word from the command{}{}",
+            "the machine ended before the command reported its status{}{}",
             indented(qemu_says.lines()),
             indented(tail.iter().copied())
         ));

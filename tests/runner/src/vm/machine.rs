@@ -93,7 +93,7 @@ fn lay_initramfs(
         (plan, module_root)
     };
     if boot.signing.is_some() && !plan.early.is_empty() {
-        bail!("this kernel needs modules to reach its files, and they are not signed");
+        bail!("this kernel needs modules to reach its files, and these modules are not signed");
     }
     let names: Vec<&str> = wanted(options, boot)
         .unwrap_or_default()

@@ -175,7 +175,7 @@ pub(crate) struct Options {
     /// Time limit of the run, in seconds; 0 means none [default: 7200 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
-    /// Report that the kernel log must contain this often, and that does not fail the run
+    /// Report that must be in the kernel log exactly COUNT times, and that does not fail the run
     #[arg(long, value_name = "REGEX=COUNT")]
     pub(crate) expect: Vec<klog::Expectation>,
     /// File for the kernel log [default: in the cache]
@@ -199,7 +199,7 @@ pub(crate) struct Options {
     /// Applies this patch of tests/mutants to our module
     #[arg(long, value_name = "NAME")]
     pub(crate) mutant: Option<String>,
-    /// Layer over the root, of an overlay file system
+    /// Upper layer of an overlay file system over the root
     #[arg(skip)]
     pub(crate) layer: Option<PathBuf>,
     /// Patches to our module

@@ -123,7 +123,7 @@ pub(super) fn plan(options: &Options, boot: &Boot) -> Result<Plan> {
         })
         .collect();
     if let Some((module, values)) = parameters.into_iter().next() {
-        bail!("{module} gets the parameters '{values}' and is not loaded");
+        bail!("{module} has the parameters '{values}', but is not loaded");
     }
     Ok(Plan {
         early,

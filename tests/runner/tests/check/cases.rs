@@ -17,9 +17,9 @@ pub(crate) struct Case {
 
 #[derive(Default)]
 struct Table {
-    /// Texts by name. Names are in braces.
+    /// Texts by name. The names include the braces.
     texts: Vec<(String, String)>,
-    /// Default value of the argument, and operations.
+    /// Default of `{1}`, and the operations, by name of the host.
     hosts: BTreeMap<String, (String, String)>,
     cases: Vec<Case>,
 }
@@ -243,7 +243,7 @@ impl Said {
             (0, 0) => (0, "It can be built.".to_owned()),
             (0, _) => (
                 0,
-                "It can be built, and will not load here as things are.".to_owned(),
+                "It can be built, but will not load on this host yet.".to_owned(),
             ),
             (missing, _) => (1, format!("It cannot be built: {missing} missing.")),
         };

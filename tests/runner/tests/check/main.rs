@@ -452,7 +452,7 @@ fn a_link_to_nothing_is_got_round() {
     create("lib/modules/7.3.0");
     let said = host.run(&place, &["sh"]);
     let note = format!(
-        "peermem-rs: the headers of {} have no metadata for Rust where they should: made /{folder}, with links to them and \
+        "peermem-rs: the headers of {} have no metadata for Rust at the expected path: made /{folder}, with links to them and \
          to /usr/src/linux-lib-rust-{}\n",
         host.release, host.release
     );

@@ -141,8 +141,7 @@ iova_unlink
 /// Probes that depend only on exports. The headers of every kernel declare their functions.
 const EXPORTS_ALONE: &str = "anon_inode debugfs iommu_domain kset_find_obj ktime_get memory_peers pagemap pfn_valid tracepoints";
 
-/// A kernel: the probes that succeed on it, the text of its headers that no probe is about, and its
-/// exports.
+/// A kernel: the probes that succeed on it, its headers without [`DIFFERENCES`], and its exports.
 struct Kernel {
     newer: BTreeSet<&'static str>,
     text: String,
@@ -404,7 +403,7 @@ fn functions_for_gpl_modules_only() {
         let mut expected = with_exported(&newer);
         expected.retain(|name| {
             let is_gpl_only = name.contains("iova") || name.ends_with("map_phys");
-            // The other form takes two arguments, and both forms are missing.
+            // Both forms of `pagemap_of_pfn` are missing. The older form takes two arguments.
             !is_gpl_only
                 && name != "pagemap_of_pfn"
                 && !EXPORTS_ALONE.split(' ').any(|other| other == name)
@@ -413,7 +412,7 @@ fn functions_for_gpl_modules_only() {
     }
 }
 
-/// Checks that the check of the linked module finds functions that the probes left in by mistake.
+/// Tests the check of the linked module. It must find functions that the probes left in by mistake.
 #[test]
 fn a_linked_module_that_uses_them() {
     let place = Place::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cost of a registration beside other live registrations.
+//! Cost of a registration while other registrations are alive.
 
 use std::time::Instant;
 

@@ -132,8 +132,7 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
     let begin = Instant::now();
     pages.memory.free()?;
     let elapsed = begin.elapsed();
-    let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(usize::try_from(callbacks)? == number);
+    counters::callbacks_are(&before, number as u64)?;
     let alive = counters::peer_regions(lab.near.name())?
         .iter()
         .filter(|region| region.state == "valid")

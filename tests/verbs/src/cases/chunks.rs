@@ -297,7 +297,7 @@ fn holes(lab: &Lab) -> Result<()> {
         row.parts.get_mut(place).context("a part")?.free()?;
         refused(lab, row.span(0, PARTS * M2)?, calls)?;
         seen.push(calls);
-        // The parts behind the hole still work.
+        // The parts after the hole still work.
         if place + 2 < PARTS {
             let behind = row.span((place + 1) * M2, (PARTS - place - 1) * M2)?;
             drop(register(lab, &lab.far, behind)?);
@@ -415,8 +415,7 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
             stage.start_register_span(span)
         })?;
         let before = Counters::read()?;
-        let pins = before.live_pins()?;
-        ensure!(pins == PARTS as u64, "{pins} pins");
+        counters::pins_are(PARTS as u64)?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         let registered = hold.finish(registration)?;
         ensure!(errno_of(registered) == libc::EINVAL, "without part {gone}");
@@ -456,8 +455,7 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let place = row.parts[gone].bar_address();
         let before = Counters::read()?;
         row.parts[gone].free()?;
-        let activity = Counters::read()?.activity(&before)?;
-        ensure!(activity.callbacks == 1, "{activity:?}");
+        counters::callbacks_are(&before, 1)?;
         let state = peer_region(&lab.far, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
 

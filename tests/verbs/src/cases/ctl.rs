@@ -22,7 +22,7 @@ use crate::lab::{Lab, Peermem, PinMode, Setup};
 use crate::pci::{Acs, Place};
 use crate::rdma::Hca;
 use crate::sys::Mapping;
-use crate::{ktap, module, pci};
+use crate::{ktap, module};
 
 /// A machine that the runner made.
 struct Machine {
@@ -42,7 +42,6 @@ const CASES: &[Case] = cases![
     "ctl.topo" if |_| true => topo,
     "ctl.doctor" if |_| true => doctor,
     "ctl.doctor_names_one_pair" if |machine| machine.topology == "sockets" => one_pair,
-    "ctl.doctor_redirection_at_a_switch" if |machine| machine.topology == "switches" => redirection_at_a_switch,
     "ctl.doctor_redirection_at_root_ports" if is_plain => redirection_at_root_ports,
     "ctl.doctor_module_taken_out" if is_plain => module_taken_out,
     "ctl.doctor_locked_memory" if is_plain => locked_memory,
@@ -333,29 +332,6 @@ fn one_pair(_: &Machine) -> Result<()> {
             complaint("path", &format!("{} rxe1", far.address())),
         ],
     )
-}
-
-/// Tests redirection by ACS at a switch. QEMU's switches have no ACS, so the case adds the root
-/// port's ACS capability after the last capability in the sysfs file of the NIC's port.
-fn redirection_at_a_switch(machine: &Machine) -> Result<()> {
-    let nic = Place::of_rxe("rxe0")?;
-    let (root, port) = match nic.above() {
-        [root, _, port] => (root, port),
-        other => anyhow::bail!("the NIC is behind {other:?}"),
-    };
-    let gpu = gpus()?.first().context("a GPU")?.address().to_owned();
-    let rest = at_rest(machine)?;
-    {
-        let _overlay = pci::Overlay::with_acs(port, root, 0)?;
-        complains_of(&peermemctl(&["doctor"])?, &rest)?;
-    }
-    {
-        let _overlay = pci::Overlay::with_acs(port, root, pci::REDIRECT)?;
-        let mut expected = rest.clone();
-        expected.push(complaint("acs", &format!("{gpu} rxe0")));
-        complains_of(&peermemctl(&["doctor"])?, &expected)?;
-    }
-    complains_of(&peermemctl(&["doctor"])?, &rest)
 }
 
 /// Checks that redirection at root ports causes a note and no complaint, because packets between

@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Context, Result};
 
 use super::register::{peer_region, ENTRY_BOUNDARY};
-use crate::arena::Arena;
 use crate::counters::{Activity, Counters};
 use crate::dma::{Access, Faults, Guard, Mapped, Page, Segment, Trace};
 use crate::gpu::{Allocation, BarView, GRANULE, PAGE};
 use crate::knobs::Parameter;
 use crate::ktap::{cases, note, Case};
-use crate::lab::{Lab, Memory, Peermem, PinMode, Where, M2};
-use crate::nvme::{Nvme, Op, Pointers, BLOCK};
+use crate::lab::{Lab, Peermem, PinMode, M2};
+use crate::nvme::{Nvme, Op, BLOCK};
 use crate::pattern::{difference, Choice, Pattern};
+use crate::rdma::{Hca, Region};
 use crate::sys::{Mapping, Placement};
 use crate::{ktap, module, nvme, rdma};
 
@@ -30,7 +30,6 @@ use crate::{ktap, module, nvme, rdma};
 const SMALL: usize = 4096;
 
 pub(super) const CASES: &[Case] = cases![
-    "dma.queues_in_gpu_memory" => |lab| each_mode(lab, queues),
     "dma.gpu_to_disk_to_gpu" => |lab| each_mode(lab, gpu_to_gpu),
     "dma.unaligned" => |lab| each_mode(lab, unaligned),
     "dma.layouts" => |lab| each_mode(lab, layouts),
@@ -40,7 +39,6 @@ pub(super) const CASES: &[Case] = cases![
     "dma.faults_after_free" => |lab| one_mode(lab, PinMode::Revocable, after_free),
     "dma.goes_on_after_free" => |lab| one_mode(lab, PinMode::Persistent, goes_on),
     "dma.fragmented" => |lab| each_mode(lab, fragmented),
-    "dma.nothing_beside" => |lab| each_mode(lab, nothing_beside),
     "dma.bit_31" => |lab| each_mode(lab, bit_31),
     "dma.lazy_window" => |lab| each_mode(lab, window),
     "dma.provider_maps" => provider_maps,
@@ -218,7 +216,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Skips a case about the moment from which an address is refused, if the IOMMU unmaps lazily.
+    /// Skips the case if the IOMMU unmaps lazily. The case needs an IOMMU that refuses an address
+    /// as soon as the address is unmapped.
     fn needs_strictness(&self) -> Result<()> {
         if self.guard == Guard::Lazy {
             return ktap::skip("unmapped lazily: see dma.lazy_window");
@@ -259,14 +258,13 @@ impl<'a> Bench<'a> {
         region: &Mapped,
         offset: u64,
         len: u64,
-        pointers: Pointers,
     ) -> Result<()> {
         let mut done = 0;
         while done < len {
             let now = (len - done).min(self.controller.longest());
             let segments = region.segments(offset + done, now)?;
             self.controller
-                .transfer(op, block + done / BLOCK, &segments, pointers)?
+                .transfer(op, block + done / BLOCK, &segments)?
                 .success()
                 .with_context(|| format!("{op:?} of {now:#x} bytes at {segments:x?}"))?;
             done += now;
@@ -275,16 +273,10 @@ impl<'a> Bench<'a> {
     }
 
     /// Copies from one region to another through the disk.
-    fn copy(
-        &mut self,
-        from: (&Mapped, u64),
-        to: (&Mapped, u64),
-        len: u64,
-        pointers: Pointers,
-    ) -> Result<()> {
+    fn copy(&mut self, from: (&Mapped, u64), to: (&Mapped, u64), len: u64) -> Result<()> {
         let block = self.blocks(len);
-        self.transfer(Op::Write, block, from.0, from.1, len, pointers)?;
-        self.transfer(Op::Read, block, to.0, to.1, len, pointers)
+        self.transfer(Op::Write, block, from.0, from.1, len)?;
+        self.transfer(Op::Read, block, to.0, to.1, len)
     }
 
     /// Makes the controller write a page of a region, and checks the page through the BAR.
@@ -335,11 +327,9 @@ impl<'a> Bench<'a> {
         };
         let block = self.blocks(segment.len);
         self.faults.pace()?;
-        let status = self
-            .controller
-            .transfer(Op::Write, block, &[segment], Pointers::Prp)?;
+        let status = self.controller.transfer(Op::Write, block, &[segment])?;
         self.faults.take(Access::Read, dma)?;
-        self.transfer(Op::Read, block, elsewhere.0, 0, segment.len, Pointers::Prp)?;
+        self.transfer(Op::Read, block, elsewhere.0, 0, segment.len)?;
         let found = elsewhere.1.bytes(0, SMALL)?;
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
@@ -363,40 +353,26 @@ pub(super) fn same(memory: &Mapping, expected: &[u8]) -> Result<()> {
     }
 }
 
+/// Checks that `bytes` arrive in host memory of another HCA, by a WRITE from the start of `region`.
+pub(super) fn arrives(from: &Hca, region: &Region, to: &Hca, bytes: &[u8]) -> Result<()> {
+    let len = bytes.len() as u64;
+    let host = Mapping::anonymous(bytes.len())?;
+    let target = to.reg_mr(host.span(0, bytes.len())?)?;
+    rdma::connect(from, to)?.transfer(
+        rdma::Op::Write,
+        region.part(0, len)?,
+        target.part(0, len)?,
+    )?;
+    same(&host, bytes)
+}
+
 /// Checks that the HCA reads the same bytes from the region, through the addresses in its scatter
 /// list, which the controller also uses.
-fn same_by_rdma(bench: &Bench<'_>, region: &Mapped, expected: &[u8]) -> Result<()> {
-    let lab = bench.lab;
-    let host = lab.allocate(Where::Host, expected.len())?;
-    ensure!(matches!(host, Memory::Host(_)), "not host memory");
-    let mut host = Arena::whole(&lab.far, host, bench.pattern(80))?;
-    let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection.transfer(
-        rdma::Op::Write,
-        region.region.part(0, expected.len() as u64)?,
-        host.part(0, expected.len())?,
-    )?;
-    host.expect(0, expected)?;
-    host.check()
+fn same_by_rdma(bench: &Bench<'_>, mapped: &Mapped, expected: &[u8]) -> Result<()> {
+    arrives(&bench.lab.near, &mapped.region, &bench.lab.far, expected)
 }
 
-/// Checks that the controller runs with its queues in GPU memory, where it has written its own
-/// description.
-fn queues(bench: &mut Bench<'_>) -> Result<()> {
-    note("iommu", bench.guard.option());
-    note("controller", bench.controller.model());
-    note("longest_transfer_kib", bench.controller.longest() >> 10);
-    let pages = &bench.controller.memory().pages;
-    bench.note(
-        "queues_at",
-        format_args!("{:#x}", pages.first().context("no pages")?.phys),
-    );
-    ensure!(bench.controller.model() == "QEMU NVMe Ctrl");
-    Ok(())
-}
-
-/// Copies from one GPU through the disk to another GPU. The lengths range from one block to a page
-/// list that continues in a second page.
+/// Copies from one GPU through the disk to another GPU, from one block to 4 MiB.
 fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     const LEN: usize = 3 * M2;
     let bytes = bench.pattern(1).bytes(0, LEN);
@@ -413,21 +389,11 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
         (65536, 65536),
         (3 * 65536 - 4, 2 * 65536),
         (1024 * 1024 - 1024, 1024 * 1024),
-        // 1024 pages.
         (0, 2 * M2),
     ] {
-        // The target has the same offset in its page as the source, so that PRP entries can
-        // describe both.
-        let gap = (start % SMALL + SMALL - at % SMALL) % SMALL;
-        let place = at + gap;
-        bench.copy(
-            (&from, start as u64),
-            (&to, place as u64),
-            len as u64,
-            Pointers::Prp,
-        )?;
-        expected[place..place + len].copy_from_slice(&bytes[start..start + len]);
-        at = place + len;
+        bench.copy((&from, start as u64), (&to, at as u64), len as u64)?;
+        expected[at..at + len].copy_from_slice(&bytes[start..start + len]);
+        at += len;
     }
     ensure!(at <= LEN, "the target is too small");
     same(source.mapping(), &bytes)?;
@@ -439,8 +405,7 @@ fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Tests regions and transfers with arbitrary bounds. SGLs take any address, and PRP lists take
-/// multiples of 4.
+/// Tests regions and transfers with arbitrary bounds.
 fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
     let bytes = bench.pattern(3).bytes(0, M2);
     let mut expected = bench.pattern(4).bytes(0, M2);
@@ -459,27 +424,16 @@ fn unaligned(bench: &mut Bench<'_>) -> Result<()> {
         (123_457, 1000),
     ] {
         let len = blocks * 512;
-        bench.copy((&from, start), (&to, at), len, Pointers::Sgl)?;
+        bench.copy((&from, start), (&to, at), len)?;
         let (a, b) = (from_start + start as usize, to_start + at as usize);
         let len = len as usize;
         expected[b..b + len].copy_from_slice(&bytes[a..a + len]);
         at += len as u64 + 7;
         moved += len;
     }
-    // Multiples of 4 that are not multiples of a block or a page.
-    let place = |start: usize, memory: usize| (memory - start % SMALL) as u64;
-    let (a, b) = (
-        place(from_start, 3 * SMALL + 20),
-        place(to_start, SMALL + 20),
-    );
-    let b = b + (at / SMALL as u64 + 1) * SMALL as u64;
-    let len = 200 * 512;
-    bench.copy((&from, a), (&to, b), len as u64, Pointers::Prp)?;
-    let (a, b) = (from_start + a as usize, to_start + b as usize);
-    expected[b..b + len].copy_from_slice(&bytes[a..a + len]);
     same(source.mapping(), &bytes)?;
     same(target.mapping(), &expected)?;
-    bench.note("bytes", moved + len);
+    bench.note("bytes", moved);
     Ok(())
 }
 
@@ -501,13 +455,8 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         ensure!(!source.is_contiguous()?, "{layout} is in one piece");
         let from = bench.register(&source, 0, LEN)?;
         let to = bench.register(&target, 0, LEN)?;
-        let pointers = if id % 2 == 0 {
-            Pointers::Prp
-        } else {
-            Pointers::Sgl
-        };
         bench
-            .copy((&from, 0), (&to, 0), LEN as u64, pointers)
+            .copy((&from, 0), (&to, 0), LEN as u64)
             .context(layout)?;
         same(source.mapping(), &bytes).context(layout)?;
         same(target.mapping(), &bytes).context(layout)?;
@@ -538,7 +487,7 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
         pairs.push((from, a, b, len, source, target));
     }
     for (from, a, b, len, source, target) in &pairs {
-        bench.copy((source, 0), (target, 0), *len as u64, Pointers::Sgl)?;
+        bench.copy((source, 0), (target, 0), *len as u64)?;
         let bytes = expected[*from][*a..a + len].to_vec();
         expected[1 - from][*b..b + len].copy_from_slice(&bytes);
     }
@@ -644,7 +593,7 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     let (dma, at) = probe(&probed)?;
     drop(memory);
 
-    bench.copy((&probed, 0), (&elsewhere, 0), M2 as u64, Pointers::Prp)?;
+    bench.copy((&probed, 0), (&elsewhere, 0), M2 as u64)?;
     same(other.mapping(), &bytes)?;
     bench.writes(dma, &view, at)?;
     bench.faults.none()?;
@@ -657,52 +606,22 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Tests fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module
 /// maps this memory to one range of DMA addresses. The IOMMU's tables show for each region that
-/// nothing else is mapped.
+/// nothing else is mapped. The controller moves bytes up to the last address of the range, and
+/// cannot reach the next address.
 fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
-    let memories = fragmented_memory(bench)?;
-    let (from, to) = fragmented_regions(bench, &memories)?;
-    bench.deregister(from)?;
-    bench.deregister(to)
-}
-
-/// Checks that the controller moves bytes up to the last address of the region, and cannot reach
-/// the next address.
-fn nothing_beside(bench: &mut Bench<'_>) -> Result<()> {
-    let memories = fragmented_memory(bench)?;
-    let (from, to) = fragmented_regions(bench, &memories)?;
-    let last = from.pages.last().context("no pages")?;
-    let view = memories[0].bar_view()?;
-    bench.cannot_write(last.dma + PAGE, &view, 0)?;
-    bench.deregister(from)?;
-    bench.deregister(to)
-}
-
-const FRAGMENTED: usize = 2 * M2;
-
-fn fragmented_memory(bench: &Bench<'_>) -> Result<[Allocation; 2]> {
+    const WHOLE: usize = 2 * M2;
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("NVIDIA's module does not map to one range");
+        return ktap::skip("NVIDIA's module does not map a region to one range");
     }
-    let chosen = Parameter::set("nvidia", "layout", "64k")?;
-    let memories = [
-        bench.allocate(0, FRAGMENTED)?,
-        bench.allocate(1, FRAGMENTED)?,
-    ];
-    drop(chosen);
-    Ok(memories)
-}
-
-fn fragmented_regions(
-    bench: &mut Bench<'_>,
-    [source, target]: &[Allocation; 2],
-) -> Result<(Mapped, Mapped)> {
     let skip = PAGE as usize;
-    let len = FRAGMENTED - skip;
-    let bytes = bench.pattern(60).bytes(0, FRAGMENTED);
-    source.write(0, &bytes)?;
-    target.write(0, &bytes[..skip])?;
-    let from = bench.register(source, skip, len)?;
-    let to = bench.register(target, skip, len)?;
+    let len = WHOLE - skip;
+    let chosen = Parameter::set("nvidia", "layout", "64k")?;
+    let bytes = bench.pattern(60).bytes(0, WHOLE);
+    let background = [&bytes[..skip], &bench.pattern(61).bytes(0, len)].concat();
+    let [source, target] = bench.allocate_pair([&bytes, &background])?;
+    drop(chosen);
+    let from = bench.register(&source, skip, len)?;
+    let to = bench.register(&target, skip, len)?;
     let stretches = from.stretches(ENTRY_BOUNDARY);
     let first = from.pages.first().context("no pages")?;
     let want = match bench.guard.translates() {
@@ -718,11 +637,15 @@ fn fragmented_regions(
         "{first:x?}: the HCA has no larger pages for it"
     );
     bench.note("runs", stretches);
-    bench.copy((&from, 0), (&to, 0), len as u64, Pointers::Prp)?;
+    bench.copy((&from, 0), (&to, 0), len as u64)?;
     same(source.mapping(), &bytes)?;
     same(target.mapping(), &bytes)?;
     bench.faults.none()?;
-    Ok((from, to))
+    let last = from.pages.last().context("no pages")?;
+    let view = source.bar_view()?;
+    bench.cannot_write(last.dma + PAGE, &view, 0)?;
+    bench.deregister(from)?;
+    bench.deregister(to)
 }
 
 /// Tests a region of more than 4 GiB. Behind an IOMMU, our module leaves a hole of 2 GiB between
@@ -732,7 +655,7 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
     if bench.lab.setup.peermem == Peermem::Nvidia {
-        return ktap::skip("NVIDIA's module does not map to one range");
+        return ktap::skip("NVIDIA's module does not map a region to one range");
     }
     let (memory, target) = (bench.allocate(0, LEN)?, bench.allocate(1, 2 * M2)?);
     let from = bench.register(&memory, 0, LEN)?;
@@ -754,7 +677,7 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     for (id, at) in [(70, border - M2), (72, LEN - 2 * M2)] {
         let bytes = bench.pattern(id).bytes(0, 2 * M2);
         memory.write(at, &bytes)?;
-        bench.copy((&from, at as u64), (&to, 0), 2 * M2 as u64, Pointers::Prp)?;
+        bench.copy((&from, at as u64), (&to, 0), 2 * M2 as u64)?;
         same(target.mapping(), &bytes)?;
     }
     bench.faults.none()?;

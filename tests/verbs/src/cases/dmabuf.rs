@@ -19,7 +19,7 @@ use crate::gpu::{Allocation, GRANULE, PAGE};
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, note, same, Case};
 use crate::lab::{Lab, Setup, M2};
-use crate::rdma::{full_access, AccessFlags, FragileRegion, Op, Refused};
+use crate::rdma::{full_access, AccessFlags, Op, Refused, Region};
 use crate::sys::{Mapping, Placement, Running, Span};
 use crate::{ktap, rdma, sys};
 
@@ -89,18 +89,13 @@ fn try_register(
     buffer: &OwnedFd,
     offset: u64,
     span: Span,
-) -> Result<std::result::Result<FragileRegion, Refused>> {
+) -> Result<std::result::Result<Region, Refused>> {
     lab.far
         .register_dmabuf_by_command(buffer.as_fd(), offset, span, full_access())
 }
 
 /// Exports all of an allocation, and registers a part of it.
-fn register_part(
-    lab: &Lab,
-    memory: &Allocation,
-    offset: usize,
-    len: usize,
-) -> Result<FragileRegion> {
+fn register_part(lab: &Lab, memory: &Allocation, offset: usize, len: usize) -> Result<Region> {
     let all = export(lab, memory, memory.rounded_len())?;
     Ok(try_register(
         lab,
@@ -110,7 +105,7 @@ fn register_part(
     )??)
 }
 
-fn deregister(region: FragileRegion) -> Result<()> {
+fn deregister(region: Region) -> Result<()> {
     region.deregister().map_err(|(_, error)| error.into())
 }
 
@@ -120,27 +115,16 @@ fn live(what: &str, expected: u64) -> Result<()> {
 
 /// Writes to and reads from a region that begins at offset `start` of the memory. Compares the
 /// bytes, also in the BAR.
-fn moves(
-    lab: &Lab,
-    memory: &Allocation,
-    region: &FragileRegion,
-    start: usize,
-    len: usize,
-) -> Result<()> {
+fn moves(lab: &Lab, memory: &Allocation, region: &Region, start: usize, len: usize) -> Result<()> {
     let mut host = Arena::on_host(lab, 2 * len, 1)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     let remote = region.part(0, len as u64)?;
     let data = host.expected(0, len)?.to_vec();
-    connection
-        .near
-        .transfer(Op::Write, host.part(0, len)?, remote)?;
-    connection
-        .near
-        .transfer(Op::Read, host.part(len, len)?, remote)?;
+    connection.transfer(Op::Write, host.part(0, len)?, remote)?;
+    connection.transfer(Op::Read, host.part(len, len)?, remote)?;
     ensure!(host.bytes(len, len)? == data, "other bytes came back");
     host.expect(len, &data)?;
-    let mut there = vec![0; len];
-    memory.bar_view()?.read(start, &mut there)?;
+    let there = memory.bar_view()?.bytes(start, len)?;
     ensure!(there == data, "the BAR has other bytes");
     host.check()
 }
@@ -239,18 +223,11 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
     next.write(0, &vec![0x5a; M2])?;
     let host = Arena::on_host(lab, M2, 3)?;
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
-    connection
-        .near
-        .transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
-    let mut there = vec![0; M2];
-    gpu.bar_view(place, M2)?.read(0, &mut there)?;
+    connection.transfer(Op::Write, host.part(0, M2)?, region.part(0, M2 as u64)?)?;
+    let there = gpu.bar_view(place, M2)?.bytes(0, M2)?;
     ensure!(there == host.expected(0, M2)?, "other pages were written");
-    let mut own = vec![0; M2];
-    next.read(0, &mut own)?;
-    ensure!(
-        own.iter().all(|byte| *byte == 0x5a),
-        "another owner's bytes changed"
-    );
+    let own = next.bytes(0, M2)?;
+    ensure!(own == [0x5a; M2], "another owner's bytes changed");
     deregister(region)?;
     live("dmabufs_live", 0)
 }
@@ -374,7 +351,7 @@ pub(crate) enum Kind {
     Host,
     /// GPU memory, with a flag that dma-buf regions do not take.
     Bind,
-    /// GPU memory and some bytes behind it.
+    /// GPU memory and some bytes after it.
     Behind,
 }
 
@@ -400,7 +377,7 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     };
     let mut before = None;
     for time in 0..times {
-        match lab.far.register_fragile(span, access) {
+        match lab.far.register(span, access) {
             Ok(region) => deregister(region)?,
             Err(refused) => {
                 println!("{}", refused.errno());

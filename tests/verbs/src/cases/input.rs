@@ -54,7 +54,7 @@ pub(super) const CASES: &[Case] = rows![
     row "input.wrapping": "over the end of all addresses", [libc::EINVAL; 2], wrapping;
     row "input.too_long": "2 TiB; 2^32 pages less one", [libc::EFAULT; 2], too_long;
     row "input.too_many_pages": "2^32 pages", [libc::EINVAL; 2], too_many_pages;
-    row "input.full_bar1": "a full BAR1 (it registers with room made)", [libc::EFAULT; 2], full_bar1;
+    row "input.full_bar1": "a full BAR1 (registers once there is room)", [libc::EFAULT; 2], full_bar1;
     row "input.no_memlock": "RLIMIT_MEMLOCK is 0", [libc::EPERM; 2], memlock(0);
     row "input.little_memlock": "RLIMIT_MEMLOCK is 64 KiB", [libc::ENOMEM; 2], memlock(64 << 10);
     ours_only "input.device_not_pci": "an RDMA device whose DMA device is not PCI",
@@ -75,9 +75,9 @@ pub(super) const CASES: &[Case] = rows![
         [libc::EFAULT; 2], with("nvidia", "table_page_size", "2");
     row "input.table_pages_unknown": "a page table with pages of an unknown size",
         [libc::EFAULT; 2], with("nvidia", "table_page_size", "3");
-    row "input.table_entry_too_many": "a page table with an entry too many",
+    row "input.table_entry_too_many": "a page table with one entry too many",
         [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "1");
-    row "input.table_entry_too_few": "a page table with an entry too few",
+    row "input.table_entry_too_few": "a page table with one entry too few",
         [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "-1");
     row "input.table_flags_unknown": "a page table with flags that nobody knows",
         [REGISTERS; 2], with_flags("0xfffffffe");
@@ -88,9 +88,9 @@ pub(super) const CASES: &[Case] = rows![
         [REGISTERS; 2], with("nvidia", "dma_mapping_version", "0x00020004");
     row_of_a_stranger "input.mapping_version_2_2": "a DMA mapping of version 2.2",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_mapping_version", "0x00020002");
-    row_of_a_stranger "input.mapping_entry_too_many": "a DMA mapping with an entry too many",
+    row_of_a_stranger "input.mapping_entry_too_many": "a DMA mapping with one entry too many",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_entries_delta", "1");
-    row_of_a_stranger "input.mapping_entry_too_few": "a DMA mapping with an entry too few",
+    row_of_a_stranger "input.mapping_entry_too_few": "a DMA mapping with one entry too few",
         [libc::EINVAL, REGISTERS], with("nvidia", "dma_entries_delta", "-1");
     row "input.fork_safe": "RDMAV_FORK_SAFE=1 (bytes are moved)", [REGISTERS; 2], fork_safe;
     row "input.container": "a container: sysfs read-only, no debugfs (as above)",
@@ -430,7 +430,7 @@ const TIB: u64 = 1 << 40;
 /// Number of pages that overflows ib_core's 32-bit count.
 const PAGES: u64 = 1 << 32;
 
-/// Returns an address with [`PAGES`] free pages behind it, and the page size. If pages have 4 KiB,
+/// Returns an address with [`PAGES`] free pages after it, and the page size. If pages have 4 KiB,
 /// the range is below everything in a small program. If pages have 64 KiB, the range is above the
 /// addresses that the kernel chooses.
 fn free_pages() -> Result<(u64, u64)> {

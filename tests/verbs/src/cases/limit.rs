@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use anyhow::{ensure, Context, Result};
 
+use crate::cases::input::in_child;
 use crate::gpu::{Allocation, GRANULE};
 use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Peermem, PinMode, M2};
@@ -78,25 +79,13 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
 
 /// Runs `body` as another user in a child, with its own HCA.
 fn as_another_user(lab: &Lab, body: impl FnOnce(&Hca) -> Result<()>) -> Result<()> {
-    let name = lab.near.name().to_owned();
-    let status = sys::in_forked_child(move || {
-        let run = || {
-            // Memory that is locked for the HCA also counts against the user.
-            sys::lock_any_memory()?;
-            let hca = Hca::open(&name)?;
-            sys::become_user(OTHER)?;
-            body(&hca)
-        };
-        match run() {
-            Ok(()) => 0,
-            Err(error) => {
-                eprintln!("as another user: {error:#}");
-                1
-            }
-        }
-    })?;
-    ensure!(status == 0, "the other user's process ended with {status}");
-    Ok(())
+    let status = in_child(lab.near.name(), |hca| {
+        // Memory that is locked for the HCA also counts against the user.
+        sys::lock_any_memory()?;
+        sys::become_user(OTHER)?;
+        body(hca).map(|()| 0)
+    });
+    status.map(drop).context("as another user")
 }
 
 fn each_user(lab: &Lab) -> Result<()> {

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
@@ -42,7 +42,6 @@ const CASES: &[Case<Setup>] = cases![
     "loading.nvidias_is_there" => |_| nvidias(),
     "loading.unsigned" => |_| unsigned(),
     "loading.signed_by_a_stranger" => |_| signed_by_a_stranger(),
-    "loading.changed_after_signing" => |_| changed_after_signing(),
     "loading.signed" => signed,
     // Removes all of RDMA.
     "loading.no_ib_core" => |_| no_ib_core(),
@@ -89,8 +88,8 @@ fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
 /// kmod's message for ENOENT. modprobe then refers its user to the log.
 const SEE_DMESG: &str = "Unknown symbol in module";
 
-/// Skips the case unless this is the machine with other drivers. There, our module can be loaded,
-/// but no peermem module is.
+/// Skips the case unless this is the machine with other drivers. On that machine, our module can be
+/// loaded, but no peermem module is loaded.
 fn needs_drivers() -> Result<PathBuf> {
     match env::var_os("TESTVM_DRIVERS") {
         Some(drivers) => Ok(drivers.into()),
@@ -367,23 +366,6 @@ fn signed_by_a_stranger() -> Result<()> {
         &signing.signed(key, certificate)?,
         "Loading of module with unavailable key is rejected",
     )
-}
-
-fn changed_after_signing() -> Result<()> {
-    let signing = Signing::needed()?;
-    let file = signing.signed(&signing.key, &signing.certificate)?;
-    let mut bytes = fs::read(&file)?;
-    let middle = bytes.len() / 2;
-    let byte = bytes.get_mut(middle).context("an empty module")?;
-    *byte ^= 1;
-    fs::write(&file, bytes)?;
-    module::unload()?;
-    let result = attempt("insmod", &[&file]);
-    module::load(&[])?;
-    let (finished, said, _) = result?;
-    note("insmod", finished.output.trim());
-    ensure!(!finished.success() && said.is_empty(), "{said:#?}");
-    Ok(())
 }
 
 /// Signs with a key that the kernel trusts. The module must load, must not taint the kernel as

@@ -16,9 +16,7 @@ use crate::knobs::{rebind, Parameter};
 use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
-use crate::rdma::Op;
-use crate::sys::Mapping;
-use crate::{counters, ktap, rdma, sys};
+use crate::{counters, ktap, sys};
 
 pub(super) const CASES: &[Case] = cases![
     "machine.bounce_buffers_forced" => bounce_buffers_forced,
@@ -52,20 +50,11 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     let bytes = Pattern::new(lab.setup.seed, 1).bytes(0, M2);
     memory.write(0, &bytes)?;
     let region = stage.register(&memory)?;
-    let target = Mapping::anonymous(M2)?;
-    let mut connection = rdma::connect(&stage.hca, &lab.near)?;
-    let far = lab.near.reg_mr(target.span(0, M2)?)?;
-
     let bdf = lab.gpu(0)?.bdf().to_owned();
     let mut taking = Worker::start("unbind", move || rebind(&bdf))?;
     let is_taken = taking.ended_or_in(&["remove[nvidia]"])?;
     ensure!(!is_taken, "the GPU is taken with a registration alive");
-    connection.transfer(
-        Op::Write,
-        region.part(0, M2 as u64)?,
-        far.part(0, M2 as u64)?,
-    )?;
-    dma::same(&target, &bytes)?;
+    dma::arrives(&stage.hca, &region, &lab.near, &bytes)?;
     drop(region);
     taking.done()?
 }
@@ -77,7 +66,7 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
 /// survive a full suspend.
 fn suspended_in_traffic(lab: &Lab) -> Result<()> {
     const LEVEL: &str = "/sys/power/pm_test";
-    lab.needs_working_memory()?;
+    lab.needs_module()?;
     if !Path::new(LEVEL).exists() {
         return ktap::skip("this kernel cannot be suspended");
     }

@@ -32,7 +32,7 @@ const OFFSETS: [usize; 11] = [
     M2,
     M2 + 1,
 ];
-/// Room for the largest offset, the largest length, and a guard behind.
+/// Room for the largest offset, the largest length, and a guard after them.
 const ROOM: usize = 3 * M2;
 
 pub(super) const CASES: &[Case] = cases![
@@ -203,7 +203,7 @@ fn unaligned_regions(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Accesses one byte before and one byte behind a region. The device must refuse, and no byte may
+/// Accesses one byte before and one byte after a region. The device must refuse, and no byte may
 /// change.
 fn outside(lab: &Lab) -> Result<()> {
     let (start, len) = (K64 + 5, M2 + K4 + 3);
@@ -235,7 +235,7 @@ fn outside(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that allocations before and behind the target keep their bytes.
+/// Checks that allocations before and after the target keep their bytes.
 fn neighbours(lab: &Lab) -> Result<()> {
     let mut mover = Mover::new(lab, Op::Write)?;
     let guard = |key| -> Result<Arena> { Arena::far(lab, Where::Gpu(1), M2, key) };
@@ -248,7 +248,7 @@ fn neighbours(lab: &Lab) -> Result<()> {
         mover.run(&mut source, 0, &mut target, at, 1)?;
     }
     before.check().context("allocation before the target")?;
-    behind.check().context("allocation behind the target")?;
+    behind.check().context("allocation after the target")?;
     mover.finish(&source, &target)
 }
 

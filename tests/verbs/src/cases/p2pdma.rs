@@ -13,13 +13,12 @@ use crate::cases::{dma, reasons};
 use crate::counters::{Activity, Counters};
 use crate::gpu::{Allocation, Freer};
 use crate::knobs::Parameter;
-use crate::ktap::{cases, expect, note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has};
 use crate::pattern::Pattern;
-use crate::rdma::{Op, Region};
-use crate::sys::Mapping;
-use crate::{counters, ktap, module_files, rdma};
+use crate::rdma::Region;
+use crate::{counters, ktap, module_files};
 
 pub(super) const CASES: &[Case] = cases![
     "p2pdma.mapped_by_the_module" => mapped,
@@ -61,26 +60,16 @@ fn mapped(lab: &Lab) -> Result<()> {
     ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
 
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
-    let callbacks = Counters::read()?.since(&before, "callbacks")?;
-    expect(
-        "callbacks",
-        callbacks,
-        u64::from(mode == PinMode::Revocable),
-    )?;
+    counters::callbacks_are(&before, u64::from(mode == PinMode::Revocable))?;
     drop(region);
     counters::pins_are(0)
 }
 
-/// Checks that the bytes of `memory` arrive in host memory.
+/// Checks that new bytes of `memory` arrive in host memory.
 fn moves(lab: &Lab, stage: &Stage, memory: &Allocation, region: &Region, seed: u64) -> Result<()> {
     let bytes = Pattern::new(lab.setup.seed, seed).bytes(0, M2);
     memory.write(0, &bytes)?;
-    let target = Mapping::anonymous(M2)?;
-    let mut connection = rdma::connect(&stage.hca, &lab.near)?;
-    let far = lab.near.reg_mr(target.span(0, M2)?)?;
-    let part = |region: &Region| region.part(0, M2 as u64);
-    connection.transfer(Op::Write, part(region)?, part(&far)?)?;
-    dma::same(&target, &bytes)
+    dma::arrives(&stage.hca, region, &lab.near, &bytes)
 }
 
 /// Removes the struct pages between pin and map, restores them, and removes them again under the

@@ -2,7 +2,7 @@
 //! Memory that is freed under a live region in persistent mode. The pages of the memory stay until
 //! the deregistration.
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 
 use crate::arena::Arena;
 use crate::counters::Counters;
@@ -12,7 +12,7 @@ use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
 use crate::rdma::Op;
 use crate::sys::Placement;
-use crate::{rdma, sys};
+use crate::{counters, rdma, sys};
 
 pub(super) const CASES: &[Case] = cases![
     "persist.pages_outlive_the_free" => outlive,
@@ -33,21 +33,15 @@ fn outlive(lab: &Lab) -> Result<()> {
             memory.free()?;
         }
         drop(memory);
-        let after = Counters::read()?;
-        let callbacks = after.activity(&before)?.callbacks;
-        let live = after.live_pins()?;
-        note("callbacks", callbacks);
-        note("pins_persistent_live", live);
-        ensure!(callbacks == 0, "{callbacks} callbacks");
-        ensure!(live == 1, "{live} pins are live under one region");
-        ensure!(after.get("device_refs")? == 1);
+        counters::callbacks_are(&before, 0)?;
+        counters::pins_are(1)?;
+        ensure!(Counters::read()?.get("device_refs")? == 1);
 
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         connection.transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
         ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "bytes");
         drop(region);
-        let live = Counters::read()?.live_pins()?;
-        ensure!(live == 0, "{live} pins are live after deregistration");
+        counters::pins_are(0).context("after deregistration")?;
     }
     Ok(())
 }
@@ -87,7 +81,10 @@ fn reused(lab: &Lab) -> Result<()> {
     connection.transfer(Op::Write, from, to)?;
     let found = second.bytes(0, M2)?;
     ensure!(found[..4096] == *local.expected(1, 4096)?, "no new bytes");
-    ensure!(found[4096..] == kept[4096..], "the bytes behind changed");
+    ensure!(
+        found[4096..] == kept[4096..],
+        "the bytes after the written ones changed"
+    );
     ensure!(first_view.bytes(4097, 65537)? == old, "old pages changed");
     Ok(())
 }

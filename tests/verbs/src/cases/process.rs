@@ -18,7 +18,7 @@ pub(super) const CASES: &[Case] = cases![
 ];
 
 fn side_by_side(lab: &Lab) -> Result<()> {
-    lab.needs_working_memory()?;
+    lab.needs_module()?;
     const COUNT: u64 = 4;
     let mut children = (0..COUNT)
         .map(|index| Process::start(&lab.setup, lab.setup.seed + index, &["exercise", "4"]))
@@ -42,16 +42,8 @@ fn ends(lab: &Lab, regions: u64, end: impl FnOnce(Process) -> Result<()>) -> Res
     // Leaks are also detected after the case. This check distinguishes leaks from the objects that
     // the case itself holds.
     ktap::check_rest(&before)?;
-    let activity = Counters::read()?.activity(&before)?;
-    note("callbacks", activity.callbacks);
-    note("unpins", activity.unpins);
-    let expected = if lab.setup.mode() == PinMode::Revocable {
-        regions
-    } else {
-        0
-    };
-    ensure!(activity.callbacks == expected);
-    Ok(())
+    let is_revocable = lab.setup.mode() == PinMode::Revocable;
+    counters::callbacks_are(&before, u64::from(is_revocable) * regions)
 }
 
 fn exit_with_regions(lab: &Lab) -> Result<()> {

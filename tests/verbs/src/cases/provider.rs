@@ -14,7 +14,7 @@ use crate::knobs::{
 use crate::ktap::{cases, Case};
 use crate::lab::{Lab, PinMode, M2};
 use crate::pattern::Pattern;
-use crate::{ktap, module, module_files};
+use crate::{counters, ktap, module, module_files};
 
 pub(super) const CASES: &[Case] = cases![
     "provider.unpin_out_of_memory" => unpin_out_of_memory,
@@ -50,10 +50,7 @@ fn unpinned_again(lab: &Lab) -> Result<()> {
     provoke_failing_put()?;
     fail_next("put_pages", libc::ENOMEM)?;
     drop(region);
-    let live = Counters::read()?.live_pins()?;
-    ktap::note("pins_left", live);
-    ensure!(live == 0, "{live} pins are left");
-    Ok(())
+    counters::pins_are(0)
 }
 
 /// Checks that the module does not repeat a persistent put that fails with -ENOMEM. The failed put

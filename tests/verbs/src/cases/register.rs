@@ -9,7 +9,7 @@ use anyhow::{ensure, Context, Result};
 use crate::arena::Arena;
 use crate::counters::{Counters, PeerRegion};
 use crate::gpu::{Allocation, GRANULE};
-use crate::ktap::{cases, note, Case};
+use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, Memory, Peermem, Where, M2};
 use crate::pattern::Pattern;
 use crate::rdma::{full_access, AccessFlags, Hca, Op, Region, Status};
@@ -33,7 +33,6 @@ pub(super) const CASES: &[Case] = cases![
     "register.rounded_allocation" => rounded_allocation,
     "register.overlapping" => overlapping,
     "register.many_on_one_allocation" => many,
-    "register.several_gpus" => several_gpus,
     "register.no_module_refuses" => no_module,
     "register.cpu_memory_takes_no_pin" => cpu_memory,
     "register.rights_hold" => rights,
@@ -109,16 +108,14 @@ fn one_pin(lab: &Lab) -> Result<()> {
         let after = Counters::read()?;
 
         let (on, off) = (registered.activity(&before)?, after.activity(&registered)?);
-        let live = registered.live_pins()?;
         note("pins", on.pins);
         note("unpins", on.unpins + off.unpins);
-        note("live_while_registered", live);
         note("entries", entries);
         let pins = expected_pins(lab.setup.peermem);
         ensure!(on.pins == pins);
         ensure!(on.unpins + off.unpins == pins);
         ensure!(off.unpins == 1 && off.pins == 0, "deregistration: {off:?}");
-        ensure!(live == 1, "{live} pins are live under one region");
+        ktap::same("live pins", registered.live_pins()?, 1)?;
     }
     Ok(())
 }
@@ -238,50 +235,17 @@ fn overlapping(lab: &Lab) -> Result<()> {
 fn many(lab: &Lab) -> Result<()> {
     const COUNT: usize = 256;
     let memory = lab.allocate(Where::Gpu(0), 2 * M2)?;
-    let before = Counters::read_if_there()?;
+    let before = Counters::read()?;
     let mut regions = Vec::new();
     for index in 0..COUNT {
         regions.push(lab.near.reg_mr(memory.span(index * 4099, 65537)?)?);
     }
     let keys: std::collections::BTreeSet<_> = regions.iter().map(Region::lkey).collect();
     ensure!(keys.len() == COUNT);
-    if let Some(before) = before {
-        let now = Counters::read()?;
-        let live = now.live_pins()?;
-        let pins = now.activity(&before)?.pins;
-        note("pins", pins);
-        if !lab.setup.host_memory {
-            ensure!(live == COUNT as u64);
-            ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
-        }
-    }
-    Ok(())
-}
-
-fn several_gpus(lab: &Lab) -> Result<()> {
-    let count = lab.gpus().len();
-    if count < 2 {
-        return ktap::skip(format_args!("needs two GPUs, {count} here"));
-    }
-    let mut transfers = 0;
-    for from in 0..count {
-        for to in 0..count {
-            let source = Arena::near(lab, Where::Gpu(from), M2, from as u64)?;
-            let mut target = Arena::far(lab, Where::Gpu(to), M2, 100 + to as u64)?;
-            let mut connection = rdma::connect(&lab.near, &lab.far)?;
-            let (at, len) = (4097, 65537);
-            connection.transfer(Op::Write, source.part(at, len)?, target.part(at, len)?)?;
-            let data = source.expected(at, len)?.to_vec();
-            target.expect(at, &data)?;
-            target
-                .check()
-                .with_context(|| format!("GPU {from} to GPU {to}"))?;
-            source.check()?;
-            transfers += 1;
-        }
-    }
-    note("gpus", count);
-    note("transfers", transfers);
+    counters::pins_are(COUNT as u64)?;
+    let pins = Counters::read()?.activity(&before)?.pins;
+    note("pins", pins);
+    ensure!(pins == COUNT as u64 * expected_pins(lab.setup.peermem));
     Ok(())
 }
 
@@ -295,10 +259,8 @@ pub(crate) fn refused(lab: &Lab, span: Span, errnos: &[i32]) -> Result<()> {
             ensure!(errnos.contains(&error.errno()), "{error}, not {errnos:?}");
         }
     }
-    let after = Counters::read()?;
-    let live = after.live_pins()?;
-    ensure!(live == 0, "a refused registration left {live} pins");
-    let activity = after.activity(&before)?;
+    counters::pins_are(0).context("after a refusal")?;
+    let activity = Counters::read()?.activity(&before)?;
     ensure!(activity.pins == activity.unpins, "{activity:?}");
     Ok(())
 }
@@ -330,15 +292,11 @@ fn rounded_allocation(lab: &Lab) -> Result<()> {
 
 /// Checks that host memory never reaches the peer-memory clients.
 fn cpu_memory(lab: &Lab) -> Result<()> {
-    let before = Counters::read_if_there()?;
+    let before = Counters::read()?;
     let arena = Arena::on_host(lab, M2, 1)?;
     arena.check()?;
-    if let Some(before) = before {
-        let activity = Counters::read()?.activity(&before)?;
-        note("provider_calls", activity.attempts);
-        ensure!(activity.attempts == 0, "{activity:?}");
-    }
-    Ok(())
+    let calls = Counters::read()?.activity(&before)?.attempts;
+    expect("provider_calls", calls, 0)
 }
 
 fn rights(lab: &Lab) -> Result<()> {

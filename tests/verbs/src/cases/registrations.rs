@@ -22,7 +22,7 @@ use crate::lab::{Lab, PinMode, M2};
 use crate::module_files::{get, has, lines, lived, number, parse, Line};
 use crate::rdma::{Hca, Region};
 use crate::sys::Span;
-use crate::{ktap, module, module_files, sys};
+use crate::{counters, ktap, module, module_files, sys};
 
 const FILE: &str = "registrations";
 const EVENTS: &str = "/sys/kernel/tracing/events/nvidia_peermem";
@@ -213,8 +213,7 @@ fn lost(lab: &Lab) -> Result<()> {
     stage.orphan(&memory)?;
     let gone = Parameter::set("nvidia", "gpu_lost", "Y")?;
     stage.free(&memory)?;
-    let callbacks = stage.counted("callbacks")?;
-    ensure!(callbacks == 0);
+    counters::callbacks_are(&stage.before, 0)?;
     has(&only()?, &format!("state=orphaned gpus={bdf}"))?;
     module::must_stay()?;
 

@@ -11,11 +11,11 @@ use crate::cases::register::peer_region;
 use crate::counters::Counters;
 use crate::gpu::{Allocation, Freer, GRANULE};
 use crate::hold::Worker;
-use crate::ktap::{cases, expect, note, Case};
+use crate::ktap::{cases, note, Case};
 use crate::lab::{Lab, Memory, PinMode, M2};
 use crate::pattern::Pattern;
-use crate::rdma;
 use crate::rdma::{Op, Region, Status};
+use crate::{counters, rdma};
 
 pub(super) const CASES: &[Case] = cases![
     "revoke.free_by_ioctl" => |lab| freed_under_region(lab, FreeBy::Ioctl),
@@ -74,9 +74,8 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
         FreeBy::KernelThread => memory.free_by(Freer::KernelThread)?,
         FreeBy::Unmap => drop(memory),
     }
+    counters::callbacks_are(&before, 1)?;
     let after = Counters::read()?;
-    let callbacks = after.activity(&before)?.callbacks;
-    expect("callbacks", callbacks, 1)?;
     for name in [
         "pins_live",
         "pins_persistent_live",
@@ -144,8 +143,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let before = Counters::read()?;
     memory.free()?;
-    let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    expect("callbacks", callbacks, COUNT as u64)?;
+    counters::callbacks_are(&before, COUNT as u64)?;
     for region in &regions {
         all_refused(lab, &local, region)?;
     }
@@ -279,7 +277,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     for _ in 1..UNDER_WAY {
         near.sent()?
             .expect(Status::WorkRequestFlushedError)
-            .with_context(|| format!("{op} behind the one that was refused"))?;
+            .with_context(|| format!("{op} after the one that was refused"))?;
     }
 
     let (view, theirs) = free.done()??;

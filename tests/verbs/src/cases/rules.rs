@@ -19,6 +19,7 @@ use crate::hold::Hold;
 use crate::knobs::{fail_next, Parameter};
 use crate::ktap::{cases, expect, note, Case};
 use crate::lab::{Lab, PinMode, M2};
+use crate::module::Replaced;
 use crate::sys::{Forked, Placement, Running, SharedWords};
 use crate::{counters, ktap, module, module_files, sys};
 
@@ -135,8 +136,8 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
     }
 }
 
-/// Releases a region, whose callback is still to come, in another process. A region of another
-/// owner then gets the same ticket.
+/// Releases a region in another process, before the region's callback. A region of another owner
+/// then gets the same ticket.
 fn stale_ticket(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _one_ticket = Parameter::set_file("/sys/kernel/debug/ib_peer_mem/tickets", "1")?;
@@ -186,8 +187,8 @@ fn release_beside_invalidation(lab: &Lab) -> Result<()> {
     after.finish(release)
 }
 
-/// Gives the address of the page table that was freed with the memory to the next pin. The release
-/// of the old region must not put the new page table.
+/// Reuses the address of a page table that was freed with its memory: the next pin gets a page
+/// table at this address. The release of the old region must not put the new page table.
 fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
@@ -247,13 +248,8 @@ fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let made = registration.ended_or_at("the module", in_module)?;
     hold.finish(release)?;
     let other = registration.done()??;
-    let live = Counters::read()?.live_pins()?;
-    note("pins", live);
-    ensure!(
-        !made,
-        "a pin was made between the check and the put; {live} pins are left of 1"
-    );
-    ensure!(live == 1, "{live} pins are left of 1");
+    ensure!(!made, "a pin was made between the check and the put");
+    counters::pins_are(1)?;
     drop(other);
     Ok(())
 }
@@ -334,11 +330,9 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     note("pins", live);
     note("module_references", references);
     stage.free(&memory)?;
-    let callbacks = stage.counted("callbacks")?;
-    note("callbacks", callbacks);
     ensure!(foreign == 0, "put by a process that has no such pin");
     ensure!(live == 1, "{live} pins after the release");
-    ensure!(callbacks == 1, "{callbacks} callbacks");
+    counters::callbacks_are(&stage.before, 1)?;
     ensure!(references > 0, "nothing kept the module");
     found_its_pin(&stage)?;
     module::references_are(0).context("after the callback")
@@ -473,11 +467,10 @@ fn exit_listed(lab: &Lab) -> Result<()> {
 /// otherwise. From then on, the module must ask nvidia.ko.
 fn late_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
-    let again = Unloaded(module::parameters());
+    let again = Replaced::remember();
     let result = asked_from_then_on(lab, &stage);
     // The module would continue to ask until it is unloaded.
-    module::unload()?;
-    drop(again);
+    again.end()?;
     // In any other case, a callback after a put is an error.
     let after_put = stage.counted("callbacks_after_put")?;
     Counters::reset()?;
@@ -500,19 +493,6 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     held_until_freed(stage, second)
 }
 
-/// Reloads the module when dropped.
-struct Unloaded(Vec<String>);
-
-impl Drop for Unloaded {
-    fn drop(&mut self) {
-        if !module::is_loaded() {
-            if let Err(error) = module::load(&self.0) {
-                note("not_restored", format_args!("{error:#}"));
-            }
-        }
-    }
-}
-
 /// Skips the case if the module has no hold points. Only the builds for mutants have them
 /// (`tests/mutants/holds.diff`).
 fn needs_hold_points() -> Result<()> {
@@ -530,10 +510,13 @@ fn not_ready(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
     let memory = lab.allocate_gpu(M2)?;
-    let again = Unloaded(module::parameters());
-    module::unload()?;
+    let parameters = module::parameters();
+    let _again = Replaced::begin()?;
     let mut command = Command::new("modprobe");
-    command.arg(module::NAME).args(&again.0).arg("hold_init=1");
+    command
+        .arg(module::NAME)
+        .args(parameters)
+        .arg("hold_init=1");
     let mut modprobe = Running::start(&mut command)?;
     let held = sys::wait_until(PATIENCE, || {
         let text = fs::read_to_string(INIT);
@@ -557,7 +540,7 @@ fn leaving(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
     let memory = lab.allocate_gpu(M2)?;
-    let _again = Unloaded(module::parameters());
+    let _again = Replaced::remember();
     let hold = Hold::arm("nvidia_peermem_points/exit")?;
     let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
     let held = sys::wait_until(PATIENCE, || Ok(hold.waiting()? > 0 || !rmmod.is_running()?))?;
@@ -583,7 +566,7 @@ fn exit_fence(lab: &Lab) -> Result<()> {
     stage.start_deregister(region)?.done()?;
     let references = counters::module_references(module::NAME)?;
     expect("module_references", references, 0)?;
-    let _again = Unloaded(module::parameters());
+    let _again = Replaced::remember();
     let mut rmmod = Running::start(Command::new("rmmod").arg(module::NAME))?;
     let mut gone = false;
     let settled = sys::wait_until(PATIENCE, || {
@@ -625,7 +608,7 @@ fn refused_by_the_first(lab: &Lab) -> Result<()> {
     let _cannot_lose = Parameter::set("rdma_rxe", "peer_inval", "N")?;
     let region = stage
         .register(&memory)
-        .context("for an HCA that can lose nothing")?;
+        .context("for an HCA that cannot revoke")?;
     let live = Counters::read()?.get("pins_persistent_live")?;
     ensure!(live == 1, "{live} persistent pins");
     drop(region);

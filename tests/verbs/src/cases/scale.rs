@@ -36,7 +36,7 @@ const GIB: u64 = 1 << 30;
 /// [`MOST_MORE`].
 const FEW: usize = 4_000;
 
-/// Limit on the extra instructions of a registration beside any number of others, compared with a
+/// Limit on the extra instructions of a registration among any number of others, compared with a
 /// registration alone.
 ///
 /// A walk over the other registrations takes at least three instructions for each, 12,000 for
@@ -99,7 +99,7 @@ fn as_many_times(one: Held, all: Held, number: u64) -> Result<()> {
     same("allocations held", all.objects, number * one.objects)
 }
 
-/// Checks that a registration beside others costs about as much as a registration alone.
+/// Checks that a registration among others costs about as much as a registration alone.
 fn no_more(alone: Life, beside: Life) -> Result<()> {
     for (when, life) in [("none", alone), ("all", beside)] {
         note(&format!("own_beside_{when}"), life.own());

@@ -328,9 +328,7 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
     bench.works()?;
     let before = Counters::read()?;
     memory.free()?;
-    let callbacks = Counters::read()?.activity(&before)?.callbacks;
-    ensure!(callbacks == 1);
-    Ok(())
+    counters::callbacks_are(&before, 1)
 }
 
 /// Results of the runs with a failing allocation.
@@ -375,7 +373,7 @@ impl Outcomes {
     }
 }
 
-/// The ways, with the memory for each sweep.
+/// Actions to sweep, each with the memory that the action uses.
 const WAYS: [(Way, Shape); 6] = [
     (Way::Registration, Shape::Run),
     (Way::Registration, Shape::Fragments),

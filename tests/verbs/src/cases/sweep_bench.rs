@@ -12,7 +12,7 @@ use crate::faults::Nth;
 use crate::gpu::{Allocation, Gpu};
 use crate::knobs::{fail_none, fail_nth, Parameter};
 use crate::lab::{Lab, PinMode, M2};
-use crate::rdma::{full_access, Connection, FragileRegion, Hca, Op};
+use crate::rdma::{full_access, Connection, Hca, Op, Region};
 use crate::sys::{Forked, Placement, Span};
 use crate::{counters, ktap, rdma};
 
@@ -110,7 +110,7 @@ impl Ended {
     /// Records the result of a deregistration. A deregistration that failed is repeated.
     fn deregistered(
         &mut self,
-        result: std::result::Result<(), (FragileRegion, std::io::Error)>,
+        result: std::result::Result<(), (Region, std::io::Error)>,
     ) -> Result<()> {
         if let Err((region, error)) = result {
             self.end = error.raw_os_error().unwrap_or(-1);
@@ -200,7 +200,7 @@ impl<'a> Bench<'a> {
     pub(super) fn registration(&self, span: Span, fault: Fault, nth: u32) -> Result<Ended> {
         let mut ended = Ended::default();
         let armed = fault.arm(nth)?;
-        let registered = self.lab.near.register_fragile(span, full_access());
+        let registered = self.lab.near.register(span, full_access());
         // The fault stays armed during the deregistration.
         let result = registered.map(|region| region.deregister());
         ended.hit = armed.disarm()?;
@@ -214,7 +214,7 @@ impl<'a> Bench<'a> {
     fn free(&self, mut memory: Allocation, fault: Fault, nth: u32) -> Result<Ended> {
         let span = memory.span(0, memory.mapping().len())?;
         let mut ended = Ended::default();
-        let region = self.lab.near.register_fragile(span, full_access())?;
+        let region = self.lab.near.register(span, full_access())?;
         let armed = fault.arm(nth)?;
         let freed = memory.free();
         let result = region.deregister();
@@ -232,7 +232,7 @@ impl<'a> Bench<'a> {
         const FAILED: i32 = 2;
         let span = memory.span(0, memory.mapping().len())?;
         let hca = Hca::open(self.lab.near.name())?;
-        std::mem::forget(hca.register_fragile(span, full_access())?);
+        std::mem::forget(hca.register(span, full_access())?);
         let file = hca.abandon();
         let mut child = Forked::start(move || {
             let end = || -> Result<bool> {

@@ -121,7 +121,8 @@ impl Answer {
 
     /// Checks that all steps of one pair passed, on memory from CUDA's library.
     pub(super) fn is_by_cuda(&self) -> Result<()> {
-        for step in moves().chain(["free_while_registered", "killed_holder"]) {
+        let others = ["two_allocations", "free_while_registered", "killed_holder"];
+        for step in moves().chain(others) {
             self.passed(step)?;
         }
         let pair = self.pairs().first().context("no pair")?;
@@ -176,6 +177,11 @@ fn all_is_well(lab: &Lab) -> Result<()> {
             "{killed}"
         );
     }
+    // The case `cuda.verify` has memory in two allocations.
+    for step in ["export_two_allocations", "two_allocations"] {
+        let step = answer.step(step)?;
+        ensure!(step["outcome"] == "not_possible_here", "{step}");
+    }
     ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
     // The stand-in has no dma-buf, which the answer must report without a failure.
     let steps = answer.steps().iter();
@@ -206,10 +212,8 @@ fn the_gpu_alone(_: &Lab) -> Result<()> {
         .iter()
         .filter_map(|step| step["step"].as_str())
         .collect();
-    ensure!(
-        names == ["open", "allocate", "copies", "export"],
-        "{names:?}"
-    );
+    let expected = "open allocate copies export export_two_allocations";
+    ensure!(names.join(" ") == expected, "{names:?}");
     Ok(())
 }
 

@@ -9,12 +9,10 @@ use anyhow::Result;
 
 use crate::sys::SharedWords;
 
-/// Maximum number of concurrent sessions.
-pub(super) const SLOTS: usize = 16;
+/// Number of concurrent sessions.
+pub(super) const SLOTS: usize = 6;
 /// Maximum number of GPUs.
 pub(super) const GPUS: usize = 8;
-/// Number of granules of a BAR whose last owner is recorded: 1 GiB.
-const GRANULES: usize = 512;
 
 macro_rules! named {
     ($(#[$doc:meta])* $kind:ident { $($name:ident = $text:literal,)* }) => {
@@ -75,8 +73,6 @@ named! {
         Sessions = "sessions",
         MetRevocation = "requests_that_met_a_free",
         BeforeFree = "requests_done_before_a_free",
-        PagesToOwner = "freed_under_traffic_then_own",
-        PagesToOthers = "freed_under_traffic_then_of_another",
         LostRequests = "requests_lost_by_the_wire",
         FailedByRepeat = "requests_lost_to_a_repeated_read",
         RefusedThen = "refused_while_disturbed",
@@ -100,8 +96,7 @@ const PROGRESS: usize = FIGURES + Figure::NAMES.len();
 const DISTURBED: usize = PROGRESS + SLOTS;
 const FLAGS: usize = DISTURBED + DISTURBANCES;
 const READS: usize = FLAGS + 3;
-const TAGS: usize = READS + SLOTS;
-const WORDS: usize = TAGS + GPUS * GRANULES;
+const WORDS: usize = READS + SLOTS;
 
 /// A place that can be disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,26 +274,6 @@ impl Board {
     pub(super) fn has_failed(&self) -> bool {
         self.word(FLAGS + 2).load(SeqCst) != 0
     }
-
-    fn tag(&self, gpu: usize, granule: u64) -> &AtomicU64 {
-        let granule = usize::try_from(granule).unwrap_or(0) % GRANULES;
-        self.word(TAGS + gpu % GPUS * GRANULES + granule)
-    }
-
-    /// Records that the session in `slot` is about to free this granule while requests to the
-    /// granule are in flight.
-    pub(super) fn freed_under_traffic(&self, gpu: usize, granule: u64, slot: usize) {
-        self.tag(gpu, granule).store(slot as u64 + 1, SeqCst);
-    }
-
-    /// Records that the session in `slot` now owns this granule.
-    pub(super) fn given(&self, gpu: usize, granule: u64, slot: usize) {
-        match self.tag(gpu, granule).swap(0, SeqCst) {
-            0 => {}
-            last if last == slot as u64 + 1 => self.note(Figure::PagesToOwner, 1),
-            _ => self.note(Figure::PagesToOthers, 1),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -335,19 +310,6 @@ mod tests {
         assert!(!board.begin_read(1) && !board.has_reads());
         board.disturb(Place::Net);
         assert!(board.begin_read(1));
-    }
-
-    #[test]
-    fn granules_that_change_hands() {
-        let board = Board::new().expect("memory");
-        board.freed_under_traffic(0, 3, 1);
-        board.given(0, 3, 1);
-        board.given(0, 3, 2);
-        board.freed_under_traffic(1, 4, 1);
-        board.given(1, 4, 0);
-        let count = |figure: Figure| board.figures().nth(figure as usize).map(|(_, n)| n);
-        assert_eq!(count(Figure::PagesToOwner), Some(1));
-        assert_eq!(count(Figure::PagesToOthers), Some(1));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Two processes beside the sessions of a stress run: the keeper of their descriptors, and the
+//! Two processes besides the sessions of a stress run: the keeper of their descriptors, and the
 //! prober of a GPU that is being unbound.
 
 use std::os::fd::AsFd;

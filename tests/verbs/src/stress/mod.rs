@@ -18,7 +18,6 @@ mod session;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -38,6 +37,9 @@ use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 
+/// Time without an operation that counts as a hang.
+const STALL: Duration = Duration::from_secs(150);
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Number of the first epoch
@@ -52,15 +54,6 @@ pub(crate) struct Options {
     /// Time after which no epoch begins, in seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Number of concurrent processes
-    #[arg(long, default_value_t = 6)]
-    sessions: usize,
-    /// Time without an operation that counts as a hang, in seconds
-    #[arg(long, default_value_t = 150)]
-    stall: u64,
-    /// Leave the module, the GPUs, the RDMA devices and the network alone
-    #[arg(long)]
-    calm: bool,
 }
 
 /// Descriptions of the faults that processes found, in a file that they share.
@@ -81,13 +74,6 @@ impl Faults {
         board.fail();
     }
 
-    fn all(&self) -> Result<String> {
-        let len = usize::try_from(self.0.metadata()?.len())?;
-        let mut text = vec![0; len];
-        self.0.read_exact_at(&mut text, 0)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    }
-
     /// Runs the body of a process and returns its exit status.
     fn judged(&self, board: &Board, who: &str, body: impl FnOnce() -> Result<()>) -> i32 {
         match panic::catch_unwind(AssertUnwindSafe(body)) {
@@ -106,10 +92,6 @@ impl Faults {
 
 /// Runs the epochs. Returns `true` if all passed.
 pub(crate) fn run(options: &Options, setup: &Setup) -> Result<bool> {
-    ensure!(
-        (1..=SLOTS).contains(&options.sessions),
-        "1 to {SLOTS} sessions"
-    );
     let started = Instant::now();
     // Packets are lost in this run, including the last message of an endpoint that is gone. All
     // retries together take 15 s.
@@ -186,7 +168,7 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
         world: &world,
         plan,
         faults: &faults,
-        slots: (0..options.sessions).map(|_| None).collect(),
+        slots: (0..SLOTS).map(|_| None).collect(),
         others: Vec::new(),
         next: 0,
         killed: 0,
@@ -202,7 +184,7 @@ fn run_epoch(options: &Options, setup: &Setup, plan: &Plan) -> Result<()> {
     for (name, count) in world.board.figures() {
         note(name, count);
     }
-    let found = faults.all()?;
+    let found = sys::whole(&faults.0)?;
     if !found.is_empty() {
         return result
             .and_then(|()| bail!("something is wrong"))
@@ -241,18 +223,15 @@ impl Crew<'_> {
         let pid =
             sys::fork(|| faults.judged(board, "keeper", || bystanders::keep(world, plan, kept)))?;
         self.others.push((pid, "keeper"));
-        if !options.calm {
-            let operations = options.operations;
-            let pid = sys::fork(|| {
-                faults.judged(board, "chaos", || {
-                    chaos::run(world, plan, faults, operations)
-                })
-            })?;
-            self.others.push((pid, "chaos"));
-        }
+        let operations = options.operations;
+        let pid = sys::fork(|| {
+            faults.judged(board, "chaos", || {
+                chaos::run(world, plan, faults, operations)
+            })
+        })?;
+        self.others.push((pid, "chaos"));
         let mut seen = 0;
-        let stall = Duration::from_secs(options.stall);
-        let mut patience = sys::patience(stall);
+        let mut patience = sys::patience(STALL);
         loop {
             if board.total() >= options.operations {
                 board.stop();
@@ -274,23 +253,17 @@ impl Crew<'_> {
             // The end of a process is also progress.
             let progress = board.total() + self.next + self.killed;
             if progress != seen {
-                (seen, patience) = (progress, sys::patience(stall));
+                (seen, patience) = (progress, sys::patience(STALL));
             } else if patience.is_over() {
                 report_stall();
                 self.kill_all();
-                bail!(
-                    "no operation for {} s; the stacks are in the kernel log",
-                    options.stall
-                );
+                bail!("no operation for {STALL:?}; the stacks are in the kernel log");
             }
             std::thread::sleep(Duration::from_millis(2));
         }
         ensure!(!board.has_failed(), "a process has failed");
-        let count = |wanted: Operation| {
-            let found = board.operations().nth(wanted as usize);
-            found.map_or(0, |(_, count)| count)
-        };
-        ensure!(self.killed <= count(Operation::KillSelf) + self.shots);
+        let own = board.operations().nth(Operation::KillSelf as usize);
+        ensure!(self.killed <= own.map_or(0, |(_, count)| count) + self.shots);
         Ok(())
     }
 
@@ -446,36 +419,23 @@ fn report_stall() {
     let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
         return;
     };
-    let registrations = fs::read_to_string("/sys/kernel/debug/nvidia_peermem/registrations");
-    for line in registrations.unwrap_or_default().lines() {
-        let _ = writeln!(log, "stress: registered: {line}");
-    }
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return;
+    let mut tell = |about: &str, path: &str| {
+        for line in fs::read_to_string(path).unwrap_or_default().lines() {
+            let _ = writeln!(log, "stress: {about} {line}");
+        }
     };
-    for entry in processes.flatten() {
-        let Ok(tasks) = fs::read_dir(entry.path().join("task")) else {
-            continue;
-        };
-        for task in tasks.flatten() {
-            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            let state = read("status");
-            let state = state
-                .lines()
-                .find_map(|line| line.strip_prefix("State:"))
-                .unwrap_or_default();
-            let is_user = !read("maps").is_empty();
-            if !is_user && !state.contains("D (") {
-                continue;
-            }
-            let name = task.file_name().to_string_lossy().into_owned();
-            let _ = writeln!(
-                log,
-                "stress: stalled: {name} {}{state}",
-                read("comm").replace('\n', " ")
-            );
-            for line in read("stack").lines() {
-                let _ = writeln!(log, "stress: {name}   {line}");
+    tell(
+        "registered:",
+        "/sys/kernel/debug/nvidia_peermem/registrations",
+    );
+    for process in sys::names("/proc").unwrap_or_default() {
+        for thread in sys::names(format!("/proc/{process}/task")).unwrap_or_default() {
+            let folder = format!("/proc/{process}/task/{thread}");
+            let maps = fs::read_to_string(format!("{folder}/maps"));
+            // Kernel threads that wait for work are left out.
+            if maps.is_ok_and(|maps| !maps.is_empty()) || sys::state(&folder) == Some('D') {
+                tell(&thread, &format!("{folder}/stat"));
+                tell(&thread, &format!("{folder}/stack"));
             }
         }
     }

@@ -487,16 +487,14 @@ impl<'a> Session<'a> {
         let memory = self.gpus[gpu].allocate(len, Placement::Any)?;
         let expected = self.pattern().bytes(0, len);
         memory.write(0, &expected)?;
-        let block = Block {
+        self.done(Operation::Allocate);
+        Ok(Block {
             regions: Vec::new(),
             memory,
             expected,
             gpu,
             passed: false,
-        };
-        self.given(&block)?;
-        self.done(Operation::Allocate);
-        Ok(block)
+        })
     }
 
     /// Returns the granules of the BAR in which a block lies now. A pin may have moved the block.
@@ -512,24 +510,6 @@ impl<'a> Session<'a> {
             let last = (place.bar_address - gpu.bar_start() + run - 1) / GRANULE;
             granules.extend(first..=last);
             at += run;
-        }
-        Ok(granules)
-    }
-
-    /// Records the current place of a block.
-    fn given(&self, block: &Block) -> Result<()> {
-        for granule in self.granules(block)? {
-            self.world.board.given(block.gpu, granule, self.slot);
-        }
-        Ok(())
-    }
-
-    /// Records that a block is about to be freed while requests to it are in flight.
-    fn freed_under_traffic(&self, block: &Block) -> Result<BTreeSet<u64>> {
-        let granules = self.granules(block)?;
-        for &granule in &granules {
-            let board = &self.world.board;
-            board.freed_under_traffic(block.gpu, granule, self.slot);
         }
         Ok(granules)
     }
@@ -601,7 +581,6 @@ impl<'a> Session<'a> {
             offset,
             len,
         });
-        self.given(&self.blocks[at])?;
         Ok(true)
     }
 
@@ -639,7 +618,7 @@ impl<'a> Session<'a> {
             1 => (sys::free_address(GRANULE, GRANULE)? + 4096, 8192),
             _ => (end - 4096, GRANULE),
         };
-        // The range behind an allocation may be the program's own memory.
+        // The range after an allocation may be the program's own memory.
         let Ok(span) = Span::anywhere(addr, len) else {
             return Ok(());
         };
@@ -647,7 +626,7 @@ impl<'a> Session<'a> {
         match self.hca(side).reg_mr(span) {
             Err(refused) if refused.errno() == libc::EFAULT => {}
             Err(refused) => wrong!("a range that is not GPU memory: {refused}, not EFAULT"),
-            // Another allocation lies right behind, so both allocations are registered as one
+            // Another allocation follows directly, so both allocations are registered as one
             // region.
             Ok(_) if self.gpus.iter().any(|gpu| gpu.place_of(end).is_ok()) => {}
             Ok(_) => wrong!("{addr:#x}+{len:#x} was registered and is not GPU memory"),

@@ -92,7 +92,7 @@ faults! {
     "one RDMA device of another network namespace",
         "note nic-driver: …the RDMA device of the NIC 0000:01:00.0 is in another network namespace" =>
         |fixture| other_namespace(fixture, &ALL[8..]);
-    "an RDMA driver that makes no device", "fault presence: …though mlx5_ib is loaded…enable_roce" => |fixture| {
+    "an RDMA driver that makes no device", "fault presence: …although mlx5_ib is loaded…enable_roce" => |fixture| {
         other_namespace(fixture, &ALL);
         let empty: Vec<String> = fixture
             .recording

@@ -4,9 +4,9 @@
  * 5.10.
  *
  * Only test code includes this header. The module itself probes for each
- * function, since distributions backport functions. A helper has the kernel's
- * own name if the kernel lacks that name. It has a name that begins with test_
- * if the kernel has the function with other arguments.
+ * function, because distributions backport functions. A helper has the kernel's
+ * own name if the kernel lacks that name, and a name that begins with test_ if
+ * the kernel has the function with other arguments.
  */
 #ifndef _LINUX_TEST_COMPAT_H
 #define _LINUX_TEST_COMPAT_H

@@ -2,10 +2,10 @@
 /*
  * Hold points: named places in kernel code where a test can stop threads.
  *
- * A race test needs one thread to be inside a window of a few instructions
- * while another one runs. Sleeps make that likely, never certain. A hold
- * point makes it certain: the test arms the point, waits until a thread is
- * counted there, performs the race, and releases the thread.
+ * A race test needs one thread inside a window of a few instructions while
+ * another thread runs. Sleeps make this likely, a hold point makes it certain:
+ * the test arms the point, waits until a thread is counted there, performs the
+ * race, and releases the thread.
  *
  *	TEST_HOLD(before_frob);
  *	...
@@ -28,8 +28,8 @@
  * machine can still be shut down and its log be read. "abandoned" counts
  * these cases, and the log has a warning, which fails the run.
  *
- * Everything is in this header, so that a module outside the tree that the
- * header was copied to can use it, too.
+ * Everything is in this header, so that modules outside the kernel's tree can
+ * use it, too.
  */
 #ifndef _LINUX_TEST_HOLD_H
 #define _LINUX_TEST_HOLD_H
@@ -61,7 +61,7 @@
  * @waiting: threads that sleep here
  * @passed: threads that have left since the last arming
  * @abandoned: releases because the owner ended, since the last arming
- * @owner: the process that armed it
+ * @owner: the process that armed the point
  * @wait: queue of the waiting threads
  */
 struct test_hold {

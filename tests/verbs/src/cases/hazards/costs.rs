@@ -61,16 +61,14 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     let kept = neighbour.bar_address() != place;
     match registered {
         Ok(region) => {
-            let (mut before, mut after) = (vec![0; 4096], vec![0; 4096]);
-            other.read(0, &mut before)?;
+            let before = other.bytes(0, 4096)?;
             let source = Arena::on_host(&bench.lab, M2, 7)?;
             let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
             connection.transfer(Op::Write, source.part(0, 4096)?, region.part(0, 4096)?)?;
-            other.read(0, &mut after)?;
             bench.check(
-                before == after && kept,
+                other.bytes(0, 4096)? == before && kept,
                 "registers the memory that was acquired, and keeps it",
-                "registers other memory than it acquired",
+                "registers memory that it did not acquire",
             );
         }
         Err(refused) => {
@@ -253,7 +251,7 @@ fn refuse_each(bench: &Bench, errno: i32, answers: &[Strange]) -> Result<()> {
                 let found = module_files::counts()?;
                 ensure!(
                     refused.errno() == errno && found == expected,
-                    "{knob}={value}: {refused}, refusals {found:?} where {expected:?} and {} were expected",
+                    "{knob}={value}: {refused} and refusals {found:?}, expected {} and {expected:?}",
                     errno_name(errno)
                 );
                 None

@@ -118,8 +118,8 @@ fn failing_put(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Makes a put return -ENOMEM. A revocable put has then done nothing. A persistent put has then
-/// dropped the use of the GPU and lost the pin.
+/// Makes a put return -ENOMEM. In revocable mode, such a put changes nothing. In persistent mode,
+/// such a put decrements the GPU's usage count and loses the pin.
 fn put_out_of_memory(bench: &Bench) -> Result<()> {
     let (memory, region) = bench.registered()?;
     if bench.is_revocable() {

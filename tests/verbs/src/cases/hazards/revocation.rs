@@ -17,7 +17,7 @@ use crate::ktap::cases;
 use crate::lab::PinMode;
 use crate::pattern::Pattern;
 use crate::rdma::{errno_name, Op, Region, Status};
-use crate::{ktap, module, rdma, sys};
+use crate::{module, rdma, sys};
 
 use super::{interpose, look_at_freed_memory, Bench, Case, M2};
 
@@ -25,7 +25,6 @@ pub(super) const CASES: &[Case] = cases![
     "A.foreign_last_close" => foreign_last_close,
     "B.unmap_after_callback" => unmap_after_callback,
     "C.stale_put" => stale_put,
-    "C.committed_put" => committed_put,
     "D.freed_before_map" => freed_before_map,
     "D.freed_during_map" => freed_during_map,
     "D.freed_before_ticket" => freed_before_ticket,
@@ -61,7 +60,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
         bench.check(
             unloaded.is_err(),
             "rmmod is refused",
-            "rmmod succeeds with the callback to come",
+            "rmmod succeeds before the callback comes",
         );
     }
     let free = bench.start_free(&memory)?;
@@ -78,7 +77,7 @@ fn foreign_last_close(bench: &Bench) -> Result<()> {
     let references = bench.module_references().unwrap_or(0);
     bench.check(
         references == 0,
-        "the module is free to go",
+        "no reference to the module is left",
         &format!("{references} references to the module are left"),
     );
     if unloaded.is_ok() {
@@ -161,37 +160,6 @@ fn stale_put(bench: &Bench) -> Result<()> {
             bench.wrong("and RDMA through it overwrites the next owner's bytes");
         }
     }
-    drop(live);
-    bench.check_nothing_left()
-}
-
-/// Tests the same as [`stale_put`], but stops the deregistration inside the put, after the put's
-/// decision. The next pin must wait for the put.
-fn committed_put(bench: &Bench) -> Result<()> {
-    if !bench.is_ours() || !bench.is_revocable() {
-        // NVIDIA's nvidia-peermem also puts in acquire, and would stop in that put.
-        return ktap::skip("only for our module's revocable mode");
-    }
-    let _reuse = Parameter::set("nvidia", "table_reuse", "1")?;
-    let (memory, region) = bench.registered()?;
-    let (hold, deregistration) = bench.deregister_until(region, "nvidia/put_before_lock")?;
-    bench.free(&memory)?;
-    let next = bench.allocate()?;
-    let mut registration = bench.start_register(&next)?;
-    let waits = !registration.ended_or_in(&["[nvidia_peermem]"])?;
-    hold.finish(deregistration)?;
-    let live = registration.done()??;
-    bench.check(
-        waits,
-        "the next pin waits for a put under way",
-        "a pin is made beside a put under way",
-    );
-    let pins = bench.pins()?;
-    bench.check(
-        pins == 1,
-        "another region keeps its pin",
-        "the pin of another, live region is put",
-    );
     drop(live);
     bench.check_nothing_left()
 }
@@ -292,7 +260,7 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
         bench.check(
             !ended,
             "the deregistration waits for the callback",
-            "the deregistration ends beside the callback",
+            "the deregistration ends during the callback",
         );
     } else {
         bench.saw("no callback");
@@ -350,7 +318,10 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     let hold = Hold::arm("interpose/module_put_done")?;
     interpose("module_put", "1")?;
     let mut free = bench.start_free(&memory)?;
-    ensure!(hold.caught(&mut free)?, "the callback puts no module");
+    ensure!(
+        hold.caught(&mut free)?,
+        "the callback does not call module_put"
+    );
     interpose("module_put", "0")?;
     let references = bench.module_references()?;
     ensure!(references == 0);
@@ -360,7 +331,7 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     bench.check(
         !ended,
         "unloading waits for the callback to return",
-        "the module is unloaded under its callback",
+        "the module is unloaded during its callback",
     );
     hold.release();
     let Some(freed) = bench.fate("the free", free.finish()?) else {
@@ -401,8 +372,8 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Makes the HCA's driver give up before it activates the notifier, and stop the notifier, in an
-/// ib_core of OFED before 25.04. Then frees the memory.
+/// Makes the HCA's driver give up before it has activated the notifier. The driver then stops the
+/// notifier, as with an ib_core of OFED before 25.04. Then frees the memory.
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;

@@ -17,7 +17,7 @@ use crate::lab::Peermem;
 use crate::sys;
 use crate::sys::Running;
 
-/// Upper bound on the bytes on the wire beside the data: the messages of the programs and of this
+/// Upper bound on the bytes on the wire besides the data: the messages of the programs and of this
 /// test.
 const SILENCE: u64 = 64 << 10;
 

@@ -373,8 +373,7 @@ impl Host {
         memory.free()?;
         let next = self.pattern(4).bytes(0, M2);
         view.write(0, &next)?;
-        let callbacks = Counters::read()?.activity(&before)?.callbacks;
-        ensure!(callbacks == 1, "{callbacks} callbacks, and not one");
+        counters::callbacks_are(&before, 1)?;
         let state = peer_region(&lab.near, &region)?.state;
         ensure!(state == "revoked", "rxe holds the region as {state}");
         self.holds(&["mapped", "revoked"], 1)?;
@@ -484,7 +483,7 @@ struct Refused {
     after: Duration,
 }
 
-/// Posts WRITEs until one fails. The requests behind the failed request are flushed.
+/// Posts WRITEs until one fails. The requests after the failed request are flushed.
 fn until_refused(end: &mut Endpoint, from: Part, to: Part) -> Result<Refused> {
     let mut done = BEFORE;
     let mut last = Instant::now();

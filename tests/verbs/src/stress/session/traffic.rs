@@ -147,14 +147,11 @@ impl Session<'_> {
     }
 
     fn found(&self, spot: Spot) -> Result<Vec<u8>> {
-        let mut found = vec![0; spot.len];
+        let Spot { from, len, .. } = spot;
         match spot.at {
-            Location::Host(side) => self.hosts[side as usize]
-                .memory
-                .read(spot.from, &mut found)?,
-            Location::Gpu(block, _) => self.blocks[block].memory.read(spot.from, &mut found)?,
+            Location::Host(side) => self.hosts[side as usize].memory.bytes(from, len),
+            Location::Gpu(block, _) => self.blocks[block].memory.bytes(from, len),
         }
-        Ok(found)
     }
 
     /// Compares a spot and [`AROUND`] bytes on each side.
@@ -521,7 +518,7 @@ impl Session<'_> {
 
         // From here on, nothing reads the memory.
         let mut block = self.blocks.remove(at);
-        let granules = self.freed_under_traffic(&block)?;
+        let granules = self.granules(&block)?;
         if pause > 2 {
             std::thread::sleep(Duration::from_micros(200 << (pause - 2)));
         }
@@ -576,7 +573,7 @@ impl Session<'_> {
     }
 
     /// Waits for requests to freed memory, and compares their results. `expected` becomes the last
-    /// content of the freed memory. Returns the number of requests that met the free.
+    /// content of the freed memory. Returns the number of requests that failed because of the free.
     fn end_doomed(
         &mut self,
         doomed: &[Doomed],
@@ -705,7 +702,6 @@ impl Session<'_> {
         if self.blocks[at].regions.is_empty() && !self.register(at)? {
             return Ok(());
         }
-        self.freed_under_traffic(&self.blocks[at])?;
         let region = self.below(self.blocks[at].regions.len());
         // READs end with this process, unless a child has the descriptors.
         let reads = !held && self.begin_read();

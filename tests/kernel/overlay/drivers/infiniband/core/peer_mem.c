@@ -2,22 +2,21 @@
 /*
  * Peer memory: umems whose memory belongs to another driver.
  *
- * A process registers an address that get_user_pages() cannot pin, because it
- * has no struct page: GPU memory, mapped through a PCI BAR. If the RDMA driver
- * allows it, ib_core then asks the peer-memory clients, in the order of their
- * registration, if the address is theirs. The first client that accepts pins
- * the memory and maps it for the RDMA device.
+ * get_user_pages() cannot pin GPU memory behind a PCI BAR, because such memory
+ * has no struct page. If the RDMA driver allows it, ib_core then asks the
+ * peer-memory clients, in the order of their registration, if the address is
+ * theirs. The first client that accepts pins the memory and maps it for the
+ * RDMA device.
  *
  *	acquire -> get_pages -> dma_map		ib_umem_get_peer()
  *	dma_unmap -> put_pages			ib_umem_stop_invalidation_notifier()
  *	release					ib_umem_release(), which unmaps first
  *						if the notifier was not stopped
  *
- * This is a test fixture. It gives mainline, which never had the interface,
- * the behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it.
- * This includes the behaviour that is awkward for clients: a client that only
- * works with a better ib_core than OFED's is useless. Such places are marked
- * "as OFED". A test can stop threads at the places marked test_hold_here().
+ * This test fixture gives mainline, which never had the interface, the
+ * behaviour of MLNX_OFED and DOCA-OFED from 25.04 on, as clients see it.
+ * Behaviour that is awkward for clients is marked "as OFED": a client that only
+ * works with a better ib_core than OFED's is useless.
  *
  * Lock order
  *
@@ -30,28 +29,26 @@
  *	peer_memory_mutex
  *	  locks that acquire() takes, of the client and of the GPU driver
  *
- * peer_memory_mutex and mapping_lock never nest in either order.
+ * peer_memory_mutex and mapping_lock never nest in either order. Consequences
+ * for the three parties:
  *
- * Consequences for the three parties:
- *
- * - A client that revokes must not wait, in get_pages() and dma_map(), for a
- *   lock that is held around its call of the invalidation function. ib_core
- *   calls them with mapping_lock held, and the invalidation takes mapping_lock.
- *   The same holds for dma_unmap() and put_pages(), unless the client has set
- *   PEER_MEM_INVALIDATE_UNMAPS. It always holds for put_pages() after a failed
- *   dma_map().
+ * - ib_core calls get_pages() and dma_map() with mapping_lock held, and the
+ *   invalidation function takes mapping_lock. A client that revokes must not
+ *   wait, in get_pages() and dma_map(), for a lock that is held around its call
+ *   of the invalidation function. The same holds for dma_unmap() and
+ *   put_pages(), unless the client has set PEER_MEM_INVALIDATE_UNMAPS, and
+ *   always for put_pages() after a failed dma_map().
  * - An RDMA driver that got a umem with IB_PEER_MEM_INVAL_SUPP holds
- *   mapping_lock without seeing it. It must not fault in user memory before
- *   ib_umem_activate_invalidation_notifier().
+ *   mapping_lock without seeing it. The driver must not fault in user memory
+ *   before ib_umem_activate_invalidation_notifier().
  * - If a client does not revoke, no invalidation takes the mapping_lock of its
- *   umems, so they may be taken outside the GPU driver's locks. lockdep has one
- *   class for all of them (as OFED), and reports an inversion if clients of
- *   both kinds are in use. peer_lock_classes=2 prevents that report.
+ *   umems, and mapping_lock may be taken outside the GPU driver's locks. lockdep
+ *   has one class for all umems (as OFED), and reports an inversion if clients
+ *   of both kinds are in use. peer_lock_classes=2 prevents that report.
  *
- * mapping_lock is locked in one function and unlocked in another, but always
- * by the task that runs the verb, as mutexes require. They do not allow one
- * thing that a driver can do if it releases without a stop: to free a locked
- * mutex.
+ * One function locks mapping_lock and another unlocks it, but always in the
+ * task that runs the verb, as mutexes require. A driver that releases without a
+ * stop frees a locked mutex, which mutexes do not allow.
  */
 
 #include <linux/completion.h>
@@ -78,36 +75,32 @@
 /* Ticket of a umem that cannot be invalidated. */
 #define PEER_NO_TICKET		U32_MAX
 
-/* Since 6.4, kernels do not export mm_kobj, and OFED has no such files. */
+/* Kernels since 6.4 do not export mm_kobj, and OFED has no such files. */
 static bool peer_mem_sysfs;
 module_param(peer_mem_sysfs, bool, 0444);
-MODULE_PARM_DESC(peer_mem_sysfs,
-		 "Show peer-memory clients in /sys/kernel/mm/memory_peers, as kernels before 6.4 (default: N)");
+MODULE_PARM_DESC(peer_mem_sysfs, "Show peer-memory clients in /sys/kernel/mm/memory_peers, as kernels before 6.4 (default: N)");
 
 static unsigned int peer_lock_classes = 1;
 module_param(peer_lock_classes, uint, 0444);
-MODULE_PARM_DESC(peer_lock_classes,
-		 "How many classes lockdep has for mapping_lock: 1, as OFED, or 2, with one for clients that never revoke");
+MODULE_PARM_DESC(peer_lock_classes, "How many classes lockdep has for mapping_lock: 1, as OFED, or 2, with one for clients that never revoke");
 
 static bool peer_old_stop;
 module_param(peer_old_stop, bool, 0644);
-MODULE_PARM_DESC(peer_old_stop,
-		 "Stop the notifier as OFED before 25.04, with != for ==: a umem whose notifier was never activated hangs for ever (default: N)");
+MODULE_PARM_DESC(peer_old_stop, "Stop the notifier as OFED before 25.04, with != for ==: a umem whose notifier was never activated hangs for ever (default: N)");
 
 /*
- * Tickets are assigned cyclically. If all 32 bits are used, no test runs long
- * enough to see a ticket reused for another umem. A test that has set a small
- * limit must not register from other threads meanwhile. A ticket is free for
- * the next umem before release() has informed the client, and no client can
- * handle this correctly.
+ * Number of tickets, which are assigned cyclically. With all 32 bits, no test
+ * runs long enough to see a ticket again. A test that sets a small limit must
+ * not register from other threads meanwhile: a ticket is free for the next umem
+ * before release() has informed the client, and no client can handle this.
  */
 static u32 peer_tickets = PEER_NO_TICKET;
 
 /*
- * Places where a test can stop a thread, in the order in which a umem passes
- * them. before_dma_unmap and before_put_pages are passed with mapping_lock
- * held, unless the client has PEER_MEM_INVALIDATE_UNMAPS. A release without a
- * stop passes only the latter, without the lock.
+ * Places where a test can stop threads, in the order in which a umem passes
+ * them. mapping_lock is held at before_dma_unmap and before_put_pages, unless
+ * the client has set PEER_MEM_INVALIDATE_UNMAPS. A release without a stop
+ * passes only before_put_pages, without the lock.
  */
 TEST_HOLD(before_get_pages);	/* acquired, mapping_lock held, no ticket */
 TEST_HOLD(before_dma_map);	/* pinned, ticket known, mapping_lock held */
@@ -119,19 +112,6 @@ TEST_HOLD(before_dma_unmap);	/* notifier stopped, table not yet restored */
 TEST_HOLD(before_put_pages);	/* between dma_unmap() and put_pages() */
 TEST_HOLD(before_release);	/* ticket erased, no lock held */
 TEST_HOLD(after_release);	/* released and put, pointer not cleared */
-
-static struct test_hold *const peer_holds[] = {
-	&before_get_pages,
-	&before_dma_map,
-	&before_activate,
-	&invalidate_got_ref,
-	&invalidate_locked,
-	&invalidate_unlocked,
-	&before_dma_unmap,
-	&before_put_pages,
-	&before_release,
-	&after_release,
-};
 
 enum peer_stat {
 	PEER_ALLOC_MRS,
@@ -146,10 +126,10 @@ enum peer_stat {
 
 /**
  * struct ib_peer_client - a registered client
- * @kobj: its directory in memory_peers. Frees this structure.
+ * @kobj: the client's directory in memory_peers. Its release frees the client.
  * @ops: the client's structure, valid until the client has unregistered
  * @entry: in peer_clients
- * @usecnt: one for the registration and one for every acquired context
+ * @usecnt: one for the registration, and one for each acquired context
  * @unused: completed when @usecnt is zero
  * @can_revoke: the client took the invalidation function, so only drivers
  *	that can lose a umem may use its memory
@@ -185,16 +165,16 @@ struct peer_sg_save {
 
 /**
  * struct ib_umem_peer - a umem of a client's memory
- * @umem: the RDMA driver's part. Its table is the client's, with pages NULL.
+ * @umem: the RDMA driver's part. Has the client's table, without pages.
  * @kref: one for the RDMA driver, one for each running invalidation
- * @client: owner of the memory, NULL from the end of the release on
+ * @client: owner of the memory, NULL after the release
  * @context: the client's context of the umem
- * @dma_device: the device that it is mapped for, or NULL
+ * @dma_device: the device that the memory is mapped for, or NULL
  * @mapping_lock: protects @state and @func, and excludes an invalidation while
  *	they change
  * @pending: mapping_lock has been held since ib_umem_get_peer(). Used by the
  *	driver's thread only.
- * @state: tells if and by whom the umem must be unmapped
+ * @state: mapped or not, and if the client unmaps the memory itself
  * @ticket: the ticket with which the client invalidates, or PEER_NO_TICKET
  * @func: stops the RDMA driver's use of the umem
  * @priv: argument of @func
@@ -217,49 +197,41 @@ struct ib_umem_peer {
 	struct peer_sg_save last;
 };
 
-/* Protects the following, and is held while a client's acquire() runs. */
+/* Protects the next three, and is held while a client's acquire() runs. */
 static DEFINE_MUTEX(peer_memory_mutex);
 static LIST_HEAD(peer_clients);
 static struct kobject *peers_kobj;
-/* Directories in peers_kobj. A client keeps its own until it is unused. */
+/* Number of directories in peers_kobj. A client has one until it is unused. */
 static unsigned int peers_kobj_users;
-
 static struct dentry *peer_debugfs;
 
+static struct sg_table *peer_table(struct ib_umem_peer *peer)
+{
 #if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
-static struct sg_table *peer_table(struct ib_umem_peer *peer)
-{
 	return &peer->umem.sgt_append.sgt;
-}
-
-static void peer_table_mapped(struct ib_umem_peer *peer)
-{
-}
-
-static void peer_table_forget(struct ib_umem_peer *peer)
-{
-	memset(&peer->umem.sgt_append, 0, sizeof(peer->umem.sgt_append));
-}
 #else
-static struct sg_table *peer_table(struct ib_umem_peer *peer)
-{
 	return &peer->umem.sg_head;
+#endif
 }
 
-/* RDMA drivers read the counts from the umem here. */
+/* Copies the table's counts to the umem, where drivers before 5.15 read them. */
 static void peer_table_mapped(struct ib_umem_peer *peer)
 {
+#if KERNEL_VERSION(5, 15, 0) > LINUX_VERSION_CODE
 	peer->umem.nmap = peer->umem.sg_head.nents;
 	peer->umem.sg_nents = peer->umem.sg_head.orig_nents;
+#endif
 }
 
 static void peer_table_forget(struct ib_umem_peer *peer)
 {
+#if KERNEL_VERSION(5, 15, 0) <= LINUX_VERSION_CODE
+	memset(&peer->umem.sgt_append, 0, sizeof(peer->umem.sgt_append));
+#else
 	memset(&peer->umem.sg_head, 0, sizeof(peer->umem.sg_head));
-	peer->umem.nmap = 0;
-	peer->umem.sg_nents = 0;
-}
 #endif
+	peer_table_mapped(peer);
+}
 
 static inline struct ib_umem_peer *to_ib_umem_peer(struct ib_umem *umem)
 {
@@ -284,13 +256,9 @@ static bool peer_invalidate_unmaps(const struct peer_memory_client *ops)
 		return false;
 
 	ex = container_of(ops, const struct peer_memory_client_ex, client);
-	if (ex->ex_size < offsetofend(struct peer_memory_client_ex, flags))
-		return false;
-
-	return ex->flags & PEER_MEM_INVALIDATE_UNMAPS;
+	return ex->ex_size >= offsetofend(struct peer_memory_client_ex, flags) &&
+	       ex->flags & PEER_MEM_INVALIDATE_UNMAPS;
 }
-
-/* memory_peers */
 
 struct peer_attribute {
 	struct attribute attr;
@@ -298,30 +266,21 @@ struct peer_attribute {
 };
 
 #define PEER_ATTR(_name, _stat)						\
-	static struct peer_attribute peer_attr_##_name = {		\
+	(&((struct peer_attribute) {					\
 		.attr = { .name = #_name, .mode = 0444 },		\
 		.stat = _stat,						\
-	}
-
-/* PEER_STATS is no counter. It makes the attribute show the version. */
-PEER_ATTR(version, PEER_STATS);
-PEER_ATTR(num_alloc_mrs, PEER_ALLOC_MRS);
-PEER_ATTR(num_dealloc_mrs, PEER_DEALLOC_MRS);
-PEER_ATTR(num_reg_pages, PEER_REG_PAGES);
-PEER_ATTR(num_dereg_pages, PEER_DEREG_PAGES);
-PEER_ATTR(num_reg_bytes, PEER_REG_BYTES);
-PEER_ATTR(num_dereg_bytes, PEER_DEREG_BYTES);
-PEER_ATTR(num_free_callbacks, PEER_FREE_CALLBACKS);
+	}).attr)
 
 static struct attribute *peer_attrs[] = {
-	&peer_attr_version.attr,
-	&peer_attr_num_alloc_mrs.attr,
-	&peer_attr_num_dealloc_mrs.attr,
-	&peer_attr_num_reg_pages.attr,
-	&peer_attr_num_dereg_pages.attr,
-	&peer_attr_num_reg_bytes.attr,
-	&peer_attr_num_dereg_bytes.attr,
-	&peer_attr_num_free_callbacks.attr,
+	/* PEER_STATS is no counter. The attribute shows the version. */
+	PEER_ATTR(version, PEER_STATS),
+	PEER_ATTR(num_alloc_mrs, PEER_ALLOC_MRS),
+	PEER_ATTR(num_dealloc_mrs, PEER_DEALLOC_MRS),
+	PEER_ATTR(num_reg_pages, PEER_REG_PAGES),
+	PEER_ATTR(num_dereg_pages, PEER_DEREG_PAGES),
+	PEER_ATTR(num_reg_bytes, PEER_REG_BYTES),
+	PEER_ATTR(num_dereg_bytes, PEER_DEREG_BYTES),
+	PEER_ATTR(num_free_callbacks, PEER_FREE_CALLBACKS),
 	NULL
 };
 ATTRIBUTE_GROUPS(peer);
@@ -368,11 +327,10 @@ static int peer_sysfs_add(struct ib_peer_client *client)
 	if (!peer_mem_sysfs)
 		return 0;
 
-	if (!peers_kobj) {
+	if (!peers_kobj)
 		peers_kobj = kobject_create_and_add("memory_peers", mm_kobj);
-		if (!peers_kobj)
-			return -ENOMEM;
-	}
+	if (!peers_kobj)
+		return -ENOMEM;
 
 	/* Only this makes names unique (as OFED). */
 	ret = kobject_add(&client->kobj, peers_kobj, "%s", client->ops->name);
@@ -398,27 +356,10 @@ static void peer_sysfs_del(struct ib_peer_client *client)
 	}
 }
 
-/* Clients */
-
 static void peer_client_put(struct ib_peer_client *client)
 {
 	if (refcount_dec_and_test(&client->usecnt))
 		complete(&client->unused);
-}
-
-static bool peer_client_valid(const struct peer_memory_client *ops)
-{
-	/*
-	 * get_page_size() is not required here, but is called without a check
-	 * (as OFED). It is mandatory for all clients that map.
-	 */
-	if (ops->acquire && ops->get_pages && ops->put_pages && ops->dma_map &&
-	    ops->dma_unmap)
-		return true;
-
-	pr_err("peer memory: client %s lacks a mandatory function\n",
-	       ops->name);
-	return false;
 }
 
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context);
@@ -427,7 +368,7 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context);
  * ib_register_peer_memory_client - offer memory to RDMA devices
  * @peer_client: the client. Must not change until it has unregistered.
  * @invalidate_callback: where to store the function with which the client
- *	revokes, or NULL if it never does
+ *	revokes, or NULL if it never revokes
  *
  * Return: a handle, or NULL. Never an ERR_PTR().
  */
@@ -436,8 +377,17 @@ void *ib_register_peer_memory_client(const struct peer_memory_client *peer_clien
 {
 	struct ib_peer_client *client;
 
-	if (!peer_client_valid(peer_client))
+	/*
+	 * get_page_size() is not required here, but is called without a check
+	 * (as OFED). It is mandatory for all clients that map.
+	 */
+	if (!peer_client->acquire || !peer_client->get_pages ||
+	    !peer_client->put_pages || !peer_client->dma_map ||
+	    !peer_client->dma_unmap) {
+		pr_err("peer memory: client %s lacks a mandatory function\n",
+		       peer_client->name);
 		return NULL;
+	}
 
 	client = kzalloc_obj(*client);
 	if (!client)
@@ -493,21 +443,19 @@ void ib_unregister_peer_memory_client(void *reg_handle)
 EXPORT_SYMBOL(ib_unregister_peer_memory_client);
 
 /*
- * The mutex is held while clients decide. A client that is about to unregister
- * is therefore not asked, or its unregistration waits. All registrations of a
+ * The mutex is held while clients decide, so a client that is about to
+ * unregister is not asked, or its unregistration waits. All registrations of a
  * machine wait for each other here (as OFED).
  */
-static struct ib_peer_client *peer_client_acquire(unsigned long addr,
-						  size_t size,
-						  unsigned long peer_mem_flags,
-						  void **context)
+static struct ib_peer_client *
+peer_client_acquire(unsigned long addr, size_t size, unsigned long flags,
+		    void **context)
 {
 	struct ib_peer_client *client;
 
 	mutex_lock(&peer_memory_mutex);
 	list_for_each_entry(client, &peer_clients, entry) {
-		if (client->can_revoke &&
-		    !(peer_mem_flags & IB_PEER_MEM_INVAL_SUPP))
+		if (client->can_revoke && !(flags & IB_PEER_MEM_INVAL_SUPP))
 			continue;
 
 		/* An error counts as "not mine", like 0 (as OFED). */
@@ -528,8 +476,6 @@ static void peer_client_release(struct ib_peer_client *client, void *context)
 	peer_client_put(client);
 }
 
-/* Umems */
-
 static void peer_umem_free(struct kref *kref)
 {
 	struct ib_umem_peer *peer =
@@ -538,11 +484,6 @@ static void peer_umem_free(struct kref *kref)
 	put_device(peer->dma_device);
 	mutex_destroy(&peer->mapping_lock);
 	kfree(peer);
-}
-
-static void peer_umem_put(struct ib_umem_peer *peer)
-{
-	kref_put(&peer->kref, peer_umem_free);
 }
 
 static void peer_sg_trim(struct peer_sg_save *save, struct scatterlist *sg,
@@ -596,7 +537,7 @@ static void peer_trim(struct ib_umem_peer *peer, unsigned long peer_page_size)
 	}
 }
 
-/* In reverse order, because a single entry has been trimmed twice. */
+/* Restores in reverse order: a single entry has been trimmed twice. */
 static void peer_untrim(struct ib_umem_peer *peer)
 {
 	peer_sg_restore(&peer->last);
@@ -642,8 +583,8 @@ static void peer_unmap(struct ib_umem_peer *peer, enum peer_state from,
 }
 
 /*
- * The function with which a client revokes a umem, from any context that may
- * sleep. The client may hold its own locks.
+ * Revokes a umem for its client, from any context that may sleep. The client
+ * may hold its own locks.
  */
 static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 {
@@ -653,10 +594,7 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 
 	peer_count(client, PEER_FREE_CALLBACKS, 1);
 
-	/*
-	 * The umem may be on its way out. While its ticket is known, the
-	 * driver's reference still exists.
-	 */
+	/* While the ticket is known, the driver's reference exists. */
 	xa_lock(&client->umems);
 	peer = xa_load(&client->umems, core_context);
 	if (peer)
@@ -669,9 +607,8 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 
 	mutex_lock(&peer->mapping_lock);
 	/*
-	 * Not @client, which is the same with one exception. After release()
-	 * the pointer is NULL, so this crashes if the client lets release()
-	 * return during this call (as OFED).
+	 * The pointer is NULL after release(). If a client lets release()
+	 * return during this call, this line crashes (as OFED).
 	 */
 	to = peer_invalidate_unmaps(READ_ONCE(peer->client)->ops) ?
 		PEER_INVALIDATED : PEER_UNMAPPED;
@@ -688,15 +625,15 @@ static int ib_invalidate_peer_memory(void *reg_handle, u64 core_context)
 	mutex_unlock(&peer->mapping_lock);
 
 	test_hold_here(&invalidate_unlocked);
-	peer_umem_put(peer);
+	kref_put(&peer->kref, peer_umem_free);
 	return 0;
 }
 
 /**
  * ib_umem_activate_invalidation_notifier - get notified of a revocation
  * @umem: a umem from ib_umem_get_peer()
- * @func: called at most once, with a lock of ib_core held. When it returns, the
- *	device no longer accesses the memory.
+ * @func: called at most once, with a lock of ib_core held. On return, the
+ *	device must no longer access the memory.
  * @priv: argument of @func
  *
  * A client that can revoke cannot do so before this call. The driver calls this
@@ -716,7 +653,6 @@ void ib_umem_activate_invalidation_notifier(struct ib_umem *umem,
 	peer->func = func;
 	peer->priv = priv;
 	peer->pending = false;
-	/* Locked by ib_peer_umem_get(). */
 	mutex_unlock(&peer->mapping_lock);
 }
 EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
@@ -725,12 +661,10 @@ EXPORT_SYMBOL(ib_umem_activate_invalidation_notifier);
  * ib_umem_stop_invalidation_notifier - unmap a peer umem
  * @umem: any umem
  *
- * The caller has made sure that the device no longer accesses the memory.
- *
- * When this returns, the function given to
- * ib_umem_activate_invalidation_notifier() is not running and will not run any
- * more. The umem then has no table. The only next step is ib_umem_release().
- * Does nothing for a umem that is not a peer's.
+ * The caller has made sure that the device no longer accesses the memory. When
+ * this function returns, the notifier is not running and will not run any more.
+ * The umem then has no table. The only next step is ib_umem_release(). Does
+ * nothing for a umem that is not a peer's.
  */
 void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 {
@@ -745,9 +679,9 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 
 	if (READ_ONCE(peer_old_stop)) {
 		/*
-		 * Locks twice if the notifier was never activated, and not at
-		 * all if the client does not revoke (as OFED before 25.04,
-		 * Ubuntu's 5.15 and linux-nvidia 6.8).
+		 * Locks twice if the notifier was never activated, never if
+		 * the client does not revoke (as OFED before 25.04, Ubuntu's
+		 * 5.15 and linux-nvidia 6.8).
 		 */
 		if (peer->func || peer->ticket != PEER_NO_TICKET)
 			mutex_lock(&peer->mapping_lock);
@@ -763,11 +697,10 @@ void ib_umem_stop_invalidation_notifier(struct ib_umem *umem)
 	peer->state = PEER_UNMAPPED;
 
 	/*
-	 * A client that unmaps itself synchronises this with dma_unmap() by its
-	 * own lock, which it holds when it invalidates. From here on, such a
-	 * client's invalidation does nothing in ib_core, and the client's part
-	 * may run concurrently with the following (as OFED). Other clients are
-	 * called under mapping_lock, and must not need such a lock.
+	 * A client that unmaps itself holds its own lock when it invalidates,
+	 * and takes that lock in dma_unmap(). From here on, such an
+	 * invalidation does nothing in ib_core, but the client's part may run
+	 * concurrently (as OFED). Other clients are called under mapping_lock.
 	 */
 	if (unmaps)
 		mutex_unlock(&peer->mapping_lock);
@@ -847,9 +780,8 @@ struct ib_umem *ib_peer_umem_get(struct ib_umem *old_umem, int old_ret,
 	}
 
 	/*
-	 * Always for writing, so that copy-on-write is broken now and not while
-	 * the device writes. @force tells the client not to require write
-	 * permission if the device only reads.
+	 * Always for writing, which breaks copy-on-write before the device
+	 * writes. @force waives write permission if the device only reads.
 	 */
 	ret = ops->get_pages(peer->umem.address, peer->umem.length, 1,
 			     !peer->umem.writable, NULL, context,
@@ -890,11 +822,11 @@ err_ticket:
 		xa_erase(&client->umems, peer->ticket);
 err_unlock:
 	mutex_unlock(&peer->mapping_lock);
-	peer_umem_put(peer);
+	kref_put(&peer->kref, peer_umem_free);
 err_release:
 	peer_client_release(client, context);
 	/*
-	 * Passed on unchanged. If a client returns a positive number, its
+	 * The error is unchanged. If a client returns a positive number, its
 	 * registration continues with a wild pointer (as OFED).
 	 */
 	return ERR_PTR(ret);
@@ -916,9 +848,9 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	WARN_ON(peer->func);
 
 	/*
-	 * This does not take mapping_lock. A driver that neither activated nor
-	 * stopped the notifier leaves it locked (as OFED). An invalidation that
-	 * waits for it then waits forever, with the GPU driver's locks held.
+	 * Does not take mapping_lock. A driver that neither activated nor
+	 * stopped the notifier leaves it locked (as OFED). An invalidation then
+	 * waits for it forever, with the GPU driver's locks held.
 	 */
 	peer_unmap(peer, peer->state, PEER_UNMAPPED);
 
@@ -929,34 +861,35 @@ void ib_peer_umem_release(struct ib_umem *umem)
 	peer_client_release(client, peer->context);
 	test_hold_here(&after_release);
 
-	/*
-	 * After release() and without a lock (as OFED). An invalidation that
-	 * got its reference before the ticket was erased will follow this
-	 * pointer. The client must keep release() from returning while it is
-	 * inside the invalidation function.
-	 */
+	/* Without a lock (as OFED). An invalidation may follow the pointer. */
 	WRITE_ONCE(peer->client, NULL);
 
 	atomic64_sub(ib_umem_num_pages(umem), &umem->owning_mm->pinned_vm);
 	mmdrop(umem->owning_mm);
-	peer_umem_put(peer);
+	kref_put(&peer->kref, peer_umem_free);
 }
 
-/* No kernel since 6.4 exports this by itself. */
 extern struct kobject *mm_kobj __weak;
 
 void ib_peer_mem_init(void)
 {
 	struct dentry *hold;
-	int i;
 
 	if (!&mm_kobj)
 		peer_mem_sysfs = false;
 	peer_debugfs = debugfs_create_dir("ib_peer_mem", NULL);
 	debugfs_create_u32("tickets", 0600, peer_debugfs, &peer_tickets);
 	hold = debugfs_create_dir("hold", peer_debugfs);
-	for (i = 0; i < ARRAY_SIZE(peer_holds); i++)
-		test_hold_debugfs(hold, peer_holds[i]);
+	test_hold_debugfs(hold, &before_get_pages);
+	test_hold_debugfs(hold, &before_dma_map);
+	test_hold_debugfs(hold, &before_activate);
+	test_hold_debugfs(hold, &invalidate_got_ref);
+	test_hold_debugfs(hold, &invalidate_locked);
+	test_hold_debugfs(hold, &invalidate_unlocked);
+	test_hold_debugfs(hold, &before_dma_unmap);
+	test_hold_debugfs(hold, &before_put_pages);
+	test_hold_debugfs(hold, &before_release);
+	test_hold_debugfs(hold, &after_release);
 }
 
 void ib_peer_mem_exit(void)

@@ -6,27 +6,27 @@
  * software, so it translates each DMA address to the physical address that the
  * bus would deliver it to, through the IOMMU's own page tables if there is an
  * IOMMU. It then maps that physical address into the kernel. If a DMA address
- * is not mapped, the registration fails, as the card's access would have.
+ * is not mapped, the registration fails, as the card's access would.
  *
- * A region is stored as runs, which are physically contiguous. Their number
- * depends on the layout of the memory and not on its size.
+ * A region is stored as physically contiguous runs. The number of runs depends
+ * on the layout of the memory and not on its size.
  *
- * Revocation: the bytes of a region are accessed only with &rxe_peer.lock held
- * for reading, and only after a check of &rxe_peer.revoked. The thread that
- * revokes a region (ib_core's notifier, or the end of the region) sets the flag
- * with the lock held for writing. No access is in flight then, and none starts
- * later. It unmaps the runs before it releases the lock. If an access ever got
- * through, it would fault and not reach another owner's memory. A reader sleeps
- * at most while the runs are unmapped. rxe's whole data path runs from a work
- * queue, where sleeping is allowed. On-demand regions take a mutex at the same
- * places. Before Linux 6.4, tasklets run the data path (RXE_PEER_TASKLET).
- * There an rwlock keeps the flag unchanged during an access, and the runs are
- * unmapped after the last access has ended.
+ * Revocation: rxe_peer_data.c accesses the bytes of a region only with
+ * &rxe_peer.lock held for reading, after a check of &rxe_peer.revoked. The
+ * thread that revokes a region (for ib_core's notifier, or at the end of the
+ * region) sets the flag with the lock held for writing. No access is in flight
+ * then, and none starts later. The thread unmaps the runs before it releases the
+ * lock. If an access ever got through, the access would fault and not reach
+ * another owner's memory. A reader sleeps at most while the runs are unmapped.
+ * rxe's whole data path runs from a work queue, where sleeping is allowed.
+ * On-demand regions take a mutex at the same places. Before Linux 6.4, tasklets
+ * run the data path (RXE_PEER_TASKLET). There an rwlock keeps the flag unchanged
+ * during an access, and the runs are unmapped after the last access has ended.
  *
- * Like an HCA, which lets its firmware take a region away and waits for the
- * answer, this uses another thread. It may fail. The region then stays as it
- * was: dereg_mr fails, and after a failed invalidation the HCA still reaches
- * freed memory (as mlx5).
+ * An HCA lets its firmware revoke a region and waits for the answer. Here a work
+ * item revokes the region, and may fail. The region then stays unchanged:
+ * dereg_mr fails, and after a failed invalidation the HCA still accesses freed
+ * memory (as mlx5).
  *
  * Lock order: ib_core's mapping_lock of the umem, then &rxe_peer.lock.
  */
@@ -71,7 +71,7 @@ static unsigned int peer_fail_revoke;
 module_param(peer_fail_revoke, uint, 0644);
 MODULE_PARM_DESC(peer_fail_revoke, "How many of the next revocations of peer memory fail");
 
-TEST_HOLD(firmware);	/* about to take a region away */
+TEST_HOLD(firmware);	/* about to revoke a region */
 
 static struct workqueue_struct *rxe_peer_wq;
 
@@ -164,66 +164,8 @@ struct rxe_peer_dev {
 	struct dentry		*dir;
 };
 
-/**
- * struct rxe_peer_run - a physically contiguous part of a region
- * @offset: start in the region. The run ends where the next one begins.
- * @phys: physical address
- * @va: address of the mapping, which replaces @phys
- */
-struct rxe_peer_run {
-	u64			offset;
-	union {
-		phys_addr_t	phys;
-		void __iomem	*va;
-	};
-};
-
-/**
- * struct rxe_peer - the memory of a region
- * @list: in &rxe_peer_dev.regions
- * @mr: the region
- * @dma_dev: the device that the client mapped for, NULL if none was given
- * @nents: entries of the client's scatter list
- * @inval: the umem was requested with IB_PEER_MEM_INVAL_SUPP
- * @lock: held for reading while bytes are moved, for writing to revoke
- * @users: held for reading instead of @lock if tasklets move bytes
- * @revoked: the runs are gone for good
- * @head: offset of the region's first byte in the first run
- * @size: length of all runs
- * @nruns: number of runs
- * @max_runs: capacity of @runs
- * @runs: the runs, by offset
- */
-struct rxe_peer {
-	struct list_head	list;
-	struct rxe_mr		*mr;
-	struct device		*dma_dev;
-	unsigned int		nents;
-	bool			inval;
-	struct rw_semaphore	lock;
 #ifdef RXE_PEER_TASKLET
-	rwlock_t		users;	/* keeps revoked unchanged */
-#endif
-	bool			revoked;
-	unsigned int		head;
-	u64			size;
-	size_t			nruns;
-	size_t			max_runs;
-	struct rxe_peer_run	*runs;
-};
-
-#ifdef RXE_PEER_TASKLET
-static void rxe_peer_lock(struct rxe_peer *peer)
-{
-	read_lock_bh(&peer->users);
-}
-
-static void rxe_peer_unlock(struct rxe_peer *peer)
-{
-	read_unlock_bh(&peer->users);
-}
-
-/* Caller holds @peer->lock for writing. Waits for running accesses. */
+/* Waits for running accesses. The caller holds @peer->lock for writing. */
 static void rxe_peer_close(struct rxe_peer *peer)
 {
 	write_lock_bh(&peer->users);
@@ -231,16 +173,6 @@ static void rxe_peer_close(struct rxe_peer *peer)
 	write_unlock_bh(&peer->users);
 }
 #else
-static void rxe_peer_lock(struct rxe_peer *peer)
-{
-	down_read(&peer->lock);
-}
-
-static void rxe_peer_unlock(struct rxe_peer *peer)
-{
-	up_read(&peer->lock);
-}
-
 /* The caller holds @peer->lock for writing. */
 static void rxe_peer_close(struct rxe_peer *peer)
 {
@@ -428,11 +360,6 @@ static int rxe_peer_collect(struct rxe_peer *peer, struct ib_umem *umem)
 	return 0;
 }
 
-static u64 rxe_peer_run_end(const struct rxe_peer *peer, size_t i)
-{
-	return i + 1 < peer->nruns ? peer->runs[i + 1].offset : peer->size;
-}
-
 /* Unmaps the first @n runs. */
 static void rxe_peer_unmap(struct rxe_peer *peer, size_t n)
 {
@@ -447,10 +374,10 @@ static void rxe_peer_unmap(struct rxe_peer *peer, size_t n)
 /*
  * Maps the runs write-combined, as a BAR of memory is mapped: writes are
  * posted, reads have no side effects, and no cache hides the peer's writes.
- * It is still device memory, hence memcpy_toio() and memcpy_fromio(): not
- * every architecture allows all accesses of a plain memcpy() there.
- * memremap() has no advantage: it ends in the same mapping, and hides the
- * kind of memory.
+ * The BAR is still device memory, hence memcpy_toio() and memcpy_fromio(): not
+ * every architecture allows all accesses of a plain memcpy() to such memory.
+ * memremap() has no advantage: it makes the same mapping, and hides the kind of
+ * memory.
  */
 static int rxe_peer_map(struct rxe_peer *peer)
 {
@@ -494,7 +421,7 @@ err_unmap:
 	return err;
 }
 
-/* Returns true as often as @left says, and counts it down. */
+/* Decrements *@left and returns true, unless *@left is 0. */
 static bool rxe_peer_fails(unsigned int *left)
 {
 	unsigned int n = READ_ONCE(*left);
@@ -526,7 +453,7 @@ static void rxe_peer_take_away(struct work_struct *work)
 		if (rxe_peer_fails(&peer_fail_revoke)) {
 			command->err = -EIO;
 		} else {
-			/* Accesses that found it before see @revoked. */
+			/* Accesses that found the region earlier see @revoked. */
 			WRITE_ONCE(peer->mr->state, RXE_MR_STATE_INVALID);
 			rxe_peer_close(peer);
 			rxe_peer_unmap(peer, peer->nruns);
@@ -538,9 +465,9 @@ static void rxe_peer_take_away(struct work_struct *work)
 }
 
 /*
- * On success, no access is in flight when this returns, and none will start.
- * Not interruptible. The work that it waits for must not need any lock that the
- * caller holds.
+ * Revokes the region. On success, no access is in flight on return, and none
+ * will start. The wait is not interruptible. The work item must not need any
+ * lock that the caller holds.
  */
 static int rxe_peer_revoke(struct rxe_peer *peer)
 {
@@ -612,7 +539,7 @@ static struct rxe_peer *rxe_peer_create(struct rxe_mr *mr, struct ib_umem *umem,
 }
 
 /**
- * rxe_peer_umem_get - get the memory of a region, host's or a peer's
+ * rxe_peer_umem_get - get the memory of a region, of the host or of a peer
  * @rxe: the rxe device
  * @mr: the region
  * @start: user virtual address
@@ -688,12 +615,12 @@ put_dev:
 }
 
 /**
- * rxe_peer_dereg - revoke a region before its end, if it is a peer's
+ * rxe_peer_dereg - revoke a region's peer memory before its end, if it has any
  * @mr: the region
  *
  * The next step undoes the DMA mapping. The notifier may run concurrently
- * until ib_umem_stop_invalidation_notifier() has returned. The second of the
- * two finds the region revoked.
+ * until ib_umem_stop_invalidation_notifier() has returned. The second call of
+ * rxe_peer_revoke() finds the region revoked.
  *
  * Return: 0, or a negative errno if the region is unchanged.
  */
@@ -703,10 +630,10 @@ int rxe_peer_dereg(struct rxe_mr *mr)
 }
 
 /**
- * rxe_peer_mr_end - release the memory of a region, if it is a peer's
+ * rxe_peer_mr_end - release a region's peer memory, if it has any
  * @mr: the region, after rxe_peer_dereg()
  *
- * Accesses that found the region before still find it revoked.
+ * Accesses that found the region earlier find it revoked.
  */
 void rxe_peer_mr_end(struct rxe_mr *mr)
 {
@@ -721,7 +648,7 @@ void rxe_peer_mr_end(struct rxe_mr *mr)
 	mutex_unlock(&rxe->peer->lock);
 
 	WARN_ON(!peer->revoked);
-	/* Without the flag, the notifier is not stopped (as mlx5's QPs). */
+	/* The notifier stays active without the flag (as mlx5's QPs). */
 	if (peer->inval)
 		ib_umem_stop_invalidation_notifier(mr->umem);
 	ib_umem_release(mr->umem);
@@ -780,220 +707,6 @@ int rxe_peer_check_rereg(struct rxe_mr *mr, int flags, int access)
 	return rxe_peer_is_revoked(mr) ? -EFAULT : 0;
 }
 
-/*
- * Begins an access to [@iova, @iova + @length), which is inside the region as
- * the user knows it. Each success must be followed by rxe_peer_end().
- */
-static int rxe_peer_begin(struct rxe_mr *mr, u64 iova, u64 length, u64 *offset)
-{
-	struct rxe_peer *peer = mr->peer;
-
-	/* The region starts at @head in the first page, not at the page. */
-	*offset = iova - mr->ibmr.iova + peer->head;
-	if (unlikely(length > peer->size || *offset > peer->size - length))
-		return -EFAULT;
-
-	rxe_peer_lock(peer);
-	if (unlikely(peer->revoked)) {
-		rxe_peer_unlock(peer);
-		rxe_dbg_mr(mr, "region was revoked\n");
-		return -EKEYREVOKED;
-	}
-
-	return 0;
-}
-
-static void rxe_peer_end(struct rxe_mr *mr)
-{
-	rxe_peer_unlock(mr->peer);
-}
-
-/* Returns the mapping of @offset. Cuts *@length to the end of its run. */
-static void __iomem *rxe_peer_at(const struct rxe_peer *peer, u64 offset,
-				 u64 *length)
-{
-	size_t lo = 0, hi = peer->nruns;
-
-	while (hi - lo > 1) {
-		size_t mid = lo + (hi - lo) / 2;
-
-		if (peer->runs[mid].offset <= offset)
-			lo = mid;
-		else
-			hi = mid;
-	}
-
-	*length = min(*length, rxe_peer_run_end(peer, lo) - offset);
-	return peer->runs[lo].va + (offset - peer->runs[lo].offset);
-}
-
-/**
- * rxe_peer_copy - move bytes into or out of a region
- * @mr: the region
- * @iova: address in the region, checked by the caller
- * @addr: buffer on the other side
- * @length: number of bytes, checked by the caller
- * @dir: direction
- *
- * Return: 0, or -EKEYREVOKED if the region was revoked.
- */
-int rxe_peer_copy(struct rxe_mr *mr, u64 iova, void *addr, unsigned int length,
-		  enum rxe_mr_copy_dir dir)
-{
-	u64 offset, left = length;
-	int err;
-
-	err = rxe_peer_begin(mr, iova, length, &offset);
-	if (err)
-		return err;
-
-	while (left) {
-		u64 bytes = left;
-		void __iomem *va = rxe_peer_at(mr->peer, offset, &bytes);
-
-		if (dir == RXE_TO_MR_OBJ)
-			memcpy_toio(va, addr, bytes);
-		else
-			memcpy_fromio(addr, va, bytes);
-
-		offset += bytes;
-		addr += bytes;
-		left -= bytes;
-	}
-
-	if (dir == RXE_TO_MR_OBJ) {
-		/* Flush the combining buffers before the completion. */
-		wmb();
-	}
-
-	rxe_peer_end(mr);
-	return 0;
-}
-
-/*
- * Does the same as rxe_peer_begin() for the 8 bytes of an atomic operation.
- * Returns -EINVAL if they are not aligned.
- */
-static int rxe_peer_begin_atomic(struct rxe_mr *mr, u64 iova, u64 __iomem **va)
-{
-	u64 offset, bytes = sizeof(u64);
-
-	if (mr_check_range(mr, iova, sizeof(u64))) {
-		rxe_dbg_mr(mr, "iova out of range\n");
-		return -EFAULT;
-	}
-
-	if (rxe_peer_begin(mr, iova, sizeof(u64), &offset))
-		return -EFAULT;
-
-	if (unlikely(offset & 7)) {
-		rxe_peer_end(mr);
-		rxe_dbg_mr(mr, "iova not aligned\n");
-		return -EINVAL;
-	}
-
-	/* Runs consist of whole pages, so an aligned word lies in one run. */
-	*va = rxe_peer_at(mr->peer, offset, &bytes);
-	return 0;
-}
-
-/**
- * rxe_peer_atomic - FETCH & ADD, COMPARE & SWAP
- * @mr: the region
- * @iova: address in the region
- * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
- * @compare: value to compare with
- * @swap_add: value to swap in or to add
- * @orig_val: (out) the original value
- *
- * Atomic against rxe's other atomics, as for host memory.
- *
- * Return: 0, -EINVAL if @iova is not aligned, or -EFAULT.
- */
-int rxe_peer_atomic(struct rxe_mr *mr, u64 iova, int opcode, u64 compare,
-		    u64 swap_add, u64 *orig_val)
-{
-	u64 __iomem *va;
-	u64 value;
-	int err;
-
-	err = rxe_peer_begin_atomic(mr, iova, &va);
-	if (err)
-		return err;
-
-	spin_lock_bh(&atomic_ops_lock);
-	value = __raw_readq(va);
-	*orig_val = value;
-
-	if (opcode != IB_OPCODE_RC_COMPARE_SWAP)
-		__raw_writeq(value + swap_add, va);
-	else if (value == compare)
-		__raw_writeq(swap_add, va);
-
-	/* The next lock holder must not read past a write-combining buffer. */
-	wmb();
-	spin_unlock_bh(&atomic_ops_lock);
-
-	rxe_peer_end(mr);
-	return 0;
-}
-
-/* If tasklets move bytes, rxe_resp.c does not export its states. */
-#ifndef RXE_PEER_TASKLET
-static enum resp_states rxe_peer_state(int err)
-{
-	if (!err)
-		return RESPST_NONE;
-	return err == -EINVAL ? RESPST_ERR_MISALIGNED_ATOMIC :
-		RESPST_ERR_RKEY_VIOLATION;
-}
-
-/**
- * rxe_peer_atomic_op - rxe_peer_atomic() as a state of the responder
- * @mr: the region
- * @iova: address in the region
- * @opcode: IB_OPCODE_RC_COMPARE_SWAP or IB_OPCODE_RC_FETCH_ADD
- * @compare: value to compare with
- * @swap_add: value to swap in or to add
- * @orig_val: (out) the original value
- *
- * Return: RESPST_NONE, or the error state.
- */
-enum resp_states rxe_peer_atomic_op(struct rxe_mr *mr, u64 iova, int opcode,
-				    u64 compare, u64 swap_add, u64 *orig_val)
-{
-	return rxe_peer_state(rxe_peer_atomic(mr, iova, opcode, compare,
-					      swap_add, orig_val));
-}
-
-/**
- * rxe_peer_atomic_write - ATOMIC WRITE
- * @mr: the region
- * @iova: address in the region
- * @value: 8 bytes
- *
- * Return: RESPST_NONE, or the error state.
- */
-enum resp_states rxe_peer_atomic_write(struct rxe_mr *mr, u64 iova, u64 value)
-{
-	u64 __iomem *va;
-	int err;
-
-	err = rxe_peer_begin_atomic(mr, iova, &va);
-	if (err)
-		return rxe_peer_state(err);
-
-	/* Order this after all earlier writes. */
-	wmb();
-	__raw_writeq(value, va);
-	/* Order this before the completion. */
-	wmb();
-
-	rxe_peer_end(mr);
-	return RESPST_NONE;
-}
-#endif
-
 static int rxe_peer_mrs_show(struct seq_file *m, void *unused)
 {
 	struct rxe_peer_dev *dev = m->private;
@@ -1013,7 +726,7 @@ DEFINE_SHOW_ATTRIBUTE(rxe_peer_mrs);
 
 /**
  * rxe_peer_dev_add - set up peer memory for an rxe device
- * @rxe: the rxe device. Repeated when it moves to another network namespace.
+ * @rxe: the rxe device. A move to another network namespace repeats the call.
  * @ndev: its network device
  *
  * Return: 0 or a negative errno.
@@ -1036,7 +749,7 @@ int rxe_peer_dev_add(struct rxe_dev *rxe, struct net_device *ndev)
 	mutex_init(&dev->lock);
 	INIT_LIST_HEAD(&dev->regions);
 
-	/* One level above an e1000e, two above a virtio-net. */
+	/* The netdev's parent for e1000e, the parent's parent for virtio-net. */
 	for (pci = ndev->dev.parent; pci && !dev_is_pci(pci); pci = pci->parent)
 		;
 	dev->pci = get_device(pci);
