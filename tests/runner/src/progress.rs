@@ -4,7 +4,7 @@
 use std::io::{stderr, BufRead as _, BufReader, IsTerminal as _, Read, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{mpsc, Mutex, PoisonError};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -23,14 +23,6 @@ pub(crate) fn duration(elapsed: Duration) -> String {
     } else {
         format!("{:.1} s", elapsed.as_secs_f64())
     }
-}
-
-/// Finished stages and their durations.
-static TAKEN: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
-
-/// Returns the stages that this program has finished, in the order of their ends.
-pub(crate) fn taken() -> Vec<(String, Duration)> {
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// A stage of the work: its title and its start.
@@ -82,9 +74,6 @@ impl Stage {
     }
 
     pub(crate) fn done(self, result: &str) {
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.push((self.title.clone(), self.started.elapsed()));
-        drop(taken);
         let lead = if self.live { "\r\x1b[K" } else { "" };
         let separator = if result.is_empty() { "" } else { ": " };
         eprintln!(

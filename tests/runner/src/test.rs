@@ -137,7 +137,6 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
             broken.insert(name.to_owned(), error);
         }
     }
-    preflight::tell();
     let suite = Suite {
         paths,
         toolchain: Toolchain::find(paths)?,
@@ -474,7 +473,6 @@ pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i3
         ..Options::default()
     };
     setup::demo(paths, &options)?;
-    preflight::tell();
     let boot = setup::boot(paths, &options)?;
     let command = programs::gdr_command(paths, boot.arch, "demo");
     let outcome = vm::run(

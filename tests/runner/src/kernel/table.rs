@@ -113,8 +113,6 @@ pub(crate) struct Flavour {
     pub(crate) again: Again,
     /// `true` if only `make test-all` uses the kernel, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Time to build the kernel from scratch on two processors, in seconds.
-    pub(crate) seconds: f64,
     /// Space that the kernel needs in the cache, in MiB.
     pub(crate) mib: u64,
 }
@@ -137,7 +135,6 @@ const BUILT: Flavour = Flavour {
     smoke: &[],
     again: Again::All,
     only_in_full: false,
-    seconds: 404.0,
     mib: 650,
 };
 
@@ -158,7 +155,6 @@ const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     smoke: &["NVIDIA's", "ours, revocable"],
     again: Again::Kind("stock"),
-    seconds: 180.0,
     mib: 80,
     ..BUILT
 };
@@ -179,7 +175,6 @@ const FLAVOURS: &[Flavour] = &[
         config: &["rig.config", "7.2.config", HOST, SIGNED],
         pristine_rdma: true,
         smoke: &["ours, revocable"],
-        seconds: 600.0,
         ..BUILT
     },
     Flavour {
@@ -191,7 +186,6 @@ const FLAVOURS: &[Flavour] = &[
         compiler: "clang-19",
         detectors: true,
         again: Again::Nothing,
-        seconds: 720.0,
         mib: 3600,
         ..BUILT
     },
@@ -259,7 +253,6 @@ const FLAVOURS: &[Flavour] = &[
         detectors: true,
         again: Again::Nothing,
         only_in_full: true,
-        seconds: 720.0,
         mib: 3600,
         ..BUILT
     },
