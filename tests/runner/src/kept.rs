@@ -27,7 +27,6 @@ pub(crate) struct Kept {
     /// Hash of all inputs of the run.
     key: String,
     pub(crate) tests: Vec<Test>,
-    pub(crate) column: Option<String>,
     pub(crate) when: When,
 }
 
@@ -52,19 +51,11 @@ impl Shelf {
         (kept.run == run && kept.key == key).then_some(kept)
     }
 
-    pub(crate) fn put(
-        &self,
-        run: &str,
-        key: &str,
-        tests: &[Test],
-        column: Option<&str>,
-        when: &When,
-    ) -> Result<()> {
+    pub(crate) fn put(&self, run: &str, key: &str, tests: &[Test], when: &When) -> Result<()> {
         let kept = Kept {
             run: run.to_owned(),
             key: key.to_owned(),
             tests: tests.to_vec(),
-            column: column.map(str::to_owned),
             when: when.clone(),
         };
         stamp::update(&self.file(run), &serde_json::to_vec(&kept)?).map(drop)
@@ -260,15 +251,12 @@ mod tests {
         let shelf = Shelf(home.to_path_buf());
         let tests = [Test::skipped("a", "why".to_owned())];
         let when = When::default();
-        shelf.put("a: b", "key", &tests, Some("c"), &when).unwrap();
+        shelf.put("a: b", "key", &tests, &when).unwrap();
         let found = ["key", "other"].map(|key| shelf.get("a: b", key));
         // The two runs' names give the same file name.
         let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
         let kept = found[0].as_ref().unwrap();
-        assert_eq!(
-            (kept.tests.as_slice(), kept.column.as_deref()),
-            (&tests[..], Some("c"))
-        );
+        assert_eq!(kept.tests, tests);
         assert!(found[1].is_none() && stranger.is_none());
     }
 
@@ -281,13 +269,13 @@ mod tests {
         let first = pass("a", false);
         first.note(Duration::from_secs(5)).unwrap();
         let when = When::default();
-        first.shelf.put("run", "a", &[], None, &when).unwrap();
+        first.shelf.put("run", "a", &[], &when).unwrap();
         let second = pass("a", false);
         assert!(ran(&second) && second.before == Duration::from_secs(5));
         let anew = pass("a", true);
         assert!(!ran(&anew) && anew.before.is_zero());
         first.note(Duration::from_secs(5)).unwrap();
-        first.shelf.put("run", "a", &[], None, &when).unwrap();
+        first.shelf.put("run", "a", &[], &when).unwrap();
         let other = pass("b", false);
         assert!(!ran(&other) && other.before.is_zero());
         other.note(Duration::ZERO).unwrap();

@@ -87,8 +87,6 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
                     run: named(same.run),
                     ..same
                 }),
-            // The table compares modules, not kernels.
-            column: None,
             only_in_full: true,
             kernel: Some(kernel),
             ..*run
@@ -169,7 +167,7 @@ mod tests {
         assert!(!names.iter().any(|name| name.contains("smoke")));
         for run in &again {
             assert_eq!(run.kernel, Some("7.x"));
-            assert!(run.only_in_full && run.column.is_none());
+            assert!(run.only_in_full);
             assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));
         }
     }

@@ -353,8 +353,7 @@ impl Suite<'_> {
                 .map(|pass| (&pass.shelf, pass.tree.as_str())),
         ];
         for (shelf, key) in shelves.into_iter().flatten().filter(|_| passed) {
-            let column = report.column.as_deref();
-            shelf.put(name, key, &report.tests, column, &self.now)?;
+            shelf.put(name, key, &report.tests, &self.now)?;
         }
         Ok(())
     }
@@ -626,9 +625,6 @@ fn in_machine(
     let boot = setup::boot(paths, options)?;
     let (outcome, tests) = cases::machine(paths, options, &boot, command, run.format)?;
     Ok(Report {
-        column: run
-            .column
-            .map(|column| column.replace("{version}", &boot.peermem_version)),
         elapsed: outcome.elapsed,
         log: Some(outcome.log),
         ..Report::plain(run, Instant::now(), tests, outcome.failures)

@@ -14,8 +14,6 @@ pub(crate) struct Run {
     pub(crate) name: &'static str,
     pub(crate) place: Place,
     pub(crate) format: Format,
-    /// Column of the table that compares this run's results with those of other runs.
-    pub(crate) column: Option<&'static str>,
     /// Another run that must have the same result for each test.
     pub(crate) same_as: Option<Same>,
     /// Prefix of the figures that are shown with the run. Used for a run that is not compared with
@@ -77,7 +75,6 @@ pub(crate) const BASE: Run = Run {
     name: "",
     place: Place::Cargo(""),
     format: Format::Ktap,
-    column: None,
     same_as: None,
     shown: None,
     only_in_full: false,

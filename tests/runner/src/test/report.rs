@@ -33,7 +33,6 @@ pub(super) struct FirstTry {
 /// Results of one run.
 pub(super) struct Report {
     pub(super) run: &'static Run,
-    pub(super) column: Option<String>,
     pub(super) tests: Vec<Test>,
     /// Problems besides failed tests. Each problem counts as a failure.
     pub(super) problems: Vec<String>,
@@ -46,7 +45,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Returns a report of a run that is not a single VM. Such a report has no column and no log.
+    /// Returns a report of a run that is not a single VM. Such a report has no log.
     pub(super) fn plain(
         run: &'static Run,
         started: Instant,
@@ -55,7 +54,6 @@ impl Report {
     ) -> Self {
         Self {
             run,
-            column: None,
             tests,
             problems,
             elapsed: started.elapsed(),
@@ -69,7 +67,6 @@ impl Report {
     /// Returns a report from kept results.
     pub(super) fn kept(run: &'static Run, kept: Kept, origin: fn(When) -> Origin) -> Self {
         Self {
-            column: kept.column,
             origin: origin(kept.when),
             elapsed: Duration::ZERO,
             ..Self::plain(run, Instant::now(), kept.tests, Vec::new())
