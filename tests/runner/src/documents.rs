@@ -21,27 +21,21 @@ pub(crate) struct Part {
     name: &'static str,
     /// Names of the suite's runs. If one of these runs was not done, the part is not compared.
     pub(crate) runs: &'static [&'static str],
-    /// Name prefix of the verbs program's cases that the part is generated from. If other cases are
-    /// selected, the part is not compared.
-    cases: &'static str,
     make: Make,
 }
 
 type Make = fn(&[&[Test]]) -> Result<String>;
 
-/// Returns a part from the results of programs on this machine.
 const fn part(
     file: &'static str,
     name: &'static str,
     runs: &'static [&'static str],
     make: Make,
 ) -> Part {
-    let cases = "";
     Part {
         file,
         name,
         runs,
-        cases,
         make,
     }
 }
@@ -51,10 +45,10 @@ const HOST: &str = "the module's logic, on the host";
 
 /// All parts that are generated from the suite's results.
 pub(crate) const PARTS: &[Part] = &[
-    Part {
-        file: "docs/bad-input.md",
-        name: "bad input",
-        runs: &[
+    part(
+        "docs/bad-input.md",
+        "bad input",
+        &[
             // Each run has one column: first the runs of our module, then those of NVIDIA's
             // nvidia-peermem.
             "a provider's answers: ours, on the stand-in's p2p.c",
@@ -62,9 +56,8 @@ pub(crate) const PARTS: &[Part] = &[
             "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
             "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
         ],
-        cases: "input.",
-        make: bad_input,
-    },
+        bad_input,
+    ),
     part(
         "docs/verification.md",
         "interleavings",
@@ -98,12 +91,8 @@ impl Part {
         &self,
         repo: &Path,
         tests_of: impl Fn(&str) -> Option<&'a [Test]>,
-        case: &str,
         update: bool,
     ) -> Option<String> {
-        if !self.cases.starts_with(case) {
-            return None;
-        }
         // A run without any result has failed, and has already reported its failure.
         let runs: Vec<&[Test]> = self
             .runs
@@ -453,16 +442,10 @@ mod tests {
         );
         assert!(check(&file, "u", "", false).is_err());
         let make = |runs: &[&[Test]]| Ok(format!("{}\n", runs[0].len()));
-        let part = Part {
-            file: "d.md",
-            name: "t",
-            runs: &["r"],
-            cases: "",
-            make,
-        };
+        let part = part("d.md", "t", &["r"], make);
         for (name, has_problem, text) in [("a FAILED", true, "one\ntwo\n"), ("a", false, "1\n")] {
             let tests = tests(&[name]);
-            let problem = part.compare(&folder, |_| Some(&tests), "", true);
+            let problem = part.compare(&folder, |_| Some(&tests), true);
             assert_eq!(problem.is_some(), has_problem);
             assert_eq!(fs::read_to_string(&file).expect("read"), marked(text));
         }
@@ -530,21 +513,14 @@ mod tests {
     #[test]
     fn a_part_needs_all_its_runs() {
         let make = |_: &[&[Test]]| Err(anyhow!("made"));
-        let part = Part {
-            file: "no/such.md",
-            name: "t",
-            runs: &["a", "b"],
-            cases: "input.",
-            make,
-        };
+        let part = part("no/such.md", "t", &["a", "b"], make);
         let some = tests(&["x"]);
-        let is_made = |b: Option<&[Test]>, case: &str| {
+        let is_made = |b: Option<&[Test]>| {
             let of = |name: &str| if name == "a" { Some(&some[..]) } else { b };
-            part.compare(Path::new("/"), of, case, false)
+            part.compare(Path::new("/"), of, false)
                 .is_some_and(|problem| problem == "no/such.md: t: made")
         };
-        assert!(is_made(Some(&some), "") && is_made(Some(&some), "input"));
-        assert!(!is_made(Some(&some), "input.a") && !is_made(None, "") && !is_made(Some(&[]), ""));
+        assert!(is_made(Some(&some)) && !is_made(None) && !is_made(Some(&[])));
     }
 
     #[test]

@@ -174,11 +174,10 @@ fn run_machine(
     paths: &Paths,
     machine: &'static Machine,
     (kernel, build): (&str, Option<Build>),
-    frozen: bool,
 ) -> Result<Ran> {
     let mut options = machine.options(kernel)?;
     options.build = build;
-    options.frozen = frozen;
+    options.frozen = true;
     options.env = vec![guest::SYSTEM_PROGRAMS.to_owned()];
     let boot = setup::boot(paths, &options)?;
     let mut command = programs::gdr_command(paths, options.arch(), "hazards");
@@ -495,10 +494,10 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
 }
 
 /// Runs all schedules. Also returns the committed page, and the page with the results.
-fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, [String; 2])> {
+fn run_all(paths: &Paths) -> Result<(Vec<Ran>, [String; 2])> {
     let ran = MACHINES
         .iter()
-        .map(|machine| run_machine(paths, machine, (kernel::DEFAULT, None), frozen))
+        .map(|machine| run_machine(paths, machine, (kernel::DEFAULT, None)))
         .collect::<Result<Vec<_>>>()?;
     let page = fs::read_to_string(paths.repo.join(PAGE)).context(PAGE)?;
     let made = render(&page, &ran).context(PAGE)?;
@@ -506,8 +505,8 @@ fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, [String; 2])> {
 }
 
 /// Runs the check for the suite: our module must pass, and the page must equal the committed one.
-pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<String>)> {
-    let (ran, [committed, page]) = run_all(paths, frozen)?;
+pub(crate) fn check(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
+    let (ran, [committed, page]) = run_all(paths)?;
     let (tests, mut problems) = verdicts(&ran);
     for difference in differing(&committed, &page) {
         problems.push(format!("{PAGE} is not what this run makes: {difference}"));
@@ -525,7 +524,7 @@ pub(crate) fn check_ours(
     let ran = MACHINES
         .iter()
         .filter(|machine| machine.module == Peermem::Ours)
-        .map(|machine| run_machine(paths, machine, (kernel, build), true))
+        .map(|machine| run_machine(paths, machine, (kernel, build)))
         .collect::<Result<Vec<_>>>()?;
     Ok(verdicts(&ran))
 }
@@ -533,7 +532,7 @@ pub(crate) fn check_ours(
 /// Runs all schedules and writes the page into the work tree.
 pub(crate) fn write(paths: &Paths) -> Result<i32> {
     setup::all(paths, [kernel::DEFAULT])?;
-    let (ran, [_, page]) = run_all(paths, true)?;
+    let (ran, [_, page]) = run_all(paths)?;
     let (tests, problems) = verdicts(&ran);
     let failed = problems.len() + results::tell(&tests);
     for problem in &problems {

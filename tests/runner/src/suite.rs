@@ -72,7 +72,7 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
         .filter(|run| is_meant(run))
         .filter(|run| match run.place {
             Place::Vm { .. } => {
-                let machine = run.machine(kernel::DEFAULT);
+                let machine = run.machine();
                 run.kernel.is_none() && machine.is_some_and(|vm| vm.kernel == kernel::DEFAULT)
             }
             Place::Hazards(_) => again != Again::All,
@@ -179,7 +179,7 @@ mod tests {
             let names: Vec<&str> = again.iter().map(|run| run.name).collect();
             for run in &again {
                 assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));
-                let Some(vm) = run.machine(kernel) else {
+                let Some(vm) = run.machine() else {
                     continue;
                 };
                 // arm64 has no other RDMA modules, and an SMMU prints other messages than Intel's

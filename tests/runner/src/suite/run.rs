@@ -85,24 +85,23 @@ pub(crate) const BASE: Run = Run {
 };
 
 impl Run {
-    /// Returns the options of the run's VM, if it has one. The VM boots the run's own kernel, or
-    /// else `kernel`.
+    /// Returns the options of the run's VM, if it has one.
     #[expect(
         clippy::expect_used,
         reason = "the options are constants of the suite's table"
     )]
-    pub(crate) fn machine(&self, kernel: &str) -> Option<Options> {
+    pub(crate) fn machine(&self) -> Option<Options> {
         let Place::Vm { options, .. } = self.place else {
             return None;
         };
-        Some(self.parse(options, kernel).expect("options of a VM"))
+        Some(self.parse(options).expect("options of a VM"))
     }
 
-    fn parse(&self, options: &str, kernel: &str) -> Result<Options> {
+    fn parse(&self, options: &str) -> Result<Options> {
         let (settings, words): (Vec<&str>, Vec<&str>) = options
             .split_whitespace()
             .partition(|word| word.starts_with('@'));
-        let usual = ["--kernel", self.kernel.unwrap_or(kernel)];
+        let usual = ["--kernel", self.kernel.unwrap_or(crate::kernel::DEFAULT)];
         let usual = usual.into_iter().filter(|_| !words.contains(&"--kernel"));
         let mut machine = Options::parse(["runner"].into_iter().chain(usual).chain(words.clone()))?;
         for setting in settings {
@@ -113,9 +112,7 @@ impl Run {
 
     /// Returns the number of VMs that the run boots at once.
     pub(crate) fn machines(&self) -> usize {
-        let is_pair = self
-            .machine(crate::kernel::DEFAULT)
-            .is_some_and(|machine| machine.pair);
+        let is_pair = self.machine().is_some_and(|machine| machine.pair);
         1 + usize::from(is_pair)
     }
 }
