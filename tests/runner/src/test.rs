@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{anyhow, Context as _, Result};
 use clap::Args;
@@ -140,7 +140,6 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         pass: selection.pass(paths),
         history: Mutex::new(History::load(paths)),
         skips: Skips::load(paths)?,
-        began,
     };
 
     let mut reports = suite.all(&runs);
@@ -152,8 +151,11 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     if selection.update_docs {
         last_passes::write(paths, &History::load(paths))?;
     }
-    let code = summary(&reports, suite.elapsed());
-    suite.end(code)?;
+    let code = summary(&reports, began.elapsed());
+    // If a run failed, the pass continues with this run.
+    if let (0, Some(pass)) = (code, &suite.pass) {
+        pass.end()?;
+    }
     if selection.update_skips {
         suite.skips.update(paths, &reports)?;
     }
@@ -212,7 +214,6 @@ struct Suite<'a> {
     pass: Option<Pass>,
     history: Mutex<History>,
     skips: Skips,
-    began: Instant,
 }
 
 impl Suite<'_> {
@@ -316,9 +317,6 @@ impl Suite<'_> {
         }
         self.history()
             .add(self.paths, name, report.elapsed, passed, &self.now)?;
-        if let Some(pass) = &self.pass {
-            pass.note(self.began.elapsed())?;
-        }
         let shelves = [
             key.map(|key| (&self.unchanged, key)),
             self.pass
@@ -359,21 +357,6 @@ impl Suite<'_> {
             if !is_flaky {
                 break;
             }
-        }
-    }
-
-    /// Returns the total duration, including earlier parts of an interrupted pass.
-    fn elapsed(&self) -> Duration {
-        let before = self.pass.as_ref().map(|pass| pass.before);
-        before.unwrap_or_default() + self.began.elapsed()
-    }
-
-    /// Ends a pass if it succeeded. Otherwise the failed runs are repeated when the pass continues.
-    fn end(&self, code: i32) -> Result<()> {
-        match &self.pass {
-            Some(pass) if code == 0 => pass.end(),
-            Some(pass) => pass.note(self.began.elapsed()),
-            None => Ok(()),
         }
     }
 }
