@@ -134,7 +134,7 @@ pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
     if !selection.page {
-        cost::update(paths)?;
+        cost::run(paths, &cost::Selection { update: true })?;
         measure(paths)?;
     }
     let (missed, unmeasured) = page::write(&paths.repo)?;

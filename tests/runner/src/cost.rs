@@ -24,7 +24,7 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::results::{Test, Verdict};
 use crate::vm::{Build, Named as _};
-use crate::{apt, kernel, setup, stamp};
+use crate::{apt, kernel, results, setup, stamp};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
@@ -168,46 +168,20 @@ fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     tests
 }
 
-/// Counts the cost of registrations, and writes the figures' file.
-pub(crate) fn update(paths: &Paths) -> Result<()> {
-    let counted = count(paths, false, &Subject::ALL)?;
-    stamp::update(&file(&paths.repo), write(&counted).as_bytes())?;
-    Ok(())
-}
-
-/// Counts the cost of registrations and prints a table. Compares the figures with the committed
-/// file, or updates that file.
+/// Counts the cost of registrations. Compares the figures with the committed file, or updates that
+/// file.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let counted = count(paths, false, &Subject::ALL)?;
-    print!("{}", table(&counted.figures));
-    let file = file(&paths.repo);
-    let kept = kept(&paths.repo)?;
-    let mut tests = match selection.update {
-        true => compare(&kept.figures, &counted.figures),
-        false => compared(&kept, &counted),
-    };
-    let changes = tests.len();
-    tests.push(nowhere_dearer(&counted.figures));
-    println!();
-    for (number, test) in tests.iter().enumerate() {
-        let verdict = match &test.verdict {
-            Verdict::Passed => "ok",
-            _ if selection.update && number < changes => "changed",
-            _ => "FAILED",
-        };
-        println!("  {}: {verdict}", test.name);
-        for note in &test.notes {
-            println!("      {note}");
-        }
-    }
+    let mut tests = vec![nowhere_dearer(&counted.figures)];
     if selection.update {
+        let file = file(&paths.repo);
         if stamp::update(&file, write(&counted).as_bytes())? {
             println!("{} is written", file.display());
         }
-        tests.drain(..changes);
+    } else {
+        tests.extend(compared(&kept(&paths.repo)?, &counted));
     }
-    let failed = tests.iter().any(|test| test.verdict != Verdict::Passed);
-    Ok(i32::from(failed))
+    Ok(i32::from(results::tell(&tests) > 0))
 }
 
 fn file(repo: &Path) -> PathBuf {
@@ -668,27 +642,6 @@ fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
             ));
         }
     }
-}
-
-/// Returns a table for people: a line for each registration, with its instructions by callback.
-fn table(figures: &Figures) -> String {
-    let mut text = format!("{:36}", "instructions");
-    for name in CALLBACKS.iter().chain(&["together", "kernel", "calls"]) {
-        let _ = write!(text, "{name:>14}");
-    }
-    text.push('\n');
-    for registration in registrations(figures.keys()) {
-        let of = |kind, name| sum(figures, registration, kind, name);
-        let _ = write!(text, "{registration:36}");
-        for name in CALLBACKS {
-            let _ = write!(text, "{:>14}", of(Kind::Instructions, Some(*name)));
-        }
-        for kind in [Kind::Instructions, Kind::Kernel, Kind::Calls] {
-            let _ = write!(text, "{:>14}", of(kind, None));
-        }
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

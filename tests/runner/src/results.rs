@@ -285,21 +285,17 @@ pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
     found
 }
 
-/// Prints tests, and the notes of those that failed. Returns the number of failed tests.
+/// Prints tests and their notes. Returns the number of failed tests.
 pub(crate) fn tell(tests: &[Test]) -> usize {
-    let mut failed = 0;
     for test in tests {
-        if test.verdict == Verdict::Passed {
-            println!("  {}: ok", test.name);
-            continue;
-        }
-        failed += 1;
-        println!("  {}: FAILED", test.name);
+        let passed = test.verdict == Verdict::Passed;
+        println!("  {}: {}", test.name, if passed { "ok" } else { "FAILED" });
         for note in &test.notes {
             println!("      {note}");
         }
     }
-    failed
+    let failed = tests.iter().filter(|test| test.verdict != Verdict::Passed);
+    failed.count()
 }
 
 /// Returns results as input for this program's own tests. Each line is `name`, `name FAILED` or
