@@ -2,7 +2,7 @@
 //! Makes everything that a run needs and that is missing. If nothing is missing, nothing is changed
 //! and the network is not used.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{anyhow, bail, Context as _, Result};
@@ -25,21 +25,16 @@ pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     Toolchain::find(paths)
 }
 
-/// Finds a kernel, which is given by the name of a flavour or by the path of a build tree.
+/// Finds the kernel with this name.
 pub(crate) fn find_kernel(
     paths: &Paths,
     toolchain: &Toolchain,
     name: &str,
     extent: Extent,
 ) -> Result<Kernel> {
-    match kernel::flavour(name) {
-        Some(flavour) => {
-            let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source()))?;
-            kernel::ensure(paths, toolchain, flavour, extent)
-        }
-        None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
-        None => bail!("there is no kernel {name}; a path has a slash in it"),
-    }
+    let flavour = kernel::flavour(name).with_context(|| format!("there is no kernel {name}"))?;
+    let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source()))?;
+    kernel::ensure(paths, toolchain, flavour, extent)
 }
 
 /// Makes everything that the tests need on these kernels.

@@ -41,8 +41,8 @@ pub(crate) struct Selection {
     /// Operations of an epoch; only the same number repeats an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
-    /// Kernel: a flavour, or the path of a build tree
-    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
+    /// A kernel of the test VM by name
+    #[arg(long, value_name = "FLAVOUR", default_value = crate::kernel::DEFAULT)]
     kernel: String,
 }
 
@@ -205,10 +205,9 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let budget = Duration::from_secs(60 * selection.minutes);
     setup::all(paths, [selection.kernel.as_str()])?;
     let directory = paths.cache.join("stress");
-    let flavour = selection.kernel.replace('/', "_");
     let file = directory.join(format!(
-        "{:#x}-{flavour}-{}",
-        selection.seed, selection.operations
+        "{:#x}-{}-{}",
+        selection.seed, selection.kernel, selection.operations
     ));
     let mut account = match (selection.epoch, fs::read_to_string(&file)) {
         // Progress that cannot be read counts as missing.

@@ -6,14 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{anyhow, bail, Result};
 
-use super::table::{flavour, CLANG};
+use super::table::flavour;
 use crate::arch::Arch;
 use crate::index::{self, Index};
 use crate::paths::Paths;
 use crate::progress::output;
-use crate::stamp::Key;
 
 /// A kernel that is built.
 pub(crate) struct Kernel {
@@ -80,12 +79,7 @@ impl Kernel {
         if self.is_stock {
             return self.modules.with_file_name("source");
         }
-        let link = self.build.join("source");
-        if link.exists() {
-            link
-        } else {
-            self.build.clone()
-        }
+        self.build.join("source")
     }
 
     /// Returns the kernel's modules, with the stock RDMA modules first if `stock` is set.
@@ -125,15 +119,6 @@ pub(super) fn release_of(paths: &Paths, build: &Path) -> Result<String> {
     Ok(release.to_owned())
 }
 
-/// Returns the build tree for a path, which is the tree itself or an image in it.
-fn tree_of(path: &Path) -> &Path {
-    if path.is_dir() {
-        path
-    } else {
-        path.ancestors().nth(4).unwrap_or(path)
-    }
-}
-
 /// Returns `true` if an option of a build tree's configuration is y.
 pub(super) fn is_set(build: &Path, option: &str) -> bool {
     let options = build.join("include/config/auto.conf");
@@ -156,17 +141,9 @@ pub(super) fn separates_output(build: &Path) -> bool {
     })
 }
 
-/// Returns the architecture of a kernel, which is given by name, or by a path to a build tree or an
-/// image in one.
+/// Returns the architecture of the kernel with this name.
 pub(crate) fn arch_of(name: &str) -> Arch {
-    if let Some(flavour) = flavour(name) {
-        return flavour.arch;
-    }
-    if is_set(tree_of(Path::new(name)), "ARM64") {
-        Arch::Arm64
-    } else {
-        Arch::X86_64
-    }
+    flavour(name).map_or(Arch::X86_64, |flavour| flavour.arch)
 }
 
 /// Returns the architectures of several kernels without duplicates.
@@ -175,54 +152,4 @@ pub(crate) fn archs(kernels: &[&str]) -> Vec<Arch> {
     archs.sort();
     archs.dedup();
     archs
-}
-
-/// Returns a kernel that was built elsewhere, given its build tree or an image in it.
-pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
-    let path =
-        fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
-    let arch = arch_of(&path.to_string_lossy());
-    let build = tree_of(&path).to_path_buf();
-    let image = if path.is_dir() {
-        // The test VM's own trees have no bzImage, because QEMU boots their vmlinux. All trees have
-        // a vmlinux.
-        let images = ["arch/x86/boot/bzImage", Arch::Arm64.image().0, "vmlinux"];
-        let images = images.map(|name| path.join(name));
-        let image = images.into_iter().find(|image| image.is_file());
-        image.ok_or_else(|| anyhow!("{} has no kernel that QEMU boots", path.display()))?
-    } else {
-        path
-    };
-    let release = release_of(paths, &build)
-        .with_context(|| format!("{} does not lie in a build tree", image.display()))?;
-    let mut key = Key::default();
-    key.bytes("image", &fs::read(&image)?);
-    key.bytes(
-        "symbols",
-        &fs::read(build.join("Module.symvers")).unwrap_or_default(),
-    );
-    let mut name = Key::default();
-    name.text("tree", &build.to_string_lossy());
-    Ok(Kernel {
-        arch,
-        image,
-        release,
-        modules: build.clone(),
-        stock: None,
-        key: key.finish(),
-        products: paths.cache.join("modules").join(name.finish()),
-        // Modules need the compiler that built the kernel.
-        make: match is_set(&build, "CC_IS_CLANG") {
-            true if arch == Arch::X86_64 => CLANG,
-            _ => arch.make(),
-        },
-        detectors: false,
-        has_peer_memory: true,
-        is_stock: false,
-        has_rust: has_rust(&build),
-        has_symbol_versions: is_set(&build, "MODVERSIONS"),
-        separates_output: separates_output(&build),
-        build,
-        signing: None,
-    })
 }

@@ -49,7 +49,7 @@ const STOCK_ARM64: &str = "6.12-arm64";
 const HOST: &str = "host.config";
 
 /// Variables of make for compiling with clang 19 and its tools for this machine's architecture.
-pub(super) const CLANG: &[&str] = &["LLVM=-19"];
+const CLANG: &[&str] = &["LLVM=-19"];
 
 /// Variables of make for compiling modules for a stock kernel with this machine's gcc, whichever
 /// gcc built that kernel. Type information would need the kernel's own version of pahole.
