@@ -429,9 +429,7 @@ fn life(
     tests.push(test);
     // Runs each boot, whatever the result of the previous boot.
     let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
-        let mut stage =
-            Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
-        stage.show("booting");
+        let stage = Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
         match host.boot(peermem, param, version, words) {
             Ok((found, wrong)) => {
                 stage.done(&format!("{} tests", found.len()));

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
+use crate::progress::output;
+
 /// Returns the kernel's name of a module.
 pub(crate) fn name_of(file: &Path) -> String {
     file.file_stem()
@@ -101,15 +103,8 @@ impl Index {
 
 /// Returns the undefined symbols of an object file.
 pub(crate) fn undefined(file: &Path) -> Result<Vec<String>> {
-    let output = std::process::Command::new("nm")
-        .args(["--undefined-only", "--just-symbols"])
-        .arg(file)
-        .output()
-        .context("cannot start nm")?;
-    if !output.status.success() {
-        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut nm = std::process::Command::new("nm");
+    let names = output(nm.args(["--undefined-only", "--just-symbols"]).arg(file))?;
     Ok(names.lines().map(str::to_owned).collect())
 }
 
