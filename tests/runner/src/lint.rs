@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Checks the form of the code: formatting, lints, licences.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -254,57 +253,16 @@ fn format_kernel(linter: &Linter<'_>) -> Result<()> {
 }
 
 fn clippy_host(linter: &Linter<'_>) -> Result<()> {
-    let packages = match &linter.changed {
-        None => vec!["--workspace".to_owned()],
-        Some(changed) => touched(&linter.paths.repo, changed),
-    };
-    if packages.is_empty() {
-        return Ok(());
-    }
     let mut cargo = linter.toolchain.cargo(linter.paths);
-    cargo
-        .args(["clippy", "--release", "--locked", "--all-targets"])
-        .args(packages)
-        .args(["--", "-D", "warnings"]);
+    cargo.args([
+        "clippy",
+        "--workspace",
+        "--release",
+        "--locked",
+        "--all-targets",
+    ]);
+    cargo.args(["--", "-D", "warnings"]);
     passes(cargo.current_dir(&linter.paths.repo))
-}
-
-/// Packages that compile files of `src/` on this machine, most of them together with `tests/fakes`.
-const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
-
-/// Packages that compile files of `portable/kernel` on this machine.
-const COMPILE_PORTABLE: &[&str] = &["peermem-host", "peermem-loom"];
-
-/// Returns the packages that contain or compile one of these files, for cargo.
-fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
-    let mut packages: BTreeSet<String> = BTreeSet::new();
-    for name in changed {
-        let rust = name.ends_with(".rs");
-        if ["Cargo.toml", "Cargo.lock", "clippy.toml"].contains(&name.as_str()) {
-            return vec!["--workspace".to_owned()];
-        } else if rust && name.starts_with("portable/kernel/") {
-            packages.extend(COMPILE_PORTABLE.iter().map(|&name| name.to_owned()));
-        } else if rust && (name.starts_with("src/") || name.starts_with("tests/fakes/")) {
-            packages.extend(COMPILE_SRC.iter().map(|&name| name.to_owned()));
-        } else if rust || name.ends_with("/Cargo.toml") {
-            packages.extend(package_of(repo, Path::new(name)));
-        }
-    }
-    let words = packages.into_iter().map(|name| format!("--package={name}"));
-    words.collect()
-}
-
-/// Returns the package whose directory contains a file.
-fn package_of(repo: &Path, file: &Path) -> Option<String> {
-    let manifest = file
-        .ancestors()
-        .skip(1)
-        .filter(|directory| !directory.as_os_str().is_empty())
-        .find_map(|directory| fs::read_to_string(repo.join(directory).join("Cargo.toml")).ok())?;
-    let name = manifest
-        .lines()
-        .find_map(|line| line.strip_prefix("name = "))?;
-    Some(name.trim_matches('"').to_owned())
 }
 
 /// Returns `true` if our module is compiled from this file.
@@ -476,24 +434,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packages_that_a_change_touches() {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let of = |names: &[&str]| {
-            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            touched(&repo, &names)
-        };
-        assert!(of(&["README.md", "tests/gpu/p2p.c", "kunit/ib_core.rs"]).is_empty());
-        assert_eq!(
-            of(&["cli/verbs/src/lib.rs", "tests/runner/Cargo.toml"]),
-            ["--package=peermem-verbs", "--package=runner"]
-        );
-        for name in ["src/persistent.rs", "tests/fakes/env.rs"] {
-            assert_eq!(of(&[name]).len(), COMPILE_SRC.len());
-        }
-        assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
-    }
-
-    #[test]
     fn first_words_of_comments() {
         // Each line begins with a quotation mark, so that the lint does not take it for a comment.
         let text = [
@@ -525,28 +465,5 @@ mod tests {
             .map(|(number, _)| number)
             .collect();
         assert_eq!(found, [1, 7, 9, 10, 12, 15]);
-    }
-
-    /// Checks that the lists have exactly the packages with a path to our module's sources.
-    #[test]
-    fn packages_that_compile_the_modules_sources() {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut found = BTreeSet::new();
-        for name in ["tests", "cli"] {
-            for file in crate::stamp::files(&repo.join(name)).unwrap() {
-                let text = fs::read_to_string(&file).unwrap_or_default();
-                let is_rust = file.extension().is_some_and(|suffix| suffix == "rs");
-                let has = |line: &str| {
-                    let path = line.strip_prefix("#[path = \"../");
-                    path.is_some_and(|path| {
-                        path.contains("../src/") || path.contains("../fakes/src.rs")
-                    })
-                };
-                if is_rust && text.lines().any(has) {
-                    found.extend(package_of(&repo, file.strip_prefix(&repo).unwrap()));
-                }
-            }
-        }
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), COMPILE_SRC);
     }
 }

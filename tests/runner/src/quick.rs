@@ -20,7 +20,8 @@ type Step = (&'static str, fn(&Paths) -> Result<String>);
 const LANES: &[&[Step]] = &[
     &[
         ("host tests", host_tests),
-        ("clippy of what changed, on the host", |paths| {
+        // cargo itself checks only the packages that have changed.
+        ("clippy, on the host", |paths| {
             lint_changed(paths, |name| name == CLIPPY_HOST)
         }),
     ],
