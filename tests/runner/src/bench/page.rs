@@ -3,7 +3,6 @@
 //! `cost.rs` and of the VM.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
@@ -11,7 +10,7 @@ use clap::ValueEnum as _;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 
-use super::{file, Measured, NVIDIAS, OURS};
+use super::{Measured, NVIDIAS, OURS};
 use crate::cost::{self, Counted, Kind, Subject, CALLBACKS, MODES, NVIDIA};
 use crate::documents::{self, wrapped};
 
@@ -190,10 +189,9 @@ fn value(value: f64) -> String {
 
 impl Figures {
     fn read(repo: &Path) -> Result<Self> {
-        let text = fs::read_to_string(file(repo)).unwrap_or_default();
         Ok(Self {
             counted: cost::kept(repo)?,
-            measured: Measured::read(&text)?,
+            measured: Measured::read(repo)?,
         })
     }
 
@@ -473,6 +471,8 @@ fn words(shape: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn repo() -> std::path::PathBuf {
