@@ -29,7 +29,7 @@ use crate::vm::Build;
 
 use self::kept::Kept;
 use self::machine::{Job, Machines};
-use self::rule::{all, Check, Mutant, Place, Sign};
+use self::rule::{all, Check, Mutant, Place};
 pub(crate) use self::rule::{find, fit};
 
 /// Note of a test that was not run, because nothing that it depends on has changed since it passed.
@@ -39,9 +39,6 @@ pub(crate) const UNCHANGED: &str = "unchanged";
 pub(crate) struct Selection {
     /// Runs only mutants whose name or test contains one of these words
     words: Vec<String>,
-    /// Lists the mutants and the rules that they remove, and runs none
-    #[arg(long)]
-    list: bool,
     /// Uses the portable build: only mutants of files that wrap C, and their tests in VMs
     #[arg(long)]
     portable: bool,
@@ -205,18 +202,6 @@ pub(crate) fn tests(
 
 /// Runs `runner mutants`.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
-    if selection.list {
-        for mutant in all(paths)? {
-            println!("{} (rule {})", mutant.name, mutant.rule);
-            println!("    takes out: {}", mutant.removes);
-            println!("    without it: {}", mutant.without);
-            for check in &mutant.checks {
-                let signs: Vec<String> = check.signs.iter().map(Sign::to_string).collect();
-                println!("    {} {}", check.test, signs.join(", "));
-            }
-        }
-        return Ok(0);
-    }
     let mutants = chosen(paths, &selection.words, selection.build())?;
     let mut kernels = vec![crate::kernel::DEFAULT.to_owned()];
     for check in mutants.iter().flat_map(|mutant| &mutant.checks) {

@@ -22,16 +22,6 @@ pub(super) enum Sign {
     Hangs,
 }
 
-impl std::fmt::Display for Sign {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Fails(pattern) => write!(f, "fails /{pattern}/"),
-            Self::Report(pattern) => write!(f, "report /{pattern}/"),
-            Self::Hangs => f.write_str("hangs"),
-        }
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// KUnit tests in a VM with these options.
@@ -87,9 +77,6 @@ impl Check {
 #[derive(Debug)]
 pub(crate) struct Mutant {
     pub(crate) name: String,
-    pub(super) rule: String,
-    pub(super) removes: String,
-    pub(super) without: String,
     /// Patches in the order of application. The last patch makes the mutant. The other patches make
     /// the base module, on which the tests must pass.
     pub(crate) patches: Vec<PathBuf>,
@@ -107,17 +94,13 @@ impl Mutant {
     pub(super) fn parse(name: &str, file: &Path, text: &str) -> Result<Self> {
         let mut mutant = Self {
             name: name.to_owned(),
-            rule: String::new(),
-            removes: String::new(),
-            without: String::new(),
             patches: Vec::new(),
             checks: Vec::new(),
         };
         for (key, value) in header(text) {
             match key {
-                "rule" => value.clone_into(&mut mutant.rule),
-                "removes" => value.clone_into(&mut mutant.removes),
-                "without" => value.clone_into(&mut mutant.without),
+                // These lines are for people.
+                "rule" | "removes" | "without" => {}
                 // Adds points where a test can pause both builds, with and without the rule.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
@@ -139,12 +122,9 @@ impl Mutant {
             }
         }
         mutant.patches.push(file.to_owned());
-        for (key, value) in [
-            ("rule", &mutant.rule),
-            ("removes", &mutant.removes),
-            ("without", &mutant.without),
-        ] {
-            ensure!(!value.is_empty(), "its head has no {key}");
+        for key in ["rule", "removes", "without"] {
+            let is_it = |(other, value): (&str, &str)| other == key && !value.is_empty();
+            ensure!(header(text).any(is_it), "its head has no {key}");
         }
         ensure!(!mutant.checks.is_empty(), "it names no test");
         for check in &mutant.checks {
@@ -371,7 +351,6 @@ mod tests {
              # alone: it stays\n# kunit: mapping.x --kernel debug\n# sign: fails y\n",
         )
         .unwrap();
-        assert_eq!((&*mutant.rule, &*mutant.without), ("4", "b: c"));
         assert_eq!(mutant.base(), [PathBuf::from("/x/holds.diff")]);
         assert_eq!(mutant.checks.len(), 3);
         assert_eq!(mutant.checks[1].signs.len(), 2);
