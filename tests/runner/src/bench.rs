@@ -52,7 +52,6 @@ const MACHINES: [Machine; 2] = [
     },
 ];
 
-/// Names of the modules in the figures.
 const OURS: &str = "ours";
 const NVIDIAS: &str = "nvidia";
 

@@ -46,7 +46,6 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(vec![first, second])
 }
 
-/// Copies all files that git tracks or would track.
 fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     for name in tracked(repo)? {
         let (from, target) = (repo.join(&name), to.join(&name));

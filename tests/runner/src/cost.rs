@@ -70,7 +70,6 @@ impl Subject {
         }
     }
 
-    /// Returns the module's name in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ours(Build::InTree) => "ours, in-tree",
@@ -135,7 +134,6 @@ impl fmt::Display for Figure {
 
 pub(crate) type Figures = BTreeMap<Figure, u64>;
 
-/// Figures, and the compilers that were used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) compilers: String,
@@ -288,7 +286,6 @@ fn compilers(kernel: &Kernel) -> Result<String> {
     ))
 }
 
-/// Links the program in `directory`.
 fn link(
     paths: &Paths,
     kernel_objects: &[PathBuf],
@@ -475,7 +472,6 @@ fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>>
     Ok(counts)
 }
 
-/// Returns the contents of the figures' file.
 fn write(counted: &Counted) -> String {
     let mut text = format!(
         "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
@@ -545,7 +541,6 @@ fn is_near(kind: Kind, old: u64, new: u64) -> bool {
     }
 }
 
-/// Returns the registrations of figures.
 fn registrations<'a>(figures: impl IntoIterator<Item = &'a Figure>) -> BTreeSet<&'a str> {
     let figures = figures.into_iter();
     figures.map(|figure| &*figure.registration).collect()
@@ -626,7 +621,6 @@ fn nowhere_dearer(figures: &Figures) -> Test {
     test
 }
 
-/// Adds advice to failed tests.
 fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
     for test in tests {
         if test.verdict == Verdict::Passed {

@@ -15,9 +15,7 @@ use crate::results::{Test, Verdict};
 
 /// A part of a document, and the runs that it is generated from.
 pub(crate) struct Part {
-    /// Path in the repository.
     file: &'static str,
-    /// Name in the markers.
     name: &'static str,
     /// Names of the suite's runs. If one of these runs was not done, the part is not compared.
     pub(crate) runs: &'static [&'static str],
@@ -43,7 +41,6 @@ const fn part(
 const LOOM: &str = "the module's logic, in every order of events";
 const HOST: &str = "the module's logic, on the host";
 
-/// All parts that are generated from the suite's results.
 pub(crate) const PARTS: &[Part] = &[
     part(
         "docs/bad-input.md",
@@ -214,14 +211,12 @@ chunks::tests::all_layouts_of_up_to_five_allocations | up to five allocations of
     with up to five starts and five ends each
 chunks::tests::random_sizes | sizes and holes at random, up to 59 allocations, any limit";
 
-/// Returns the test of this name in `src/`.
 fn find<'a>(runs: &[&'a [Test]], name: &str) -> Result<&'a Test> {
     let mut tests = runs.iter().copied().flatten();
     let found = tests.find(|test| test.name.strip_prefix("src::") == Some(name));
     found.with_context(|| format!("{name} is missing"))
 }
 
-/// Returns the table of the number of cases by test.
 fn cases(runs: &[&[Test]], of: &str) -> Result<String> {
     let mut text = String::from("| test | cases |\n|---|---|\n");
     for (name, words) in of.lines().filter_map(|line| line.split_once(" | ")) {
@@ -397,7 +392,6 @@ mod tests {
     use crate::results::tests;
     use crate::suite::every_run;
 
-    /// Returns a table without its head.
     fn body(table: Result<String>) -> String {
         let text = table.expect("a table");
         text.splitn(3, '\n').nth(2).unwrap_or_default().to_owned()

@@ -58,7 +58,6 @@ fn gcc() -> Result<String> {
     Ok(version.split('.').next().unwrap_or_default().to_owned())
 }
 
-/// Returns a hash of everything that the root is made from.
 pub(crate) fn key(arch: Arch) -> Result<String> {
     let (_, sources) = apt::own_sources()?;
     let mut key = Key::default();

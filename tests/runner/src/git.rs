@@ -8,7 +8,6 @@ use anyhow::Result;
 
 use crate::progress::output;
 
-/// Returns the output of a git command.
 pub(crate) fn git(repo: &Path, words: &[&str]) -> Result<String> {
     let usual = ["-c", "safe.directory=*", "-c", "core.quotePath=off", "-C"];
     output(Command::new("git").args(usual).arg(repo).args(words))

@@ -21,7 +21,6 @@ use crate::results::{pattern, Format, Reader, Test, Verdict};
 use crate::vm::{Build, Named as _, Peermem};
 use crate::{guest, kernel, klog, programs, results, setup, vm};
 
-/// Path of the page in the repository.
 const PAGE: &str = "docs/hazards.md";
 
 /// Hazards by the letters of their rows. The names of a hazard's schedules begin with its letter.
@@ -51,12 +50,10 @@ fn unpreventable(schedule: &str) -> Option<&'static str> {
     found.map(|(_, defect)| *defect)
 }
 
-/// The result of a schedule in one VM.
 #[derive(Debug, Default, Clone)]
 struct Outcome {
     saw: Vec<String>,
     wrong: Vec<String>,
-    /// Headlines of the kernel's reports.
     reports: Vec<String>,
     skipped: bool,
     /// Reasons why the schedule itself failed. The schedule's result is then meaningless.
@@ -82,7 +79,6 @@ impl Outcome {
         }
     }
 
-    /// Returns the defects, or `None` if there are none.
     fn defects(&self) -> Option<String> {
         let oops = self.reports.iter().any(|report| report == OOPS);
         // The kernel's state decides whether the defect kills a thread or the machine.
@@ -109,7 +105,6 @@ impl Outcome {
 /// Outcomes by schedule, in the order of the run.
 type Outcomes = Vec<(String, Outcome)>;
 
-/// All results of one VM.
 struct Ran {
     machine: &'static Machine,
     outcomes: Outcomes,
@@ -289,7 +284,6 @@ fn sort_out(
     }
 }
 
-/// Returns `true` if a schedule belongs to a row.
 fn belongs(schedule: &str, letter: &str) -> bool {
     schedule.split('.').next() == Some(letter)
 }
@@ -342,7 +336,6 @@ fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
     }
 }
 
-/// Joins phrases, and drops duplicates.
 fn once_each(words: &[String]) -> String {
     let mut said: Vec<&str> = Vec::new();
     for phrase in words.iter().flat_map(|words| words.split("; ")) {
@@ -374,7 +367,6 @@ fn render(page: &str, ran: &[Ran]) -> Result<String> {
     Ok(page.lines().map(|line| row(line, ran) + "\n").collect())
 }
 
-/// Replaces the part of a page between the marks of `name`.
 fn replaced(page: &str, name: &str, part: &str) -> Result<String> {
     let [before, _, after] = split(page, name)?;
     Ok([before, part, after].concat())
@@ -395,7 +387,6 @@ fn row(line: &str, ran: &[Ran]) -> String {
     }
 }
 
-/// Returns the results of each schedule.
 fn every_schedule(ran: &[Ran]) -> String {
     let mut schedules: BTreeMap<&str, String> = BTreeMap::new();
     for ran in ran {

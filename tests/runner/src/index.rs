@@ -9,7 +9,6 @@ use anyhow::{anyhow, bail, Context as _, Result};
 
 use crate::progress::output;
 
-/// Returns the kernel's name of a module.
 pub(crate) fn name_of(file: &Path) -> String {
     file.file_stem()
         .unwrap_or_default()
@@ -26,7 +25,6 @@ impl Index {
         self.0.entry(name_of(&file)).or_insert(file);
     }
 
-    /// Adds all modules below a directory.
     pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
         let entries = fs::read_dir(directory)
             .with_context(|| format!("cannot read {}", directory.display()))?;
@@ -101,14 +99,12 @@ impl Index {
     }
 }
 
-/// Returns the undefined symbols of an object file.
 pub(crate) fn undefined(file: &Path) -> Result<Vec<String>> {
     let mut nm = std::process::Command::new("nm");
     let names = output(nm.args(["--undefined-only", "--just-symbols"]).arg(file))?;
     Ok(names.lines().map(str::to_owned).collect())
 }
 
-/// Returns `true` if a module has a parameter of this name.
 pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(after(&bytes, &format!("\0parmtype={name}:")).is_some())

@@ -19,11 +19,9 @@ use crate::suite::{Place, Run};
 use crate::vm::{Options, Peermem};
 use crate::{programs, setup, stamp};
 
-/// Result of a run that passed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     run: String,
-    /// Hash of all inputs of the run.
     key: String,
     pub(crate) tests: Vec<Test>,
     pub(crate) when: When,
@@ -99,7 +97,6 @@ impl Pass {
     }
 }
 
-/// Page with the table of last passes.
 pub(crate) const LAST_PASSES_PAGE: &str = "docs/last-passes.md";
 
 /// Adds a file to the key. A file that was deleted but is still tracked has no contents.

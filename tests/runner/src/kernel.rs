@@ -22,7 +22,6 @@ use crate::paths::Paths;
 use crate::stamp;
 use crate::toolchain::Toolchain;
 
-/// Extent of a kernel's build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// The kernel and its modules without the stock RDMA modules, which only tests load.

@@ -65,7 +65,6 @@ impl Linter<'_> {
 /// A check: its name and its function. The error is the check's complaint.
 type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 
-/// The check that runs clippy by cargo.
 pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 
 /// The check that compiles the object of the portable build.
@@ -185,7 +184,6 @@ fn riddles(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Fails if a comment begins with one of [`RIDDLES`].
 fn first_words(linter: &Linter<'_>) -> Result<()> {
     let is_code = |name: &str| [".rs", ".c", ".h"].iter().any(|end| name.ends_with(end));
     let mut found = Vec::new();
@@ -206,7 +204,6 @@ fn first_words(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command that must succeed.
 fn passes(command: &mut Command) -> Result<()> {
     quiet(command, |_| false)
 }
@@ -319,7 +316,6 @@ const CHECKPATCH: [(&str, &str); 3] = [
     ("", ""),
 ];
 
-/// Runs the kernel's checkpatch on C files and patches.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
     let mut sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
@@ -374,7 +370,6 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     passes(shellcheck.args(&scripts).current_dir(&linter.paths.repo))
 }
 
-/// Directory of the rules for Prometheus.
 const ALERTS: &str = "packaging/peermemctl/alerts";
 
 /// Output of the exporter for synthetic machines.

@@ -53,7 +53,6 @@ impl Selection {
     }
 }
 
-/// Prints one result.
 fn tell(test: &Test, started: Instant) {
     let word = match test.verdict {
         Verdict::Passed => "seen  ",
@@ -200,7 +199,6 @@ pub(crate) fn tests(
     Ok(results.into_iter().map(|(_, test)| test).collect())
 }
 
-/// Runs `runner mutants`.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let mutants = chosen(paths, &selection.words, selection.build())?;
     let mut kernels = vec![crate::kernel::DEFAULT.to_owned()];

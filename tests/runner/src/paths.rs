@@ -13,7 +13,6 @@ use anyhow::{bail, Context as _, Result};
 
 use crate::stamp;
 
-/// Number of kernel logs to keep.
 const LOGS_KEPT: usize = 300;
 
 /// Number of kernel logs of flaky runs to keep, separately.
@@ -45,7 +44,6 @@ impl Folder {
         Ok(Self(path))
     }
 
-    /// Makes a folder for a test of this program.
     #[cfg(test)]
     pub(crate) fn scratch(name: &str) -> Self {
         let name = format!("runner-{name}-{}", std::process::id());

@@ -34,7 +34,6 @@ const PYVERBS_TESTS: [&str; 9] = [
     "test_shared_pd",
 ];
 
-/// The verbs program.
 pub(crate) const GDR: &str = "gdr";
 
 /// The library that registers GPU memory by dma-buf.
@@ -51,12 +50,10 @@ pub(crate) fn directory(paths: &Paths, arch: Arch) -> PathBuf {
         .join(arch.foreign().unwrap_or_default())
 }
 
-/// Returns the path of the compiled verbs program.
 pub(crate) fn gdr(paths: &Paths, arch: Arch) -> PathBuf {
     directory(paths, arch).join(GDR)
 }
 
-/// Returns the path of the compiled `peermemctl`.
 pub(crate) fn peermemctl(paths: &Paths, arch: Arch) -> PathBuf {
     directory(paths, arch).join("peermemctl")
 }
@@ -161,7 +158,6 @@ pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
     of_prometheus(paths, "promtool")
 }
 
-/// Returns Prometheus's server.
 pub(crate) fn prometheus(paths: &Paths) -> Result<PathBuf> {
     of_prometheus(paths, "prometheus")
 }
@@ -179,7 +175,6 @@ fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
     Ok(product)
 }
 
-/// Unpacks rdma-core's tests in the cache.
 fn pyverbs(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "pyverbs")?;
     let target = paths.cache.join("pyverbs");

@@ -37,7 +37,6 @@ const LANES: &[&[Step]] = &[
     ],
 ];
 
-/// Fails if one of the tests failed.
 fn all_passed(tests: &[Test]) -> Result<()> {
     let failed = tests.iter().filter(|test| test.verdict != Verdict::Passed);
     let failed: Vec<String> = failed

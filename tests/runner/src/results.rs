@@ -42,7 +42,6 @@ impl Test {
         }
     }
 
-    /// Returns a result without notes.
     pub(crate) fn new(name: &str, verdict: Verdict) -> Self {
         Self {
             name: name.to_owned(),
@@ -59,7 +58,6 @@ impl Test {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Ktap,
-    /// Output of `cargo test`.
     Cargo,
     /// Output of `unittest` with `--verbose`.
     Unittest,
@@ -112,7 +110,6 @@ impl Reader {
         }
     }
 
-    /// Returns a parser that has read all lines of `text`.
     pub(crate) fn of(format: Format, text: &str) -> Self {
         let mut reader = Self::new(format);
         for line in text.lines() {
@@ -239,7 +236,6 @@ impl Reader {
         }
     }
 
-    /// Returns `true` if the number of results equals the announced number.
     pub(crate) fn is_complete(&self) -> bool {
         self.announced == Some(self.tests.len())
     }

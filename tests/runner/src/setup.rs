@@ -25,7 +25,6 @@ pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     Toolchain::find(paths)
 }
 
-/// Finds the kernel with this name.
 pub(crate) fn find_kernel(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -56,7 +55,6 @@ pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>)
     Ok(0)
 }
 
-/// Makes everything that the demo needs.
 pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
     beside_programs(paths, &[options.arch()], &[programs::GDR], |toolchain| {
         let kernel = find_kernel(paths, toolchain, &options.kernel, Extent::Patched)?;
@@ -163,13 +161,11 @@ pub(crate) fn our_module(
     }
 }
 
-/// Returns the hash of everything that a kernel was made from.
 pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
     let toolchain = Toolchain::find(paths)?;
     Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
-/// Adds the peer-memory module and the KUnit tests.
 fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) -> Result<()> {
     match options.peermem {
         Peermem::Ours => {

@@ -20,7 +20,6 @@ use crate::kernel::{self, Again};
 static TABLE: LazyLock<Table> =
     LazyLock::new(|| Table::parse(include_str!("../suite")).expect("tests/runner/suite"));
 
-/// Returns the smoke runs of a kernel.
 fn smoke(flavour: &'static kernel::Flavour) -> impl Iterator<Item = Run> {
     let named = |name: &&str| {
         let name = format!("smoke: {name}");

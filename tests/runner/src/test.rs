@@ -182,7 +182,6 @@ impl Selection {
     }
 }
 
-/// Returns the kernel that a run's VM boots.
 fn kernel_of(run: &Run) -> Option<String> {
     match run.place {
         Place::Vm { .. } => run.machine().map(|machine| machine.kernel),
@@ -202,7 +201,6 @@ fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<St
     ))
 }
 
-/// Everything that the runs of one call need.
 struct Suite<'a> {
     paths: &'a Paths,
     toolchain: Toolchain,
@@ -266,7 +264,6 @@ impl Suite<'_> {
         reports.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// Does a run, or uses its kept results.
     fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
         let started = Instant::now();
         // A run that cannot even begin fails, and the other runs continue.
@@ -361,7 +358,6 @@ impl Suite<'_> {
     }
 }
 
-/// Compares runs that must have the same results.
 fn agreement(reports: &mut [Report]) {
     for at in 0..reports.len() {
         let report = &reports[at];
@@ -408,7 +404,6 @@ fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selectio
     }
 }
 
-/// Runs only the checks of the code's form.
 pub(crate) fn lint(paths: &Paths) -> Result<i32> {
     let failed = results::tell(&lint::run(paths, None, |_| true)?);
     Ok(i32::from(failed > 0))
@@ -505,7 +500,6 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
     differences
 }
 
-/// Returns the options of a run's VM in the suite.
 fn wanted(run: &Run) -> Option<Options> {
     Some(Options {
         frozen: true,

@@ -34,7 +34,6 @@ impl Toolchain {
         })
     }
 
-    /// Returns variables for the command line of make.
     pub(crate) fn make_variables(&self) -> Vec<String> {
         vec![
             "RUSTC=/usr/bin/rustc".to_owned(),

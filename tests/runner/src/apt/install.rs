@@ -30,13 +30,11 @@ const RUN: &str =
 /// Packages for making Debian packages, and for installing on synthetic hosts.
 pub(crate) const INSTALL: &str = "dkms zstd systemd binutils debhelper dh-dkms lintian";
 
-/// Packages for making the root of a host.
 pub(crate) const ROOT: &str = "mmdebstrap";
 
 /// Packages for packing peermemctl, and for testing its packages.
 pub(crate) const PACKAGES: &str = "mmdebstrap python3-venv rpm umoci";
 
-/// Packages for linting.
 pub(crate) const LINT: &str = "shellcheck";
 
 /// Packages for fetching wheels, if no other `pip` is available.
@@ -46,10 +44,8 @@ pub(crate) const WHEELS: &str = "python3-pip";
 /// kernel need the compiler.
 pub(crate) const FOREIGN: &str = "qemu-system-arm mmdebstrap gcc-aarch64-linux-gnu";
 
-/// Packages for the arm64 object of the portable build.
 pub(crate) const ARM64_OBJECT: &str = "binutils-aarch64-linux-gnu";
 
-/// Packages for counting instructions.
 pub(crate) const COST: &str = "valgrind";
 
 /// A package that must be installed: the first of several alternatives that is available.
@@ -60,7 +56,6 @@ struct Need<'a> {
     at_least: &'a str,
 }
 
-/// Parses a list of packages.
 fn needs(list: &str) -> Vec<Need<'_>> {
     let need = |word| -> Option<Need<'_>> {
         let mut parts = str::split(word, '=');
@@ -223,7 +218,6 @@ pub(crate) fn was_begun(paths: &Paths) -> bool {
     begun(paths).exists()
 }
 
-/// Updates this machine's package lists.
 fn read_lists(paths: &Paths) -> Result<()> {
     let mut stage = Stage::begin("packages: reading lists");
     let log = paths.cache.join("logs/packages.txt");

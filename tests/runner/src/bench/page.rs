@@ -38,7 +38,6 @@ const SHAPES: [&str; 3] = ["64KiB", "64KiB-revoked", "1GiB-fragmented"];
 const REGIONS: [u32; 4] = [1, 100, 1_000, 10_000];
 const THREADS: [usize; 2] = [4, 16];
 
-/// All figures.
 struct Figures {
     counted: Counted,
     measured: Measured,
@@ -154,7 +153,6 @@ fn worst<const N: usize>(values: [Option<f64>; N]) -> Option<f64> {
 }
 
 impl Goal {
-    /// Returns the values in both modes.
     fn values(&self, figures: &Figures) -> [Option<f64>; 2] {
         MODES.map(|mode| (self.value)(figures, mode))
     }
@@ -179,7 +177,6 @@ fn unmeasured(figures: &Figures) -> usize {
     values.filter(|values| values == &[None, None]).count()
 }
 
-/// Formats a count or a ratio.
 fn value(value: f64) -> String {
     match value {
         10.0.. => number(value),
@@ -212,7 +209,6 @@ impl Figures {
         Some(self.measured.get(module, mode, name)? as f64)
     }
 
-    /// Returns our figure divided by NVIDIA's.
     fn ratio(&self, mode: &str, name: &str) -> Option<f64> {
         Some(self.vm(OURS, mode, name)? / self.vm(NVIDIAS, mode, name)?)
     }
@@ -304,7 +300,6 @@ impl Figures {
         table(&head, 1, rows)
     }
 
-    /// Returns the table of instructions by callback.
     fn callbacks_part(&self) -> String {
         let mut rows = Vec::new();
         let shapes = SHAPES.into_iter();
@@ -461,7 +456,6 @@ impl Figures {
     }
 }
 
-/// Returns a shape's name in words.
 fn words(shape: &str) -> String {
     shape
         .replace("KiB", " KiB")

@@ -14,7 +14,6 @@ use crate::index::{self, Index};
 use crate::paths::Paths;
 use crate::progress::output;
 
-/// A kernel that is built.
 pub(crate) struct Kernel {
     pub(crate) arch: Arch,
     pub(crate) image: PathBuf,
@@ -32,7 +31,6 @@ pub(crate) struct Kernel {
     pub(crate) make: &'static [&'static str],
     /// `true` if the kernel has the detectors of `debug.config`.
     pub(crate) detectors: bool,
-    /// `true` if the kernel's ib_core has peer memory.
     pub(crate) has_peer_memory: bool,
     /// `true` if the kernel is Debian's own image.
     pub(crate) is_stock: bool,
@@ -51,16 +49,12 @@ pub(crate) struct Kernel {
 /// A key that a kernel trusts, like the key that DKMS makes.
 #[derive(Debug, Clone)]
 pub(crate) struct Signing {
-    /// Private key in PEM format.
     pub(crate) key: PathBuf,
-    /// Certificate in DER format.
     pub(crate) certificate: PathBuf,
-    /// The kernel's `sign-file` program.
     pub(crate) sign_file: PathBuf,
 }
 
 impl Signing {
-    /// Signs a module's file in place.
     pub(crate) fn sign(&self, module: &Path) -> Result<()> {
         output(
             Command::new(&self.sign_file)
@@ -141,12 +135,10 @@ pub(super) fn separates_output(build: &Path) -> bool {
     })
 }
 
-/// Returns the architecture of the kernel with this name.
 pub(crate) fn arch_of(name: &str) -> Arch {
     flavour(name).map_or(Arch::X86_64, |flavour| flavour.arch)
 }
 
-/// Returns the architectures of several kernels without duplicates.
 pub(crate) fn archs(kernels: &[&str]) -> Vec<Arch> {
     let mut archs: Vec<Arch> = kernels.iter().map(|name| arch_of(name)).collect();
     archs.sort();

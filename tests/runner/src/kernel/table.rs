@@ -76,12 +76,10 @@ const STOCK_MAKE_ARM64: &[&str] = &[
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
-/// One kernel of the test VM.
 pub(crate) struct Flavour {
     /// Name for `--kernel`, and of the kernel's directory in the cache.
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
-    /// Debian's package of the source.
     pub(super) package: &'static str,
     /// Suites of Debian's archive that have the package and, for a stock kernel, libc6. This machine
     /// need not use these suites.
@@ -96,7 +94,6 @@ pub(crate) struct Flavour {
     pub(super) config: &'static [&'static str],
     /// Variables of make, for the kernel and for modules.
     pub(super) make: &'static [&'static str],
-    /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
     /// `true` if the kernel's ib_core has peer memory, which our module needs.
     pub(super) peer_memory: bool,
@@ -115,7 +112,6 @@ pub(crate) struct Flavour {
     pub(crate) mib: u64,
 }
 
-/// Defaults for built kernels.
 const BUILT: Flavour = Flavour {
     name: "",
     arch: Arch::X86_64,
@@ -146,7 +142,6 @@ const BUILT_ARM64: Flavour = Flavour {
     ..BUILT
 };
 
-/// Defaults for stock kernels.
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     smoke: &["NVIDIA's", "ours, revocable"],
@@ -289,7 +284,6 @@ const FLAVOURS: &[Flavour] = &[
 ];
 
 impl Flavour {
-    /// Returns the flavour whose directory holds the source.
     pub(crate) fn source(&self) -> &'static str {
         self.source.unwrap_or(self.name)
     }
@@ -309,12 +303,10 @@ pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }
 
-/// Returns all kernels of the test VM.
 pub(crate) fn all() -> impl Iterator<Item = &'static Flavour> {
     FLAVOURS.iter()
 }
 
-/// Returns all kernels for an architecture.
 pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
     FLAVOURS
         .iter()

@@ -152,7 +152,6 @@ impl Tree<'_> {
         Ok(key.finish())
     }
 
-    /// Downloads and unpacks the source.
     pub(super) fn fetch(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
         let package = self.flavour.package;
@@ -214,7 +213,6 @@ impl Tree<'_> {
         )
     }
 
-    /// Returns the patches in the order of their series files.
     fn patches(&self) -> Result<Vec<PathBuf>> {
         let mut patches = Vec::new();
         for directory in self.flavour.patches {

@@ -18,7 +18,6 @@ pub(super) enum Sign {
     Fails(Regex),
     /// The kernel log has a report that matches.
     Report(Regex),
-    /// The test does not return.
     Hangs,
 }
 
@@ -36,7 +35,6 @@ pub(super) enum Place {
     },
 }
 
-/// One test of a mutant.
 #[derive(Debug, Clone)]
 pub(super) struct Check {
     pub(super) place: Place,
@@ -50,7 +48,6 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Returns the name of the result.
     pub(super) fn label(&self, mutant: &str) -> String {
         match &self.place {
             Place::Host { package, .. } => format!("{mutant} ({package}: {})", self.test),
@@ -73,7 +70,6 @@ impl Check {
     }
 }
 
-/// One patch of `tests/mutants`.
 #[derive(Debug)]
 pub(crate) struct Mutant {
     pub(crate) name: String,
@@ -144,7 +140,6 @@ impl Mutant {
         &self.patches[..self.patches.len() - 1]
     }
 
-    /// Returns the files that the mutant's patches change.
     pub(super) fn changed(&self) -> Result<Vec<String>> {
         let mut files = Vec::new();
         for patch in &self.patches {
@@ -167,7 +162,6 @@ impl Mutant {
     }
 }
 
-/// Returns the files that a patch changes.
 fn changed(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("+++ b/"))
 }
@@ -219,7 +213,6 @@ pub(super) fn sign(value: &str) -> Result<Sign> {
     }
 }
 
-/// Returns all mutants, sorted by name.
 pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     let directory = paths.repo.join("tests/mutants");
     let mut found = Vec::new();
@@ -234,7 +227,6 @@ pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     Ok(found)
 }
 
-/// Returns the mutant with the given name.
 pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
     all(paths)?
         .into_iter()

@@ -12,7 +12,6 @@ use crate::apt;
 use crate::paths::Paths;
 use crate::progress::output;
 
-/// The user's right to install packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
     Root,
@@ -32,7 +31,6 @@ pub(super) struct Room {
     pub(super) wanted_mib: u64,
 }
 
-/// Facts about this machine.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) architecture: String,

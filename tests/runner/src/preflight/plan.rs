@@ -11,7 +11,6 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::{apt, foreign, kernel, programs, stamp, toolchain};
 
-/// A step of the setup.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
     pub(super) name: String,
@@ -56,7 +55,6 @@ pub(crate) struct Wanted<'a> {
     pub(crate) modules: bool,
     /// Programs for the kernels' architectures, and a root if this machine cannot run its programs.
     pub(crate) programs: bool,
-    /// Number of VMs that run at once.
     pub(crate) machines: usize,
 }
 
@@ -148,7 +146,6 @@ fn plan_kernel(
     is_compiled
 }
 
-/// Plans the modules for a kernel.
 fn plan_modules(paths: &Paths, flavour: &kernel::Flavour, is_compiled: bool, plan: &mut Plan) {
     let name = flavour.name;
     let products = paths.cache.join("modules").join(name);

@@ -33,7 +33,6 @@ pub(crate) struct Run {
     pub(crate) src: Option<&'static [&'static str]>,
 }
 
-/// Another run to compare with.
 #[derive(Clone, Copy)]
 pub(crate) struct Same {
     pub(crate) run: &'static str,
@@ -52,7 +51,6 @@ pub(crate) enum Place {
         options: &'static str,
         command: &'static str,
     },
-    /// `cargo` on this machine, with these arguments.
     Cargo(&'static str),
     /// The schedules of the known hazards. Our module must pass, and `docs/hazards.md` must match
     /// the results. If a build is given, only our module is tested.
@@ -63,7 +61,6 @@ pub(crate) enum Place {
     Cost,
     /// An installation on a Debian host, which boots its own kernel.
     Debian(&'static Release),
-    /// The packages of peermemctl on Debian's releases.
     Packages,
     /// First use from a clone and a cache below /tmp.
     Contact,

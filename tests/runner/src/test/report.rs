@@ -11,10 +11,8 @@ use crate::progress::duration;
 use crate::results::{figures, Test, Verdict};
 use crate::suite::{Place, Run};
 
-/// Origin of the results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The run was done.
     Run,
     /// The run does not depend on `src/`, and its inputs have not changed since then.
     Unchanged(When),
@@ -30,7 +28,6 @@ pub(super) struct FirstTry {
     pub(super) logs: Vec<PathBuf>,
 }
 
-/// Results of one run.
 pub(super) struct Report {
     pub(super) run: &'static Run,
     pub(super) tests: Vec<Test>,
@@ -64,7 +61,6 @@ impl Report {
         }
     }
 
-    /// Returns a report from kept results.
     pub(super) fn kept(run: &'static Run, kept: Kept, origin: fn(When) -> Origin) -> Self {
         Self {
             origin: origin(kept.when),
@@ -89,7 +85,6 @@ impl Report {
         self.failures().is_empty()
     }
 
-    /// Returns the number of tests that passed.
     pub(super) fn passed(&self) -> usize {
         let skipped = self.skipped().count();
         let failed = self.failures().len() - self.problems.len();
@@ -137,7 +132,6 @@ impl Report {
         report
     }
 
-    /// Prints the result of the run.
     pub(super) fn tell(&self) {
         let failures = self.failures();
         let skipped = self.skipped().count();

@@ -33,7 +33,6 @@ const NONE: &str = "none";
 /// Number of skipped tests of one run, by reason.
 type Counts = BTreeMap<String, usize>;
 
-/// Skipped tests by run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Skips {
     /// Reasons by their short names.

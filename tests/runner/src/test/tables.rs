@@ -8,7 +8,6 @@ use super::report::{Origin, Report};
 use crate::documents::wrapped;
 use crate::progress::duration;
 
-/// Lists the skipped tests and their reasons.
 fn list_skipped(reports: &[Report]) {
     // Collects first the runs by test and reason, then the tests by reason and runs. Most tests are
     // skipped in groups.
@@ -52,7 +51,6 @@ fn list_flaky(reports: &[Report]) {
     }
 }
 
-/// Numbers in the last two lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     passed: usize,
