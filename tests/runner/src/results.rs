@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Parses the output of test programs: KTAP, cargo's tests, Python's unittest.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use anyhow::Result;
@@ -259,26 +258,6 @@ impl Reader {
         }
         (self.tests, self.problems)
     }
-}
-
-/// Returns the figures that a test measured, by name. Several values of one name are joined.
-pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
-    let mut found: BTreeMap<&str, String> = BTreeMap::new();
-    for note in &test.notes {
-        let Some((name, value)) = note.split_once(' ') else {
-            continue;
-        };
-        // Every test prints these values, which say nothing about the tested code.
-        if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
-            continue;
-        }
-        let values = found.entry(name).or_default();
-        if !values.is_empty() {
-            values.push(' ');
-        }
-        values.push_str(value);
-    }
-    found
 }
 
 /// Prints tests and their notes. Returns the number of failed tests.

@@ -16,9 +16,6 @@ pub(crate) struct Run {
     pub(crate) format: Format,
     /// Another run that must have the same result for each test.
     pub(crate) same_as: Option<Same>,
-    /// Prefix of the figures that are shown with the run. Used for a run that is not compared with
-    /// another run.
-    pub(crate) shown: Option<&'static str>,
     /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
     /// Kernel of the run's VM. `None`: the caller's kernel.
@@ -73,7 +70,6 @@ pub(crate) const BASE: Run = Run {
     place: Place::Cargo(""),
     format: Format::Ktap,
     same_as: None,
-    shown: None,
     only_in_full: false,
     kernel: None,
     also: &[],

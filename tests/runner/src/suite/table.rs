@@ -104,7 +104,6 @@ fn change(run: &mut Run, property: &'static str) -> Result<()> {
     match key {
         "full" => run.only_in_full = true,
         "on" => run.kernel = Some(value),
-        "shown" => run.shown = Some(value),
         "like" => {
             run.same_as = Some(Same {
                 run: value,

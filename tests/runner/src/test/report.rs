@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::history::When;
 use crate::kept::Kept;
 use crate::progress::duration;
-use crate::results::{figures, Test, Verdict};
+use crate::results::{Test, Verdict};
 use crate::suite::{Place, Run};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,13 +155,6 @@ impl Report {
             Origin::Resumed(when) => println!("{line} in this pass: {}", told(when)),
         }
         for test in &self.tests {
-            if let Some(shown) = self.run.shown {
-                for (name, value) in figures(test) {
-                    if name.starts_with(shown) {
-                        println!("      {name}: {value}");
-                    }
-                }
-            }
             if test.verdict != Verdict::Failed {
                 continue;
             }
