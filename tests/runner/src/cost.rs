@@ -162,7 +162,20 @@ pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
 /// Returns one test for each registration, with advice about changes.
 fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     let mut tests = compare(&kept.figures, &counted.figures);
-    advise(&mut tests, kept, counted);
+    for test in tests
+        .iter_mut()
+        .filter(|test| test.verdict != Verdict::Passed)
+    {
+        test.notes.push(format!(
+            "if more than {TOLERANCE} % of instructions, or a call, is meant to change: make cost UPDATE=1, and commit tests/cost/figures"
+        ));
+        if kept.compilers != counted.compilers {
+            test.notes.push(format!(
+                "or the compiler changed it: the file's figures are of {}; these are of {}",
+                kept.compilers, counted.compilers
+            ));
+        }
+    }
     tests
 }
 
@@ -619,23 +632,6 @@ fn nowhere_dearer(figures: &Figures) -> Test {
         ));
     }
     test
-}
-
-fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
-    for test in tests {
-        if test.verdict == Verdict::Passed {
-            continue;
-        }
-        test.notes.push(format!(
-            "if more than {TOLERANCE} % of instructions, or a call, is meant to change: make cost UPDATE=1, and commit tests/cost/figures"
-        ));
-        if kept.compilers != counted.compilers {
-            test.notes.push(format!(
-                "or the compiler changed it: the file's figures are of {}; these are of {}",
-                kept.compilers, counted.compilers
-            ));
-        }
-    }
 }
 
 #[cfg(test)]

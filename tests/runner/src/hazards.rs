@@ -113,7 +113,6 @@ struct Ran {
     version: String,
 }
 
-static STAMP: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\[[ 0-9.]+\](\[[ TC0-9]+\])? "));
 static WARNING_AT: LazyLock<Regex> = LazyLock::new(|| pattern(r"WARNING: \S+ at \w+\+"));
 static ALLOCATOR: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\[\w+ overwritten\]|^BUG kmalloc|at (object|slab)_err\+"));
@@ -130,10 +129,10 @@ const HANGING: &str = " does not return";
 /// compiler and on the contents of memory. Keeps the stand-in's own messages, which depend on
 /// neither.
 fn headline(report: &klog::Report) -> String {
-    let lines: Vec<String> = report
+    let lines: Vec<&str> = report
         .lines
         .iter()
-        .map(|line| STAMP.replace(line, "").into_owned())
+        .map(|line| klog::message(line))
         .collect();
     for (index, line) in lines.iter().enumerate() {
         if ALLOCATOR.is_match(line) {
@@ -150,7 +149,7 @@ fn headline(report: &klog::Report) -> String {
             };
         }
     }
-    let first = lines.first().map_or("", String::as_str);
+    let first = lines.first().copied().unwrap_or_default();
     if first.starts_with("Kernel panic") {
         return "panic".to_owned();
     }

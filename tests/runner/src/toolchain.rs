@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, Context as _, Result};
 
 use crate::apt;
 use crate::command::{quoted, system_path, tool};
@@ -155,27 +155,21 @@ pub(crate) fn loaded_by(libraries: &Path, program: &Path) -> String {
     )
 }
 
+/// Returns the directory of the newest libclang.
 fn libclang() -> Result<PathBuf> {
-    let mut found: Option<(u32, PathBuf)> = None;
-    for entry in fs::read_dir("/usr/lib").context("/usr/lib")? {
-        let path = entry?.path();
-        let number = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(|name| name.strip_prefix("llvm-"))
-            .and_then(|number| number.parse::<u32>().ok());
-        let Some(number) = number.filter(|number| *number >= OLDEST_LIBCLANG) else {
-            continue;
-        };
-        let library = path.join("lib");
-        let newer = found.as_ref().is_none_or(|(other, _)| number > *other);
-        if newer && library.join("libclang.so").exists() {
-            found = Some((number, library));
-        }
-    }
-    found
-        .map(|(_, path)| path)
-        .ok_or_else(|| anyhow!("no libclang of version {OLDEST_LIBCLANG} or newer below /usr/lib"))
+    let found = fs::read_dir("/usr/lib")
+        .context("/usr/lib")?
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let number = path.file_name()?.to_str()?.strip_prefix("llvm-")?;
+            let number: u32 = number.parse().ok()?;
+            let library = path.join("lib");
+            let will_do = number >= OLDEST_LIBCLANG && library.join("libclang.so").exists();
+            will_do.then_some((number, library))
+        });
+    found.max().map(|(_, path)| path).with_context(|| {
+        format!("no libclang of version {OLDEST_LIBCLANG} or newer below /usr/lib")
+    })
 }
 
 #[cfg(test)]
