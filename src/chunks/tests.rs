@@ -375,8 +375,9 @@ fn neighbours_of_one_size_cost_a_call_each() {
             most_tried = most_tried.max(lock(&model.seen).tried as f64 / (to - from) as f64);
         }
         println!(
-            "figure: search {count} of {} MiB | {most_calls} | {most_tried:.2}",
-            units * UNIT / MIB
+            "figure: search | {count} of {} MiB | {most_calls} | {:.2} | {most_tried:.2} |",
+            units * UNIT / MIB,
+            most_calls as f64 / count as f64
         );
     }
 }
@@ -479,8 +480,9 @@ fn the_cost_of_random_sizes() {
             all_chunks as f64 / allocations as f64
         );
         println!(
-            "figure: search {allocations} of 2 to {} MiB, at random | {all_calls} | {:.2}",
+            "figure: search | {allocations} of 2 to {} MiB, at random | {all_calls} | {:.2} | {:.2} |",
             most * UNIT / MIB,
+            all_calls as f64 / allocations as f64,
             tried as f64 / bytes as f64
         );
     }

@@ -8,10 +8,12 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use anyhow::{anyhow, Context as _, Result};
+use regex::{Captures, Regex};
 
-use crate::results::{Test, Verdict};
+use crate::results::{pattern, Test, Verdict};
 
 /// A part of a document, and the runs that it is generated from.
 pub(crate) struct Part {
@@ -67,17 +69,17 @@ pub(crate) const PARTS: &[Part] = &[
     part("docs/verification.md", "searches", &[HOST], |runs| {
         cases(runs, SEARCHES)
     }),
-    part(
-        "docs/registration.md",
-        "calls to pin",
-        &[HOST],
-        calls_to_pin,
-    ),
+    part("docs/registration.md", "calls to pin", &[HOST], |runs| {
+        let head = "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n";
+        rows(runs, SEARCHED, "search", head)
+    }),
     part("docs/observe.md", "reasons", &[HOST], |runs| {
-        rows(runs, "reason")
+        let head = "| reason | what happened | what to do |\n|---|---|---|\n";
+        rows(runs, REASONS, "reason", head)
     }),
     part("docs/observe.md", "events", &[HOST], |runs| {
-        rows(runs, "event")
+        let head = "| event | what happened | what to do |\n|---|---|---|\n";
+        rows(runs, REASONS, "event", head)
     }),
 ];
 
@@ -232,41 +234,24 @@ fn cases(runs: &[&[Test]], of: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the module's table of reasons or events. A test of the module writes the rows.
-fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
-    let test = find(runs, "reason::tests::each_row_has_a_name_of_its_own")?;
-    let mut text = format!("| {of} | what happened | what to do |\n|---|---|---|\n");
-    for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
-        writeln!(text, "{}", row.trim_start())?;
-    }
-    Ok(text)
-}
+/// Tests that write the rows of a table.
+const REASONS: &[&str] = &["reason::tests::each_row_has_a_name_of_its_own"];
+const SEARCHED: &[&str] = &[
+    "chunks::tests::neighbours_of_one_size_cost_a_call_each",
+    "chunks::tests::the_cost_of_random_sizes",
+];
 
-/// Returns the table of the calls that the search for borders makes on the model of allocations.
-fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
-    let mut text = String::from(
-        "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
-    );
-    for name in [
-        "neighbours_of_one_size_cost_a_call_each",
-        "the_cost_of_random_sizes",
-    ] {
-        let test = find(runs, &format!("chunks::tests::{name}"))?;
-        figure(test, "search")?;
-        for line in test
-            .notes
-            .iter()
-            .filter_map(|note| note.strip_prefix("search "))
-        {
-            let cells: Vec<&str> = line.split(" | ").collect();
-            let [what, calls, tried] = cells[..] else {
-                return Err(anyhow!("{name}: {line}"));
-            };
-            let (count, size) = what.split_once(' ').with_context(|| line.to_owned())?;
-            let (count, calls): (usize, usize) = (count.parse()?, calls.parse()?);
-            let each = calls as f64 / count as f64;
-            let (count, calls) = (grouped(&count), grouped(&calls));
-            writeln!(text, "| {count} {size} | {calls} | {each:.2} | {tried} |")?;
+/// Returns a table of the rows `of` that these tests write.
+fn rows(runs: &[&[Test]], tests: &[&str], of: &str, head: &str) -> Result<String> {
+    static NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r"\d{4,}"));
+
+    let mut text = head.to_owned();
+    for name in tests {
+        let test = find(runs, name)?;
+        figure(test, of)?;
+        for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
+            let row = NUMBER.replace_all(row, |found: &Captures<'_>| grouped(&&found[0]));
+            writeln!(text, "{}", row.trim_start())?;
         }
     }
     Ok(text)
@@ -463,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_and_calls_are_those_that_were_counted() {
+    fn cases_and_rows_are_those_that_were_counted() {
         let ran = tests(&[
             "src::a | cases 1921584",
             "src::b | cases 2000 at random",
@@ -474,18 +459,15 @@ mod tests {
         for wrong in ["c | silent", "d | absent"] {
             assert!(cases(&[&ran], wrong).is_err());
         }
-        let calls = |notes: &str| {
-            let one =
-                "neighbours_of_one_size_cost_a_call_each | search 1024 of 20 MiB | 1068 | 2.00";
-            let other = format!("the_cost_of_random_sizes | {notes}");
-            let lines = [one, &other].map(|line| format!("src::chunks::tests::{line}"));
-            calls_to_pin(&[&tests(&lines.each_ref().map(String::as_str))])
+        let rows = |notes: &str| {
+            let tests = tests(&[&format!("src::a | {notes}"), "src::b | search | x 7 |"]);
+            rows(&[&tests], &["a", "b"], "search", "")
         };
         assert_eq!(
-            body(calls("search 20000 of 2 to 4 MiB, at random | 40100 | 3.50")),
-            "| 1,024 of 20 MiB | 1,068 | 1.04 | 2.00 |\n| 20,000 of 2 to 4 MiB, at random | 40,100 | 2.00 | 3.50 |\n"
+            rows("search | 1024 of 20 MiB | 1068 | 1.04 |; other | 1 |").expect("rows"),
+            "| 1,024 of 20 MiB | 1,068 | 1.04 |\n| x 7 |\n"
         );
-        assert!(calls("").is_err() && calls("search 1 of x").is_err());
+        assert!(rows("").is_err());
     }
 
     /// Checks that `make test` has every run that a part needs, and that every part has its place
