@@ -176,7 +176,7 @@ pub(super) fn run(
 ) -> Result<Outcome> {
     let started = Instant::now();
     let interactive = matches!(channels, Channels::Caller) && terminal::is_terminal();
-    let tty = options.tty || (command.is_empty() && interactive);
+    let tty = command.is_empty() && interactive;
     let timeout = timeout(options, boot, command);
     let options = adjusted(options, boot)?;
     let scratch = paths.run_directory()?;

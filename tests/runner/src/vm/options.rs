@@ -205,9 +205,6 @@ pub(crate) struct Options {
     /// Patches to our module
     #[arg(skip)]
     pub(crate) patches: Vec<PathBuf>,
-    /// Gives the command a terminal
-    #[arg(long, short = 't')]
-    pub(crate) tty: bool,
     /// Also copies NVIDIA's nvidia-peermem into the VM; TESTVM_CONTROL_KO has its path
     #[arg(long)]
     pub(crate) with_control: bool,
