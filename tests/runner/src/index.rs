@@ -49,10 +49,6 @@ impl Index {
         self.0.get(name)
     }
 
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
-    }
-
     pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.0.values()
     }

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A kernel that is built: its files, and the properties of its build tree.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Result};
+use anyhow::{bail, Context as _, Result};
 
 use super::table::flavour;
 use crate::arch::Arch;
-use crate::index::{self, Index};
+use crate::index::Index;
 use crate::paths::Paths;
 use crate::progress::output;
 
@@ -76,28 +75,15 @@ impl Kernel {
         self.build.join("source")
     }
 
-    /// Returns the kernel's modules, with the stock RDMA modules first if `stock` is set.
+    /// Returns the kernel's modules. If `stock` is set, the stock RDMA modules replace the patched ones.
     pub(crate) fn index(&self, stock: bool) -> Result<Index> {
         let mut index = Index::default();
         if stock {
-            let stock = self
-                .stock
-                .as_ref()
-                .ok_or_else(|| anyhow!("this kernel has no stock RDMA modules"))?;
-            index.add_tree(stock)?;
-            // Names that only the patched modules have must not be found by accident.
-            let known: BTreeSet<String> = index.names().map(str::to_owned).collect();
-            let mut rest = Index::default();
-            rest.add_tree(&self.modules)?;
-            for file in rest.files() {
-                let name = index::name_of(file);
-                if !known.contains(&name) {
-                    index.add(file.clone());
-                }
-            }
-        } else {
-            index.add_tree(&self.modules)?;
+            let stock = self.stock.as_ref();
+            index.add_tree(stock.context("this kernel has no stock RDMA modules")?)?;
         }
+        // The first module of a name wins.
+        index.add_tree(&self.modules)?;
         Ok(index)
     }
 }
