@@ -422,7 +422,7 @@ fn life(
     tests.push(test);
     // Runs each boot, whatever the result of the previous boot.
     let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
-        let stage = Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
+        let stage = Stage::begin(host.title(&format!("booted with {}", peermem.name())));
         match host.boot(peermem, param, version, words) {
             Ok((found, wrong)) => {
                 stage.done(&format!("{} tests", found.len()));
@@ -461,13 +461,6 @@ fn life(
 const OURS: &[&str] = &[];
 /// Cases with NVIDIA's nvidia-peermem, which is used again after our module is removed.
 const NVIDIA: &[&str] = &["register.", "move."];
-
-fn peermem_title(peermem: Peermem) -> &'static str {
-    match peermem {
-        Peermem::Nvidia => "NVIDIA's module",
-        _ => "our module",
-    }
-}
 
 /// Makes a release of the work tree, including uncommitted changes, from a temporary repository in
 /// the folder `$1`.

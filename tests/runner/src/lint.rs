@@ -380,7 +380,7 @@ fn promtool(linter: &Linter<'_>) -> Result<()> {
     if !linter.looks_at(|name| name.starts_with(ALERTS) || name == METRICS) {
         return Ok(());
     }
-    let program = programs::promtool(linter.paths)?;
+    let program = programs::of_prometheus(linter.paths, "promtool")?;
     let metrics = linter.paths.repo.join(METRICS);
     let metrics = fs::File::open(&metrics).with_context(|| metrics.display().to_string())?;
     quiet(

@@ -112,7 +112,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     prometheus
         .arg(paths.repo.join("tests/debian/prometheus"))
         .arg(home.join("target/x86_64-unknown-linux-gnu/release/peermemctl"))
-        .arg(programs::prometheus(paths)?);
+        .arg(programs::of_prometheus(paths, "prometheus")?);
     let (mut tests, mut problems) = (Vec::new(), Vec::new());
     for (mut script, name) in [(script, "packages"), (prometheus, "prometheus")] {
         let name = format!("tests/debian/{name}");

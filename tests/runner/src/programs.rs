@@ -140,7 +140,7 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{nixl}", consumers::nixl),
     ("{perftest}", consumers::perftest),
     ("{preload}", preload),
-    ("{promtool}", promtool),
+    ("{promtool}", |paths| of_prometheus(paths, "promtool")),
     ("{pyverbs}", pyverbs),
     ("{ucx}", consumers::ucx),
 ];
@@ -153,18 +153,9 @@ pub(crate) fn preload(paths: &Paths) -> Result<PathBuf> {
     Ok(directory(paths, Arch::X86_64).join(product(PRELOAD)))
 }
 
-/// Returns Prometheus's program for checking metrics and rules.
-pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
-    of_prometheus(paths, "promtool")
-}
-
-pub(crate) fn prometheus(paths: &Paths) -> Result<PathBuf> {
-    of_prometheus(paths, "prometheus")
-}
-
 /// Unpacks a program of Prometheus's package. The package is not installed, because an installation
 /// would start a server.
-fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
+pub(crate) fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "prometheus")?;
     let product = directory(paths, Arch::X86_64).join(name);
     if !product.exists() {

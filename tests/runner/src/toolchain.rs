@@ -34,23 +34,15 @@ impl Toolchain {
         })
     }
 
-    pub(crate) fn make_variables(&self) -> Vec<String> {
-        vec![
-            "RUSTC=/usr/bin/rustc".to_owned(),
-            "HOSTRUSTC=/usr/bin/rustc".to_owned(),
-            "RUSTDOC=/usr/bin/rustdoc".to_owned(),
-            "RUSTFMT=/usr/bin/rustfmt".to_owned(),
-            "CLIPPY_DRIVER=/usr/bin/clippy-driver".to_owned(),
-            format!("BINDGEN={}", self.bindgen.display()),
-        ]
-    }
-
     /// Returns a `make` command that uses these tools. The products of make do not depend on this
     /// machine.
     pub(crate) fn make(&self) -> Command {
         let mut command = tool("make");
         command
-            .args(self.make_variables())
+            .args(["RUSTC=/usr/bin/rustc", "HOSTRUSTC=/usr/bin/rustc"])
+            .args(["RUSTDOC=/usr/bin/rustdoc", "RUSTFMT=/usr/bin/rustfmt"])
+            .arg("CLIPPY_DRIVER=/usr/bin/clippy-driver")
+            .arg(format!("BINDGEN={}", self.bindgen.display()))
             .env("LIBCLANG_PATH", &self.libclang)
             .env("KBUILD_BUILD_USER", "runner")
             .env("KBUILD_BUILD_HOST", "runner")
