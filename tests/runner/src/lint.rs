@@ -262,16 +262,11 @@ fn clippy_host(linter: &Linter<'_>) -> Result<()> {
     passes(cargo.current_dir(&linter.paths.repo))
 }
 
-/// Returns `true` if our module is compiled from this file.
-fn is_modules(name: &str) -> bool {
-    name == "Kbuild" || is_kernel_rust(name)
-}
-
 fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
-    if !linter.looks_at(is_modules) {
-        return Ok(());
+    if linter.looks_at(|name| name == "Kbuild" || is_kernel_rust(name)) {
+        linter.builder.clippy()?;
     }
-    linter.builder.clippy()
+    Ok(())
 }
 
 /// Fails if a build in another directory changes the object, because the object's hash vouches for

@@ -44,15 +44,6 @@ pub(crate) struct Selection {
     portable: bool,
 }
 
-impl Selection {
-    fn build(&self) -> Build {
-        match self.portable {
-            true => Build::Portable,
-            false => Build::InTree,
-        }
-    }
-}
-
 fn tell(test: &Test, started: Instant) {
     let word = match test.verdict {
         Verdict::Passed => "seen  ",
@@ -200,7 +191,11 @@ pub(crate) fn tests(
 }
 
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
-    let mutants = chosen(paths, &selection.words, selection.build())?;
+    let build = match selection.portable {
+        true => Build::Portable,
+        false => Build::InTree,
+    };
+    let mutants = chosen(paths, &selection.words, build)?;
     let mut kernels = vec![crate::kernel::DEFAULT.to_owned()];
     for check in mutants.iter().flat_map(|mutant| &mutant.checks) {
         kernels.extend(machine::kernel(check)?);
@@ -209,7 +204,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     kernels.dedup();
     setup::all(paths, kernels.iter().map(String::as_str))?;
     let started = Instant::now();
-    let results = tests(paths, &selection.words, true, selection.build())?;
+    let results = tests(paths, &selection.words, true, build)?;
     let failed = results
         .iter()
         .filter(|test| test.verdict != Verdict::Passed)
