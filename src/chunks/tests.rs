@@ -318,7 +318,10 @@ fn all_layouts_of_up_to_five_allocations() {
             }
         }
     }
-    println!("figure: cases {cases}");
+    println!(
+        "figure: cases | up to five allocations of up to 5 units of 2 MiB, or holes, with up to five starts and five \
+         ends each | {cases} |"
+    );
     println!("{worst} calls at most");
 }
 
@@ -447,7 +450,8 @@ proptest! {
         if from < to {
             let _ = model.check(from, to, limit);
         }
-        done(&RANDOM_SIZES_DONE, RANDOM_SIZES);
+        let what = "sizes and holes at random, up to 59 allocations, any limit";
+        done(&RANDOM_SIZES_DONE, RANDOM_SIZES, what);
     }
 }
 

@@ -64,10 +64,10 @@ pub(crate) const PARTS: &[Part] = &[
         interleavings,
     ),
     part("docs/verification.md", "cases", &[HOST], |runs| {
-        cases(runs, CASES)
+        rows(runs, CASES, "cases", "| test | cases |\n|---|---|\n")
     }),
     part("docs/verification.md", "searches", &[HOST], |runs| {
-        cases(runs, SEARCHES)
+        rows(runs, SEARCHES, "cases", "| test | cases |\n|---|---|\n")
     }),
     part("docs/registration.md", "calls to pin", &[HOST], |runs| {
         let head = "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n";
@@ -200,41 +200,23 @@ fn interleavings(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Tests that report a number of cases, and what a case is.
-const CASES: &str = "\
-ranges::tests::small_scopes_exhaustively | up to six pages on seven places, at every start within two windows
-ranges::tests::small_scopes_with_trimming_exhaustively | every range of up to four pages, every break, every limit, \
-    seven ratios of the GPU's page to the kernel's, trimmed as ib_core does
-ranges::tests::real_limits | real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)
-ranges::tests::real_sizes | real sizes to 24 MiB, compared page by page";
-
-const SEARCHES: &str = "\
-chunks::tests::all_layouts_of_up_to_five_allocations | up to five allocations of up to 5 units of 2 MiB, or holes, \
-    with up to five starts and five ends each
-chunks::tests::random_sizes | sizes and holes at random, up to 59 allocations, any limit";
-
 fn find<'a>(runs: &[&'a [Test]], name: &str) -> Result<&'a Test> {
     let mut tests = runs.iter().copied().flatten();
     let found = tests.find(|test| test.name.strip_prefix("src::") == Some(name));
     found.with_context(|| format!("{name} is missing"))
 }
 
-fn cases(runs: &[&[Test]], of: &str) -> Result<String> {
-    let mut text = String::from("| test | cases |\n|---|---|\n");
-    for (name, words) in of.lines().filter_map(|line| line.split_once(" | ")) {
-        let count = figure(find(runs, name)?, "cases")?;
-        let digits = count.find(' ').unwrap_or(count.len());
-        let (count, how) = count.split_at(digits);
-        writeln!(
-            text,
-            "| {words} | {}{how} |",
-            grouped(&count.parse::<u64>()?)
-        )?;
-    }
-    Ok(text)
-}
-
 /// Tests that write the rows of a table.
+const CASES: &[&str] = &[
+    "ranges::tests::small_scopes_exhaustively",
+    "ranges::tests::small_scopes_with_trimming_exhaustively",
+    "ranges::tests::real_limits",
+    "ranges::tests::real_sizes",
+];
+const SEARCHES: &[&str] = &[
+    "chunks::tests::all_layouts_of_up_to_five_allocations",
+    "chunks::tests::random_sizes",
+];
 const REASONS: &[&str] = &["reason::tests::each_row_has_a_name_of_its_own"];
 const SEARCHED: &[&str] = &[
     "chunks::tests::neighbours_of_one_size_cost_a_call_each",
@@ -448,17 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_and_rows_are_those_that_were_counted() {
-        let ran = tests(&[
-            "src::a | cases 1921584",
-            "src::b | cases 2000 at random",
-            "src::c",
-        ]);
-        let found = body(cases(&[&ran], "a | all\nb | some"));
-        assert_eq!(found, "| all | 1,921,584 |\n| some | 2,000 at random |\n");
-        for wrong in ["c | silent", "d | absent"] {
-            assert!(cases(&[&ran], wrong).is_err());
-        }
+    fn rows_are_those_that_tests_wrote() {
         let rows = |notes: &str| {
             let tests = tests(&[&format!("src::a | {notes}"), "src::b | search | x 7 |"]);
             rows(&[&tests], &["a", "b"], "search", "")
@@ -468,6 +440,7 @@ mod tests {
             "| 1,024 of 20 MiB | 1,068 | 1.04 |\n| x 7 |\n"
         );
         assert!(rows("").is_err());
+        assert!(super::rows(&[&[]], &["a"], "search", "").is_err());
     }
 
     /// Checks that `make test` has every run that a part needs, and that every part has its place
