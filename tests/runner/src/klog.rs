@@ -89,7 +89,6 @@ fn set(patterns: &[&str]) -> RegexSet {
     RegexSet::new(patterns).expect("constant pattern")
 }
 
-/// A report, from its first line to its last.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     /// Line number, from 1.
@@ -145,7 +144,6 @@ impl FromStr for Expectation {
     }
 }
 
-/// Result of the comparison of a log with the declared reports.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) undeclared: Vec<Report>,
@@ -216,7 +214,6 @@ fn ends(first: &str, text: &str) -> bool {
     first.contains("KASAN") && text.starts_with("==========")
 }
 
-/// Returns all reports of a log, in order.
 pub(crate) fn reports(log: &str) -> Vec<Report> {
     let lines: Vec<&str> = log.lines().collect();
     let mut found = Vec::new();

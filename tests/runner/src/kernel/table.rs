@@ -50,7 +50,7 @@ const STOCK_ARM64: &str = "6.12-arm64";
 const HOST: &str = "host.config";
 
 /// Variables of make for compiling with clang 19 and its tools for this machine's architecture.
-pub(super) const CLANG: &[&str] = &["LLVM=-19"];
+const CLANG: &[&str] = &["LLVM=-19"];
 
 /// Variables of make for compiling modules for a stock kernel with this machine's gcc, whichever
 /// gcc built that kernel. Type information would need the kernel's own version of pahole.
@@ -77,15 +77,11 @@ const STOCK_MAKE_ARM64: &[&str] = &[
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
-/// One kernel of the test VM.
 pub(crate) struct Flavour {
     /// Name for `--kernel`, and of the kernel's directory in the cache.
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
-    /// Debian's package of the source.
     pub(super) package: &'static str,
-    /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
-    pub(super) instead: Option<&'static str>,
     /// Suites of Debian's archive that have the package and, for a stock kernel, libc6. This machine
     /// need not use these suites.
     pub(super) suites: &'static [&'static str],
@@ -99,7 +95,6 @@ pub(crate) struct Flavour {
     pub(super) config: &'static [&'static str],
     /// Variables of make, for the kernel and for modules.
     pub(super) make: &'static [&'static str],
-    /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
     /// `true` if the kernel's ib_core has peer memory, which our module needs.
     pub(super) peer_memory: bool,
@@ -114,18 +109,14 @@ pub(crate) struct Flavour {
     pub(crate) again: Again,
     /// `true` if only `make test-all` uses the kernel, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Time to build the kernel from scratch on two processors, in seconds.
-    pub(crate) seconds: f64,
     /// Space that the kernel needs in the cache, in MiB.
     pub(crate) mib: u64,
 }
 
-/// Defaults for built kernels.
 const BUILT: Flavour = Flavour {
     name: "",
     arch: Arch::X86_64,
     package: "linux-source-7.3",
-    instead: None,
     suites: &["trixie-backports", "forky", "sid"],
     source: None,
     patches: &["7.3"],
@@ -138,7 +129,6 @@ const BUILT: Flavour = Flavour {
     smoke: &[],
     again: Again::All,
     only_in_full: false,
-    seconds: 404.0,
     mib: 650,
 };
 
@@ -146,7 +136,6 @@ const BUILT: Flavour = Flavour {
 /// `make test` on a machine.
 const BUILT_ARM64: Flavour = Flavour {
     arch: Arch::Arm64,
-    instead: Some("linux-source-7."),
     make: Arch::Arm64.make(),
     compiler: "clang-19",
     again: Again::Kind("arm64"),
@@ -154,12 +143,10 @@ const BUILT_ARM64: Flavour = Flavour {
     ..BUILT
 };
 
-/// Defaults for stock kernels.
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     smoke: &["NVIDIA's", "ours, revocable"],
     again: Again::Kind("stock"),
-    seconds: 180.0,
     mib: 80,
     ..BUILT
 };
@@ -167,7 +154,6 @@ const STOCK: Flavour = Flavour {
 const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: DEFAULT,
-        instead: Some("linux-source-7."),
         config: &["rig.config"],
         pristine_rdma: true,
         again: Again::Nothing,
@@ -180,19 +166,16 @@ const FLAVOURS: &[Flavour] = &[
         config: &["rig.config", "7.2.config", HOST, SIGNED],
         pristine_rdma: true,
         smoke: &["ours, revocable"],
-        seconds: 600.0,
         ..BUILT
     },
     Flavour {
         name: DEBUG,
         make: CLANG,
-        instead: Some("linux-source-7."),
         source: Some(DEFAULT),
         config: &["rig.config", "debug.config"],
         compiler: "clang-19",
         detectors: true,
         again: Again::Nothing,
-        seconds: 720.0,
         mib: 3600,
         ..BUILT
     },
@@ -260,7 +243,6 @@ const FLAVOURS: &[Flavour] = &[
         detectors: true,
         again: Again::Nothing,
         only_in_full: true,
-        seconds: 720.0,
         mib: 3600,
         ..BUILT
     },
@@ -268,7 +250,6 @@ const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: "6.12-arm64-64k",
         package: "linux-source-6.12",
-        instead: None,
         suites: &["trixie"],
         patches: &["6.12"],
         config: &[
@@ -304,7 +285,6 @@ const FLAVOURS: &[Flavour] = &[
 ];
 
 impl Flavour {
-    /// Returns the flavour whose directory holds the source.
     pub(crate) fn source(&self) -> &'static str {
         self.source.unwrap_or(self.name)
     }
@@ -324,12 +304,10 @@ pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }
 
-/// Returns all kernels of the test VM.
 pub(crate) fn all() -> impl Iterator<Item = &'static Flavour> {
     FLAVOURS.iter()
 }
 
-/// Returns all kernels for an architecture.
 pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
     FLAVOURS
         .iter()
