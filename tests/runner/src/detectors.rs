@@ -173,7 +173,7 @@ pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<Strin
         match since {
             Some(since) => problems.extend(leaks(injected, since)),
             None => {
-                problems.push("the log does not say when the first module was loaded".to_owned())
+                problems.push("the log does not say when the first module was loaded".to_owned());
             }
         }
     }
