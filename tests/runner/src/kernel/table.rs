@@ -82,6 +82,8 @@ pub(crate) struct Flavour {
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
     pub(super) package: &'static str,
+    /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
+    pub(super) instead: Option<&'static str>,
     /// Suites of Debian's archive that have the package and, for a stock kernel, libc6. This machine
     /// need not use these suites.
     pub(super) suites: &'static [&'static str],
@@ -117,6 +119,7 @@ const BUILT: Flavour = Flavour {
     name: "",
     arch: Arch::X86_64,
     package: "linux-source-7.3",
+    instead: None,
     suites: &["trixie-backports", "forky", "sid"],
     source: None,
     patches: &["7.3"],
@@ -136,6 +139,7 @@ const BUILT: Flavour = Flavour {
 /// `make test` on a machine.
 const BUILT_ARM64: Flavour = Flavour {
     arch: Arch::Arm64,
+    instead: Some("linux-source-7."),
     make: Arch::Arm64.make(),
     compiler: "clang-19",
     again: Again::Kind("arm64"),
@@ -154,6 +158,7 @@ const STOCK: Flavour = Flavour {
 const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: DEFAULT,
+        instead: Some("linux-source-7."),
         config: &["rig.config"],
         pristine_rdma: true,
         again: Again::Nothing,
@@ -171,6 +176,7 @@ const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: DEBUG,
         make: CLANG,
+        instead: Some("linux-source-7."),
         source: Some(DEFAULT),
         config: &["rig.config", "debug.config"],
         compiler: "clang-19",
@@ -250,6 +256,7 @@ const FLAVOURS: &[Flavour] = &[
     Flavour {
         name: "6.12-arm64-64k",
         package: "linux-source-6.12",
+        instead: None,
         suites: &["trixie"],
         patches: &["6.12"],
         config: &[

@@ -152,16 +152,51 @@ impl Tree<'_> {
         Ok(key.finish())
     }
 
+    /// Downloads and unpacks the source: the wanted series, or else the newest other series that
+    /// the patches fit.
     pub(super) fn fetch(&self) -> Result<()> {
         let mut stage = Stage::begin(self.title("looking for its source in Debian's archive"));
-        let package = self.flavour.package;
-        let candidates = apt::search(self.paths, &mut stage, self.flavour.suites, package)?;
-        let candidate = candidates
-            .iter()
-            .find(|candidate| candidate.package == package)
-            .with_context(|| format!("{package} is in no suite of Debian's archive"))?;
-        stage.done(&format!("{package} {}", candidate.version));
+        let suites = self.flavour.suites;
+        let mut candidates = apt::search(self.paths, &mut stage, suites, self.flavour.package)?;
+        candidates.retain(|candidate| candidate.package == self.flavour.package);
+        let found = !candidates.is_empty();
+        let instead = self.flavour.instead;
+        if let (false, Some(prefix)) = (found, instead) {
+            candidates = apt::search(self.paths, &mut stage, suites, prefix)?;
+        }
+        let first = candidates.first().ok_or_else(|| {
+            anyhow!(
+                "{} is in no suite of Debian's archive",
+                self.flavour.package
+            )
+        })?;
+        stage.done(&format!("{} {}", first.package, first.version));
+        if !found {
+            eprintln!(
+                "  {} has vanished from the archive; trying others",
+                self.flavour.package
+            );
+        }
+        let mut misfits = Vec::new();
+        for candidate in &candidates {
+            match self.try_source(candidate) {
+                Ok(()) => return Ok(()),
+                // The patches must fit the wanted series. If the series changes, the patches must
+                // be updated.
+                Err(error) if found => return Err(error),
+                Err(error) => misfits.push(format!(
+                    "{} {}: {error:#}",
+                    candidate.package, candidate.version
+                )),
+            }
+        }
+        bail!(
+            "no kernel source in the archive fits:\n{}",
+            misfits.join("\n")
+        );
+    }
 
+    fn try_source(&self, candidate: &apt::Candidate) -> Result<()> {
         let download = self.shared("download");
         let _ = fs::remove_dir_all(&download);
         let mut stage = Stage::begin(self.title(&format!("downloading {}", candidate.package)));
