@@ -6,7 +6,6 @@
 //! kept, and missing keys read as `None`.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde::Serialize;
@@ -23,87 +22,57 @@ pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Reason why the module's files cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Missing {
+    #[error(
+        "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what prevents it)"
+    )]
     NotLoaded,
     /// /sys cannot be read, so it is unknown whether the module is loaded.
+    #[error(
+        "/sys cannot be read here (/sys/module: {0}), so this program cannot tell whether nvidia_peermem is loaded: \
+         mount -t sysfs sysfs /sys, or give the container the host's /sys"
+    )]
     NoSysfs(Unseen),
     /// Another module with this name is loaded, with this version.
+    #[error(
+        "the loaded nvidia_peermem (version {0}) is not peermem-rs: NVIDIA's own module reports nothing about its \
+         registrations"
+    )]
     Other(String),
-    /// Access to the files in this directory is denied.
-    Denied(&'static str),
-    /// The kernel has no debugfs.
+    /// Access to the files in debugfs is denied.
+    #[error("{DIRECTORY} is not visible without root")]
+    Denied,
+    /// Access to the files in `/proc` is denied.
+    #[error("only root can read {PROC}; in a container, root also needs the host's CAP_SYS_ADMIN")]
+    DeniedInProc,
+    #[error("this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)")]
     NoDebugfs,
+    #[error("debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug")]
     NotMounted,
     /// debugfs is mounted, but neither debugfs nor `/proc` contains the module's directory.
+    #[error(
+        "nvidia_peermem is loaded, but neither {DIRECTORY} nor {PROC} exists: the kernel refused to create the \
+         module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
+    )]
     NoFiles,
     /// Unknown format version, or an invalid version line, unchanged.
+    #[error(
+        "the module's files have the format {format}, but this program knows only {first} to {last}: use the \
+         peermemctl that came with the module",
+        format = .0,
+        first = FORMATS.start(),
+        last = FORMATS.end()
+    )]
     Format(String),
     /// The module is too old to have this file.
-    Older {
-        module: String,
-        file: &'static str,
-    },
+    #[error("the loaded module (version {module}) has no file {file}: the module is older than this program")]
+    Older { module: String, file: &'static str },
+    #[error("the recording does not contain {DIRECTORY}: was it made without root?")]
     NotRecorded,
-    Failed {
-        path: String,
-        why: String,
-    },
+    #[error("{path}: {why}")]
+    Failed { path: String, why: String },
 }
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotLoaded => f.write_str(
-                "the module nvidia_peermem is not loaded: modprobe nvidia-peermem (peermemctl doctor says what \
-                 prevents it)",
-            ),
-            Self::NoSysfs(why) => write!(
-                f,
-                "/sys cannot be read here (/sys/module: {why}), so this program cannot tell whether nvidia_peermem \
-                 is loaded: mount -t sysfs sysfs /sys, or give the container the host's /sys"
-            ),
-            Self::Other(version) => write!(
-                f,
-                "the loaded nvidia_peermem (version {version}) is not peermem-rs: NVIDIA's own module reports \
-                 nothing about its registrations"
-            ),
-            Self::Denied(PROC) => write!(
-                f,
-                "only root can read {PROC}; in a container, root also needs the host's CAP_SYS_ADMIN"
-            ),
-            Self::Denied(directory) => write!(f, "{directory} is not visible without root"),
-            Self::NoDebugfs => f.write_str(
-                "this kernel has no debugfs (no CONFIG_DEBUG_FS, or booted with debugfs=off)",
-            ),
-            Self::NotMounted => f.write_str(
-                "debugfs is not mounted: mount -t debugfs debugfs /sys/kernel/debug",
-            ),
-            Self::NoFiles => write!(
-                f,
-                "nvidia_peermem is loaded, but neither {DIRECTORY} nor {PROC} exists: the kernel refused to create \
-                 the module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
-            ),
-            Self::Format(format) => write!(
-                f,
-                "the module's files have the format {format}, but this program knows only {} to {}: use the \
-                 peermemctl that came with the module",
-                FORMATS.start(),
-                FORMATS.end()
-            ),
-            Self::Older { module, file } => write!(
-                f,
-                "the loaded module (version {module}) has no file {file}: the module is older than this program"
-            ),
-            Self::NotRecorded => {
-                write!(f, "the recording does not contain {DIRECTORY}: was it made without root?")
-            }
-            Self::Failed { path, why } => write!(f, "{path}: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for Missing {}
 
 /// Our module, loaded and with readable files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -239,7 +208,8 @@ fn missing(host: &dyn Host, file: &str, why: Unseen) -> Missing {
 fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     match why {
         Unseen::Absent => Missing::NoFiles,
-        Unseen::Denied => Missing::Denied(directory),
+        Unseen::Denied if directory == PROC => Missing::DeniedInProc,
+        Unseen::Denied => Missing::Denied,
         Unseen::NotRecorded => Missing::NotRecorded,
         Unseen::Failed(why) => Missing::Failed {
             path: format!("{directory}/{file}"),
@@ -248,7 +218,8 @@ fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     }
 }
 
-fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
+/// Parses whole lines.
+pub(crate) fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
     let mut all = Records {
         records: Vec::new(),
         unreadable: 0,
@@ -414,7 +385,7 @@ macro_rules! record {
         }
 
         impl $record {
-            fn of(mut $line: Line<'_>) -> Option<Self> {
+            pub(crate) fn of(mut $line: Line<'_>) -> Option<Self> {
                 Some(Self { $($field: $value,)* })
             }
         }
@@ -644,33 +615,6 @@ mod tests {
             records(&text, Registration::of);
             records(&text, Refusal::of);
         }
-    }
-
-    const LINE: &str =
-        "id=1 state=mapped mode=revocable addr=0x7f0000000000 len=2097152 page=65536 chunks=1 \
-                        entries=2 gpus=0000:00:04.0,0000:00:05.0 hca=0000:00:03.0 tgid=154 pid=155 \
-                        since=6.119592 comm=g\\x20dr\\xff";
-
-    #[test]
-    fn a_registration_is_read_by_key() {
-        let read = records(
-            &format!("{LINE} colour=red\nid=2 state=pinned gpus=- hca=-\n"),
-            Registration::of,
-        );
-        let [first, second] = &read.records[..] else {
-            panic!("{read:?}");
-        };
-        assert_eq!(first.id, 1);
-        assert_eq!(first.addr, Some(0x7f00_0000_0000));
-        assert_eq!(first.gpus, ["0000:00:04.0", "0000:00:05.0"]);
-        assert_eq!(first.since, Some(Time(6_119_592)));
-        assert_eq!(first.comm.as_deref(), Some("g dr\u{fffd}"));
-        assert_eq!(
-            first.other,
-            BTreeMap::from([("colour".to_owned(), "red".to_owned())])
-        );
-        assert_eq!(second.state.as_deref(), Some("pinned"));
-        assert!(second.gpus.is_empty() && second.hca.is_none() && second.len.is_none());
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
         Err(Unseen::Absent) => match debugfs::is_mounted(host) {
             // The kernel has no dma-bufs.
             Ok(()) => Ok(Vec::new()),
-            Err(Missing::Denied(_)) => Err(Unseen::Denied),
+            Err(Missing::Denied) => Err(Unseen::Denied),
             Err(why) => Err(Unseen::Failed(why.to_string())),
         },
         Err(why) => Err(why),
@@ -103,35 +103,42 @@ impl<'a> Line<'a> {
     }
 }
 
+/// Returns the lines and their meanings. A device counts only in a list of devices.
+fn lines(text: &str) -> impl Iterator<Item = (&str, Line<'_>)> {
+    let mut is_attached = false;
+    text.lines().map(move |line| {
+        let was_attached = is_attached;
+        let meaning = Line::parse(line);
+        match meaning {
+            Line::Attached => is_attached = true,
+            Line::Record { .. } | Line::Devices(_) => is_attached = false,
+            _ => {}
+        }
+        match meaning {
+            Line::Device(_) | Line::Devices(_) if !was_attached => (line, Line::Other),
+            meaning => (line, meaning),
+        }
+    })
+}
+
 fn parse(text: &str) -> Result<Vec<Buffer>, String> {
     let mut buffers: Vec<Buffer> = Vec::new();
-    let mut is_attached = false;
     let mut total = None;
-    for line in text.lines() {
-        let last = buffers.last_mut();
-        match (Line::parse(line), last) {
-            (Line::Record { bytes, exporter }, _) => {
-                is_attached = false;
-                buffers.push(Buffer {
-                    bytes,
-                    exporter: exporter.to_owned(),
-                    attached: Vec::new(),
-                });
-            }
-            (Line::Attached, Some(buffer)) => {
-                is_attached = true;
-                buffer.attached.clear();
-            }
-            (Line::Device(device), Some(buffer)) if is_attached => {
-                buffer.attached.push(device.to_owned());
-            }
-            (Line::Devices(count), Some(buffer)) if is_attached => {
-                is_attached = false;
-                if u64::try_from(buffer.attached.len()) != Ok(count) {
-                    return Err(format!(
-                        "the devices that {FILE} lists do not match its count"
-                    ));
-                }
+    for (_, line) in lines(text) {
+        match (line, buffers.last_mut()) {
+            (Line::Record { bytes, exporter }, _) => buffers.push(Buffer {
+                bytes,
+                exporter: exporter.to_owned(),
+                attached: Vec::new(),
+            }),
+            (Line::Attached, Some(buffer)) => buffer.attached.clear(),
+            (Line::Device(device), Some(buffer)) => buffer.attached.push(device.to_owned()),
+            (Line::Devices(count), Some(buffer))
+                if u64::try_from(buffer.attached.len()) != Ok(count) =>
+            {
+                return Err(format!(
+                    "the devices that {FILE} lists do not match its count"
+                ));
             }
             (Line::All(count, bytes), _) => total = Some((count, bytes)),
             _ => {}
@@ -153,30 +160,16 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
 /// Removes the names that users gave to dma-bufs, and all lines that are not read here.
 pub(crate) fn without_names(text: &str) -> String {
     let mut kept = String::new();
-    let mut is_attached = false;
-    for line in text.lines() {
-        let is_kept = match Line::parse(line) {
+    for (line, meaning) in lines(text) {
+        match meaning {
+            Line::Other => continue,
             Line::Record { .. } => {
-                let fields = line.split('\t').take(6);
-                let fields: Vec<&str> = fields.collect();
+                let fields: Vec<&str> = line.split('\t').take(6).collect();
                 kept.push_str(&fields.join("\t"));
-                kept.push('\n');
-                is_attached = false;
-                false
             }
-            Line::Attached => {
-                is_attached = true;
-                true
-            }
-            Line::Device(_) => is_attached,
-            Line::Devices(_) => std::mem::take(&mut is_attached),
-            Line::All(..) => true,
-            Line::Other => false,
-        };
-        if is_kept {
-            kept.push_str(line);
-            kept.push('\n');
+            _ => kept.push_str(line),
         }
+        kept.push('\n');
     }
     kept
 }

@@ -200,41 +200,26 @@ impl<'a> Processes<'a> {
     }
 
     fn scan(&self, number: u32) -> Entry {
-        let status = match self.host.text(&format!("/proc/{number}/status")) {
-            Ok(status) => status,
-            Err(why) => {
-                let state = match why {
-                    Unseen::Absent => State::Gone,
-                    _ => State::NotVisible,
-                };
-                return Entry {
-                    process: Process::unknown(state),
-                    start: None,
-                    mapped: OnceCell::new(),
-                };
+        let host = self.host;
+        let mut process = Process::unknown(State::Alive);
+        let mut started = None;
+        match host.text(&format!("/proc/{number}/status")) {
+            Ok(status) => {
+                let ids = field(&status, "Uid:").unwrap_or_default();
+                let uid = ids.split_whitespace().next();
+                process.uid = uid.and_then(|uid| uid.parse().ok());
+                process.user = process.uid.and_then(|uid| self.users.get(&uid).cloned());
+                let line = host.bytes(&format!("/proc/{number}/cmdline"));
+                process.command = line.ok().and_then(|line| command(&line));
+                let stat = host.text(&format!("/proc/{number}/stat"));
+                started = stat.ok().and_then(|stat| start(&stat, self.suspended));
             }
-        };
-        let uid = field(&status, "Uid:")
-            .and_then(|ids| ids.split_whitespace().next())
-            .and_then(|id| id.parse().ok());
-        let command = self
-            .host
-            .bytes(&format!("/proc/{number}/cmdline"))
-            .ok()
-            .and_then(|bytes| command(&bytes));
-        let start = self
-            .host
-            .text(&format!("/proc/{number}/stat"))
-            .ok()
-            .and_then(|stat| start(&stat, self.suspended));
+            Err(Unseen::Absent) => process.state = State::Gone,
+            Err(_) => process.state = State::NotVisible,
+        }
         Entry {
-            process: Process {
-                state: State::Alive,
-                command,
-                uid,
-                user: uid.and_then(|uid| self.users.get(&uid).cloned()),
-            },
-            start,
+            process,
+            start: started,
             mapped: OnceCell::new(),
         }
     }

@@ -318,7 +318,10 @@ fn all_layouts_of_up_to_five_allocations() {
             }
         }
     }
-    println!("figure: cases {cases}");
+    println!(
+        "figure: cases | up to five allocations of up to 5 units of 2 MiB, or holes, with up to five starts and five \
+         ends each | {cases} |"
+    );
     println!("{worst} calls at most");
 }
 
@@ -375,8 +378,9 @@ fn neighbours_of_one_size_cost_a_call_each() {
             most_tried = most_tried.max(lock(&model.seen).tried as f64 / (to - from) as f64);
         }
         println!(
-            "figure: search {count} of {} MiB | {most_calls} | {most_tried:.2}",
-            units * UNIT / MIB
+            "figure: search | {count} of {} MiB | {most_calls} | {:.2} | {most_tried:.2} |",
+            units * UNIT / MIB,
+            most_calls as f64 / count as f64
         );
     }
 }
@@ -446,7 +450,8 @@ proptest! {
         if from < to {
             let _ = model.check(from, to, limit);
         }
-        done(&RANDOM_SIZES_DONE, RANDOM_SIZES);
+        let what = "sizes and holes at random, up to 59 allocations, any limit";
+        done(&RANDOM_SIZES_DONE, RANDOM_SIZES, what);
     }
 }
 
@@ -479,8 +484,9 @@ fn the_cost_of_random_sizes() {
             all_chunks as f64 / allocations as f64
         );
         println!(
-            "figure: search {allocations} of 2 to {} MiB, at random | {all_calls} | {:.2}",
+            "figure: search | {allocations} of 2 to {} MiB, at random | {all_calls} | {:.2} | {:.2} |",
             most * UNIT / MIB,
+            all_calls as f64 / allocations as f64,
             tried as f64 / bytes as f64
         );
     }

@@ -474,7 +474,9 @@ fn small_scopes_exhaustively() {
             }
         }
     }
-    println!("figure: cases {cases}");
+    println!(
+        "figure: cases | up to six pages on seven places, at every start within two windows | {cases} |"
+    );
 }
 
 fn check(got: &[AddrRange], addrs: &[u64], start: u64, page: PageSize, window: u64) {
@@ -605,7 +607,10 @@ fn small_scopes_with_trimming_exhaustively() {
             }
         }
     }
-    println!("figure: cases {cases}");
+    println!(
+        "figure: cases | every range of up to four pages, every break, every limit, seven ratios of the GPU's page to \
+         the kernel's, trimmed as ib_core does | {cases} |"
+    );
 }
 
 const REAL_LIMITS: u32 = 2000;
@@ -656,7 +661,8 @@ proptest! {
         let end = first + total - tail.min(page.bytes()) + 1;
         prop_assume!(start < end);
         check_registration(&ranges, start, end - start, page, kernel, max_segment);
-        done(&REAL_LIMITS_DONE, REAL_LIMITS);
+        let what = "real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)";
+        done(&REAL_LIMITS_DONE, REAL_LIMITS, what);
     }
 }
 
@@ -694,7 +700,8 @@ proptest! {
         let skip = ((first - span.start()) / kernel) as usize;
         let want = &whole[skip..skip + (total / kernel) as usize];
         prop_assert_eq!(&expand(&got, kernel)[..], want);
-        done(&REAL_SIZES_DONE, REAL_SIZES);
+        let what = "real sizes to 24 MiB, compared page by page";
+        done(&REAL_SIZES_DONE, REAL_SIZES, what);
     }
 
     #[test]

@@ -208,32 +208,6 @@ mod tests {
     }
 
     #[test]
-    fn data_direct_that_is_set_up_is_well() {
-        fixture::data_direct().session(
-            "0$ doctor --only acs
-             ^ Nothing wrong was seen
-             $ doctor --only acs --all
-             0009:00:00.0 xx111x0
-             0009:02:00.0 xx110x1
-             0009:02:02.0 xx101x1",
-        );
-    }
-
-    #[test]
-    fn data_direct_with_the_kernels_own_acs_is_not() {
-        let told = "1$ doctor --only acs
-            0009:02:00.0 (Data Direct's port) has ReqRedir on
-            0009:02:02.0 (the GPU's port) has CmpltRedir on
-            0009:00:00.0 (root port) has SrcValid on
-            `setpci -s 0009:00:00.0 ECAP_ACS+0x6.w=001c:001d`
-            `setpci -s 0009:02:00.0 ECAP_ACS+0x6.w=0019:001d`
-            `setpci -s 0009:02:02.0 ECAP_ACS+0x6.w=0015:001d`
-            ! 0009:05:00.0
-            ";
-        fixture::data_direct_acs().session(&format!("{told}{DATA_DIRECT_ACS}"));
-    }
-
-    #[test]
     fn each_bit_of_data_direct_counts() {
         let rows = "0009:02:00.0 1d (Data Direct's port) has ReqRedir on
             0009:02:00.0 11 (Data Direct's port) has CmpltRedir off

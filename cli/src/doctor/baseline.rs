@@ -44,22 +44,11 @@ fn baseline(scan: &Scan<'_>) -> Vec<Finding> {
             None => findings.push(lost_hca(scan, was)),
         }
     }
-    let others = scan
-        .machine
-        .gpus
-        .iter()
-        .filter(|gpu| before.gpu(gpu.at).is_none())
-        .map(Subject::gpu)
-        .chain(
-            scan.machine
-                .hcas
-                .iter()
-                .filter(|hca| before.same_hca(hca).is_none())
-                .map(Subject::hca),
-        );
-    for subject in others {
-        findings.push(subject.note("not in the baseline".to_owned()));
-    }
+    let (gpus, hcas) = (scan.machine.gpus.iter(), scan.machine.hcas.iter());
+    let gpus = gpus.filter(|gpu| before.gpu(gpu.at).is_none());
+    let hcas = hcas.filter(|hca| before.same_hca(hca).is_none());
+    let others = gpus.map(Subject::gpu).chain(hcas.map(Subject::hca));
+    findings.extend(others.map(|other| other.note("not in the baseline")));
     let version = |software: &Software| software.nvidia()?.version.clone();
     let (was, now) = (
         version(&Software::scan(&baseline.recording)),

@@ -69,16 +69,12 @@ fn expect(scan: &Scan<'_>) -> Vec<Finding> {
         findings.extend(of_module(scan.host, module, version));
     }
     if findings.is_empty() {
+        let gpus: usize = expected.gpus.iter().map(|gpus| gpus.count).sum();
+        let hcas: usize = expected.hcas.iter().map(|hcas| hcas.count).sum();
         findings.push(Subject::Machine.ok(format!(
             "{}, {} and {} are as expected",
-            counted(
-                expected.gpus.iter().map(|gpus| gpus.count).sum::<usize>(),
-                "GPU"
-            ),
-            counted(
-                expected.hcas.iter().map(|hcas| hcas.count).sum::<usize>(),
-                "RDMA device"
-            ),
+            counted(gpus, "GPU"),
+            counted(hcas, "RDMA device"),
             counted(expected.modules.len(), "module")
         )));
     }
@@ -178,11 +174,8 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
     if let Some(Text(least)) = &wanted.rate {
         for port in active(hca) {
             let number = port.number;
-            match port
-                .rate
-                .as_deref()
-                .and_then(|rate| Some((rate, rate_of(rate)?)))
-            {
+            let rate = port.rate.as_deref();
+            match rate.and_then(|rate| Some((rate, rate_of(rate)?))) {
                 None => findings.push(unknown(format!("the rate of port {number}"))),
                 Some((rate, is)) if is < least.megabits => findings.push(warn(
                     format!(
@@ -211,34 +204,24 @@ fn of_hca(scan: &Scan<'_>, hca: &Hca, wanted: &Hcas) -> Vec<Finding> {
 }
 
 fn of_module(host: &dyn Host, module: &str, wanted: &str) -> Option<Finding> {
-    let new = |level, found: String| Some(Finding::new(level, Subject::Machine, found));
     let file = version_file(module);
-    match host.text(&file) {
-        Ok(version) if version == wanted => None,
-        Ok(version) => new(
-            Level::Warning,
-            format!("{module} is {version}, but {wanted} is expected"),
-        ),
-        Err(Unseen::Absent) => {
-            let directory = file.trim_end_matches("/version");
-            match host.has(directory) {
-                Ok(true) => new(
-                    Level::Warning,
-                    format!("{module} has no version, but {wanted} is expected"),
-                ),
-                _ => new(
-                    Level::Fault,
-                    format!("{module} is not loaded, but {wanted} is expected"),
-                )
-                .map(|finding| finding.fix(format!("`modprobe {module}`"))),
+    let is = match host.text(&file) {
+        Ok(version) if version == wanted => return None,
+        Ok(version) => format!("is {version}"),
+        Err(Unseen::Absent) => match host.has(file.trim_end_matches("/version")) {
+            Ok(true) => "has no version".to_owned(),
+            _ => {
+                let found = format!("{module} is not loaded, but {wanted} is expected");
+                let finding = Subject::Machine.fault(found);
+                return Some(finding.fix(format!("`modprobe {module}`")));
             }
+        },
+        Err(why) => {
+            let what = format!("the version of {module}");
+            return Some(Scan::unseen(Subject::Machine, what, &why));
         }
-        Err(why) => Some(Scan::unseen(
-            Subject::Machine,
-            format!("the version of {module}"),
-            &why,
-        )),
-    }
+    };
+    Some(Subject::Machine.warning(format!("{module} {is}, but {wanted} is expected")))
 }
 
 #[cfg(test)]

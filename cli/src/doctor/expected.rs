@@ -136,12 +136,8 @@ impl<'de, T: FromStr<Err = String>> Deserialize<'de> for Text<T> {
 }
 
 impl Expected {
-    /// Reads a file.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file is not JSON, or has an unknown key or value. The message names
-    /// the key and its line.
+    /// Reads a file. Returns an error if the file is not JSON, or has an unknown key or value. The
+    /// message names the key and its line.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let name = file.display();
         let text = recording::read(file).with_context(|| format!("{name}"))?;

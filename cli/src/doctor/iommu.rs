@@ -282,12 +282,6 @@ mod tests {
     #[test]
     fn both_must_be_in_one_group() {
         let mut fixture = fixture::data_direct();
-        // Translation for the NIC's own function does not affect GPU memory.
-        fixture.session(
-            "0$ doctor --only iommu --all
-             Data Direct 0009:03:00.0 and the GPU 0009:06:00.0 are in IOMMU group 30
-             ! note iommu mlx5",
-        );
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
         let told = "1$ doctor --only iommu
             Data Direct 0009:03:00.0 is in IOMMU group 30, but the GPU 0009:06:00.0 is in 50";

@@ -104,11 +104,8 @@ pub(crate) struct Selection<'a> {
     pub(crate) skip: &'a [String],
 }
 
-/// Runs the selected checks and returns their findings, worst first.
-///
-/// # Errors
-///
-/// Returns an error for a name that no check has.
+/// Runs the selected checks and returns their findings, worst first. Returns an error for a name
+/// that no check has.
 pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Result<Vec<Finding>> {
     let Selection { only, skip } = selection;
     if let Some(unknown) = only
@@ -145,11 +142,8 @@ pub(crate) struct Expectation {
 }
 
 impl Expectation {
-    /// Loads the files of the command line.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a file cannot be read or is invalid.
+    /// Loads the files of the command line. Returns an error if a file cannot be read or is
+    /// invalid.
     pub(crate) fn load(args: &args::Expectation) -> anyhow::Result<Self> {
         Ok(Self {
             baseline: args.baseline.as_deref().map(Baseline::load).transpose()?,
@@ -164,12 +158,8 @@ impl Expectation {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-///
-/// Returns an error if a check or a pair does not exist. If `--nagios` is set, prints the error as
-/// a plugin's line instead.
+/// Runs the command. Returns an error if a check or a pair does not exist. If `--nagios` is set,
+/// prints the error as a plugin's line instead.
 pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
     if args.list_checks {
         return print::list(checks(), out);

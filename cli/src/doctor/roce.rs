@@ -193,65 +193,47 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::each_is_told;
     use super::*;
     use crate::fixture;
+    use crate::fixture::{ADDRESS, LINK_LOCAL};
+    use crate::testing::faults_of;
+
+    faults_of! {
+        fixture::Fixture;
+        "a machine that is well" => |_| {};
+        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, and that of RDMA is 1024" =>
+            |fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS]);
+        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, and that of RDMA is 2048" =>
+            |fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS]);
+        "a link-local GID", "warning roce: port 1 has only a link-local GID of RoCE v2, at index 1" =>
+            |fixture| fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");
+        "no GID of RoCE v2", "warning roce: port 1 has no GID of RoCE v2" => |fixture| {
+            for index in [1, 3] {
+                fixture.hca_file("mlx5_1", &format!("ports/1/gid_attrs/types/{index}"), "IB/RoCE v1\n");
+            }
+        };
+        "an interface that got another address first",
+            "warning roce: the first GID of RoCE v2 with an IP address is at index 3 on mlx5_0 port 1; 5 on mlx5_1 \
+             port 1" => |fixture| fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, LINK_LOCAL, ADDRESS]);
+        "an old recording, without GIDs" => |fixture| {
+            for index in 0..4 {
+                fixture.hca_file("mlx5_0", &format!("ports/1/gids/{index}"), "removed\n");
+            }
+        };
+    }
 
     /// The two sockets stand for two machines. Each socket has the MTU and the GIDs that RoCE
     /// needs.
     #[test]
     fn roce_has_its_mtu_and_gids() {
-        use fixture::{ADDRESS, LINK_LOCAL};
-        let found = |change: fn(&mut fixture::Fixture)| {
+        let healthy = || {
             let mut fixture = fixture::two_sockets();
             fixture.roce("mlx5_0", "ibp24s0", 4200, &[LINK_LOCAL, ADDRESS]);
             fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, ADDRESS]);
-            change(&mut fixture);
-            let findings = fixture.findings(&CHECK).into_iter();
-            let bad = findings.filter(|finding| finding.level != Level::Ok);
-            bad.map(|finding| (finding.level, finding.found))
-                .collect::<Vec<_>>()
+            fixture
         };
-        let warning = |says: &str| vec![(Level::Warning, says.to_owned())];
-        assert_eq!(found(|_| {}), []);
-        assert_eq!(
-            found(|fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS])),
-            warning("port 1: the MTU of ibp24s0 is 1500, and that of RDMA is 1024")
-        );
-        assert_eq!(
-            found(|fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS])),
-            warning("port 1: the MTU of ibp24s0 is 4191, and that of RDMA is 2048")
-        );
-        assert_eq!(
-            found(|fixture| {
-                fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");
-            }),
-            warning("port 1 has only a link-local GID of RoCE v2, at index 1")
-        );
-        assert_eq!(
-            found(|fixture| {
-                for index in [1, 3] {
-                    let file = format!("ports/1/gid_attrs/types/{index}");
-                    fixture.hca_file("mlx5_1", &file, "IB/RoCE v1\n");
-                }
-            }),
-            warning("port 1 has no GID of RoCE v2")
-        );
-        // The interface of mlx5_1 got another address first.
-        assert_eq!(
-            found(|fixture| fixture.roce("mlx5_1", "ibp200s0", 9000, &[LINK_LOCAL, LINK_LOCAL, ADDRESS])),
-            warning(
-                "the first GID of RoCE v2 with an IP address is at index 3 on mlx5_0 port 1; 5 on mlx5_1 port 1"
-            )
-        );
-        // An old recording has no GIDs, and nothing is reported.
-        assert_eq!(
-            found(|fixture| {
-                for index in 0..4 {
-                    fixture.hca_file("mlx5_0", &format!("ports/1/gids/{index}"), "removed\n");
-                }
-            }),
-            []
-        );
+        each_is_told(FAULTS, healthy, |fixture| fixture.findings(&CHECK));
     }
 
     /// Eight interfaces on a port, each with two GIDs before the one with an IPv4 address.
@@ -259,10 +241,7 @@ mod tests {
     fn gids_are_read_to_the_end() {
         let mut fixture = fixture::two_sockets();
         let local = |number| format!("fe80:0000:0000:0000:ba3f:d2ff:feaa:000{number}");
-        let gids: Vec<String> = (0..8)
-            .map(local)
-            .chain([fixture::ADDRESS.to_owned()])
-            .collect();
+        let gids: Vec<String> = (0..8).map(local).chain([ADDRESS.to_owned()]).collect();
         let gids: Vec<&str> = gids.iter().map(String::as_str).collect();
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);

@@ -22,11 +22,7 @@ pub(crate) struct Baseline {
 }
 
 impl Baseline {
-    /// Loads a recording.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the file is not a recording, or has no PCI functions.
+    /// Loads a recording. Returns an error if the file is not a recording, or has no PCI functions.
     pub(crate) fn load(file: &Path) -> anyhow::Result<Self> {
         let recording = Recording::load(file)?;
         let machine = Machine::scan(&recording)

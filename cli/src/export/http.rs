@@ -117,23 +117,6 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
     }
 }
 
-struct Answer {
-    status: &'static str,
-    body: Arc<str>,
-    /// `true` for a HEAD request, which gets no body.
-    is_head: bool,
-}
-
-impl Answer {
-    fn of(status: &'static str, body: &str) -> Self {
-        Self {
-            status,
-            body: body.into(),
-            is_head: false,
-        }
-    }
-}
-
 fn head(status: &str, length: usize) -> Vec<u8> {
     let kind = match status.starts_with("200") {
         true => "text/plain; version=0.0.4; charset=utf-8",
@@ -169,28 +152,22 @@ fn connection(
     limits: Limits,
     ask: &mpsc::SyncSender<mpsc::SyncSender<Scan>>,
 ) -> io::Result<()> {
-    let answer = match request(stream, limits)? {
-        Asked::Metrics { is_head } => {
+    let asked = request(stream, limits)?;
+    let (status, body) = match asked {
+        Asked::Metrics { .. } => {
             let (reply, replied) = mpsc::sync_channel(1);
             let scan = ask.send(reply).ok().and_then(|()| replied.recv().ok());
-            let mut answer = match scan {
-                Some(Ok(text)) => Answer {
-                    status: "200 OK",
-                    body: text,
-                    is_head: false,
-                },
-                Some(Err(why)) => Answer::of("500 Internal Server Error", &why),
-                None => Answer::of("500 Internal Server Error", ""),
-            };
-            answer.is_head = is_head;
-            answer
+            match scan.unwrap_or_else(|| Err("".into())) {
+                Ok(text) => ("200 OK", text),
+                Err(why) => ("500 Internal Server Error", why),
+            }
         }
-        Asked::Wrong(status) => Answer::of(status, ""),
+        Asked::Wrong(status) => (status, "".into()),
     };
     let deadline = deadline(limits.time)?;
-    let mut bytes = head(answer.status, answer.body.len());
-    if !answer.is_head {
-        bytes.extend_from_slice(answer.body.as_bytes());
+    let mut bytes = head(status, body.len());
+    if asked != (Asked::Metrics { is_head: true }) {
+        bytes.extend_from_slice(body.as_bytes());
     }
     let mut rest = &bytes[..];
     while !rest.is_empty() {

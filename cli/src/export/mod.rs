@@ -20,10 +20,8 @@ use crate::host::Host;
 use crate::report::Out;
 
 /// Exports one scan, or serves until killed. The findings do not affect the exit status, since the
-/// metrics contain the findings.
-///
-/// # Errors
-/// The file cannot be written, or the server cannot listen on the address.
+/// metrics contain the findings. Returns an error if the file cannot be written, or the server
+/// cannot listen on the address.
 pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow::Result<Status> {
     if out.is_json() {
         anyhow::bail!("export has no JSON: its metrics have a format of their own; list, stats and doctor have it");

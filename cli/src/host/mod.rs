@@ -12,36 +12,25 @@ pub(crate) mod nldev;
 pub(crate) mod nvml;
 pub(crate) mod recording;
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 /// Reason why something could not be read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unseen {
     /// Nothing is there, which is a valid answer.
+    #[error("not there")]
     Absent,
     /// This process lacks the privileges.
+    #[error("not visible without root")]
     Denied,
     /// The recording has no answer.
+    #[error("not in the recording")]
     NotRecorded,
     /// The value exists, but could not be read or parsed.
+    #[error("{0}")]
     Failed(String),
 }
-
-impl fmt::Display for Unseen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absent => f.write_str("not there"),
-            Self::Denied => f.write_str("not visible without root"),
-            Self::NotRecorded => f.write_str("not in the recording"),
-            Self::Failed(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for Unseen {}
 
 pub(crate) type Seen<T> = Result<T, Unseen>;
 

@@ -316,34 +316,16 @@ mod tests {
             of_kernel(65_536, "nvme_rdma"),
         ];
         let read = regions(&[message(40, &first), message(40, &second)]).unwrap();
-        let of = |thread, bytes, count| Regions {
-            maker: Maker {
-                thread,
-                kernel: None,
-                domain: Some(2),
-            },
-            bytes,
-            count,
-        };
-        let kernel = Regions {
-            maker: Maker {
-                kernel: Some("nvme_rdma".to_owned()),
-                ..Maker::default()
-            },
-            bytes: 65_536,
-            count: 1,
-        };
-        let expected = [
-            of(None, 4096, 2),
-            kernel,
-            of(Some(4712), 4096, 2),
-            of(Some(4712), 1 << 40, 1),
-        ];
-        assert_eq!(read, expected);
         // Recordings keep this JSON, which contains no key of a region.
         let json = serde_json::to_string(&read).unwrap();
+        let expected = [
+            r#"{"domain":2,"bytes":4096,"count":2}"#,
+            r#"{"kernel":"nvme_rdma","bytes":65536,"count":1}"#,
+            r#"{"thread":4712,"domain":2,"bytes":4096,"count":2}"#,
+            r#"{"thread":4712,"domain":2,"bytes":1099511627776,"count":1}"#,
+        ];
+        assert_eq!(json, format!("[{}]", expected.join(",")));
         assert_eq!(serde_json::from_str::<Vec<Regions>>(&json).unwrap(), read);
-        assert!(!json.contains("4660"), "{json}");
     }
 
     #[test]
@@ -351,15 +333,9 @@ mod tests {
         let one = attribute(47, &[number(60, 2), number(28, 4711)].concat());
         let of_kernel = attribute(47, &[number(60, 0), attribute(29, b"rdma_cm\0")].concat());
         let read = domains(&[message(46, &[one, of_kernel])]).unwrap();
-        let of = |thread, kernel: Option<&str>, domain| Maker {
-            thread,
-            kernel: kernel.map(str::to_owned),
-            domain: Some(domain),
-        };
-        assert_eq!(
-            read,
-            [of(None, Some("rdma_cm"), 0), of(Some(4711), None, 2)]
-        );
+        let json = serde_json::to_string(&read).unwrap();
+        let expected = r#"[{"kernel":"rdma_cm","domain":0},{"thread":4711,"domain":2}]"#;
+        assert_eq!(json, expected);
     }
 
     #[test]

@@ -70,11 +70,7 @@ impl Recording {
         }
     }
 
-    /// Parses JSON.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `text` is not JSON, or not a recording of this version.
+    /// Parses JSON. Returns an error if `text` is not JSON, or not a recording of this version.
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         let recording: Self = match serde_json::from_str(text) {
             Ok(recording) => recording,
@@ -161,10 +157,6 @@ impl Recording {
             ));
         };
         get(&real).ok_or_else(|| self.missing(&real))
-    }
-
-    fn is_named(&self, path: &str) -> bool {
-        self.unseen.contains_key(path)
     }
 
     fn is_there(&self, path: &str) -> bool {
@@ -336,13 +328,11 @@ impl Host for Recording {
         {
             return Ok(real);
         }
-        let why = self.unseen.get(path).cloned();
-        match why.unwrap_or_else(|| self.missing(&real)) {
+        match self.unseen.get(path).or_else(|| self.unseen.get(&real)) {
             // The contents could not be read, but the path exists.
-            Unseen::Denied | Unseen::Failed(_) if self.is_named(path) || self.is_named(&real) => {
-                Ok(real)
-            }
-            why => Err(why),
+            Some(Unseen::Denied | Unseen::Failed(_)) => Ok(real),
+            Some(why) => Err(why.clone()),
+            None => Err(self.missing(&real)),
         }
     }
 
@@ -419,16 +409,21 @@ impl<'a> Recorder<'a> {
         self.recording.into_inner()
     }
 
-    fn note<T>(&self, key: &str, answer: &Seen<T>, keep: impl FnOnce(&mut Recording, &T)) {
+    /// Records an answer, and returns it.
+    fn note<T>(
+        &self,
+        key: &str,
+        answer: Seen<T>,
+        keep: impl FnOnce(&mut Recording, &T),
+    ) -> Seen<T> {
         // The trait's methods do not call one another on this host, so the cell is not borrowed.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
-            match answer {
+            match &answer {
                 Ok(value) => keep(&mut recording, value),
-                Err(why) => {
-                    recording.unseen.insert(key.to_owned(), why.clone());
-                }
+                Err(why) => drop(recording.unseen.insert(key.to_owned(), why.clone())),
             }
         }
+        answer
     }
 
     /// Records the links along a path.
@@ -444,55 +439,46 @@ impl<'a> Recorder<'a> {
 
 impl Host for Recorder<'_> {
     fn bytes(&self, path: &str) -> Seen<Vec<u8>> {
-        let answer = self.host.bytes(path);
-        self.note(path, &answer, |recording, bytes| {
+        self.note(path, self.host.bytes(path), |recording, bytes| {
             recording.files.insert(path.to_owned(), encode(bytes));
-        });
-        answer
+        })
     }
 
     fn names(&self, path: &str) -> Seen<Vec<String>> {
-        let answer = self.host.names(path);
-        self.note(path, &answer, |recording, names| {
+        self.note(path, self.host.names(path), |recording, names| {
             recording.directories.insert(path.to_owned(), names.clone());
-        });
-        answer
+        })
     }
 
     fn link(&self, path: &str) -> Seen<String> {
-        let answer = self.host.link(path);
-        self.note(&format!("link {path}"), &answer, |recording, says| {
-            recording.links.insert(path.to_owned(), says.clone());
-        });
-        answer
+        self.note(
+            &format!("link {path}"),
+            self.host.link(path),
+            |recording, says| {
+                recording.links.insert(path.to_owned(), says.clone());
+            },
+        )
     }
 
     fn resolved(&self, path: &str) -> Seen<String> {
-        let answer = self.host.resolved(path);
         self.note_way(path);
-        self.note(path, &answer, |recording, real| {
+        self.note(path, self.host.resolved(path), |recording, real| {
             recording.there.insert(real.clone());
-        });
-        answer
+        })
     }
 
     fn fact(&self, fact: Fact) -> Seen<String> {
-        let answer = self.host.fact(fact);
-        self.note(&key_of(fact), &answer, |recording, text| {
+        self.note(&key_of(fact), self.host.fact(fact), |recording, text| {
             recording.facts.insert(fact, text.clone());
-        });
-        answer
+        })
     }
 
     fn matching(&self, path: &str, word: &str) -> Seen<String> {
-        let answer = self.host.matching(path, word);
         let key = format!("{path}?{word}");
-        self.note(&key, &answer, |recording, lines| {
-            recording
-                .files
-                .insert(key.clone(), encode(lines.as_bytes()));
-        });
-        answer
+        self.note(&key, self.host.matching(path, word), |recording, lines| {
+            let lines = encode(lines.as_bytes());
+            recording.files.insert(key.clone(), lines);
+        })
     }
 }
 
@@ -526,18 +512,9 @@ mod tests {
     }
 
     fn all_alike(one: &dyn Host, other: &dyn Host) {
-        for path in [
-            "/sys/bus/x",
-            "/sys/bus/x/vendor",
-            "/sys/bus/x/../b/vendor",
-            "/sys/bus/x/config",
-            "/sys/bus/x/secret",
-            "/sys/bus/x/none",
-            "/sys/bus/x/vendor/none",
-            "/sys/devices/a/b/vendor",
-            "/sys/round",
-            "/sys/round/on",
-        ] {
+        let paths = "/sys/bus/x /sys/bus/x/vendor /sys/bus/x/../b/vendor /sys/bus/x/config /sys/bus/x/secret \
+            /sys/bus/x/none /sys/bus/x/vendor/none /sys/devices/a/b/vendor /sys/round /sys/round/on";
+        for path in paths.split(' ') {
             assert_eq!(one.bytes(path), other.bytes(path), "bytes of {path}");
             assert_eq!(one.names(path), other.names(path), "names of {path}");
             assert_eq!(one.link(path), other.link(path), "link of {path}");

@@ -137,6 +137,14 @@ fn level_of(it: &At<'_>, library: Option<&str>) -> Level {
     }
 }
 
+/// Turns a warning into a fault.
+fn worse(level: Level) -> Level {
+    match level {
+        Level::Warning => Level::Fault,
+        level => level,
+    }
+}
+
 /// Reports variables that forbid GPUDirect RDMA, wholly or in part.
 fn settings(it: &At<'_>) -> Vec<Finding> {
     let judge = |setting: &Judged| {
@@ -171,16 +179,9 @@ fn settings(it: &At<'_>) -> Vec<Finding> {
 fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Finding {
     match &it.shared.has_module {
         Ok(true) => at(Level::Note, found),
-        Ok(false) => {
-            let level = if level == Level::Warning {
-                Level::Fault
-            } else {
-                level
-            };
-            at(level, found)
-                .why("nvidia_peermem is not loaded, so there is no way to register GPU memory.")
-                .fix(format!("`sudo modprobe nvidia-peermem`, or {again}"))
-        }
+        Ok(false) => at(worse(level), found)
+            .why("nvidia_peermem is not loaded, so there is no way to register GPU memory.")
+            .fix(format!("`sudo modprobe nvidia-peermem`, or {again}")),
         Err(why) => Finding {
             needs_root: false,
             ..unseen(
@@ -210,16 +211,11 @@ fn nics(it: &At<'_>) -> Vec<Finding> {
             _ => finding,
         };
         if choice.devices.is_empty() {
-            let worst = if level == Level::Warning {
-                Level::Fault
-            } else {
-                level
-            };
             let found = format!(
                 "{named} leaves {} no RDMA device with an active port",
                 choice.library
             );
-            findings.push(fix(at(worst, found)));
+            findings.push(fix(at(worse(level), found)));
         } else if !choice.unmatched.is_empty() {
             let found = format!(
                 "{named}: there is no RDMA device {} here",

@@ -82,11 +82,8 @@ pub(super) fn groups(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2))
 }
 
-/// Returns the processes that the command line selects.
-///
-/// # Errors
-///
-/// Returns an error if there is no such process, or none is visible.
+/// Returns the processes that the command line selects. Returns an error if there is no such
+/// process, or none is visible.
 pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<Vec<u32>> {
     let group = match (&wanted.pid, &wanted.slurm, &wanted.pod, &wanted.cgroup) {
         (Some(pid), ..) => return Ok(vec![of_thread(host, *pid)?]),

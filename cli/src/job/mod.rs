@@ -232,18 +232,13 @@ impl Member {
         let gpus_open = open_gpus(host, machine, pid);
         let registered = Registered::of(shared, pid);
         let lock = doctor::memory_lock(shared.scan, pid);
-        let mut judged: BTreeSet<Address> =
-            gpus_open.iter().flatten().filter_map(address).collect();
-        judged.extend(
-            registered
-                .gpus
-                .iter()
-                .filter_map(|share| address(share.gpu.as_ref()?)),
-        );
+        let own = registered.gpus.iter();
+        let own = own.filter_map(|share| share.gpu.as_ref());
+        let gpus = gpus_open.iter().flatten().chain(own);
+        let gpus: BTreeSet<Address> = gpus.filter_map(address).collect();
         let near = |choice: &Choice| -> Vec<Near> {
-            judged
-                .iter()
-                .filter_map(|gpu| Near::of(machine, *gpu, choice))
+            let gpus = gpus.iter();
+            gpus.filter_map(|gpu| Near::of(machine, *gpu, choice))
                 .collect()
         };
         let member = Self {
@@ -377,7 +372,7 @@ struct Other {
 }
 
 /// The job.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Job {
     processes: Vec<Member>,
     others: Vec<Other>,
@@ -395,14 +390,7 @@ impl Job {
         let reader = Reader::new(host);
         let now = registrations::now(host);
         let mut processes = Processes::new(host, now).by_own_numbers();
-        let mut job = Self {
-            processes: Vec::new(),
-            others: Vec::new(),
-            ended: Vec::new(),
-            suggested_nccl_ib_hca: None,
-            findings: Vec::new(),
-            notes: Vec::new(),
-        };
+        let mut job = Self::default();
         for pid in pids {
             match Member::scan(shared, *pid, &reader, &mut processes) {
                 Some(member) if is_one || member.is_concerned() => job.processes.push(member),
@@ -452,11 +440,8 @@ impl Job {
     }
 }
 
-/// Runs the command.
-///
-/// # Errors
-///
-/// Returns an error if there is no such process, or all processes ended while they were read.
+/// Runs the command. Returns an error if there is no such process, or all processes ended while
+/// they were read.
 pub(crate) fn run(host: &dyn Host, args: &args::Job, out: &mut Out) -> anyhow::Result<Status> {
     let pids = members::find(host, &args.processes)?;
     let machine = Machine::scan(host).context("the machine's PCI devices")?;

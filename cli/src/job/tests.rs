@@ -68,36 +68,19 @@ fn process(fixture: &mut Fixture, pid: u32) {
     fixture.directory(&format!(
         "{own}/{packages}/nvidia_nccl_cu12-2.27.5.dist-info"
     ));
-    for (number, target) in [
-        "/dev/null",
-        "/dev/nvidiactl",
-        "/dev/nvidia0",
-        "/dev/infiniband/uverbs0",
-        "pipe:[1]",
-    ]
-    .iter()
-    .enumerate()
-    {
+    let open = "/dev/null /dev/nvidiactl /dev/nvidia0 /dev/infiniband/uverbs0 pipe:[1]";
+    for (number, target) in open.split(' ').enumerate() {
         fixture.link(&format!("{own}/fd/{number}"), target);
     }
-    for (link, target) in [
-        ("ns/mnt", "mnt:[4026531841]"),
-        ("ns/user", "user:[4026531837]"),
-        ("root", "/"),
-    ] {
-        // The fixture has files below `root`, so `root` is a folder and not a link.
-        if link != "root" {
-            fixture.link(&format!("{own}/{link}"), target);
-        }
-    }
+    // The fixture has files below `root`, so `root` is a folder and not a link.
+    fixture.link(&format!("{own}/ns/mnt"), "mnt:[4026531841]");
+    fixture.link(&format!("{own}/ns/user"), "user:[4026531837]");
 }
 
 fn with_job(mut fixture: Fixture) -> Fixture {
     fixture.software();
-    fixture.file(
-        "/etc/passwd",
-        "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n",
-    );
+    let text = "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n";
+    fixture.file("/etc/passwd", text);
     fixture.file("/proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     fixture.file("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0\n");
     fixture.link("/proc/self/ns/mnt", "mnt:[4026531841]");

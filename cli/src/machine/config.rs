@@ -96,26 +96,26 @@ const HEADER: usize = 64;
 const CONVENTIONAL: usize = 256;
 
 impl Config {
-    fn byte(&self, at: usize) -> Option<u8> {
-        self.0.get(at).copied()
-    }
-
-    fn word(&self, at: usize) -> Option<u16> {
-        let bytes = self.0.get(at..at.checked_add(2)?)?;
-        Some(u16::from_le_bytes(bytes.try_into().ok()?))
-    }
-
-    fn long(&self, at: usize) -> Option<u32> {
-        let bytes = self.0.get(at..at.checked_add(4)?)?;
-        Some(u32::from_le_bytes(bytes.try_into().ok()?))
-    }
-
-    /// Returns the reason why a read past the end of the visible config space failed.
-    fn short(&self) -> Unseen {
-        match self.0.len() {
+    fn bytes<const N: usize>(&self, at: usize) -> Seen<[u8; N]> {
+        let bytes = self.0.get(at..).and_then(|rest| rest.first_chunk());
+        bytes.copied().ok_or_else(|| match self.0.len() {
             0..=HEADER => Unseen::Denied,
             _ => Unseen::Failed("config space ends too early".to_owned()),
-        }
+        })
+    }
+
+    fn word(&self, at: usize) -> Seen<u16> {
+        self.bytes(at).map(u16::from_le_bytes)
+    }
+
+    fn long(&self, at: usize) -> Seen<u32> {
+        self.bytes(at).map(u32::from_le_bytes)
+    }
+
+    /// Returns the offset of the first capability.
+    fn first(&self) -> Seen<usize> {
+        let [first] = self.bytes(0x34)?;
+        Ok(usize::from(first & 0xfc))
     }
 
     /// Returns `true` if the header is all ones, as for a device that does not answer. The vendor
@@ -136,9 +136,9 @@ impl Config {
             }
         };
         keep(0, HEADER);
-        let mut at = usize::from(self.byte(0x34).unwrap_or(0) & 0xfc);
+        let mut at = self.first().unwrap_or(0);
         for _ in 0..(CONVENTIONAL - HEADER) / 4 {
-            let (HEADER.., Some(header)) = (at, self.word(at)) else {
+            let (HEADER.., Ok(header)) = (at, self.word(at)) else {
                 break;
             };
             let [id, next] = header.to_le_bytes();
@@ -147,7 +147,7 @@ impl Config {
         }
         let mut at = CONVENTIONAL;
         for _ in 0..(4096 - CONVENTIONAL) / 4 {
-            let (CONVENTIONAL.., Some(header)) = (at, self.long(at)) else {
+            let (CONVENTIONAL.., Ok(header)) = (at, self.long(at)) else {
                 break;
             };
             let length = match u16::try_from(header & 0xffff).unwrap_or(0) {
@@ -167,20 +167,16 @@ impl Config {
         if self.is_silent() {
             return Err(Unseen::Failed("the device does not answer".to_owned()));
         }
-        let status = self.word(0x06).ok_or_else(|| self.short())?;
-        if status & 0x10 == 0 {
+        if self.word(0x06)? & 0x10 == 0 {
             return Err(Unseen::Absent);
         }
-        let mut at = usize::from(self.byte(0x34).ok_or_else(|| self.short())? & 0xfc);
+        let mut at = self.first()?;
         // The loop is bounded, because a broken list may be circular.
         for _ in 0..(CONVENTIONAL - HEADER) / 4 {
             if at < HEADER {
                 return Err(Unseen::Absent);
             }
-            let id = self.byte(at).ok_or_else(|| self.short())?;
-            let next = self
-                .byte(at.saturating_add(1))
-                .ok_or_else(|| self.short())?;
+            let [id, next] = self.bytes(at)?;
             if id == wanted {
                 return Ok(at);
             }
@@ -203,7 +199,7 @@ impl Config {
         }
         let mut at = CONVENTIONAL;
         for _ in 0..(4096 - CONVENTIONAL) / 4 {
-            let header = self.long(at).ok_or_else(|| self.short())?;
+            let header = self.long(at)?;
             if header == 0 || header == u32::MAX {
                 return Err(Unseen::Absent);
             }
@@ -223,10 +219,7 @@ impl Config {
     /// Returns the PCI Express capability, or [`Unseen::Absent`] for conventional PCI.
     pub(crate) fn express(&self) -> Seen<Express> {
         let at = self.capability(EXPRESS)?;
-        let word = |offset: usize| {
-            self.word(at.saturating_add(offset))
-                .ok_or_else(|| self.short())
-        };
+        let word = |offset: usize| self.word(at.saturating_add(offset));
         let (flags, can, control) = (word(2)?, word(4)?, word(8)?);
         // Codes 6 and 7 are reserved.
         let bytes = |code: u16| match code {
@@ -251,35 +244,26 @@ impl Config {
     /// Returns the bits of [`Acs`] that are on, or [`Unseen::Absent`] if the port has no ACS.
     pub(crate) fn acs(&self) -> Seen<u16> {
         let at = self.extended(EXT_ACS)?;
-        self.word(at.saturating_add(6)).ok_or_else(|| self.short())
+        self.word(at.saturating_add(6))
     }
 
     /// Returns `true` if Address Translation Services are on, or [`Unseen::Absent`] if the function
     /// has none.
     pub(crate) fn ats(&self) -> Seen<bool> {
         let at = self.extended(EXT_ATS)?;
-        let control = self
-            .word(at.saturating_add(6))
-            .ok_or_else(|| self.short())?;
-        Ok(control & 0x8000 != 0)
+        Ok(self.word(at.saturating_add(6))? & 0x8000 != 0)
     }
 
     /// Returns the BARs with a configurable size, or [`Unseen::Absent`] if there are none.
     pub(crate) fn resizable(&self) -> Seen<Vec<Resizable>> {
         let at = self.extended(EXT_RESIZABLE)?;
-        let first = self
-            .long(at.saturating_add(8))
-            .ok_or_else(|| self.short())?;
+        let first = self.long(at.saturating_add(8))?;
         let count = usize::try_from((first >> 5) & 7).unwrap_or(0).min(6);
         let mut bars = Vec::new();
         for number in 0..count {
             let entry = at.saturating_add(8 * number);
-            let can = self
-                .long(entry.saturating_add(4))
-                .ok_or_else(|| self.short())?;
-            let control = self
-                .long(entry.saturating_add(8))
-                .ok_or_else(|| self.short())?;
+            let can = self.long(entry.saturating_add(4))?;
+            let control = self.long(entry.saturating_add(8))?;
             // Bit 4 of the first register stands for 1 MiB. The upper half of the second register
             // continues at 256 TiB.
             let powers = (u64::from(can) >> 4) | (u64::from(control >> 16) << 28);

@@ -73,11 +73,8 @@ pub(crate) fn vpd_of(v3: &str) -> Option<Vec<u8>> {
     Some(vpd)
 }
 
-/// Gives each RDMA device its Data Direct function, if the machine has one.
-///
-/// # Errors
-///
-/// Returns an error if the VPD of a function cannot be read.
+/// Gives each RDMA device its Data Direct function, if the machine has one. Returns an error if the
+/// VPD of a function cannot be read.
 pub(super) fn assign(
     host: &dyn Host,
     functions: &BTreeMap<Address, Function>,

@@ -339,10 +339,8 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
         &mut fixture,
         &[("nv_dmabuf", "<none>", GIB, &[DATA_DIRECT])],
     );
-    fixture.file(
-        &format!("/sys/bus/pci/devices/{DATA_DIRECT}/vendor"),
-        "0x15b3\n",
-    );
+    let text = "0x15b3\n";
+    fixture.file(&format!("/sys/bus/pci/devices/{DATA_DIRECT}/vendor"), text);
     let answer = json(&fixture);
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     has(&answer, "reasons", "Data Direct");

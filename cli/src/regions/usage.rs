@@ -73,19 +73,14 @@ pub(crate) struct Usage {
     pub(crate) is_open: bool,
 }
 
-/// Reason why regions on these devices may be GPU memory.
-struct Doubt {
-    devices: Devices,
-    text: String,
-}
-
 /// State of a scan: the regions, and the conclusions so far.
 struct Search<'a> {
     host: &'a dyn Host,
     machine: &'a Seen<Machine>,
     hidden: Hidden,
     holders: BTreeMap<Owner, Holder>,
-    doubts: Vec<Doubt>,
+    /// Devices on which regions may be GPU memory, and the reason.
+    doubts: Vec<(Devices, String)>,
     notes: Vec<String>,
 }
 
@@ -168,6 +163,11 @@ impl Usage {
 }
 
 impl Search<'_> {
+    /// Adds a reason why regions on any device may be GPU memory.
+    fn doubt(&mut self, text: String) {
+        self.doubts.push((None, text));
+    }
+
     /// Returns the RDMA devices whose DMA this PCI function does, or an empty set if no device is
     /// visible.
     fn devices_of(&self, function: &str) -> BTreeSet<String> {
@@ -210,14 +210,10 @@ impl Search<'_> {
                 // region.
                 (Some("pinned" | "orphaned"), ..) => continue,
                 _ => {
-                    let text = format!(
+                    self.doubt(format!(
                         "registration {} of the module's list is not understood",
                         one.id
-                    );
-                    self.doubts.push(Doubt {
-                        devices: None,
-                        text,
-                    });
+                    ));
                     continue;
                 }
             };
@@ -257,13 +253,9 @@ impl Search<'_> {
                     Unseen::Failed(_) => String::new(),
                     _ => format!("{} is ", dma_buf::FILE),
                 };
-                let text = format!(
+                return self.doubt(format!(
                     "GPU memory by dma-buf cannot be distinguished from other memory: {file}{why}"
-                );
-                return self.doubts.push(Doubt {
-                    devices: None,
-                    text,
-                });
+                ));
             }
         };
         let mut shared: BTreeMap<Devices, Part> = BTreeMap::new();
@@ -310,7 +302,7 @@ impl Search<'_> {
                 part.bytes.map(render::bytes).unwrap_or_default(),
                 self.who_uses(&devices),
             );
-            self.doubts.push(Doubt { devices, text });
+            self.doubts.push((devices, text));
         }
         for ((exporter, device), count) in others {
             self.notes.push(format!(
@@ -386,31 +378,23 @@ impl Search<'_> {
             ),
             (None, _) => format!("what nvidia_peermem has registered is not seen: {why}"),
         };
-        self.doubts.push(Doubt {
-            devices: None,
-            text,
-        });
+        self.doubt(text);
     }
 
     /// Adds a doubt for each other way to register GPU memory: another module, or a coherent GPU.
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
-                let text = format!("{module} is loaded, and does not report its registrations");
-                self.doubts.push(Doubt {
-                    devices: None,
-                    text,
-                });
+                self.doubt(format!(
+                    "{module} is loaded, and does not report its registrations"
+                ));
             }
         }
         let gpus = self.machine.as_ref().map(|machine| machine.gpus.as_slice());
         if gpus.unwrap_or_default().iter().any(|gpu| gpu.is_coherent) {
             let text = "the memory of a GPU is part of the processor's here (Grace), and is registered like \
                 processor memory";
-            self.doubts.push(Doubt {
-                devices: None,
-                text: text.to_owned(),
-            });
+            self.doubt(text.to_owned());
         }
     }
 
@@ -423,8 +407,8 @@ impl Search<'_> {
                 continue;
             }
             for (device, regions) in std::mem::take(&mut holder.left) {
-                let doubts = self.doubts.iter().enumerate().filter(|(_, doubt)| {
-                    let devices = doubt.devices.as_ref();
+                let doubts = self.doubts.iter().enumerate().filter(|(_, (devices, _))| {
+                    let devices = devices.as_ref();
                     devices.is_none_or(|devices| devices.contains(&device))
                 });
                 let doubts: Vec<usize> = doubts.map(|(index, _)| index).collect();
@@ -442,7 +426,7 @@ impl Search<'_> {
         }
         let all = self.doubts.iter().enumerate();
         all.filter(|(index, _)| is_open || reasons.contains(index))
-            .map(|(_, doubt)| doubt.text.clone())
+            .map(|(_, (_, text))| text.clone())
             .collect()
     }
 }

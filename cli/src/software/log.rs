@@ -11,16 +11,14 @@ pub(crate) struct Record {
     pub(crate) text: String,
 }
 
-impl Record {
-    /// Returns a text with the number of similar lines, and the time and text of this line, which
-    /// is the last one.
-    pub(crate) fn counted(&self, count: u64) -> String {
-        let times = match count {
-            1 => "once".to_owned(),
-            count => format!("{count} times, the last"),
-        };
-        format!("{times} {} s after boot: {}", self.seconds, self.text)
-    }
+/// Returns the number of similar lines, and the time and text of the last one.
+pub(crate) fn counted(lines: &[&Record]) -> String {
+    let (times, last) = match lines {
+        [] => return String::new(),
+        [once] => ("once".to_owned(), once),
+        [.., last] => (format!("{} times, the last", lines.len()), last),
+    };
+    format!("{times} {} s after boot: {}", last.seconds, last.text)
 }
 
 /// Parses records of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`.

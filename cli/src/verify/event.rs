@@ -2,6 +2,7 @@
 //! Progress messages of a worker: the start and the result of each step.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -188,4 +189,24 @@ pub(crate) enum Event {
     Peer(String),
     /// End of all messages.
     Done,
+}
+
+/// Returns the lower median.
+pub(super) fn median(mut values: Vec<Duration>) -> Option<Duration> {
+    values.sort();
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+pub(super) fn microseconds(time: Duration) -> f64 {
+    // The clock is accurate to tenths of a microsecond at best.
+    (time.as_secs_f64() * 1e7).round() / 10.0
+}
+
+/// Returns bytes per second, or `None` if no time passed.
+pub(super) fn speed(bytes: u64, took: Duration) -> Option<u64> {
+    let nanoseconds = took.as_nanos();
+    let speed = u128::from(bytes)
+        .checked_mul(1_000_000_000)?
+        .checked_div(nanoseconds)?;
+    u64::try_from(speed).ok()
 }

@@ -10,7 +10,7 @@ use peermem_verbs::pattern::{Difference, Pattern};
 use peermem_verbs::rdma::{Contact, Part};
 use serde::{Deserialize, Serialize};
 
-use super::event::{Event, Figures, Name, Outcome, Step, Way};
+use super::event::{median, microseconds, speed, Event, Figures, Name, Outcome, Step, Way};
 use crate::host::Seen;
 
 /// Reason why a step has no result.
@@ -278,25 +278,6 @@ fn failed(why: impl Into<String>) -> Unable {
         why: why.into(),
         errno: None,
     }
-}
-
-pub(crate) fn median(mut values: Vec<Duration>) -> Option<Duration> {
-    values.sort();
-    values.get(values.len().checked_sub(1)? / 2).copied()
-}
-
-fn microseconds(time: Duration) -> f64 {
-    // The clock is accurate to tenths of a microsecond at best.
-    (time.as_secs_f64() * 1e7).round() / 10.0
-}
-
-/// Returns bytes per second, or `None` if no time passed.
-fn speed(bytes: u64, took: Duration) -> Option<u64> {
-    let nanoseconds = took.as_nanos();
-    let speed = u128::from(bytes)
-        .checked_mul(1_000_000_000)?
-        .checked_div(nanoseconds)?;
-    u64::try_from(speed).ok()
 }
 
 /// Runs all steps, and reports the start and the end of each.

@@ -34,9 +34,9 @@ mod sync;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Counts a case of a randomized test at its end. Prints the number of cases after the last case.
-/// The test runner reads that line.
-fn done(count: &AtomicU32, cases: u32) {
+/// The test runner reads that line. `what` says what the cases are.
+fn done(count: &AtomicU32, cases: u32, what: &str) {
     if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
-        println!("figure: cases {cases} at random");
+        println!("figure: cases | {what} | {cases} at random |");
     }
 }

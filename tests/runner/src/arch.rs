@@ -87,7 +87,6 @@ impl Arch {
         }
     }
 
-    /// Returns the serial port of the kernel's log.
     pub(crate) fn console(self) -> &'static str {
         match self {
             Self::X86_64 => "ttyS0",
@@ -109,7 +108,6 @@ impl Arch {
         }
     }
 
-    /// Returns Debian's name of the architecture.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",

@@ -6,12 +6,13 @@
 mod page;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{bail, ensure, Context as _, Result};
 use clap::Args;
+use serde::{Deserialize, Serialize};
 
 use crate::arch::Arch;
 use crate::cases::add_last_words;
@@ -26,7 +27,7 @@ use crate::{cost, kernel, programs, setup, stamp, vm};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
-    /// Only writes docs/performance.md, from tests/cost/figures and tests/cost/vm-figures
+    /// Only writes docs/performance.md, from tests/cost/figures and tests/cost/vm-figures.json
     #[arg(long)]
     page: bool,
 }
@@ -51,12 +52,11 @@ const MACHINES: [Machine; 2] = [
     },
 ];
 
-/// Names of the modules in the figures.
 const OURS: &str = "ours";
 const NVIDIAS: &str = "nvidia";
 
 /// Figures that need a VM, and the environment of their measurement.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Measured {
     /// Date, commit, kernel and the like, by name.
     environment: BTreeMap<String, String>,
@@ -65,40 +65,17 @@ struct Measured {
 }
 
 impl Measured {
-    fn read(text: &str) -> Result<Self> {
-        let mut measured = Self::default();
-        for line in text.lines() {
-            if let Some((name, value)) = line
-                .strip_prefix("# ")
-                .and_then(|line| line.split_once(": "))
-            {
-                measured
-                    .environment
-                    .insert(name.to_owned(), value.to_owned());
-            } else if !line.starts_with('#') && !line.is_empty() {
-                let (name, value) = line.rsplit_once(' ').context("a line without a number")?;
-                let value = value.parse().with_context(|| line.to_owned())?;
-                let old = measured.figures.insert(name.to_owned(), value);
-                ensure!(old.is_none(), "a second value of one figure: {line}");
-            }
+    /// Returns the contents of the file. A missing file has no figures.
+    fn read(repo: &Path) -> Result<Self> {
+        match fs::read(file(repo)) {
+            Ok(text) => serde_json::from_slice(&text).context("tests/cost/vm-figures.json"),
+            Err(_) => Ok(Self::default()),
         }
-        Ok(measured)
     }
 
-    fn text(&self) -> String {
-        let mut text = "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
-            #\n\
-            # Figures of a registration that only the test VM shows. Written by `make bench`.\n\
-            #\n"
-        .to_owned();
-        for (name, value) in &self.environment {
-            let _ = writeln!(text, "# {name}: {value}");
-        }
-        text.push('\n');
-        for (name, value) in &self.figures {
-            let _ = writeln!(text, "{name} {value}");
-        }
-        text
+    fn write(&self, repo: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        stamp::update(&file(repo), text.as_bytes()).map(drop)
     }
 
     fn get(&self, module: &str, mode: &str, name: &str) -> Option<u64> {
@@ -108,7 +85,7 @@ impl Measured {
 }
 
 fn file(repo: &Path) -> PathBuf {
-    repo.join("tests/cost/vm-figures")
+    repo.join("tests/cost/vm-figures.json")
 }
 
 /// Returns the commit of the measured tree, with a note if `src` differs from the commit.
@@ -134,7 +111,7 @@ pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
     if !selection.page {
-        cost::update(paths)?;
+        cost::run(paths, &cost::Selection { update: true })?;
         measure(paths)?;
     }
     let (missed, unmeasured) = page::write(&paths.repo)?;
@@ -164,7 +141,7 @@ fn measure(paths: &Paths) -> Result<()> {
         for mode in cost::MODES {
             for module in [Peermem::Ours, Peermem::Nvidia] {
                 machine.measure(paths, mode, module, &mut measured)?;
-                stamp::update(&file(&paths.repo), measured.text().as_bytes())?;
+                measured.write(&paths.repo)?;
             }
         }
     }
@@ -252,25 +229,5 @@ impl Machine {
         }
         println!("  {name}: {found} figures ({})", duration(begun.elapsed()));
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_file_is_read_as_it_is_written() {
-        let text = "# commit: abc\n\nours persistent 64KiB.bytes 544\n";
-        let measured = Measured::read(text).unwrap();
-        assert_eq!(measured.environment["commit"], "abc");
-        let bytes = |module| measured.get(module, "persistent", "64KiB.bytes");
-        assert_eq!([OURS, NVIDIAS].map(bytes), [Some(544), None]);
-        let again = Measured::read(&measured.text()).unwrap();
-        assert_eq!(again.figures, measured.figures);
-        assert_eq!(again.environment["commit"], "abc");
-        for wrong in ["ours", "ours persistent x", "a 1\na 2"] {
-            assert!(Measured::read(wrong).is_err(), "{wrong}");
-        }
     }
 }

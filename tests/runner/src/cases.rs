@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Runs commands that print test results, in a VM or on this machine, and parses the results.
 
-use std::io::{stdout, IsTerminal as _, Write as _};
 use std::process::{Output, Stdio};
 
 use anyhow::{Context as _, Result};
@@ -11,21 +10,6 @@ use crate::results::{Format, Reader, Test, Verdict};
 use crate::toolchain::Toolchain;
 use crate::vm;
 use crate::vm::Options;
-
-/// Shows progress if standard output is a terminal.
-fn show(line: &str) {
-    if stdout().is_terminal() {
-        let line: String = line.chars().take(100).collect();
-        print!("\r\x1b[K      {line}");
-        let _ = stdout().flush();
-    }
-}
-
-fn clear() {
-    if stdout().is_terminal() {
-        print!("\r\x1b[K");
-    }
-}
 
 /// Runs a command that prints test results in a VM. An exit status that contradicts the results is
 /// reported as a failure.
@@ -44,15 +28,11 @@ pub(crate) fn machine(
         (Reader::new(format), Vec::new()),
         |(reader, said), line, is_error| {
             said.push(line.to_owned());
-            if is_error {
-                return;
-            }
-            if let Some(test) = reader.line(line) {
-                show(&test.name);
+            if !is_error {
+                reader.line(line);
             }
         },
     )?;
-    clear();
     let (tests, mut problems) = reader.finish();
     problems.append(&mut outcome.failures);
     status_problem(outcome.status, &tests, &mut problems);

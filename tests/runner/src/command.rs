@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Quotes an argument for the shell.
 pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -16,7 +15,6 @@ pub(crate) fn system_path() -> String {
     format!("{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
 }
 
-/// Finds a program on this machine by name.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&system_path())
         .map(|directory| directory.join(name))
@@ -39,7 +37,6 @@ pub(crate) fn tool(program: &str) -> Command {
     command
 }
 
-/// Returns a command that runs the program as root, through `sudo` if necessary.
 pub(crate) fn as_root(program: &str) -> Command {
     if rustix::process::geteuid().is_root() {
         Command::new(program)

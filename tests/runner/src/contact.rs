@@ -10,10 +10,9 @@ use std::process::{Command, Stdio};
 use anyhow::{bail, Context as _, Result};
 
 use crate::git::tracked;
-use crate::kernel::Extent;
 use crate::paths::{Folder, Paths};
 use crate::results::Test;
-use crate::{kernel, setup, stamp};
+use crate::stamp;
 
 /// Contents of a file that only the working directory has.
 const MARK: &str = "of the working directory";
@@ -21,8 +20,6 @@ const MARK: &str = "of the working directory";
 /// Boots a VM from a clone below /tmp, whose name has a blank and a non-ASCII letter. This VM
 /// compiles the modules and runs `make demo`. Boots another VM from a folder below /dev/shm.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
-    let toolchain = setup::tools(paths)?;
-    let kernel = setup::find_kernel(paths, &toolchain, kernel::DEFAULT, Extent::Frozen)?;
     let process = std::process::id();
     let clone = Folder::make(format!("/tmp/runner {process} clöne"))?;
     let shm = Folder::make(format!("/dev/shm/runner {process} ü"))?;
@@ -31,7 +28,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     lend(&paths.cache, &cache.join("peermem-rs"))?;
 
     let run = |name: &str, cwd: &Path, script: &str, wanted: &[&str]| {
-        let result = vm(paths, &kernel.build, [&clone, &cache, cwd], script, wanted);
+        let result = vm(paths, [&clone, &cache, cwd], script, wanted);
         Test::of(name.to_owned(), result)
     };
     let first = run(
@@ -49,7 +46,6 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(vec![first, second])
 }
 
-/// Copies all files that git tracks or would track.
 fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     for name in tracked(repo)? {
         let (from, target) = (repo.join(&name), to.join(&name));
@@ -62,8 +58,8 @@ fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies into the new cache everything that takes minutes to make and does not depend on the
-/// clone's path.
+/// Adds to the new cache everything that takes minutes to make and does not depend on the clone's
+/// path.
 fn lend(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from.join("programs"))? {
         let entry = entry?;
@@ -72,8 +68,10 @@ fn lend(from: &Path, to: &Path) -> Result<()> {
             stamp::put(&entry.path(), &target)?;
         }
     }
-    if from.join("bindgen").exists() {
-        std::os::unix::fs::symlink(from.join("bindgen"), to.join("bindgen"))?;
+    for name in ["bindgen", "kernel"] {
+        if from.join(name).exists() {
+            std::os::unix::fs::symlink(from.join(name), to.join(name))?;
+        }
     }
     Ok(())
 }
@@ -82,7 +80,6 @@ fn lend(from: &Path, to: &Path) -> Result<()> {
 /// words.
 fn vm(
     paths: &Paths,
-    build: &Path,
     [clone, cache, cwd]: [&Path; 3],
     script: &str,
     wanted: &[&str],
@@ -94,9 +91,7 @@ fn vm(
     // Runs this same program, even if cargo has replaced its file.
     let result = Command::new("/proc/self/exe")
         // The demo registers 1 GiB.
-        .args(["vm", "--bar", "4096", "--kernel"])
-        .arg(build)
-        .arg("--log")
+        .args(["vm", "--bar", "4096", "--log"])
         .arg(&log)
         .args(["--", "sh", "-c", &script])
         .current_dir(cwd)

@@ -24,7 +24,7 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::results::{Test, Verdict};
 use crate::vm::{Build, Named as _};
-use crate::{apt, kernel, setup, stamp};
+use crate::{apt, kernel, results, setup, stamp};
 
 #[derive(Debug, Args)]
 pub(crate) struct Selection {
@@ -70,7 +70,6 @@ impl Subject {
         }
     }
 
-    /// Returns the module's name in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ours(Build::InTree) => "ours, in-tree",
@@ -135,7 +134,6 @@ impl fmt::Display for Figure {
 
 pub(crate) type Figures = BTreeMap<Figure, u64>;
 
-/// Figures, and the compilers that were used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) compilers: String,
@@ -164,50 +162,37 @@ pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
 /// Returns one test for each registration, with advice about changes.
 fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     let mut tests = compare(&kept.figures, &counted.figures);
-    advise(&mut tests, kept, counted);
+    for test in tests
+        .iter_mut()
+        .filter(|test| test.verdict != Verdict::Passed)
+    {
+        test.notes.push(format!(
+            "if the change is intended (more than {TOLERANCE} % of instructions, or a number of calls): run 'make cost UPDATE=1', and commit tests/cost/figures"
+        ));
+        if kept.compilers != counted.compilers {
+            test.notes.push(format!(
+                "or the compiler caused the change: the file's figures are from {}; these are from {}",
+                kept.compilers, counted.compilers
+            ));
+        }
+    }
     tests
 }
 
-/// Counts the cost of registrations, and writes the figures' file.
-pub(crate) fn update(paths: &Paths) -> Result<()> {
-    let counted = count(paths, false, &Subject::ALL)?;
-    stamp::update(&file(&paths.repo), write(&counted).as_bytes())?;
-    Ok(())
-}
-
-/// Counts the cost of registrations and prints a table. Compares the figures with the committed
-/// file, or updates that file.
+/// Counts the cost of registrations. Compares the figures with the committed file, or updates that
+/// file.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let counted = count(paths, false, &Subject::ALL)?;
-    print!("{}", table(&counted.figures));
-    let file = file(&paths.repo);
-    let kept = kept(&paths.repo)?;
-    let mut tests = match selection.update {
-        true => compare(&kept.figures, &counted.figures),
-        false => compared(&kept, &counted),
-    };
-    let changes = tests.len();
-    tests.push(nowhere_dearer(&counted.figures));
-    println!();
-    for (number, test) in tests.iter().enumerate() {
-        let verdict = match &test.verdict {
-            Verdict::Passed => "ok",
-            _ if selection.update && number < changes => "changed",
-            _ => "FAILED",
-        };
-        println!("  {}: {verdict}", test.name);
-        for note in &test.notes {
-            println!("      {note}");
-        }
-    }
+    let mut tests = vec![nowhere_dearer(&counted.figures)];
     if selection.update {
+        let file = file(&paths.repo);
         if stamp::update(&file, write(&counted).as_bytes())? {
             println!("{} is written", file.display());
         }
-        tests.drain(..changes);
+    } else {
+        tests.extend(compared(&kept(&paths.repo)?, &counted));
     }
-    let failed = tests.iter().any(|test| test.verdict != Verdict::Passed);
-    Ok(i32::from(failed))
+    Ok(i32::from(results::tell(&tests) > 0))
 }
 
 fn file(repo: &Path) -> PathBuf {
@@ -314,7 +299,6 @@ fn compilers(kernel: &Kernel) -> Result<String> {
     ))
 }
 
-/// Links the program in `directory`.
 fn link(
     paths: &Paths,
     kernel_objects: &[PathBuf],
@@ -501,7 +485,6 @@ fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>>
     Ok(counts)
 }
 
-/// Returns the contents of the figures' file.
 fn write(counted: &Counted) -> String {
     let mut text = format!(
         "# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause\n\
@@ -571,7 +554,6 @@ fn is_near(kind: Kind, old: u64, new: u64) -> bool {
     }
 }
 
-/// Returns the registrations of figures.
 fn registrations<'a>(figures: impl IntoIterator<Item = &'a Figure>) -> BTreeSet<&'a str> {
     let figures = figures.into_iter();
     figures.map(|figure| &*figure.registration).collect()
@@ -653,45 +635,6 @@ fn nowhere_dearer(figures: &Figures) -> Test {
         ));
     }
     test
-}
-
-/// Adds advice to failed tests.
-fn advise(tests: &mut [Test], kept: &Counted, counted: &Counted) {
-    for test in tests {
-        if test.verdict == Verdict::Passed {
-            continue;
-        }
-        test.notes.push(format!(
-            "if the change is intended (more than {TOLERANCE} % of instructions, or a number of calls): run 'make cost UPDATE=1', and commit tests/cost/figures"
-        ));
-        if kept.compilers != counted.compilers {
-            test.notes.push(format!(
-                "or the compiler caused the change: the file's figures are from {}; these are from {}",
-                kept.compilers, counted.compilers
-            ));
-        }
-    }
-}
-
-/// Returns a table for people: a line for each registration, with its instructions by callback.
-fn table(figures: &Figures) -> String {
-    let mut text = format!("{:36}", "instructions");
-    for name in CALLBACKS.iter().chain(&["together", "kernel", "calls"]) {
-        let _ = write!(text, "{name:>14}");
-    }
-    text.push('\n');
-    for registration in registrations(figures.keys()) {
-        let of = |kind, name| sum(figures, registration, kind, name);
-        let _ = write!(text, "{registration:36}");
-        for name in CALLBACKS {
-            let _ = write!(text, "{:>14}", of(Kind::Instructions, Some(*name)));
-        }
-        for kind in [Kind::Instructions, Kind::Kernel, Kind::Calls] {
-            let _ = write!(text, "{:>14}", of(kind, None));
-        }
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -28,19 +28,16 @@ use crate::{apt, cases, guest, index, modules, programs, setup, stamp, vm};
 
 /// A Debian release with one of its kernels, and how our module is installed on it.
 pub(crate) struct Release {
-    /// Name of the host's directory in the cache.
     name: &'static str,
     /// The release's suite, then the suite with its newer kernels, if needed.
     suites: &'static [&'static str],
     /// The kernel's series. The RDMA modules are compiled from the source of the test VM's kernel
     /// of the same name.
     pub(crate) kernel: &'static str,
-    /// Packages of this host in addition to [`PACKAGES`].
     packages: &'static str,
     way: Way,
 }
 
-/// Method of installing our module on a host.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The source for DKMS, which makes the Rust metadata from the kernel's source.
@@ -66,7 +63,6 @@ const RELEASES: [Release; 3] = [
     Release { name: "12", suites: &["bookworm"], kernel: "6.1", packages: "", way: Way::Package },
 ];
 
-/// Returns the host of this name.
 pub(crate) fn release(name: &str) -> Option<&'static Release> {
     RELEASES.iter().find(|release| release.name == name)
 }
@@ -104,7 +100,6 @@ const OVERLAY: &str =
 struct Host<'a> {
     paths: &'a Paths,
     what: &'static Release,
-    /// The host's folder in the cache.
     home: PathBuf,
     root: PathBuf,
     /// The overlay's upper layer, which has all changes. `None` if the root itself was changed.
@@ -159,7 +154,6 @@ fn base<'a>(paths: &'a Paths, what: &'static Release, rdma_source: &Path) -> Res
     Ok(host)
 }
 
-/// Returns the title of a stage.
 fn title(what: &Release, step: &str) -> String {
     format!("Debian {}: {step}", what.name)
 }
@@ -210,7 +204,6 @@ impl Host<'_> {
         output(&mut self.command(command))
     }
 
-    /// Copies files into a folder of the root.
     fn put(&self, sources: &[PathBuf], folder: &str) -> Result<()> {
         let target = self.layer.as_ref().unwrap_or(&self.root).join(folder);
         output(as_root("mkdir").arg("-p").arg(&target))?;
@@ -432,9 +425,7 @@ fn life(
     tests.push(test);
     // Runs each boot, whatever the result of the previous boot.
     let mut boot = |peermem: Peermem, mode: &str, param: &[&str], version: &str, words: &[&str]| {
-        let mut stage =
-            Stage::begin(host.title(&format!("booted with {}", peermem_title(peermem))));
-        stage.show("booting");
+        let stage = Stage::begin(host.title(&format!("booted with {}", peermem.name())));
         match host.boot(peermem, param, version, words) {
             Ok((found, wrong)) => {
                 stage.done(&format!("{} tests", found.len()));
@@ -473,13 +464,6 @@ fn life(
 const OURS: &[&str] = &[];
 /// Cases with NVIDIA's nvidia-peermem, which is used again after our module is removed.
 const NVIDIA: &[&str] = &["register.", "move."];
-
-fn peermem_title(peermem: Peermem) -> &'static str {
-    match peermem {
-        Peermem::Nvidia => "NVIDIA's module",
-        _ => "our module",
-    }
-}
 
 /// Makes a release of the work tree, including uncommitted changes, from a temporary repository in
 /// the folder `$1`.
@@ -567,7 +551,6 @@ impl Host<'_> {
         self.put(&made, "tmp")
     }
 
-    /// Installs the package in the way that this host prescribes.
     fn install(&self, package: &str) -> Result<Vec<String>> {
         let release = &self.release;
         let name = package.replace('/', "-");

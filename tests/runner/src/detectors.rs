@@ -29,7 +29,6 @@ pub(crate) enum Detector {
 /// hanging.
 pub(crate) const SLOWER: u32 = 4;
 
-/// Memory that the detectors need, in MiB.
 pub(crate) const MEMORY_MIB: u32 = 512;
 
 /// Returns the detectors that a VM must have. `faults` means that allocations in the VM fail on
@@ -116,7 +115,6 @@ const INJECTED: &str = "runner: injected";
 /// The injected mapping in `dma-api/dump`.
 const INJECTED_MAPPING: &str = " P=0x00000000fed1c000 ";
 
-/// Number of leaked objects that a failure shows.
 const SHOWN_LEAKS: usize = 5;
 
 /// Splits a log where the injection begins. The second part is empty if the injection never began.
@@ -175,7 +173,7 @@ pub(crate) fn judge(run: &str, injected: &str, wanted: &[Detector]) -> Vec<Strin
         match since {
             Some(since) => problems.extend(leaks(injected, since)),
             None => {
-                problems.push("the log does not say when the first module was loaded".to_owned())
+                problems.push("the log does not say when the first module was loaded".to_owned());
             }
         }
     }
@@ -291,7 +289,6 @@ fn leaks(injected: &str, since: f64) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Log of a VM without problems.
     const LOG: &str = include_str!("../samples/debug.log");
 
     /// Returns the problems of [`LOG`] after a change of its lines.
@@ -316,7 +313,6 @@ mod tests {
         })
     }
 
-    /// Checks that the problems include the death of the detector.
     fn is_dead(name: &str, problems: &[String]) {
         let dead = format!("detector {name} is dead");
         assert!(

@@ -8,40 +8,34 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use anyhow::{anyhow, Context as _, Result};
+use regex::{Captures, Regex};
 
-use crate::results::{Test, Verdict};
+use crate::results::{pattern, Test, Verdict};
 
 /// A part of a document, and the runs that it is generated from.
 pub(crate) struct Part {
-    /// Path in the repository.
     file: &'static str,
-    /// Name in the markers.
     name: &'static str,
     /// Names of the suite's runs. If one of these runs was not done, the part is not compared.
     pub(crate) runs: &'static [&'static str],
-    /// Name prefix of the verbs program's cases that the part is generated from. If other cases are
-    /// selected, the part is not compared.
-    cases: &'static str,
     make: Make,
 }
 
 type Make = fn(&[&[Test]]) -> Result<String>;
 
-/// Returns a part from the results of programs on this machine.
 const fn part(
     file: &'static str,
     name: &'static str,
     runs: &'static [&'static str],
     make: Make,
 ) -> Part {
-    let cases = "";
     Part {
         file,
         name,
         runs,
-        cases,
         make,
     }
 }
@@ -49,12 +43,11 @@ const fn part(
 const LOOM: &str = "the module's logic, in every order of events";
 const HOST: &str = "the module's logic, on the host";
 
-/// All parts that are generated from the suite's results.
 pub(crate) const PARTS: &[Part] = &[
-    Part {
-        file: "docs/bad-input.md",
-        name: "bad input",
-        runs: &[
+    part(
+        "docs/bad-input.md",
+        "bad input",
+        &[
             // Each run has one column: first the runs of our module, then those of NVIDIA's
             // nvidia-peermem.
             "a provider's answers: ours, on the stand-in's p2p.c",
@@ -62,9 +55,8 @@ pub(crate) const PARTS: &[Part] = &[
             "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
             "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
         ],
-        cases: "input.",
-        make: bad_input,
-    },
+        bad_input,
+    ),
     part(
         "docs/verification.md",
         "interleavings",
@@ -72,22 +64,22 @@ pub(crate) const PARTS: &[Part] = &[
         interleavings,
     ),
     part("docs/verification.md", "cases", &[HOST], |runs| {
-        cases(runs, CASES)
+        rows(runs, CASES, "cases", "| test | cases |\n|---|---|\n")
     }),
     part("docs/verification.md", "searches", &[HOST], |runs| {
-        cases(runs, SEARCHES)
+        rows(runs, SEARCHES, "cases", "| test | cases |\n|---|---|\n")
     }),
-    part(
-        "docs/registration.md",
-        "calls to pin",
-        &[HOST],
-        calls_to_pin,
-    ),
+    part("docs/registration.md", "calls to pin", &[HOST], |runs| {
+        let head = "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n";
+        rows(runs, SEARCHED, "search", head)
+    }),
     part("docs/observe.md", "reasons", &[HOST], |runs| {
-        rows(runs, "reason")
+        let head = "| reason | what happened | what to do |\n|---|---|---|\n";
+        rows(runs, REASONS, "reason", head)
     }),
     part("docs/observe.md", "events", &[HOST], |runs| {
-        rows(runs, "event")
+        let head = "| event | what happened | what to do |\n|---|---|---|\n";
+        rows(runs, REASONS, "event", head)
     }),
 ];
 
@@ -98,12 +90,8 @@ impl Part {
         &self,
         repo: &Path,
         tests_of: impl Fn(&str) -> Option<&'a [Test]>,
-        case: &str,
         update: bool,
     ) -> Option<String> {
-        if !self.cases.starts_with(case) {
-            return None;
-        }
         // A run without any result has failed, and has already reported its failure.
         let runs: Vec<&[Test]> = self
             .runs
@@ -212,77 +200,40 @@ fn interleavings(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Tests that report a number of cases, and what a case is.
-const CASES: &str = "\
-ranges::tests::small_scopes_exhaustively | up to six pages on seven places, at every start within two windows
-ranges::tests::small_scopes_with_trimming_exhaustively | every range of up to four pages, every break, every limit, \
-    seven ratios of the GPU's page to the kernel's, trimmed as ib_core does
-ranges::tests::real_limits | real sizes, limits of any value, up to eleven runs of up to 4 GiB (8 GiB at 128 KiB pages)
-ranges::tests::real_sizes | real sizes to 24 MiB, compared page by page";
-
-const SEARCHES: &str = "\
-chunks::tests::all_layouts_of_up_to_five_allocations | up to five allocations of up to 5 units of 2 MiB, or holes, \
-    with up to five starts and five ends each
-chunks::tests::random_sizes | sizes and holes at random, up to 59 allocations, any limit";
-
-/// Returns the test of this name in `src/`.
 fn find<'a>(runs: &[&'a [Test]], name: &str) -> Result<&'a Test> {
     let mut tests = runs.iter().copied().flatten();
     let found = tests.find(|test| test.name.strip_prefix("src::") == Some(name));
     found.with_context(|| format!("{name} is missing"))
 }
 
-/// Returns the table of the number of cases by test.
-fn cases(runs: &[&[Test]], of: &str) -> Result<String> {
-    let mut text = String::from("| test | cases |\n|---|---|\n");
-    for (name, words) in of.lines().filter_map(|line| line.split_once(" | ")) {
-        let count = figure(find(runs, name)?, "cases")?;
-        let digits = count.find(' ').unwrap_or(count.len());
-        let (count, how) = count.split_at(digits);
-        writeln!(
-            text,
-            "| {words} | {}{how} |",
-            grouped(&count.parse::<u64>()?)
-        )?;
-    }
-    Ok(text)
-}
+/// Tests that write the rows of a table.
+const CASES: &[&str] = &[
+    "ranges::tests::small_scopes_exhaustively",
+    "ranges::tests::small_scopes_with_trimming_exhaustively",
+    "ranges::tests::real_limits",
+    "ranges::tests::real_sizes",
+];
+const SEARCHES: &[&str] = &[
+    "chunks::tests::all_layouts_of_up_to_five_allocations",
+    "chunks::tests::random_sizes",
+];
+const REASONS: &[&str] = &["reason::tests::each_row_has_a_name_of_its_own"];
+const SEARCHED: &[&str] = &[
+    "chunks::tests::neighbours_of_one_size_cost_a_call_each",
+    "chunks::tests::the_cost_of_random_sizes",
+];
 
-/// Returns the module's table of reasons or events. A test of the module writes the rows.
-fn rows(runs: &[&[Test]], of: &str) -> Result<String> {
-    let test = find(runs, "reason::tests::each_row_has_a_name_of_its_own")?;
-    let mut text = format!("| {of} | what happened | what to do |\n|---|---|---|\n");
-    for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
-        writeln!(text, "{}", row.trim_start())?;
-    }
-    Ok(text)
-}
+/// Returns a table of the rows `of` that these tests write.
+fn rows(runs: &[&[Test]], tests: &[&str], of: &str, head: &str) -> Result<String> {
+    static NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r"\d{4,}"));
 
-/// Returns the table of the calls that the search for borders makes on the model of allocations.
-fn calls_to_pin(runs: &[&[Test]]) -> Result<String> {
-    let mut text = String::from(
-        "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n",
-    );
-    for name in [
-        "neighbours_of_one_size_cost_a_call_each",
-        "the_cost_of_random_sizes",
-    ] {
-        let test = find(runs, &format!("chunks::tests::{name}"))?;
-        figure(test, "search")?;
-        for line in test
-            .notes
-            .iter()
-            .filter_map(|note| note.strip_prefix("search "))
-        {
-            let cells: Vec<&str> = line.split(" | ").collect();
-            let [what, calls, tried] = cells[..] else {
-                return Err(anyhow!("{name}: {line}"));
-            };
-            let (count, size) = what.split_once(' ').with_context(|| line.to_owned())?;
-            let (count, calls): (usize, usize) = (count.parse()?, calls.parse()?);
-            let each = calls as f64 / count as f64;
-            let (count, calls) = (grouped(&count), grouped(&calls));
-            writeln!(text, "| {count} {size} | {calls} | {each:.2} | {tried} |")?;
+    let mut text = head.to_owned();
+    for name in tests {
+        let test = find(runs, name)?;
+        figure(test, of)?;
+        for row in test.notes.iter().filter_map(|note| note.strip_prefix(of)) {
+            let row = NUMBER.replace_all(row, |found: &Captures<'_>| grouped(&&found[0]));
+            writeln!(text, "{}", row.trim_start())?;
         }
     }
     Ok(text)
@@ -408,7 +359,6 @@ mod tests {
     use crate::results::tests;
     use crate::suite::every_run;
 
-    /// Returns a table without its head.
     fn body(table: Result<String>) -> String {
         let text = table.expect("a table");
         text.splitn(3, '\n').nth(2).unwrap_or_default().to_owned()
@@ -453,16 +403,10 @@ mod tests {
         );
         assert!(check(&file, "u", "", false).is_err());
         let make = |runs: &[&[Test]]| Ok(format!("{}\n", runs[0].len()));
-        let part = Part {
-            file: "d.md",
-            name: "t",
-            runs: &["r"],
-            cases: "",
-            make,
-        };
+        let part = part("d.md", "t", &["r"], make);
         for (name, has_problem, text) in [("a FAILED", true, "one\ntwo\n"), ("a", false, "1\n")] {
             let tests = tests(&[name]);
-            let problem = part.compare(&folder, |_| Some(&tests), "", true);
+            let problem = part.compare(&folder, |_| Some(&tests), true);
             assert_eq!(problem.is_some(), has_problem);
             assert_eq!(fs::read_to_string(&file).expect("read"), marked(text));
         }
@@ -486,29 +430,17 @@ mod tests {
     }
 
     #[test]
-    fn cases_and_calls_are_those_that_were_counted() {
-        let ran = tests(&[
-            "src::a | cases 1921584",
-            "src::b | cases 2000 at random",
-            "src::c",
-        ]);
-        let found = body(cases(&[&ran], "a | all\nb | some"));
-        assert_eq!(found, "| all | 1,921,584 |\n| some | 2,000 at random |\n");
-        for wrong in ["c | silent", "d | absent"] {
-            assert!(cases(&[&ran], wrong).is_err());
-        }
-        let calls = |notes: &str| {
-            let one =
-                "neighbours_of_one_size_cost_a_call_each | search 1024 of 20 MiB | 1068 | 2.00";
-            let other = format!("the_cost_of_random_sizes | {notes}");
-            let lines = [one, &other].map(|line| format!("src::chunks::tests::{line}"));
-            calls_to_pin(&[&tests(&lines.each_ref().map(String::as_str))])
+    fn rows_are_those_that_tests_wrote() {
+        let rows = |notes: &str| {
+            let tests = tests(&[&format!("src::a | {notes}"), "src::b | search | x 7 |"]);
+            rows(&[&tests], &["a", "b"], "search", "")
         };
         assert_eq!(
-            body(calls("search 20000 of 2 to 4 MiB, at random | 40100 | 3.50")),
-            "| 1,024 of 20 MiB | 1,068 | 1.04 | 2.00 |\n| 20,000 of 2 to 4 MiB, at random | 40,100 | 2.00 | 3.50 |\n"
+            rows("search | 1024 of 20 MiB | 1068 | 1.04 |; other | 1 |").expect("rows"),
+            "| 1,024 of 20 MiB | 1,068 | 1.04 |\n| x 7 |\n"
         );
-        assert!(calls("").is_err() && calls("search 1 of x").is_err());
+        assert!(rows("").is_err());
+        assert!(super::rows(&[&[]], &["a"], "search", "").is_err());
     }
 
     /// Checks that `make test` has every run that a part needs, and that every part has its place
@@ -530,21 +462,14 @@ mod tests {
     #[test]
     fn a_part_needs_all_its_runs() {
         let make = |_: &[&[Test]]| Err(anyhow!("made"));
-        let part = Part {
-            file: "no/such.md",
-            name: "t",
-            runs: &["a", "b"],
-            cases: "input.",
-            make,
-        };
+        let part = part("no/such.md", "t", &["a", "b"], make);
         let some = tests(&["x"]);
-        let is_made = |b: Option<&[Test]>, case: &str| {
+        let is_made = |b: Option<&[Test]>| {
             let of = |name: &str| if name == "a" { Some(&some[..]) } else { b };
-            part.compare(Path::new("/"), of, case, false)
+            part.compare(Path::new("/"), of, false)
                 .is_some_and(|problem| problem == "no/such.md: t: made")
         };
-        assert!(is_made(Some(&some), "") && is_made(Some(&some), "input"));
-        assert!(!is_made(Some(&some), "input.a") && !is_made(None, "") && !is_made(Some(&[]), ""));
+        assert!(is_made(Some(&some)) && !is_made(None) && !is_made(Some(&[])));
     }
 
     #[test]

@@ -47,18 +47,14 @@ fn library() -> Result<String> {
 
 fn packages() -> Result<Vec<String>> {
     let mut packages: Vec<String> = PACKAGES.split(' ').map(str::to_owned).collect();
-    packages.push(format!("libgcc-{}-dev", gcc()?));
+    // The runtime library has the major version of the release's gcc.
+    let gcc = output(Command::new("gcc").arg("-dumpversion"))?;
+    let major = gcc.split('.').next().unwrap_or_default();
+    packages.push(format!("libgcc-{major}-dev"));
     packages.push(library()?);
     Ok(packages)
 }
 
-/// Returns the major version of the release's gcc, which provides its runtime library.
-fn gcc() -> Result<String> {
-    let version = output(Command::new("gcc").arg("-dumpversion"))?;
-    Ok(version.split('.').next().unwrap_or_default().to_owned())
-}
-
-/// Returns a hash of everything that the root is made from.
 pub(crate) fn key(arch: Arch) -> Result<String> {
     let (_, sources) = apt::own_sources()?;
     let mut key = Key::default();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Answers of git about the repository, which may belong to another user.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,7 +9,6 @@ use anyhow::Result;
 
 use crate::progress::output;
 
-/// Returns the output of a git command.
 pub(crate) fn git(repo: &Path, words: &[&str]) -> Result<String> {
     let usual = ["-c", "safe.directory=*", "-c", "core.quotePath=off", "-C"];
     output(Command::new("git").args(usual).arg(repo).args(words))
@@ -25,9 +25,6 @@ pub(crate) fn tracked(repo: &Path) -> Result<Vec<String>> {
         "--exclude-standard",
     ];
     let list = git(repo, &words)?;
-    let names = list.split('\0').filter(|name| !name.is_empty());
-    let mut names: Vec<String> = names.map(str::to_owned).collect();
-    names.sort();
-    names.dedup();
-    Ok(names)
+    let names: BTreeSet<&str> = list.split('\0').filter(|name| !name.is_empty()).collect();
+    Ok(names.into_iter().map(str::to_owned).collect())
 }

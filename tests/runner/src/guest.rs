@@ -18,7 +18,6 @@ pub(crate) const EARLY: &[&str] = &[
     "virtio_console",
 ];
 
-/// Drivers of the VM's devices.
 pub(crate) const DEVICES: &[&str] = &["virtio_net", "udp_tunnel", "ip6_udp_tunnel", "nvme"];
 
 /// Additional early modules of a Debian host.

@@ -21,7 +21,6 @@ use crate::results::{pattern, Format, Reader, Test, Verdict};
 use crate::vm::{Build, Named as _, Peermem};
 use crate::{guest, kernel, klog, programs, results, setup, vm};
 
-/// Path of the page in the repository.
 const PAGE: &str = "docs/hazards.md";
 
 /// Hazards by the letters of their rows. The names of a hazard's schedules begin with its letter.
@@ -51,12 +50,10 @@ fn unpreventable(schedule: &str) -> Option<&'static str> {
     found.map(|(_, defect)| *defect)
 }
 
-/// The result of a schedule in one VM.
 #[derive(Debug, Default, Clone)]
 struct Outcome {
     saw: Vec<String>,
     wrong: Vec<String>,
-    /// Headlines of the kernel's reports.
     reports: Vec<String>,
     skipped: bool,
     /// Reasons why the schedule itself failed. The schedule's result is then meaningless.
@@ -82,7 +79,6 @@ impl Outcome {
         }
     }
 
-    /// Returns the defects, or `None` if there are none.
     fn defects(&self) -> Option<String> {
         let oops = self.reports.iter().any(|report| report == OOPS);
         // The kernel's state decides whether the defect kills a thread or the machine.
@@ -109,7 +105,6 @@ impl Outcome {
 /// Outcomes by schedule, in the order of the run.
 type Outcomes = Vec<(String, Outcome)>;
 
-/// All results of one VM.
 struct Ran {
     machine: &'static Machine,
     outcomes: Outcomes,
@@ -118,7 +113,6 @@ struct Ran {
     version: String,
 }
 
-static STAMP: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\[[ 0-9.]+\](\[[ TC0-9]+\])? "));
 static WARNING_AT: LazyLock<Regex> = LazyLock::new(|| pattern(r"WARNING: \S+ at \w+\+"));
 static ALLOCATOR: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^\[\w+ overwritten\]|^BUG kmalloc|at (object|slab)_err\+"));
@@ -135,10 +129,10 @@ const HANGING: &str = " does not return";
 /// compiler and on the contents of memory. Keeps the stand-in's own messages, which depend on
 /// neither.
 fn headline(report: &klog::Report) -> String {
-    let lines: Vec<String> = report
+    let lines: Vec<&str> = report
         .lines
         .iter()
-        .map(|line| STAMP.replace(line, "").into_owned())
+        .map(|line| klog::message(line))
         .collect();
     for (index, line) in lines.iter().enumerate() {
         if ALLOCATOR.is_match(line) {
@@ -155,7 +149,7 @@ fn headline(report: &klog::Report) -> String {
             };
         }
     }
-    let first = lines.first().map_or("", String::as_str);
+    let first = lines.first().copied().unwrap_or_default();
     if first.starts_with("Kernel panic") {
         return "panic".to_owned();
     }
@@ -174,11 +168,10 @@ fn run_machine(
     paths: &Paths,
     machine: &'static Machine,
     (kernel, build): (&str, Option<Build>),
-    frozen: bool,
 ) -> Result<Ran> {
     let mut options = machine.options(kernel)?;
     options.build = build;
-    options.frozen = frozen;
+    options.frozen = true;
     options.env = vec![guest::SYSTEM_PROGRAMS.to_owned()];
     let boot = setup::boot(paths, &options)?;
     let mut command = programs::gdr_command(paths, options.arch(), "hazards");
@@ -290,7 +283,6 @@ fn sort_out(
     }
 }
 
-/// Returns `true` if a schedule belongs to a row.
 fn belongs(schedule: &str, letter: &str) -> bool {
     schedule.split('.').next() == Some(letter)
 }
@@ -343,7 +335,6 @@ fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
     }
 }
 
-/// Joins phrases, and drops duplicates.
 fn once_each(words: &[String]) -> String {
     let mut said: Vec<&str> = Vec::new();
     for phrase in words.iter().flat_map(|words| words.split("; ")) {
@@ -375,7 +366,6 @@ fn render(page: &str, ran: &[Ran]) -> Result<String> {
     Ok(page.lines().map(|line| row(line, ran) + "\n").collect())
 }
 
-/// Replaces the part of a page between the marks of `name`.
 fn replaced(page: &str, name: &str, part: &str) -> Result<String> {
     let [before, _, after] = split(page, name)?;
     Ok([before, part, after].concat())
@@ -396,7 +386,6 @@ fn row(line: &str, ran: &[Ran]) -> String {
     }
 }
 
-/// Returns the results of each schedule.
 fn every_schedule(ran: &[Ran]) -> String {
     let mut schedules: BTreeMap<&str, String> = BTreeMap::new();
     for ran in ran {
@@ -495,10 +484,10 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
 }
 
 /// Runs all schedules. Also returns the committed page, and the page with the results.
-fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, [String; 2])> {
+fn run_all(paths: &Paths) -> Result<(Vec<Ran>, [String; 2])> {
     let ran = MACHINES
         .iter()
-        .map(|machine| run_machine(paths, machine, (kernel::DEFAULT, None), frozen))
+        .map(|machine| run_machine(paths, machine, (kernel::DEFAULT, None)))
         .collect::<Result<Vec<_>>>()?;
     let page = fs::read_to_string(paths.repo.join(PAGE)).context(PAGE)?;
     let made = render(&page, &ran).context(PAGE)?;
@@ -506,8 +495,8 @@ fn run_all(paths: &Paths, frozen: bool) -> Result<(Vec<Ran>, [String; 2])> {
 }
 
 /// Runs the check for the suite: our module must pass, and the page must equal the committed one.
-pub(crate) fn check(paths: &Paths, frozen: bool) -> Result<(Vec<Test>, Vec<String>)> {
-    let (ran, [committed, page]) = run_all(paths, frozen)?;
+pub(crate) fn check(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
+    let (ran, [committed, page]) = run_all(paths)?;
     let (tests, mut problems) = verdicts(&ran);
     for difference in differing(&committed, &page) {
         problems.push(format!(
@@ -527,7 +516,7 @@ pub(crate) fn check_ours(
     let ran = MACHINES
         .iter()
         .filter(|machine| machine.module == Peermem::Ours)
-        .map(|machine| run_machine(paths, machine, (kernel, build), true))
+        .map(|machine| run_machine(paths, machine, (kernel, build)))
         .collect::<Result<Vec<_>>>()?;
     Ok(verdicts(&ran))
 }
@@ -535,7 +524,7 @@ pub(crate) fn check_ours(
 /// Runs all schedules and writes the page into the work tree.
 pub(crate) fn write(paths: &Paths) -> Result<i32> {
     setup::all(paths, [kernel::DEFAULT])?;
-    let (ran, [_, page]) = run_all(paths, true)?;
+    let (ran, [_, page]) = run_all(paths)?;
     let (tests, problems) = verdicts(&ran);
     let failed = problems.len() + results::tell(&tests);
     for problem in &problems {

@@ -35,7 +35,6 @@ impl When {
     }
 }
 
-/// Record of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) seconds: f64,

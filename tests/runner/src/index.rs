@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context as _, Result};
 
-/// Returns the kernel's name of a module.
+use crate::progress::output;
+
 pub(crate) fn name_of(file: &Path) -> String {
     file.file_stem()
         .unwrap_or_default()
@@ -24,7 +25,6 @@ impl Index {
         self.0.entry(name_of(&file)).or_insert(file);
     }
 
-    /// Adds all modules below a directory.
     pub(crate) fn add_tree(&mut self, directory: &Path) -> Result<()> {
         let entries = fs::read_dir(directory)
             .with_context(|| format!("cannot read {}", directory.display()))?;
@@ -47,10 +47,6 @@ impl Index {
 
     pub(crate) fn get(&self, name: &str) -> Option<&PathBuf> {
         self.0.get(name)
-    }
-
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
     }
 
     pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
@@ -100,21 +96,12 @@ impl Index {
     }
 }
 
-/// Returns the undefined symbols of an object file.
 pub(crate) fn undefined(file: &Path) -> Result<Vec<String>> {
-    let output = std::process::Command::new("nm")
-        .args(["--undefined-only", "--just-symbols"])
-        .arg(file)
-        .output()
-        .context("cannot start nm")?;
-    if !output.status.success() {
-        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut nm = std::process::Command::new("nm");
+    let names = output(nm.args(["--undefined-only", "--just-symbols"]).arg(file))?;
     Ok(names.lines().map(str::to_owned).collect())
 }
 
-/// Returns `true` if a module has a parameter of this name.
 pub(crate) fn has_parameter(file: &Path, name: &str) -> Result<bool> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(after(&bytes, &format!("\0parmtype={name}:")).is_some())

@@ -5,7 +5,6 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -20,14 +19,11 @@ use crate::suite::{Place, Run};
 use crate::vm::{Options, Peermem};
 use crate::{programs, setup, stamp};
 
-/// Result of a run that passed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
     run: String,
-    /// Hash of all inputs of the run.
     key: String,
     pub(crate) tests: Vec<Test>,
-    pub(crate) column: Option<String>,
     pub(crate) when: When,
 }
 
@@ -52,32 +48,15 @@ impl Shelf {
         (kept.run == run && kept.key == key).then_some(kept)
     }
 
-    pub(crate) fn put(
-        &self,
-        run: &str,
-        key: &str,
-        tests: &[Test],
-        column: Option<&str>,
-        when: &When,
-    ) -> Result<()> {
+    pub(crate) fn put(&self, run: &str, key: &str, tests: &[Test], when: &When) -> Result<()> {
         let kept = Kept {
             run: run.to_owned(),
             key: key.to_owned(),
             tests: tests.to_vec(),
-            column: column.map(str::to_owned),
             when: when.clone(),
         };
         stamp::update(&self.file(run), &serde_json::to_vec(&kept)?).map(drop)
     }
-}
-
-/// Progress of the pass of `make test-all`.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Progress {
-    /// Hash of the work tree that the pass tests.
-    tree: String,
-    /// Duration before the interruption, in seconds.
-    seconds: f64,
 }
 
 /// A pass of all runs over one state of the work tree.
@@ -86,8 +65,6 @@ pub(crate) struct Pass {
     home: PathBuf,
     pub(crate) tree: String,
     pub(crate) shelf: Shelf,
-    /// Duration of earlier parts of the pass.
-    pub(crate) before: Duration,
 }
 
 impl Pass {
@@ -104,29 +81,14 @@ impl Pass {
     }
 
     fn of(home: PathBuf, tree: String, restart: bool) -> Result<Self> {
-        let text = fs::read(home.join("progress")).unwrap_or_default();
-        let found: Progress = serde_json::from_slice(&text).unwrap_or_default();
-        let goes_on = !restart && found.tree == tree;
-        if !goes_on && home.exists() {
+        // The stamp has the hash of the work tree that the pass tests.
+        let stamp = home.join("tree");
+        if home.exists() && (restart || !stamp::is_fresh(&stamp, &tree)) {
             fs::remove_dir_all(&home).with_context(|| home.display().to_string())?;
         }
-        let before = if goes_on { found.seconds } else { 0.0 };
-        Ok(Self {
-            shelf: Shelf(home.join("runs")),
-            home,
-            tree,
-            before: Duration::try_from_secs_f64(before).unwrap_or_default(),
-        })
-    }
-
-    /// Saves the duration of the pass so far.
-    pub(crate) fn note(&self, elapsed: Duration) -> Result<()> {
-        let progress = Progress {
-            tree: self.tree.clone(),
-            seconds: (self.before + elapsed).as_secs_f64(),
-        };
-        stamp::update(&self.home.join("progress"), &serde_json::to_vec(&progress)?)?;
-        Ok(())
+        stamp::update(&stamp, tree.as_bytes())?;
+        let shelf = Shelf(home.join("runs"));
+        Ok(Self { home, tree, shelf })
     }
 
     /// Ends the pass, so the next pass starts over.
@@ -135,7 +97,6 @@ impl Pass {
     }
 }
 
-/// Page with the table of last passes.
 pub(crate) const LAST_PASSES_PAGE: &str = "docs/last-passes.md";
 
 /// Adds a file to the key. A file that was deleted but is still tracked has no contents.
@@ -260,15 +221,12 @@ mod tests {
         let shelf = Shelf(home.to_path_buf());
         let tests = [Test::skipped("a", "why".to_owned())];
         let when = When::default();
-        shelf.put("a: b", "key", &tests, Some("c"), &when).unwrap();
+        shelf.put("a: b", "key", &tests, &when).unwrap();
         let found = ["key", "other"].map(|key| shelf.get("a: b", key));
         // The two runs' names give the same file name.
         let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
         let kept = found[0].as_ref().unwrap();
-        assert_eq!(
-            (kept.tests.as_slice(), kept.column.as_deref()),
-            (&tests[..], Some("c"))
-        );
+        assert_eq!(kept.tests, tests);
         assert!(found[1].is_none() && stranger.is_none());
     }
 
@@ -278,20 +236,16 @@ mod tests {
         let pass =
             |tree: &str, restart| Pass::of(home.to_path_buf(), tree.to_owned(), restart).unwrap();
         let ran = |pass: &Pass| pass.shelf.get("run", &pass.tree).is_some();
-        let first = pass("a", false);
-        first.note(Duration::from_secs(5)).unwrap();
         let when = When::default();
-        first.shelf.put("run", "a", &[], None, &when).unwrap();
-        let second = pass("a", false);
-        assert!(ran(&second) && second.before == Duration::from_secs(5));
-        let anew = pass("a", true);
-        assert!(!ran(&anew) && anew.before.is_zero());
-        first.note(Duration::from_secs(5)).unwrap();
-        first.shelf.put("run", "a", &[], None, &when).unwrap();
-        let other = pass("b", false);
-        assert!(!ran(&other) && other.before.is_zero());
-        other.note(Duration::ZERO).unwrap();
-        other.end().unwrap();
+        let put = |pass: &Pass| pass.shelf.put("run", &pass.tree, &[], &when).unwrap();
+        put(&pass("a", false));
+        assert!(ran(&pass("a", false)));
+        assert!(!ran(&pass("a", true)));
+        put(&pass("a", false));
+        assert!(!ran(&pass("b", false)));
+        let again = pass("a", false);
+        assert!(!ran(&again));
+        again.end().unwrap();
         assert!(!home.exists());
     }
 }

@@ -10,7 +10,7 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 
-pub(crate) use self::finished::{arch_of, archs, by_path, Kernel, Signing};
+pub(crate) use self::finished::{arch_of, archs, Kernel, Signing};
 use self::finished::{has_rust, is_set, release_of, separates_output};
 #[cfg(test)]
 pub(crate) use self::table::ARM64_64K;
@@ -22,7 +22,6 @@ use crate::paths::Paths;
 use crate::stamp;
 use crate::toolchain::Toolchain;
 
-/// Extent of a kernel's build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// The kernel and its modules without the stock RDMA modules, which only tests load.

@@ -89,7 +89,6 @@ fn set(patterns: &[&str]) -> RegexSet {
     RegexSet::new(patterns).expect("constant pattern")
 }
 
-/// A report, from its first line to its last.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     /// Line number, from 1.
@@ -120,27 +119,31 @@ impl fmt::Display for Report {
 #[derive(Debug, Clone)]
 pub(crate) struct Expectation {
     pattern: Regex,
-    count: usize,
+    min: usize,
+    max: usize,
 }
 
 impl FromStr for Expectation {
     type Err = anyhow::Error;
 
-    /// Parses `REGEX=COUNT`. The regular expression may contain `=`.
+    /// Parses `REGEX=COUNT` or `REGEX=MIN-MAX`. The regular expression may contain `=`.
     fn from_str(text: &str) -> Result<Self> {
         let (pattern, count) = text
             .rsplit_once('=')
             .ok_or_else(|| anyhow!("'{text}' is not REGEX=COUNT"))?;
+        let (min, max) = count.split_once('-').unwrap_or((count, count));
+        let number = |text: &str| {
+            let number = text.parse();
+            number.with_context(|| format!("'{count}' is not a count"))
+        };
         Ok(Self {
             pattern: Regex::new(pattern).with_context(|| format!("in '{text}'"))?,
-            count: count
-                .parse()
-                .with_context(|| format!("'{count}' is not a count"))?,
+            min: number(min)?,
+            max: number(max)?,
         })
     }
 }
 
-/// Result of the comparison of a log with the declared reports.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) undeclared: Vec<Report>,
@@ -211,7 +214,6 @@ fn ends(first: &str, text: &str) -> bool {
     first.contains("KASAN") && text.starts_with("==========")
 }
 
-/// Returns all reports of a log, in order.
 pub(crate) fn reports(log: &str) -> Vec<Report> {
     let lines: Vec<&str> = log.lines().collect();
     let mut found = Vec::new();
@@ -308,7 +310,10 @@ pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
     for new in provoked(log) {
         let same = |known: &&mut Expectation| known.pattern.as_str() == new.pattern.as_str();
         match expectations.iter_mut().find(same) {
-            Some(known) => known.count += new.count,
+            Some(known) => {
+                known.min += new.min;
+                known.max += new.max;
+            }
             None => expectations.push(new),
         }
     }
@@ -340,10 +345,14 @@ pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
         }
     }
     for (expectation, count) in expectations.iter().zip(counts) {
-        if count != expectation.count {
+        let Expectation { pattern, min, max } = expectation;
+        if count < *min || count > *max {
+            let declared = match min == max {
+                true => min.to_string(),
+                false => format!("{min} to {max}"),
+            };
             verdict.miscounted.push(format!(
-                "'{}' was declared {} times and occurred {count} times",
-                expectation.pattern, expectation.count
+                "'{pattern}' was declared {declared} times and occurred {count} times"
             ));
         }
     }
@@ -546,12 +555,22 @@ mod tests {
     fn ordinary_messages_can_be_declared_too() {
         assert!(judge(BOOT, &expect("taints kernel=1")).is_clean());
         assert!(!judge(BOOT, &expect("taints kernel=2")).is_clean());
+        for (range, is_clean) in [("0-1", true), ("1-2", true), ("2-3", false), ("0-0", false)] {
+            let verdict = judge(BOOT, &expect(&format!("taints kernel={range}")));
+            assert_eq!(verdict.is_clean(), is_clean, "{range}: {verdict:?}");
+        }
     }
 
     #[test]
     fn expectations_are_read() {
         let parsed: Expectation = "a=b=3".parse().unwrap();
-        assert_eq!((parsed.pattern.as_str(), parsed.count), ("a=b", 3));
+        assert_eq!(
+            (parsed.pattern.as_str(), parsed.min, parsed.max),
+            ("a=b", 3, 3)
+        );
+        let parsed: Expectation = "a=0-1".parse().unwrap();
+        assert_eq!((parsed.min, parsed.max), (0, 1));
+        assert!("a=1-".parse::<Expectation>().is_err());
         assert!("nothing".parse::<Expectation>().is_err());
         assert!("a=x".parse::<Expectation>().is_err());
         assert!("(=1".parse::<Expectation>().is_err());

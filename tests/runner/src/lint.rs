@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Checks the form of the code: formatting, lints, licences.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -66,7 +65,6 @@ impl Linter<'_> {
 /// A check: its name and its function. The error is the check's complaint.
 type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 
-/// The check that runs clippy by cargo.
 pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 
 /// The check that compiles the object of the portable build.
@@ -186,7 +184,6 @@ fn riddles(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Fails if a comment begins with one of [`RIDDLES`].
 fn first_words(linter: &Linter<'_>) -> Result<()> {
     let is_code = |name: &str| [".rs", ".c", ".h"].iter().any(|end| name.ends_with(end));
     let mut found = Vec::new();
@@ -207,7 +204,6 @@ fn first_words(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command that must succeed.
 fn passes(command: &mut Command) -> Result<()> {
     quiet(command, |_| false)
 }
@@ -254,69 +250,23 @@ fn format_kernel(linter: &Linter<'_>) -> Result<()> {
 }
 
 fn clippy_host(linter: &Linter<'_>) -> Result<()> {
-    let packages = match &linter.changed {
-        None => vec!["--workspace".to_owned()],
-        Some(changed) => touched(&linter.paths.repo, changed),
-    };
-    if packages.is_empty() {
-        return Ok(());
-    }
     let mut cargo = linter.toolchain.cargo(linter.paths);
-    cargo
-        .args(["clippy", "--release", "--locked", "--all-targets"])
-        .args(packages)
-        .args(["--", "-D", "warnings"]);
+    cargo.args([
+        "clippy",
+        "--workspace",
+        "--release",
+        "--locked",
+        "--all-targets",
+    ]);
+    cargo.args(["--", "-D", "warnings"]);
     passes(cargo.current_dir(&linter.paths.repo))
 }
 
-/// Packages that compile files of `src/` on this machine, most of them together with `tests/fakes`.
-const COMPILE_SRC: &[&str] = &["peermem-host", "peermem-loom", "peermemctl"];
-
-/// Packages that compile files of `portable/kernel` on this machine.
-const COMPILE_PORTABLE: &[&str] = &["peermem-host", "peermem-loom"];
-
-/// Returns the packages that contain or compile one of these files, for cargo.
-fn touched(repo: &Path, changed: &[String]) -> Vec<String> {
-    let mut packages: BTreeSet<String> = BTreeSet::new();
-    for name in changed {
-        let rust = name.ends_with(".rs");
-        if ["Cargo.toml", "Cargo.lock", "clippy.toml"].contains(&name.as_str()) {
-            return vec!["--workspace".to_owned()];
-        } else if rust && name.starts_with("portable/kernel/") {
-            packages.extend(COMPILE_PORTABLE.iter().map(|&name| name.to_owned()));
-        } else if rust && (name.starts_with("src/") || name.starts_with("tests/fakes/")) {
-            packages.extend(COMPILE_SRC.iter().map(|&name| name.to_owned()));
-        } else if rust || name.ends_with("/Cargo.toml") {
-            packages.extend(package_of(repo, Path::new(name)));
-        }
-    }
-    let words = packages.into_iter().map(|name| format!("--package={name}"));
-    words.collect()
-}
-
-/// Returns the package whose directory contains a file.
-fn package_of(repo: &Path, file: &Path) -> Option<String> {
-    let manifest = file
-        .ancestors()
-        .skip(1)
-        .filter(|directory| !directory.as_os_str().is_empty())
-        .find_map(|directory| fs::read_to_string(repo.join(directory).join("Cargo.toml")).ok())?;
-    let name = manifest
-        .lines()
-        .find_map(|line| line.strip_prefix("name = "))?;
-    Some(name.trim_matches('"').to_owned())
-}
-
-/// Returns `true` if our module is compiled from this file.
-fn is_modules(name: &str) -> bool {
-    name == "Kbuild" || is_kernel_rust(name)
-}
-
 fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
-    if !linter.looks_at(is_modules) {
-        return Ok(());
+    if linter.looks_at(|name| name == "Kbuild" || is_kernel_rust(name)) {
+        linter.builder.clippy()?;
     }
-    linter.builder.clippy()
+    Ok(())
 }
 
 /// Fails if a build in another directory changes the object, because the object's hash vouches for
@@ -361,7 +311,6 @@ const CHECKPATCH: [(&str, &str); 3] = [
     ("", ""),
 ];
 
-/// Runs the kernel's checkpatch on C files and patches.
 fn checkpatch(linter: &Linter<'_>) -> Result<()> {
     let script = linter.kernel_source.join("scripts/checkpatch.pl");
     let mut sources = linter.files("C", |name| name.ends_with(".c") || name.ends_with(".h"))?;
@@ -416,7 +365,6 @@ fn shellcheck(linter: &Linter<'_>) -> Result<()> {
     passes(shellcheck.args(&scripts).current_dir(&linter.paths.repo))
 }
 
-/// Directory of the rules for Prometheus.
 const ALERTS: &str = "packaging/peermemctl/alerts";
 
 /// Output of the exporter for synthetic machines.
@@ -427,7 +375,7 @@ fn promtool(linter: &Linter<'_>) -> Result<()> {
     if !linter.looks_at(|name| name.starts_with(ALERTS) || name == METRICS) {
         return Ok(());
     }
-    let program = programs::promtool(linter.paths)?;
+    let program = programs::of_prometheus(linter.paths, "promtool")?;
     let metrics = linter.paths.repo.join(METRICS);
     let metrics = fs::File::open(&metrics).with_context(|| metrics.display().to_string())?;
     quiet(
@@ -476,24 +424,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packages_that_a_change_touches() {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let of = |names: &[&str]| {
-            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            touched(&repo, &names)
-        };
-        assert!(of(&["README.md", "tests/gpu/p2p.c", "kunit/ib_core.rs"]).is_empty());
-        assert_eq!(
-            of(&["cli/verbs/src/lib.rs", "tests/runner/Cargo.toml"]),
-            ["--package=peermem-verbs", "--package=runner"]
-        );
-        for name in ["src/persistent.rs", "tests/fakes/env.rs"] {
-            assert_eq!(of(&[name]).len(), COMPILE_SRC.len());
-        }
-        assert_eq!(of(&["cli/src/main.rs", "Cargo.lock"]), ["--workspace"]);
-    }
-
-    #[test]
     fn first_words_of_comments() {
         // Each line begins with a quotation mark, so that the lint does not take it for a comment.
         let text = [
@@ -525,28 +455,5 @@ mod tests {
             .map(|(number, _)| number)
             .collect();
         assert_eq!(found, [1, 7, 9, 10, 12, 15]);
-    }
-
-    /// Checks that the lists have exactly the packages with a path to our module's sources.
-    #[test]
-    fn packages_that_compile_the_modules_sources() {
-        let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut found = BTreeSet::new();
-        for name in ["tests", "cli"] {
-            for file in crate::stamp::files(&repo.join(name)).unwrap() {
-                let text = fs::read_to_string(&file).unwrap_or_default();
-                let is_rust = file.extension().is_some_and(|suffix| suffix == "rs");
-                let has = |line: &str| {
-                    let path = line.strip_prefix("#[path = \"../");
-                    path.is_some_and(|path| {
-                        path.contains("../src/") || path.contains("../fakes/src.rs")
-                    })
-                };
-                if is_rust && text.lines().any(has) {
-                    found.extend(package_of(&repo, file.strip_prefix(&repo).unwrap()));
-                }
-            }
-        }
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), COMPILE_SRC);
     }
 }

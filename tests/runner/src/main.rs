@@ -159,18 +159,9 @@ fn act(action: Action) -> Result<i32> {
         };
         preflight::check(&paths, &wanted)?;
     }
-    let result = carry_out(&paths, action);
-    preflight::record(&paths);
-    result
-}
-
-fn carry_out(paths: &Paths, action: Action) -> Result<i32> {
+    let paths = &paths;
     match action {
-        Action::Setup { arch } => {
-            let code = setup::all(paths, kernel::of(arch))?;
-            preflight::tell();
-            Ok(code)
-        }
+        Action::Setup { arch } => setup::all(paths, kernel::of(arch)),
         Action::Kernel { flavour } => setup::kernel(paths, &flavour),
         Action::Modules { kernel } => setup::modules(paths, &kernel),
         Action::Vm { options, command } => run_vm(paths, &options, &command),

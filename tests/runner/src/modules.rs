@@ -25,7 +25,6 @@ use crate::{apt, patch, stamp};
 struct Recipe<'a> {
     /// Directory of the products, and name in messages.
     name: &'a str,
-    /// File name of the product.
     product: &'a str,
     /// Directory of the Kbuild file.
     source: PathBuf,
@@ -53,10 +52,8 @@ fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::C
     command
 }
 
-/// The module of the KUnit tests.
 const KUNIT: &str = "nvidia-peermem-kunit.ko";
 
-/// Builds modules for one kernel.
 pub(crate) struct Builder<'a> {
     paths: &'a Paths,
     toolchain: &'a Toolchain,
@@ -143,7 +140,6 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds the stand-in GPU's driver.
     pub(crate) fn gpu(&self) -> Result<PathBuf> {
         let inputs = ["tests/gpu", "rust-bindings/include", OVERLAY];
         self.make(&self.recipe("gpu", "nvidia.ko", &inputs))
@@ -215,7 +211,6 @@ impl<'a> Builder<'a> {
         .collect()
     }
 
-    /// Builds another driver's peer-memory client.
     pub(crate) fn other_client(&self) -> Result<PathBuf> {
         self.driver("other_client", "other_client.ko")
     }
@@ -227,7 +222,6 @@ impl<'a> Builder<'a> {
         self.make(&recipe)
     }
 
-    /// Builds the module of this repository.
     pub(crate) fn ours(&self) -> Result<PathBuf> {
         let mut recipe = self.our_recipe();
         let name = self.beside_neighbour(match self.no_gpl_only {
@@ -392,7 +386,6 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Builds the injected faults for the detectors of a debug kernel.
     pub(crate) fn injected(&self) -> Result<PathBuf> {
         self.make(&self.recipe("injected", "injected.ko", &["tests/injected"]))
     }

@@ -29,7 +29,7 @@ use crate::vm::Build;
 
 use self::kept::Kept;
 use self::machine::{Job, Machines};
-use self::rule::{all, Check, Mutant, Place, Sign};
+use self::rule::{all, Check, Mutant, Place};
 pub(crate) use self::rule::{find, fit};
 
 /// Note of a test that was not run, because nothing that it depends on has changed since it passed.
@@ -39,24 +39,11 @@ pub(crate) const UNCHANGED: &str = "unchanged";
 pub(crate) struct Selection {
     /// Runs only mutants whose name or test contains one of these words
     words: Vec<String>,
-    /// Lists the mutants and the rules that they remove, and runs none
-    #[arg(long)]
-    list: bool,
     /// Uses the portable build: only mutants of files that wrap C, and their tests in VMs
     #[arg(long)]
     portable: bool,
 }
 
-impl Selection {
-    fn build(&self) -> Build {
-        match self.portable {
-            true => Build::Portable,
-            false => Build::InTree,
-        }
-    }
-}
-
-/// Prints one result.
 fn tell(test: &Test, started: Instant) {
     let word = match test.verdict {
         Verdict::Passed => "seen  ",
@@ -203,21 +190,12 @@ pub(crate) fn tests(
     Ok(results.into_iter().map(|(_, test)| test).collect())
 }
 
-/// Runs `runner mutants`.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
-    if selection.list {
-        for mutant in all(paths)? {
-            println!("{} (rule {})", mutant.name, mutant.rule);
-            println!("    removes:    {}", mutant.removes);
-            println!("    without it: {}", mutant.without);
-            for check in &mutant.checks {
-                let signs: Vec<String> = check.signs.iter().map(Sign::to_string).collect();
-                println!("    {} {}", check.test, signs.join(", "));
-            }
-        }
-        return Ok(0);
-    }
-    let mutants = chosen(paths, &selection.words, selection.build())?;
+    let build = match selection.portable {
+        true => Build::Portable,
+        false => Build::InTree,
+    };
+    let mutants = chosen(paths, &selection.words, build)?;
     let mut kernels = vec![crate::kernel::DEFAULT.to_owned()];
     for check in mutants.iter().flat_map(|mutant| &mutant.checks) {
         kernels.extend(machine::kernel(check)?);
@@ -226,7 +204,7 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     kernels.dedup();
     setup::all(paths, kernels.iter().map(String::as_str))?;
     let started = Instant::now();
-    let results = tests(paths, &selection.words, true, selection.build())?;
+    let results = tests(paths, &selection.words, true, build)?;
     let failed = results
         .iter()
         .filter(|test| test.verdict != Verdict::Passed)

@@ -49,7 +49,6 @@ const PACK: &str = "\
     cc \"$1/programs/libcuda.so.1\" -shared -Wl,-soname,libcuda.so.1 $c/fake_cuda.c\n\
     cc \"$1/programs/cases\" -DNOT_LINKED $c/cases.c -ldl -lpthread";
 
-/// Downloads the packages of a suite's rdma-core into `directory`.
 fn rdma_core(paths: &Paths, suite: &str, directory: &Path) -> Result<()> {
     let stamp = directory.with_extension("stamp");
     let mut key = Key::default();
@@ -66,7 +65,6 @@ fn rdma_core(paths: &Paths, suite: &str, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs peermemctl, and installs the packages.
 pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     let toolchain = setup::tools(paths)?;
     let _lock = Lock::take(paths, "packages")?;
@@ -114,7 +112,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<(Vec<Test>, Vec<String>)> {
     prometheus
         .arg(paths.repo.join("tests/debian/prometheus"))
         .arg(home.join("target/x86_64-unknown-linux-gnu/release/peermemctl"))
-        .arg(programs::prometheus(paths)?);
+        .arg(programs::of_prometheus(paths, "prometheus")?);
     let (mut tests, mut problems) = (Vec::new(), Vec::new());
     for (mut script, name) in [(script, "packages"), (prometheus, "prometheus")] {
         let name = format!("tests/debian/{name}");

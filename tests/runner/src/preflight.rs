@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Checks before anything is made: lists the necessary steps with their cost and their reason, and
+//! Checks before anything is made: lists the necessary steps with their size and their reason, and
 //! checks that this machine can do these steps.
 //!
 //! Each missing requirement is reported in one sentence with advice, and nothing is started. If no
@@ -9,26 +9,18 @@ mod facts;
 mod plan;
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::{bail, Result};
 
 use self::facts::{look, Facts, Rights, Room};
 pub(crate) use self::plan::Wanted;
-use self::plan::{plan, Plan, Step};
-
+use self::plan::{plan, Plan};
 use crate::documents::grouped;
-use crate::history::{History, When};
 use crate::paths::Paths;
-use crate::progress;
 
 /// Memory that a default VM needs, in MiB: the VM's own memory, and QEMU's tables and translated
 /// code.
 const MACHINE_MIB: u64 = 2048 + 512;
-
-/// The announced steps, for [`record`].
-static ANNOUNCED: Mutex<Vec<Step>> = Mutex::new(Vec::new());
 
 /// Prints the steps that are necessary. Fails if this machine lacks something that they need.
 pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
@@ -41,50 +33,8 @@ pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
     if !lacks.is_empty() {
         bail!("{}", lacks.join("\nrunner: "));
     }
-    let history = History::load(paths);
-    let known = |name: &str| history.time(name);
-    let processors = std::thread::available_parallelism().map_or(2, usize::from);
-    eprint!("{}", announcement(&plan, &facts.rooms, processors, known));
-    *ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner) = plan.steps;
+    eprint!("{}", announcement(&plan, &facts.rooms));
     Ok(())
-}
-
-/// Saves the durations of the announced steps for the next announcement.
-pub(crate) fn record(paths: &Paths) {
-    let steps = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut history = History::load(paths);
-    for (name, time) in measured(&steps, &progress::taken()) {
-        // The time is only used for an estimate.
-        let _ = history.add(paths, name, time, false, &When::default());
-    }
-}
-
-/// Returns the durations of steps that did all of their work.
-fn measured<'a>(steps: &'a [Step], taken: &[(String, Duration)]) -> Vec<(&'a str, Duration)> {
-    let whole = steps.iter().filter(|step| step.whole);
-    whole
-        .map(|step| (step.name.as_str(), step.taken(taken)))
-        .filter(|(_, time)| time.as_secs() > 0)
-        .collect()
-}
-
-/// Prints the durations of the announced steps. Some steps ran in parallel.
-pub(crate) fn tell() {
-    let announced = ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner);
-    let taken = progress::taken();
-    let times: Vec<(&str, Duration)> = announced
-        .iter()
-        .map(|step| (step.name.as_str(), step.taken(&taken)))
-        .filter(|(_, time)| !time.is_zero())
-        .collect();
-    if times.is_empty() {
-        return;
-    }
-    let width = times.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    eprintln!("runner: time of each step");
-    for (name, time) in times {
-        eprintln!("  {name:width$}  {}", progress::duration(time));
-    }
 }
 
 /// Returns what this machine lacks for the plan, one sentence each with advice.
@@ -140,11 +90,6 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
             )),
         }
     }
-    if let Some(who) = &facts.busy {
-        say(format!(
-            "apt is in use by {who}: wait until that process has ended, then run the same command again"
-        ));
-    }
     if facts.interrupted {
         let way_out = "run 'sudo dpkg --configure -a' first";
         say(format!(
@@ -159,68 +104,18 @@ fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     said
 }
 
-/// Formats a duration: "40 s", "12 min".
-fn roughly(seconds: f64) -> String {
-    if seconds < 90.0 {
-        format!("{:.0} s", (seconds / 10.0).ceil() * 10.0)
-    } else {
-        format!("{:.0} min", (seconds / 60.0).ceil())
-    }
-}
-
-/// Returns the estimated seconds of a step on this machine: its last duration, or else its duration
-/// on two processors, scaled.
-fn estimate(step: &Step, processors: usize, known: Option<Duration>) -> f64 {
-    let scaled = || {
-        let factor = 2.0 / processors as f64;
-        step.seconds * (step.shared * factor + 1.0 - step.shared)
-    };
-    known.map_or_else(scaled, |known| known.as_secs_f64())
-}
-
-fn announcement(
-    plan: &Plan,
-    rooms: &[Room],
-    processors: usize,
-    known: impl Fn(&str) -> Option<Duration>,
-) -> String {
-    let mut total = 0.0;
-    let width = plan
-        .steps
-        .iter()
-        .map(|step| step.name.len())
-        .max()
-        .unwrap_or_default();
-    let mut lines = String::new();
-    // The programs are compiled in parallel with a kernel, and the kernel's time was measured that
-    // way.
-    let beside = plan
-        .steps
-        .iter()
-        .any(|step| step.name.starts_with("kernel "));
+fn announcement(plan: &Plan, rooms: &[Room]) -> String {
+    let names = plan.steps.iter().map(|step| step.name.len());
+    let width = names.max().unwrap_or_default();
+    let mut text = "  to be made first:\n".to_owned();
     for step in &plan.steps {
-        let seconds = estimate(step, processors, known(&step.name));
-        if !(beside && step.name == "programs") {
-            total += seconds;
-        }
         let mib = match step.name.as_str() {
             "packages" => plan.packages.installed_mib + plan.packages.download_mib,
             _ => step.mib,
         };
-        // An unfinished step takes less time than from scratch, but how much less is not known.
-        let most = if step.whole { "     " } else { "up to" };
-        lines.push_str(&format!(
-            "    {:width$}  {most} {:>6}  {:>5} MiB  {}\n",
-            step.name,
-            roughly(seconds),
-            grouped(&mib),
-            step.why
-        ));
+        let (name, mib) = (&step.name, grouped(&mib));
+        text.push_str(&format!("    {name:width$}  {mib:>5} MiB  {}\n", step.why));
     }
-    let plural = if processors == 1 { "" } else { "s" };
-    let total = roughly(total);
-    let mut text =
-        format!("  to be made first, in about {total} on {processors} processor{plural}:\n{lines}");
     for room in rooms {
         text.push_str(&format!(
             "    {} MiB in the file system of {}, where {} MiB are free\n",
@@ -236,27 +131,22 @@ fn announcement(
 mod tests {
     use std::path::PathBuf;
 
-    use super::facts::{available, complaint, first_address, holder, PATIENCE};
-    use super::plan::{step, sum, Packages};
+    use super::facts::{available, complaint, first_address, PATIENCE};
+    use super::plan::{sum, Packages};
     use super::*;
 
     fn plan_with(names: &[&str]) -> Plan {
-        let step = Step {
-            stages: vec!["kernel 7.x: ".to_owned()],
-            seconds: 400.0,
-            shared: 0.5,
-            mib: 1000,
-            ..step("kernel 7.x", "not built yet", &[])
-        };
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        Plan {
-            steps: vec![step],
+        let mut plan = Plan {
+            steps: Vec::new(),
             packages: Packages {
                 names,
                 ..Packages::default()
             },
             machines: 1,
-        }
+        };
+        plan.add("kernel 7.x", "not built yet", 1000, false);
+        plan
     }
 
     fn good() -> Facts {
@@ -273,7 +163,6 @@ mod tests {
             cache: PathBuf::from("/home/u/.cache/peermem-rs"),
             available_mib: Some(4000),
             rights: Rights::Root,
-            busy: None,
             interrupted: false,
             unreachable: None,
         }
@@ -301,7 +190,6 @@ mod tests {
             |facts| facts.available_mib = Some(2559) => "2,559 MiB are available", "add swap";
             |facts| facts.rights = Rights::None => "not root", "'apt-get install gcc make'";
             |facts| facts.rights = Rights::Mute => "password", "'sudo apt-get install gcc make'";
-            |facts| facts.busy = Some("apt (process 7)".to_owned()) => "in use by apt (process 7)", "wait";
             |facts| facts.interrupted = true => "interrupted", "'sudo dpkg --configure -a'";
             |facts| facts.unreachable = Some("no route".to_owned()) => "(no route)", "apt-get update";
         }
@@ -324,15 +212,6 @@ mod tests {
         assert_eq!(available("MemAvailable: 2048 kB\n"), Some(2));
         assert_eq!(available("MemFree: 2048 kB\n"), None);
 
-        let locks = "1: POSIX  ADVISORY  WRITE 4711 fe:01:1234 0 EOF\n\
-            1: -> POSIX  ADVISORY  WRITE 4712 fe:01:1234 0 EOF\n\
-            2: FLOCK  ADVISORY  WRITE 815 00:2a:77 0 EOF\n";
-        let device = rustix::fs::makedev(0xfe, 1);
-        assert_eq!(holder(locks, &[(device, 1234)]), Some(4711));
-        assert_eq!(holder(locks, &[(device, 77)]), None);
-        assert_eq!(holder(locks, &[(rustix::fs::makedev(0, 9), 77)]), Some(815));
-        assert_eq!(holder("", &[(device, 1234)]), None);
-
         let address = "http://m.example/dists/a/InRelease";
         let listed = format!("'file:/x/dists/a/InRelease' x 0 \n'{address}' y 0 \n");
         assert_eq!(first_address(&listed), Some(address));
@@ -350,35 +229,10 @@ mod tests {
     }
 
     #[test]
-    fn estimates_scale_until_they_are_known() {
-        let step = plan_with(&[]).steps.remove(0);
-        assert_eq!(estimate(&step, 2, None), 400.0);
-        assert_eq!(estimate(&step, 4, None), 300.0);
-        let taken = [
-            ("7.x: configuring", 10),
-            ("7.x: compiling", 240),
-            ("7.y: compiling", 999),
-        ]
-        .map(|(stage, seconds)| (format!("kernel {stage}"), Duration::from_secs(seconds)));
-        let part = Step {
-            whole: false,
-            ..step.clone()
-        };
-        let steps = [part, step];
-        let found = measured(&steps, &taken);
-        let [(_, known)] = found[..] else {
-            panic!("{found:?}");
-        };
-        assert_eq!(estimate(&steps[1], 2, Some(known)), 250.0);
-    }
-
-    #[test]
     fn the_plan_is_told_with_reasons() {
-        let text = announcement(&plan_with(&[]), &good().rooms, 2, |_| None);
-        let head = "  to be made first, in about 7 min on 2 processors:\n    \
-                    kernel 7.x         7 min  1,000 MiB  not built yet\n    \
+        let text = announcement(&plan_with(&[]), &good().rooms);
+        let head = "  to be made first:\n    kernel 7.x  1,000 MiB  not built yet\n    \
                     1,064 MiB in the file system of /home/u/.cache";
         assert!(text.starts_with(head), "{text}");
-        assert_eq!([5.0, 41.0, 100.0].map(roughly), ["10 s", "50 s", "2 min"]);
     }
 }

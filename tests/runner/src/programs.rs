@@ -34,7 +34,6 @@ const PYVERBS_TESTS: [&str; 9] = [
     "test_shared_pd",
 ];
 
-/// The verbs program.
 pub(crate) const GDR: &str = "gdr";
 
 /// The library that registers GPU memory by dma-buf.
@@ -51,12 +50,10 @@ pub(crate) fn directory(paths: &Paths, arch: Arch) -> PathBuf {
         .join(arch.foreign().unwrap_or_default())
 }
 
-/// Returns the path of the compiled verbs program.
 pub(crate) fn gdr(paths: &Paths, arch: Arch) -> PathBuf {
     directory(paths, arch).join(GDR)
 }
 
-/// Returns the path of the compiled `peermemctl`.
 pub(crate) fn peermemctl(paths: &Paths, arch: Arch) -> PathBuf {
     directory(paths, arch).join("peermemctl")
 }
@@ -143,7 +140,7 @@ pub(crate) const ON_DEMAND: &[OnDemand] = &[
     ("{nixl}", consumers::nixl),
     ("{perftest}", consumers::perftest),
     ("{preload}", preload),
-    ("{promtool}", promtool),
+    ("{promtool}", |paths| of_prometheus(paths, "promtool")),
     ("{pyverbs}", pyverbs),
     ("{ucx}", consumers::ucx),
 ];
@@ -156,19 +153,9 @@ pub(crate) fn preload(paths: &Paths) -> Result<PathBuf> {
     Ok(directory(paths, Arch::X86_64).join(product(PRELOAD)))
 }
 
-/// Returns Prometheus's program for checking metrics and rules.
-pub(crate) fn promtool(paths: &Paths) -> Result<PathBuf> {
-    of_prometheus(paths, "promtool")
-}
-
-/// Returns Prometheus's server.
-pub(crate) fn prometheus(paths: &Paths) -> Result<PathBuf> {
-    of_prometheus(paths, "prometheus")
-}
-
 /// Unpacks a program of Prometheus's package. The package is not installed, because an installation
 /// would start a server.
-fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
+pub(crate) fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "prometheus")?;
     let product = directory(paths, Arch::X86_64).join(name);
     if !product.exists() {
@@ -179,7 +166,6 @@ fn of_prometheus(paths: &Paths, name: &str) -> Result<PathBuf> {
     Ok(product)
 }
 
-/// Unpacks rdma-core's tests in the cache.
 fn pyverbs(paths: &Paths) -> Result<PathBuf> {
     let _lock = Lock::take(paths, "pyverbs")?;
     let target = paths.cache.join("pyverbs");

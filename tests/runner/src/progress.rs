@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Progress output of long work: one line for each stage, with a running count.
+//! Progress output of long work: lines for each stage, with a running count.
 
-use std::io::{stderr, BufRead as _, BufReader, IsTerminal as _, Read, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{mpsc, Mutex, PoisonError};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -25,20 +25,11 @@ pub(crate) fn duration(elapsed: Duration) -> String {
     }
 }
 
-/// Finished stages and their durations.
-static TAKEN: Mutex<Vec<(String, Duration)>> = Mutex::new(Vec::new());
-
-/// Returns the stages that this program has finished, in the order of their ends.
-pub(crate) fn taken() -> Vec<(String, Duration)> {
-    TAKEN.lock().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
 /// A stage of the work: its title and its start.
 pub(crate) struct Stage {
     title: String,
     started: Instant,
     shown: Instant,
-    live: bool,
 }
 
 impl Stage {
@@ -47,58 +38,24 @@ impl Stage {
             title: title.into(),
             started: Instant::now(),
             shown: Instant::now(),
-            live: stderr().is_terminal(),
         };
-        if stage.live {
-            eprint!("\r\x1b[K  {} …", stage.title);
-        } else {
-            eprintln!("  {} …", stage.title);
-        }
+        eprintln!("  {} …", stage.title);
         stage
     }
 
-    /// Shows the progress of the stage, at a limited rate.
-    pub(crate) fn show(&mut self, state: &str) {
-        let pause = if self.live {
-            Duration::from_millis(500)
-        } else {
-            Duration::from_secs(30)
-        };
-        if self.shown.elapsed() < pause {
-            return;
-        }
-        self.shown = Instant::now();
-        let line = format!(
-            "  {} … {state}, {}",
-            self.title,
-            duration(self.started.elapsed())
-        );
-        if self.live {
-            eprint!("\r\x1b[K{line}");
-            let _ = stderr().flush();
-        } else {
-            eprintln!("{line}");
+    /// Shows the progress of the stage every 30 seconds.
+    fn show(&mut self, state: &str) {
+        if self.shown.elapsed() >= Duration::from_secs(30) {
+            self.shown = Instant::now();
+            let elapsed = duration(self.started.elapsed());
+            eprintln!("  {} … {state}, {elapsed}", self.title);
         }
     }
 
     pub(crate) fn done(self, result: &str) {
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.push((self.title.clone(), self.started.elapsed()));
-        drop(taken);
-        let lead = if self.live { "\r\x1b[K" } else { "" };
         let separator = if result.is_empty() { "" } else { ": " };
-        eprintln!(
-            "{lead}  {}{separator}{result} ({})",
-            self.title,
-            duration(self.started.elapsed())
-        );
-    }
-
-    /// Ends the line, so that the next output starts on a new line.
-    fn broken(&self) {
-        if self.live {
-            eprintln!();
-        }
+        let elapsed = duration(self.started.elapsed());
+        eprintln!("  {}{separator}{result} ({elapsed})", self.title);
     }
 
     /// Runs a command with its output in a log, and counts nothing.
@@ -190,7 +147,6 @@ impl Stage {
         }
         let status = child.wait()?;
         if !status.success() {
-            self.broken();
             for line in &tail {
                 eprintln!("    {line}");
             }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Parses the output of test programs: KTAP, cargo's tests, Python's unittest.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use anyhow::Result;
@@ -42,7 +41,6 @@ impl Test {
         }
     }
 
-    /// Returns a result without notes.
     pub(crate) fn new(name: &str, verdict: Verdict) -> Self {
         Self {
             name: name.to_owned(),
@@ -59,7 +57,6 @@ impl Test {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Ktap,
-    /// Output of `cargo test`.
     Cargo,
     /// Output of `unittest` with `--verbose`.
     Unittest,
@@ -112,7 +109,6 @@ impl Reader {
         }
     }
 
-    /// Returns a parser that has read all lines of `text`.
     pub(crate) fn of(format: Format, text: &str) -> Self {
         let mut reader = Self::new(format);
         for line in text.lines() {
@@ -239,7 +235,6 @@ impl Reader {
         }
     }
 
-    /// Returns `true` if the number of results equals the announced number.
     pub(crate) fn is_complete(&self) -> bool {
         self.announced == Some(self.tests.len())
     }
@@ -267,41 +262,17 @@ impl Reader {
     }
 }
 
-/// Returns the figures that a test measured, by name. Several values of one name are joined.
-pub(crate) fn figures(test: &Test) -> BTreeMap<&str, String> {
-    let mut found: BTreeMap<&str, String> = BTreeMap::new();
-    for note in &test.notes {
-        let Some((name, value)) = note.split_once(' ') else {
-            continue;
-        };
-        // Every test prints these values, which say nothing about the tested code.
-        if matches!(name, "seconds" | "seed" | "failure:" | "kernel:") {
-            continue;
-        }
-        let values = found.entry(name).or_default();
-        if !values.is_empty() {
-            values.push(' ');
-        }
-        values.push_str(value);
-    }
-    found
-}
-
-/// Prints tests, and the notes of those that failed. Returns the number of failed tests.
+/// Prints tests and their notes. Returns the number of failed tests.
 pub(crate) fn tell(tests: &[Test]) -> usize {
-    let mut failed = 0;
     for test in tests {
-        if test.verdict == Verdict::Passed {
-            println!("  {}: ok", test.name);
-            continue;
-        }
-        failed += 1;
-        println!("  {}: FAILED", test.name);
+        let passed = test.verdict == Verdict::Passed;
+        println!("  {}: {}", test.name, if passed { "ok" } else { "FAILED" });
         for note in &test.notes {
             println!("      {note}");
         }
     }
-    failed
+    let failed = tests.iter().filter(|test| test.verdict != Verdict::Passed);
+    failed.count()
 }
 
 /// Returns results as input for this program's own tests. Each line is `name`, `name FAILED` or

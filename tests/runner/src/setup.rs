@@ -2,7 +2,7 @@
 //! Makes everything that a run needs and that is missing. If nothing is missing, nothing is changed
 //! and the network is not used.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{anyhow, bail, Context as _, Result};
@@ -25,21 +25,15 @@ pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     Toolchain::find(paths)
 }
 
-/// Finds a kernel, which is given by the name of a flavour or by the path of a build tree.
 pub(crate) fn find_kernel(
     paths: &Paths,
     toolchain: &Toolchain,
     name: &str,
     extent: Extent,
 ) -> Result<Kernel> {
-    match kernel::flavour(name) {
-        Some(flavour) => {
-            let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source()))?;
-            kernel::ensure(paths, toolchain, flavour, extent)
-        }
-        None if name.contains('/') => kernel::by_path(paths, Path::new(name)),
-        None => bail!("there is no kernel {name}; a path must contain a slash"),
-    }
+    let flavour = kernel::flavour(name).with_context(|| format!("there is no kernel {name}"))?;
+    let _lock = Lock::take(paths, &format!("kernel-{}", flavour.source()))?;
+    kernel::ensure(paths, toolchain, flavour, extent)
 }
 
 /// Makes everything that the tests need on these kernels.
@@ -61,7 +55,6 @@ pub(crate) fn all<'a>(paths: &Paths, kernels: impl IntoIterator<Item = &'a str>)
     Ok(0)
 }
 
-/// Makes everything that the demo needs.
 pub(crate) fn demo(paths: &Paths, options: &vm::Options) -> Result<()> {
     beside_programs(paths, &[options.arch()], &[programs::GDR], |toolchain| {
         let kernel = find_kernel(paths, toolchain, &options.kernel, Extent::Patched)?;
@@ -168,13 +161,11 @@ pub(crate) fn our_module(
     }
 }
 
-/// Returns the hash of everything that a kernel was made from.
 pub(crate) fn kernel_key(paths: &Paths, kernel: &str) -> Result<String> {
     let toolchain = Toolchain::find(paths)?;
     Ok(find_kernel(paths, &toolchain, kernel, Extent::Frozen)?.key)
 }
 
-/// Adds the peer-memory module and the KUnit tests.
 fn add_peermem(builder: &Builder<'_>, options: &vm::Options, index: &mut Index) -> Result<()> {
     match options.peermem {
         Peermem::Ours => {

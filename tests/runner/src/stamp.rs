@@ -63,7 +63,6 @@ impl Key {
         Ok(())
     }
 
-    /// Adds files and directories of the repository.
     pub(crate) fn inputs(&mut self, repo: &Path, names: &[impl AsRef<Path>]) -> Result<()> {
         names
             .iter()
@@ -121,7 +120,6 @@ pub(crate) fn set(stamp: &Path, key: &str) -> Result<()> {
     replace(stamp, key.as_bytes())
 }
 
-/// Returns the path of the list of a stamp's files.
 fn files_of(stamp: &Path) -> PathBuf {
     let mut name = stamp.file_name().unwrap_or_default().to_owned();
     name.push(".files");

@@ -22,9 +22,7 @@ use crate::results::{Format, Reader, Test, Verdict};
 use crate::vm::Iommu;
 use crate::{programs, setup, stamp, vm};
 
-/// Number of epochs after which a VM is replaced.
 const EPOCHS_OF_A_MACHINE: u64 = 8;
-/// Default seed of all random choices.
 const SEED: u64 = 0x7065_6572_6d65_6d00;
 
 #[derive(Debug, Args)]
@@ -41,8 +39,8 @@ pub(crate) struct Selection {
     /// Operations of an epoch; only the same number repeats an epoch
     #[arg(long, default_value_t = 2000)]
     operations: u64,
-    /// Kernel: a flavour, or the path of a build tree
-    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
+    /// A kernel of the test VM by name
+    #[arg(long, value_name = "FLAVOUR", default_value = crate::kernel::DEFAULT)]
     kernel: String,
 }
 
@@ -53,10 +51,8 @@ fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
     }
 }
 
-/// Progress of a seed.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Account {
-    /// The next epoch.
     next: u64,
     epochs: u64,
     milliseconds: u64,
@@ -65,7 +61,6 @@ struct Account {
 }
 
 impl Account {
-    /// Adds an epoch that passed.
     fn add(&mut self, test: &Test) {
         self.next += 1;
         self.epochs += 1;
@@ -110,7 +105,6 @@ fn machine(selection: &Selection, epoch: u64) -> vm::Options {
     }
 }
 
-/// Result of one VM.
 struct Machine {
     tests: Vec<Test>,
     problems: Vec<String>,
@@ -205,10 +199,9 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let budget = Duration::from_secs(60 * selection.minutes);
     setup::all(paths, [selection.kernel.as_str()])?;
     let directory = paths.cache.join("stress");
-    let flavour = selection.kernel.replace('/', "_");
     let file = directory.join(format!(
-        "{:#x}-{flavour}-{}",
-        selection.seed, selection.operations
+        "{:#x}-{}-{}",
+        selection.seed, selection.kernel, selection.operations
     ));
     let mut account = match (selection.epoch, fs::read_to_string(&file)) {
         // Progress that cannot be read counts as missing.

@@ -20,7 +20,6 @@ use crate::kernel::{self, Again};
 static TABLE: LazyLock<Table> =
     LazyLock::new(|| Table::parse(include_str!("../suite")).expect("tests/runner/suite"));
 
-/// Returns the smoke runs of a kernel.
 fn smoke(flavour: &'static kernel::Flavour) -> impl Iterator<Item = Run> {
     let named = |name: &&str| {
         let name = format!("smoke: {name}");
@@ -72,7 +71,7 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
         .filter(|run| is_meant(run))
         .filter(|run| match run.place {
             Place::Vm { .. } => {
-                let machine = run.machine(kernel::DEFAULT);
+                let machine = run.machine();
                 run.kernel.is_none() && machine.is_some_and(|vm| vm.kernel == kernel::DEFAULT)
             }
             Place::Hazards(_) => again != Again::All,
@@ -87,8 +86,6 @@ pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
                     run: named(same.run),
                     ..same
                 }),
-            // The table compares modules, not kernels.
-            column: None,
             only_in_full: true,
             kernel: Some(kernel),
             ..*run
@@ -169,7 +166,7 @@ mod tests {
         assert!(!names.iter().any(|name| name.contains("smoke")));
         for run in &again {
             assert_eq!(run.kernel, Some("7.x"));
-            assert!(run.only_in_full && run.column.is_none());
+            assert!(run.only_in_full);
             assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));
         }
     }
@@ -181,7 +178,7 @@ mod tests {
             let names: Vec<&str> = again.iter().map(|run| run.name).collect();
             for run in &again {
                 assert!(run.same_as.is_none_or(|same| names.contains(&same.run)));
-                let Some(vm) = run.machine(kernel) else {
+                let Some(vm) = run.machine() else {
                     continue;
                 };
                 // On arm64, only the patched RDMA modules exist. An SMMU prints other messages than

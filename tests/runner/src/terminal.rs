@@ -10,7 +10,6 @@ pub(crate) fn is_terminal() -> bool {
     stdin().is_terminal() && stdout().is_terminal()
 }
 
-/// Returns the number of rows and columns.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let size = termios::tcgetwinsize(stdout()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))

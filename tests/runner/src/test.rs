@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{anyhow, Context as _, Result};
 use clap::Args;
@@ -39,9 +39,6 @@ pub(crate) struct Selection {
     /// Runs only the row with exactly this name
     #[arg(long, requires = "filter")]
     exact: bool,
-    /// Runs only cases of `gdr` whose name contains this text
-    #[arg(long, default_value = "")]
-    case: String,
     /// Also runs slow rows, and repeats unchanged ones; strict; without a filter, continues an interrupted pass
     #[arg(long)]
     full: bool,
@@ -54,9 +51,6 @@ pub(crate) struct Selection {
     /// Does not repeat a failed row
     #[arg(long)]
     strict: bool,
-    /// Kernel of the rows that run in a VM: a flavour, or the path of a build tree
-    #[arg(long, value_name = "FLAVOUR|PATH", default_value = crate::kernel::DEFAULT)]
-    kernel: String,
     /// Also runs the linters
     #[arg(long)]
     lint: bool,
@@ -76,8 +70,7 @@ pub(crate) struct Selection {
 
 pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     let began = Instant::now();
-    // A caller that names a kernel wants only this kernel.
-    let again = match selection.full && selection.kernel == crate::kernel::DEFAULT {
+    let again = match selection.full {
         true => crate::kernel::others().flat_map(again).collect(),
         false => Vec::new(),
     };
@@ -105,8 +98,8 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
     }
     let kernels: BTreeSet<String> = runs
         .iter()
-        .filter_map(|run| kernel_of(&selection.kernel, run))
-        .chain([selection.kernel.clone()])
+        .filter_map(|run| kernel_of(run))
+        .chain([crate::kernel::DEFAULT.to_owned()])
         .collect();
     let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
     let wanted = preflight::Wanted {
@@ -137,7 +130,6 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
             broken.insert(name.to_owned(), error);
         }
     }
-    preflight::tell();
     let suite = Suite {
         paths,
         toolchain: Toolchain::find(paths)?,
@@ -148,7 +140,6 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         pass: selection.pass(paths),
         history: Mutex::new(History::load(paths)),
         skips: Skips::load(paths)?,
-        began,
     };
 
     let mut reports = suite.all(&runs);
@@ -156,15 +147,15 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         suite.second_tries(&mut reports);
     }
     agreement(&mut reports);
-    // The documentation only covers the default kernel.
-    if selection.kernel == crate::kernel::DEFAULT {
-        compare_documents(paths, &mut reports, selection);
-    }
+    compare_documents(paths, &mut reports, selection);
     if selection.update_docs {
         last_passes::write(paths, &History::load(paths))?;
     }
-    let code = summary(&reports, suite.elapsed());
-    suite.end(code)?;
+    let code = summary(&reports, began.elapsed());
+    // If a run failed, the pass continues with this run.
+    if let (0, Some(pass)) = (code, &suite.pass) {
+        pass.end()?;
+    }
     if selection.update_skips {
         suite.skips.update(paths, &reports)?;
     }
@@ -172,19 +163,9 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
 }
 
 impl Selection {
-    /// Returns `true` if this is a pass of `make test-all`.
-    fn is_all_of_full(&self) -> bool {
-        self.full && self.is_whole() && self.filter.is_none()
-    }
-
-    /// Returns `true` if these are the suite's own runs with all their cases.
-    fn is_whole(&self) -> bool {
-        self.case.is_empty() && self.kernel == crate::kernel::DEFAULT
-    }
-
     /// Returns the pass that this call belongs to. Runs that a filter selects belong to no pass.
     fn pass(&self, paths: &Paths) -> Option<Pass> {
-        if !self.is_all_of_full() {
+        if !self.full || self.filter.is_some() {
             return None;
         }
         Pass::resume(paths, self.restart)
@@ -197,14 +178,13 @@ impl Selection {
     }
 
     fn takes_unchanged(&self) -> bool {
-        !self.fresh && !self.full && self.is_whole()
+        !self.fresh && !self.full
     }
 }
 
-/// Returns the kernel that a run's VM boots.
-fn kernel_of(kernel: &str, run: &Run) -> Option<String> {
+fn kernel_of(run: &Run) -> Option<String> {
     match run.place {
-        Place::Vm { .. } => run.machine(kernel).map(|machine| machine.kernel),
+        Place::Vm { .. } => run.machine().map(|machine| machine.kernel),
         Place::Hazards(_) => Some(run.kernel.unwrap_or(crate::kernel::DEFAULT).to_owned()),
         Place::Debian(release) => Some(release.kernel.to_owned()),
         Place::Mutants(_) | Place::Cost | Place::Contact => Some(crate::kernel::DEFAULT.to_owned()),
@@ -221,7 +201,6 @@ fn blocked(kernel: Option<&str>, broken: &BTreeMap<String, String>) -> Option<St
     ))
 }
 
-/// Everything that the runs of one call need.
 struct Suite<'a> {
     paths: &'a Paths,
     toolchain: Toolchain,
@@ -233,7 +212,6 @@ struct Suite<'a> {
     pass: Option<Pass>,
     history: Mutex<History>,
     skips: Skips,
-    began: Instant,
 }
 
 impl Suite<'_> {
@@ -286,12 +264,11 @@ impl Suite<'_> {
         reports.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// Does a run, or uses its kept results.
     fn report(&self, run: &'static Run, may_be_kept: bool) -> Report {
         let started = Instant::now();
         // A run that cannot even begin fails, and the other runs continue.
         let failed = |error| Report::plain(run, started, Vec::new(), vec![error]);
-        let kernel = kernel_of(&self.selection.kernel, run);
+        let kernel = kernel_of(run);
         if let Some(problem) = blocked(kernel.as_deref(), &self.broken) {
             return failed(problem);
         }
@@ -304,13 +281,9 @@ impl Suite<'_> {
         if let Some(kept) = resumed.and_then(|pass| pass.shelf.get(run.name, &pass.tree)) {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
-        let machine = wanted(&self.selection.kernel, run);
-        // Only complete results are kept. If no key can be made, the run cannot work either, and
-        // reports the reason.
-        let key = match self.selection.is_whole() {
-            true => kept::key(self.paths, run, machine.as_ref()).unwrap_or_default(),
-            false => None,
-        };
+        let machine = wanted(run);
+        // If no key can be made, the run cannot work either, and reports the reason.
+        let key = kept::key(self.paths, run, machine.as_ref()).unwrap_or_default();
         if let Some(key) = key
             .as_ref()
             .filter(|_| may_be_kept && self.selection.takes_unchanged())
@@ -321,18 +294,15 @@ impl Suite<'_> {
         }
         let mut report = one(self.paths, &self.toolchain, run, self.selection)?;
         report.before = self.history().time(run.name);
-        if self.selection.is_whole() {
-            // An interrupted run has already reported a problem, and would report its missing tests
-            // too.
-            if report.problems.is_empty() {
-                report.problems = missing(run, &report.tests);
-                if !self.selection.update_skips {
-                    let skips = self.skips.unexpected(run.name, &report.tests);
-                    report.problems.extend(skips);
-                }
+        // An interrupted run has already reported a problem, and would report its missing tests too.
+        if report.problems.is_empty() {
+            report.problems = missing(run, &report.tests);
+            if !self.selection.update_skips {
+                let skips = self.skips.unexpected(run.name, &report.tests);
+                report.problems.extend(skips);
             }
-            self.keep(&report, key.as_deref())?;
         }
+        self.keep(&report, key.as_deref())?;
         Ok(report)
     }
 
@@ -344,9 +314,6 @@ impl Suite<'_> {
         }
         self.history()
             .add(self.paths, name, report.elapsed, passed, &self.now)?;
-        if let Some(pass) = &self.pass {
-            pass.note(self.began.elapsed())?;
-        }
         let shelves = [
             key.map(|key| (&self.unchanged, key)),
             self.pass
@@ -354,8 +321,7 @@ impl Suite<'_> {
                 .map(|pass| (&pass.shelf, pass.tree.as_str())),
         ];
         for (shelf, key) in shelves.into_iter().flatten().filter(|_| passed) {
-            let column = report.column.as_deref();
-            shelf.put(name, key, &report.tests, column, &self.now)?;
+            shelf.put(name, key, &report.tests, &self.now)?;
         }
         Ok(())
     }
@@ -390,24 +356,8 @@ impl Suite<'_> {
             }
         }
     }
-
-    /// Returns the total duration, including earlier parts of an interrupted pass.
-    fn elapsed(&self) -> Duration {
-        let before = self.pass.as_ref().map(|pass| pass.before);
-        before.unwrap_or_default() + self.began.elapsed()
-    }
-
-    /// Ends a pass if it succeeded. Otherwise the failed runs are repeated when the pass continues.
-    fn end(&self, code: i32) -> Result<()> {
-        match &self.pass {
-            Some(pass) if code == 0 => pass.end(),
-            Some(pass) => pass.note(self.began.elapsed()),
-            None => Ok(()),
-        }
-    }
 }
 
-/// Compares runs that must have the same results.
 fn agreement(reports: &mut [Report]) {
     for at in 0..reports.len() {
         let report = &reports[at];
@@ -442,7 +392,7 @@ fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selectio
                 let found = reports.iter().find(|report| report.run.name == name)?;
                 Some(found.tests.as_slice())
             };
-            part.compare(&paths.repo, of, &selection.case, selection.update_docs)
+            part.compare(&paths.repo, of, selection.update_docs)
         };
         let report = reports
             .iter_mut()
@@ -454,7 +404,6 @@ fn compare_documents(paths: &Paths, reports: &mut [Report], selection: &Selectio
     }
 }
 
-/// Runs only the checks of the code's form.
 pub(crate) fn lint(paths: &Paths) -> Result<i32> {
     let failed = results::tell(&lint::run(paths, None, |_| true)?);
     Ok(i32::from(failed > 0))
@@ -474,7 +423,6 @@ pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i3
         ..Options::default()
     };
     setup::demo(paths, &options)?;
-    preflight::tell();
     let boot = setup::boot(paths, &options)?;
     let command = programs::gdr_command(paths, boot.arch, "demo");
     let outcome = vm::run(
@@ -552,12 +500,11 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
     differences
 }
 
-/// Returns the options of a run's VM in the suite.
-fn wanted(kernel: &str, run: &Run) -> Option<Options> {
+fn wanted(run: &Run) -> Option<Options> {
     Some(Options {
         frozen: true,
         env: vec![guest::SYSTEM_PROGRAMS.to_owned()],
-        ..run.machine(kernel)?
+        ..run.machine()?
     })
 }
 
@@ -579,17 +526,14 @@ fn one(
         Place::Debian(release) => debian::tests(paths, release)?,
         Place::Packages => packages::tests(paths)?,
         Place::Contact => (contact::tests(paths)?, Vec::new()),
-        Place::Hazards(None) if run.kernel.is_none() => {
-            let frozen = selection.kernel == crate::kernel::DEFAULT;
-            crate::hazards::check(paths, frozen)?
-        }
+        Place::Hazards(None) if run.kernel.is_none() => crate::hazards::check(paths)?,
         Place::Hazards(build) => {
             let kernel = run.kernel.unwrap_or(crate::kernel::DEFAULT);
             crate::hazards::check_ours(paths, kernel, build)?
         }
         Place::Vm { command, .. } => {
-            let wanted = wanted(&selection.kernel, run).context("a run without a machine")?;
-            let words = words(paths, command, selection, wanted.arch())?;
+            let wanted = wanted(run).context("a run without a machine")?;
+            let words = words(paths, command, wanted.arch())?;
             return in_machine(paths, run, &wanted, &words);
         }
     };
@@ -597,14 +541,13 @@ fn one(
 }
 
 /// Returns the words of a command. Words in braces are replaced by programs and folders.
-fn words(paths: &Paths, command: &str, selection: &Selection, arch: Arch) -> Result<Vec<String>> {
+fn words(paths: &Paths, command: &str, arch: Arch) -> Result<Vec<String>> {
     let gdr = guest::in_machine(&programs::gdr(paths, arch));
     let peermemctl = guest::in_machine(&programs::peermemctl(paths, arch));
     let mut words = Vec::new();
     for word in command.split_whitespace() {
         let mut word = word
             .replace("{repo}", &guest::in_machine(&paths.repo))
-            .replace("{filter}", &selection.case)
             .replace("{gdr}", &gdr)
             .replace("{peermemctl}", &peermemctl);
         for (name, make) in programs::ON_DEMAND {
@@ -612,9 +555,7 @@ fn words(paths: &Paths, command: &str, selection: &Selection, arch: Arch) -> Res
                 word = word.replace(name, &guest::in_machine(&make(paths)?));
             }
         }
-        if !word.is_empty() {
-            words.push(word);
-        }
+        words.push(word);
     }
     Ok(words)
 }
@@ -628,9 +569,6 @@ fn in_machine(
     let boot = setup::boot(paths, options)?;
     let (outcome, tests) = cases::machine(paths, options, &boot, command, run.format)?;
     Ok(Report {
-        column: run
-            .column
-            .map(|column| column.replace("{version}", &boot.peermem_version)),
         elapsed: outcome.elapsed,
         log: Some(outcome.log),
         ..Report::plain(run, Instant::now(), tests, outcome.failures)
@@ -717,7 +655,7 @@ mod tests {
         assert!(blocked(Some("7.3"), &broken).is_none() && blocked(None, &broken).is_none());
         let of = |name: &str| {
             let run = every_run().iter().find(|run| run.name == name).unwrap();
-            kernel_of(crate::kernel::DEFAULT, run)
+            kernel_of(run)
         };
         assert_eq!(of("peermemctl: root ports").as_deref(), Some("7.2"));
         assert_eq!(of("debug kernel: KUnit").as_deref(), Some("debug"));

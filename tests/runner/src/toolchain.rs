@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, Context as _, Result};
 
 use crate::apt;
 use crate::command::{quoted, system_path, tool};
@@ -34,24 +34,15 @@ impl Toolchain {
         })
     }
 
-    /// Returns variables for the command line of make.
-    pub(crate) fn make_variables(&self) -> Vec<String> {
-        vec![
-            "RUSTC=/usr/bin/rustc".to_owned(),
-            "HOSTRUSTC=/usr/bin/rustc".to_owned(),
-            "RUSTDOC=/usr/bin/rustdoc".to_owned(),
-            "RUSTFMT=/usr/bin/rustfmt".to_owned(),
-            "CLIPPY_DRIVER=/usr/bin/clippy-driver".to_owned(),
-            format!("BINDGEN={}", self.bindgen.display()),
-        ]
-    }
-
     /// Returns a `make` command that uses these tools. The products of make do not depend on this
     /// machine.
     pub(crate) fn make(&self) -> Command {
         let mut command = tool("make");
         command
-            .args(self.make_variables())
+            .args(["RUSTC=/usr/bin/rustc", "HOSTRUSTC=/usr/bin/rustc"])
+            .args(["RUSTDOC=/usr/bin/rustdoc", "RUSTFMT=/usr/bin/rustfmt"])
+            .arg("CLIPPY_DRIVER=/usr/bin/clippy-driver")
+            .arg(format!("BINDGEN={}", self.bindgen.display()))
             .env("LIBCLANG_PATH", &self.libclang)
             .env("KBUILD_BUILD_USER", "runner")
             .env("KBUILD_BUILD_HOST", "runner")
@@ -156,27 +147,21 @@ pub(crate) fn loaded_by(libraries: &Path, program: &Path) -> String {
     )
 }
 
+/// Returns the directory of the newest libclang.
 fn libclang() -> Result<PathBuf> {
-    let mut found: Option<(u32, PathBuf)> = None;
-    for entry in fs::read_dir("/usr/lib").context("/usr/lib")? {
-        let path = entry?.path();
-        let number = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(|name| name.strip_prefix("llvm-"))
-            .and_then(|number| number.parse::<u32>().ok());
-        let Some(number) = number.filter(|number| *number >= OLDEST_LIBCLANG) else {
-            continue;
-        };
-        let library = path.join("lib");
-        let newer = found.as_ref().is_none_or(|(other, _)| number > *other);
-        if newer && library.join("libclang.so").exists() {
-            found = Some((number, library));
-        }
-    }
-    found
-        .map(|(_, path)| path)
-        .ok_or_else(|| anyhow!("no libclang of version {OLDEST_LIBCLANG} or newer below /usr/lib"))
+    let found = fs::read_dir("/usr/lib")
+        .context("/usr/lib")?
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let number = path.file_name()?.to_str()?.strip_prefix("llvm-")?;
+            let number: u32 = number.parse().ok()?;
+            let library = path.join("lib");
+            let will_do = number >= OLDEST_LIBCLANG && library.join("libclang.so").exists();
+            will_do.then_some((number, library))
+        });
+    found.max().map(|(_, path)| path).with_context(|| {
+        format!("no libclang of version {OLDEST_LIBCLANG} or newer below /usr/lib")
+    })
 }
 
 #[cfg(test)]

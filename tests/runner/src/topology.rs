@@ -24,10 +24,8 @@ pub(crate) enum Topology {
     Sockets,
 }
 
-/// Number of NICs in a VM.
 pub(crate) const NICS: usize = 2;
 
-/// QEMU's host bridge.
 const HOST_BRIDGE: &str = "pcie.0";
 
 /// Bus numbers of the host bridges that a socket adds. The numbers leave enough room for the buses
@@ -39,9 +37,7 @@ const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
 pub(crate) struct Layout {
     /// Bridges, ports and sockets. These arguments come before the devices behind them.
     pub(crate) arguments: Vec<String>,
-    /// Bus of each GPU.
     pub(crate) gpus: Vec<String>,
-    /// Bus of each NIC.
     pub(crate) nics: [String; NICS],
     ports: usize,
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Tests of the check of RoCE's settings: eight healthy rails, and one fault at a time.
 
+use super::super::tests::each_is_told;
 use super::*;
 use crate::fixture;
 use crate::fixture::{Fixture, ADDRESS, LINK_LOCAL};
 use crate::host::Fact;
+use crate::testing::faults_of;
 
 /// Eight RoCE rails, two of them near each GPU.
 fn rails() -> Fixture {
@@ -18,6 +20,7 @@ fn rails() -> Fixture {
 
 const RAILS: [u8; 8] = [24, 26, 58, 60, 154, 156, 194, 196];
 const FIFTH: &str = "ibp154s0";
+const TOS: &str = "/sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos";
 
 /// Returns findings worse than ok.
 fn bad(change: fn(&mut Fixture)) -> Vec<Finding> {
@@ -42,132 +45,82 @@ fn what_a_port_has_is_said() {
     );
 }
 
-#[test]
-fn a_rail_unlike_its_peers_is_a_warning() {
-    for (change, found, fix) in [
-        (
-            (|fixture| fixture.dcb(FIFTH, Some(0), by_rule)) as fn(&mut Fixture),
-            "PFC is not the same on ports of one kind: no priority on mlx5_4 port 1 (ibp154s0); priority 3 on the 7 \
-             others",
-            "`sudo dcb pfc set dev ibp154s0 prio-pfc all:off 3:on`",
-        ),
-        (
-            |fixture| fixture.dcb(FIFTH, Some(0b1001_1000), by_rule),
-            "PFC is not the same on ports of one kind: priorities 3-4, 7 on mlx5_4 port 1 (ibp154s0); priority 3 on \
-             the 7 others",
-            "`sudo dcb pfc set dev ibp154s0 prio-pfc all:off 3:on`",
-        ),
-        (
-            |fixture| fixture.dcb(FIFTH, Some(8), |dscp| Some(if dscp == 30 { 0 } else { dscp / 8 })),
-            "the priority by DSCP is not the same on ports of one kind: 3 for DSCP 24-29, 31 on mlx5_4 port 1 \
-             (ibp154s0); 3 for DSCP 24-31 on the 7 others",
-            "`sudo dcb app replace dev ibp154s0 dscp-prio 30:3`",
-        ),
-        (
-            |fixture| fixture.ecn(FIFTH, 0b1111_0111, 0xff),
-            "ECN is not the same on ports of one kind: priorities 0-2, 4-7 (roce_np), priorities 0-7 (roce_rp) on \
-             mlx5_4 port 1 (ibp154s0); priorities 0-7 on the 7 others",
-            "`echo 1 | sudo tee /sys/class/net/ibp154s0/ecn/roce_np/enable/3`",
-        ),
-        (
-            |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "\n"),
-            "the traffic class of all queue pairs is not the same on ports of one kind: not set on mlx5_4 port 1 \
-             (ibp154s0); 106 on the 7 others",
-            "`echo 106 | sudo tee /sys/class/infiniband/mlx5_4/tc/1/traffic_class`",
-        ),
-    ] {
-        let bad = bad(change);
-        let first = bad.first().expect("there is a finding");
-        assert_eq!((first.level, &first.subject), (Level::Warning, &Subject::Machine));
-        assert_eq!(first.found, found);
-        assert!(first.fix.as_ref().unwrap().contains(fix), "{first:#?}");
-        let others = bad.iter().skip(1);
-        assert_eq!(others.filter(|one| one.subject == Subject::Machine).count(), 0, "{bad:#?}");
-    }
+faults_of! {
+    Fixture;
+    "a rail without PFC",
+        "warning roce-qos: PFC is not the same on ports of one kind: no priority on mlx5_4 port 1 (ibp154s0); priority 3 \
+         on the 7 others fix …`sudo dcb pfc set dev ibp154s0 prio-pfc all:off 3:on`" =>
+        |fixture| fixture.dcb(FIFTH, Some(0), by_rule);
+    "a rail with PFC on more priorities",
+        "warning roce-qos: PFC is not the same on ports of one kind: priorities 3-4, 7 on mlx5_4 port 1 (ibp154s0); \
+         priority 3 on the 7 others fix …`sudo dcb pfc set dev ibp154s0 prio-pfc all:off 3:on`" =>
+        |fixture| fixture.dcb(FIFTH, Some(0b1001_1000), by_rule);
+    "a rail with another priority of a DSCP",
+        "warning roce-qos: the priority by DSCP is not the same on ports of one kind: 3 for DSCP 24-29, 31 on mlx5_4 \
+         port 1 (ibp154s0); 3 for DSCP 24-31 on the 7 others fix …`sudo dcb app replace dev ibp154s0 dscp-prio 30:3`" =>
+        |fixture| fixture.dcb(FIFTH, Some(8), |dscp| Some(if dscp == 30 { 0 } else { dscp / 8 }));
+    "a rail with another ECN",
+        "warning roce-qos: ECN is not the same on ports of one kind: priorities 0-2, 4-7 (roce_np), priorities 0-7 \
+         (roce_rp) on mlx5_4 port 1 (ibp154s0); priorities 0-7 on the 7 others fix …`echo 1 | sudo tee \
+         /sys/class/net/ibp154s0/ecn/roce_np/enable/3`",
+        "note roce-qos: port 1 (ibp154s0): …(roce_np)" => |fixture| fixture.ecn(FIFTH, 0b1111_0111, 0xff);
+    "a rail without a traffic class",
+        "warning roce-qos: the traffic class of all queue pairs is not the same on ports of one kind: not set on mlx5_4 \
+         port 1 (ibp154s0); 106 on the 7 others fix …`echo 106 | sudo tee \
+         /sys/class/infiniband/mlx5_4/tc/1/traffic_class`" =>
+        |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "\n");
     // Without a majority, neither half is right.
-    let halves = bad(|fixture| {
+    "halves that differ",
+        "warning roce-qos: PFC …priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1…priority 4 on mlx5_4 port 1 (ibp154s0), \
+         mlx5_5… fix Set all ports as their switches are set",
+        "warning roce-qos: the priority by DSCP … fix Set all ports as their switches are set" => |fixture| {
         for bus in RAILS.into_iter().skip(4) {
-            fixture.dcb(&format!("ibp{bus}s0"), Some(16), |dscp| {
-                Some(if dscp == 26 { 4 } else { 0 })
-            });
+            let netdev = format!("ibp{bus}s0");
+            fixture.dcb(&netdev, Some(16), |dscp| Some(if dscp == 26 { 4 } else { 0 }));
         }
-    });
-    assert_eq!(halves.len(), 2, "{halves:#?}");
-    let found = &halves[0].found;
-    for half in [
-        "priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1",
-        "priority 4 on mlx5_4 port 1 (ibp154s0), mlx5_5",
-    ] {
-        assert!(found.contains(half), "{found}");
-    }
-    assert!(halves.iter().all(|one| one.commands().is_empty()));
-}
-
-/// A NIC of another model, farther away, may belong to another network.
-#[test]
-fn ports_of_another_kind_are_not_compared() {
-    let found = bad(|fixture| {
+    };
+    // A NIC of another model, farther away, may belong to another network.
+    "a port of another kind" => |fixture| {
         fixture.dcb("ens1f0np0", Some(0), |_| None);
         fixture.ecn("ens1f0np0", 0, 0);
-    });
-    assert_eq!(found, []);
-}
-
-#[test]
-fn a_traffic_class_without_pfc_is_a_warning() {
-    for (change, says) in [
-        (
-            (|fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "Global tclass=162\n"))
-                as fn(&mut Fixture),
-            "port 1: the traffic class of all queue pairs is 162 (DSCP 40), and ibp154s0 gives that priority 5; PFC \
-             is on priority 3",
-        ),
-        (
-            |fixture| fixture.dcb(FIFTH, Some(8), |_| None),
-            "port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not use DSCP (trust \
-             state pcp: the tag of a VLAN decides); PFC is on priority 3",
-        ),
-        (
-            |fixture| {
-                fixture.file("/sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos", "2\n");
-            },
-            "port 1: RDMA CM's default TOS is 2 (DSCP 0), and ibp154s0 gives that priority 0; PFC is on priority 3",
-        ),
-    ] {
-        let bad = bad(change);
-        let of_port = bad.iter().find(|one| one.subject != Subject::Machine);
-        let finding = of_port.expect("there is a finding");
-        assert_eq!((finding.level, finding.found.as_str()), (Level::Warning, says));
-    }
-    // The tag of a VLAN may carry the priority.
-    let vlan = bad(|fixture| {
+    };
+    "a traffic class without PFC",
+        "warning roce-qos: the traffic class of all queue pairs is not the same",
+        "warning roce-qos: port 1: the traffic class of all queue pairs is 162 (DSCP 40), and ibp154s0 gives that \
+         priority 5; PFC is on priority 3" =>
+        |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "Global tclass=162\n");
+    "a traffic class that does not count",
+        "warning roce-qos: the priority by DSCP is not the same",
+        "warning roce-qos: port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not use \
+         DSCP (trust state pcp: the tag of a VLAN decides); PFC is on priority 3" =>
+        |fixture| fixture.dcb(FIFTH, Some(8), |_| None);
+    "RDMA CM's TOS without PFC",
+        "warning roce-qos: port 1: RDMA CM's default TOS is 2 (DSCP 0), and ibp154s0 gives that priority 0; PFC is on \
+         priority 3" => |fixture| fixture.file(TOS, "2\n");
+    "the tag of a VLAN, which may carry the priority",
+        "warning roce-qos: the priority by DSCP is not the same",
+        "note roce-qos: port 1: the traffic class of all queue pairs" => |fixture| {
         fixture.dcb(FIFTH, Some(8), |_| None);
         let upper = fixture.behind(&format!("net/{FIFTH}")) + "/upper_ibp154s0.100";
         fixture.link(&upper, "../../../../virtual/net/vlan");
-    });
-    let of_port = vlan.iter().find(|one| one.subject != Subject::Machine);
-    assert_eq!(of_port.map(|one| one.level), Some(Level::Note), "{vlan:#?}");
-    // An unset traffic class, rules for single destinations, and a fabric without PFC are not
-    // reported.
-    for change in [
-        (|fixture: &mut Fixture| {
-            let file = "/sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos";
-            fixture.file(file, "0\n");
-        }) as fn(&mut Fixture),
-        |fixture| {
-            for bus in RAILS {
-                fixture.dcb(&format!("ibp{bus}s0"), Some(0), |_| None);
-            }
-        },
-        |fixture| {
-            for index in 0..8 {
-                let rules = "src_ip=192.0.2.1,tclass=12\n";
-                fixture.hca_file(&format!("mlx5_{index}"), "tc/1/traffic_class", rules);
-            }
-        },
-    ] {
-        assert_eq!(bad(change), []);
-    }
+    };
+    "an unset TOS" => |fixture| fixture.file(TOS, "0\n");
+    "a fabric without PFC" => |fixture| {
+        for bus in RAILS {
+            fixture.dcb(&format!("ibp{bus}s0"), Some(0), |_| None);
+        }
+    };
+    "rules for single destinations" => |fixture| {
+        for index in 0..8 {
+            let rules = "src_ip=192.0.2.1,tclass=12\n";
+            fixture.hca_file(&format!("mlx5_{index}"), "tc/1/traffic_class", rules);
+        }
+    };
+}
+
+#[test]
+fn each_fault_is_told_and_nothing_else() {
+    each_is_told(FAULTS, rails, |fixture| fixture.findings(&CHECK));
 }
 
 #[test]

@@ -61,57 +61,46 @@ const fn older(name: &'static str, probe: Probe, fix: &'static str) -> Consumer 
     }
 }
 
+use Probe::{AnyOf, Lsmod, Registers, SymbolAndNic, UserOfIbCore};
+
 const CONSUMERS: &[Consumer] = &[
-    consumer(
-        "NCCL from 2.23",
-        Probe::AnyOf(&[NV_MEM, NV_MEM_NC, VERSION]),
-    ),
-    older(
-        "NCCL to 2.22",
-        Probe::AnyOf(&[NV_MEM, NV_MEM_NC]),
-        "NCCL 2.23",
-    ),
-    consumer("NCCL GIN-GDAKI", Probe::AnyOf(&[VERSION])),
+    consumer("NCCL from 2.23", AnyOf(&[NV_MEM, NV_MEM_NC, VERSION])),
+    older("NCCL to 2.22", AnyOf(&[NV_MEM, NV_MEM_NC]), "NCCL 2.23"),
+    consumer("NCCL GIN-GDAKI", AnyOf(&[VERSION])),
     older(
         "older FlagCX and TensorPipe",
-        Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
+        AnyOf(&[NV_MEM, BY_MODULE_NAME]),
         "newer ones",
     ),
-    consumer(
-        "UCX from 1.18",
-        Probe::AnyOf(&[NV_MEM, VERSION, FORERUNNER]),
-    ),
-    older("UCX to 1.17", Probe::AnyOf(&[NV_MEM]), "UCX 1.18"),
+    consumer("UCX from 1.18", AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
+    older("UCX to 1.17", AnyOf(&[NV_MEM]), "UCX 1.18"),
     consumer(
         "NVSHMEM from 3.4.5",
-        Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME, VERSION]),
+        AnyOf(&[NV_MEM, BY_MODULE_NAME, VERSION]),
     ),
     older(
         "NVSHMEM before 3.4.5",
-        Probe::AnyOf(&[NV_MEM, BY_MODULE_NAME]),
+        AnyOf(&[NV_MEM, BY_MODULE_NAME]),
         "NVSHMEM 3.4.5",
     ),
-    consumer("UCC tl/mlx5", Probe::AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
-    consumer("UCC multicast", Probe::AnyOf(&[NV_MEM])),
-    consumer("GASNet-EX", Probe::AnyOf(&[NV_MEM])),
-    consumer("nvidia-fs", Probe::AnyOf(&[NV_MEM])),
+    consumer("UCC tl/mlx5", AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
+    consumer("UCC multicast", AnyOf(&[NV_MEM])),
+    consumer("GASNet-EX", AnyOf(&[NV_MEM])),
+    consumer("nvidia-fs", AnyOf(&[NV_MEM])),
     older(
         "Open MPI 4 (openib)",
-        Probe::AnyOf(&[NV_MEM]),
+        AnyOf(&[NV_MEM]),
         "Open MPI 5, which has UCX",
     ),
-    consumer(
-        "libfabric verbs",
-        Probe::SymbolAndNic(&["mlx", "bnxt_re", "roce"]),
-    ),
-    consumer("mscclpp", Probe::Lsmod),
-    consumer("Mooncake (tent)", Probe::Lsmod),
-    consumer("fabtests", Probe::Lsmod),
-    consumer("gpu-operator's validator", Probe::Lsmod),
-    consumer("node feature discovery", Probe::Lsmod),
-    consumer("gpu-operator's sidecar", Probe::AnyOf(&[REFERENCES])),
-    consumer("gpud", Probe::UserOfIbCore),
-    consumer("perftest, gdrcopy, NIXL", Probe::Registers),
+    consumer("libfabric verbs", SymbolAndNic(&["mlx", "bnxt_re", "roce"])),
+    consumer("mscclpp", Lsmod),
+    consumer("Mooncake (tent)", Lsmod),
+    consumer("fabtests", Lsmod),
+    consumer("gpu-operator's validator", Lsmod),
+    consumer("node feature discovery", Lsmod),
+    consumer("gpu-operator's sidecar", AnyOf(&[REFERENCES])),
+    consumer("gpud", UserOfIbCore),
+    consumer("perftest, gdrcopy, NIXL", Registers),
 ];
 
 impl Probe {
@@ -199,11 +188,11 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 /// explanation. Consumers that look only at `memory_peers` are reported by [`reported`].
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
-        Probe::UserOfIbCore => {
+        UserOfIbCore => {
             ": it looks for the module in ib_core's line of lsmod, but OFED since 5.5 has peer memory in ib_uverbs, \
-            for NVIDIA's module, too"
+             for NVIDIA's module, too"
         }
-        Probe::SymbolAndNic(_) => ": it only knows other NICs",
+        SymbolAndNic(_) => ": it only knows other NICs",
         _ => "",
     }
 }

@@ -16,7 +16,7 @@ use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci::{Address, DEVICES};
 use crate::shipped::reason::{Event, EventInfo, Severity};
-use crate::software::log::{addresses, is_of_module, Record};
+use crate::software::log::{addresses, counted, is_of_module, Record};
 
 check! {
     "kernel-log": "the kernel's log since boot: the module, NVIDIA's Xids, crashes of drivers, IOMMU faults, PCIe, the NICs' firmware",
@@ -134,12 +134,6 @@ fn is_of_gone(scan: &Scan<'_>, line: &str) -> bool {
     line.contains("mlx5_core ") && addresses(line).first().is_some_and(is_gone)
 }
 
-/// Lines of one kind about one subject.
-struct Seen<'a> {
-    count: u64,
-    last: &'a Record,
-}
-
 fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let records = match &scan.software().log {
         Ok(records) => records,
@@ -152,7 +146,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         }
     };
     let devices = scan.devices();
-    let mut seen: BTreeMap<(usize, Subject), Seen<'_>> = BTreeMap::new();
+    let mut seen: BTreeMap<(usize, Subject), Vec<&Record>> = BTreeMap::new();
     // The module's counters are more exact than the log, and cover the time since loading.
     let has_counters = scan
         .host
@@ -176,21 +170,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                     .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),
                 false => Some(Subject::Machine),
             };
-            let Some(subject) = subject else {
-                continue;
-            };
-            let entry = seen.entry((index, subject)).or_insert(Seen {
-                count: 0,
-                last: record,
-            });
-            entry.count = entry.count.saturating_add(1);
-            entry.last = record;
+            if let Some(subject) = subject {
+                seen.entry((index, subject)).or_default().push(record);
+            }
         }
     }
-    let reported = seen.into_iter().filter_map(|((index, subject), seen)| {
+    let reported = seen.into_iter().filter_map(|((index, subject), lines)| {
         let pattern = PATTERNS.get(index)?;
-        let found = seen.last.counted(seen.count);
-        let mut finding = Finding::new(pattern.level, subject, found).why(pattern.why);
+        let mut finding = Finding::new(pattern.level, subject, counted(&lines)).why(pattern.why);
         finding.fix = pattern.fix.map(str::to_owned);
         Some(finding)
     });

@@ -9,7 +9,7 @@ use crate::doctor::scan::{Devices, Scan};
 use crate::finding::{Finding, Level, Subject};
 use crate::machine::pci;
 use crate::machine::pci::Address;
-use crate::software::log::{addresses, Record};
+use crate::software::log::{addresses, counted, Record};
 
 const NO_PLACE: &str =
     "the firmware gave the device no address space of that size: a BAR without a place cannot be \
@@ -63,7 +63,7 @@ fn is_nvrms(text: &str) -> bool {
 
 /// Returns findings about BARs without an address.
 fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> {
-    let mut without: BTreeMap<(Subject, Option<Address>, u32), (u64, &Record)> = BTreeMap::new();
+    let mut without: BTreeMap<(Subject, Option<Address>, u32), Vec<&Record>> = BTreeMap::new();
     for record in records {
         let named = addresses(&record.text);
         let known = named
@@ -74,9 +74,8 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
                 Some((at, subject)) => (Some(at), subject),
                 None => (None, Subject::Machine),
             };
-            let entry = without.entry((subject, at, u32::MAX));
-            let seen = entry.or_insert((0, record));
-            *seen = (seen.0.saturating_add(1), record);
+            let lines = without.entry((subject, at, u32::MAX)).or_default();
+            lines.push(record);
             continue;
         }
         let (Some((at, subject)), Some((bar, place))) = (known, bar(&record.text)) else {
@@ -85,10 +84,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
         let key = (subject, Some(at), bar);
         match place {
             Place::Given => drop(without.remove(&key)),
-            Place::None => {
-                let seen = without.entry(key).or_insert((0, record));
-                *seen = (seen.0.saturating_add(1), record);
-            }
+            Place::None => without.entry(key).or_default().push(record),
         }
     }
     // The check of BAR1 reports GPUs without BAR1.
@@ -99,9 +95,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
     without
         .into_iter()
         .filter(|((_, at, _), _)| !is_told(at))
-        .map(|((subject, ..), (count, last))| {
-            subject.fault(last.counted(count)).why(NO_PLACE).fix(PLACE)
-        })
+        .map(|((subject, ..), lines)| subject.fault(counted(&lines)).why(NO_PLACE).fix(PLACE))
         .collect()
 }
 
@@ -162,8 +156,8 @@ fn subject_of_port(scan: &Scan<'_>, devices: &Devices, port: Address) -> Option<
 
 /// State of the link below a port.
 struct Seen<'a> {
-    count: u64,
-    last: &'a Record,
+    /// Lines about losses of the link.
+    losses: Vec<&'a Record>,
     is_up: bool,
     is_wanted: bool,
 }
@@ -179,8 +173,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
             continue;
         };
         let seen = ports.entry(port).or_insert(Seen {
-            count: 0,
-            last: record,
+            losses: Vec::new(),
             is_up: true,
             is_wanted: false,
         });
@@ -191,8 +184,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
             Link::Down => {
                 // A port reports one event in several lines.
                 if seen.is_up {
-                    seen.count = seen.count.saturating_add(1);
-                    seen.last = record;
+                    seen.losses.push(record);
                 }
                 seen.is_up = false;
             }
@@ -200,7 +192,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
     }
     let mut findings = Vec::new();
     for (port, seen) in ports {
-        if seen.count == 0 {
+        if seen.losses.is_empty() {
             continue;
         }
         let Some(subject) = subject_of_port(scan, devices, port) else {
@@ -214,7 +206,7 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
             ),
         };
         findings.push(
-            Finding::new(level, subject, seen.last.counted(seen.count))
+            Finding::new(level, subject, counted(&seen.losses))
                 .why(format!(
                     "the port cut off the device below it: transfers failed, and a driver rarely recovers from that. {state}"
                 ))

@@ -81,10 +81,8 @@ mod tests {
 
     fn preload(fixture: &mut Fixture, maps: &str) {
         fixture.file("/proc/4711/comm", "python3\n");
-        fixture.file(
-            "/proc/4711/maps",
-            &format!("00400000-00401000 r-xp 0 0 0\n{maps}\n"),
-        );
+        let text = format!("00400000-00401000 r-xp 0 0 0\n{maps}\n");
+        fixture.file("/proc/4711/maps", &text);
     }
 
     fn findings(fixture: &Fixture) -> Vec<Finding> {

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::debugfs::{directory, path, Line, Module};
+use crate::debugfs::{directory, path, records, Counter, Module, Refusal, Time};
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
-use crate::host::{Fact, Unseen};
+use crate::host::Unseen;
 use crate::process::Processes;
 use crate::registrations::{Freed, Stranded};
 use crate::shipped::reason::{Cause, Event, Severity};
@@ -25,38 +25,26 @@ const REFUSALS: &str = "refusals";
 /// Age limit of a "recent" refusal, in seconds.
 const LATE: u64 = 3600;
 
-/// Returns the whole seconds of a time with a fraction.
-fn seconds(time: &str) -> Option<u64> {
-    time.split('.').next()?.parse().ok()
+fn seconds(time: Time) -> u64 {
+    time.0 / 1_000_000
 }
 
-/// Refusals for one reason.
-#[derive(Debug, Default)]
-struct Refused {
-    times: u64,
-    /// Time of the last refusal on the monotonic clock, in seconds.
-    last: u64,
-    /// Name of the thread whose registration was refused last.
-    comm: String,
-    text: String,
-}
-
-/// Groups the records of the file by reason.
-fn by_reason(text: &str) -> BTreeMap<&str, Refused> {
-    let mut all: BTreeMap<&str, Refused> = BTreeMap::new();
-    for mut line in text.lines().filter_map(Line::parse) {
-        let Some(reason) = line.get("reason") else {
+/// Returns the last refusal for each reason, with the number of all of them.
+fn by_reason(text: &str) -> BTreeMap<String, Refusal> {
+    let mut all: BTreeMap<String, Refusal> = BTreeMap::new();
+    for mut one in records(text, Refusal::of).records {
+        let Some(reason) = one.reason.clone() else {
             continue;
         };
-        let times = line.get("times").and_then(|times| times.parse().ok());
-        let last = line.get("last").and_then(seconds).unwrap_or(0);
-        let refused = all.entry(reason).or_default();
-        refused.times = refused.times.saturating_add(times.unwrap_or(1));
-        if last >= refused.last {
-            refused.last = last;
-            refused.comm = line.name("comm").unwrap_or_else(|| "?".to_owned());
-            refused.text = line.get("text").unwrap_or_default().to_owned();
+        let mut times = one.times.unwrap_or(1);
+        if let Some(before) = all.remove(&reason) {
+            times = times.saturating_add(before.times.unwrap_or(1));
+            if before.last > one.last {
+                one = before;
+            }
         }
+        one.times = Some(times);
+        all.insert(reason, one);
     }
     all
 }
@@ -106,10 +94,9 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     }
     match scan.host.text(&path(scan.host, REFUSALS)) {
         Ok(text) => {
-            let now = scan.host.fact(Fact::Monotonic).ok();
-            let now = now.as_deref().and_then(seconds);
+            let now = registrations::now(scan.host).map(seconds);
             for (reason, refused) in by_reason(&text) {
-                findings.extend(reported(reason, &refused, now));
+                findings.extend(reported(&reason, &refused, now));
             }
         }
         Err(Unseen::Absent) => {}
@@ -118,30 +105,32 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-fn reported(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding> {
+fn reported(reason: &str, refused: &Refusal, now: Option<u64>) -> Option<Finding> {
     let row = shipped::row(reason);
     let cause = row.map(|row| row.cause);
     if cause == Some(Cause::NextClient) {
         return None;
     }
-    let age = now.map(|now| now.saturating_sub(refused.last));
+    let last = refused.last.map_or(0, seconds);
+    let age = now.map(|now| now.saturating_sub(last));
     let is_late = age.is_none_or(|age| age < LATE);
     let level = match cause {
         Some(Cause::Machine) if is_late => Level::Warning,
         _ => Level::Note,
     };
     let times = match refused.times {
-        1 => "once".to_owned(),
-        times => format!("{times} times"),
+        None | Some(1) => "once".to_owned(),
+        Some(times) => format!("{times} times"),
     };
     let age = match age {
         Some(age) => format!(", last {} ago", span(age)),
         None => String::new(),
     };
-    let found = format!("refused {times}{age}, to {}: {reason}", refused.comm);
+    let comm = refused.comm.as_deref().unwrap_or("?");
+    let found = format!("refused {times}{age}, to {comm}: {reason}");
     let mut finding = Finding::new(level, Subject::Machine, found);
-    if !refused.text.is_empty() {
-        finding = finding.why(&refused.text);
+    if let Some(text) = refused.text.as_deref().filter(|text| !text.is_empty()) {
+        finding = finding.why(text);
     }
     Some(match row.map_or("", |row| row.advice) {
         "" => finding,
@@ -151,16 +140,11 @@ fn reported(reason: &str, refused: &Refused, now: Option<u64>) -> Option<Finding
 
 /// Reports counters that should be 0.
 fn counted(text: &str) -> Vec<Finding> {
-    let event = |name: &str| -> u64 {
-        let lines = text.lines().filter_map(Line::parse);
-        lines
-            .filter(|line| line.get("event") == Some(name))
-            .filter_map(|line| line.get("count")?.parse::<u64>().ok())
-            .fold(0, u64::saturating_add)
-    };
+    let counters = records(text, Counter::of).records;
     let mut findings = Vec::new();
     for info in &Event::ALL {
-        let count = event(info.name);
+        let its = counters.iter().filter(|one| one.event == info.name);
+        let count = its.fold(0, |sum: u64, one| sum.saturating_add(one.count));
         if count == 0 || info.severity == Severity::Info {
             continue;
         }
@@ -251,16 +235,11 @@ mod tests {
     fn keys_are_read_and_the_words_are_not() {
         let all = by_reason(LINE);
         let refused = all.get("no_room").expect("it is there");
-        assert_eq!((refused.times, refused.last), (2, 62));
-        assert_eq!(refused.text, "no room, reason=x last=9");
-    }
-
-    /// The module escapes the name that a thread may give itself.
-    #[test]
-    fn the_name_is_the_threads_own() {
-        let line = LINE.replace("comm=python3", "comm=a\\x20b");
-        let all = by_reason(&line);
-        assert_eq!(all.get("no_room").map(|it| it.comm.as_str()), Some("a b"));
+        assert_eq!(
+            (refused.times, refused.last.map(seconds)),
+            (Some(2), Some(62))
+        );
+        assert_eq!(refused.text.as_deref(), Some("no room, reason=x last=9"));
     }
 
     #[test]

@@ -97,10 +97,8 @@ fn a_container_has_the_gpus_that_it_was_given() {
         |fixture| fixture.link("/proc/self/ns/pid", "pid:[4026532001]"),
         |fixture| fixture.link("/proc/self/ns/cgroup", "cgroup:[4026532001]"),
         |fixture| {
-            fixture.file(
-                "/proc/self/cgroup",
-                "0::/kubepods.slice/kubepods-pod1.slice\n",
-            );
+            let text = "0::/kubepods.slice/kubepods-pod1.slice\n";
+            fixture.file("/proc/self/cgroup", text);
         },
         |fixture| {
             let job = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n";

@@ -8,13 +8,14 @@ use paths::{bad, socket, TwoSockets, ACS, FIRST, SECOND};
 
 use super::*;
 use crate::finding::{Level, Subject};
+use crate::fixture::Fixture;
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
 use crate::machine::Class;
-use crate::testing::Fault;
+use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
-impl fixture::Fixture {
+impl Fixture {
     /// Runs a function on a scan of this machine.
     pub(in crate::doctor) fn scanned<T>(&self, run: impl FnOnce(&Scan<'_>) -> T) -> T {
         let machine = Machine::scan(&self.recording).unwrap();
@@ -30,6 +31,26 @@ impl fixture::Fixture {
         findings.iter().for_each(testing::commands_are_marked);
         findings
     }
+}
+
+/// Checks that each fault makes its findings, and none else that is worse than ok.
+pub(in crate::doctor) fn each_is_told<'a>(
+    faults: impl IntoIterator<Item = &'a Fault<Fixture>>,
+    healthy: fn() -> Fixture,
+    findings: impl Fn(&Fixture) -> Vec<Finding>,
+) {
+    let mut wrong = Vec::new();
+    for Fault { name, inject, says } in faults {
+        let mut fixture = healthy();
+        inject(&mut fixture);
+        let mut found = findings(&fixture);
+        found.retain(|finding| finding.level != Level::Ok);
+        let is_said = |(finding, says): (&Finding, &&str)| is_like(&told(finding), says);
+        if found.len() != says.len() || !found.iter().zip(*says).all(is_said) {
+            wrong.push(format!("{name}: {found:#?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
 /// Returns the output of findings.
@@ -228,7 +249,7 @@ fn what_counts_as_failing_can_be_chosen() {
 
 /// Runs the checks of paths and devices on a synthetic machine, and returns `doctor`'s output, its
 /// exit status, and the findings.
-fn reported(fixture: &fixture::Fixture, all: bool) -> (String, Status, Vec<Finding>) {
+fn reported(fixture: &Fixture, all: bool) -> (String, Status, Vec<Finding>) {
     let host = &fixture.recording;
     let machine = Machine::scan(host).unwrap();
     let mut scan = Scan::new(host, &machine);
@@ -254,7 +275,8 @@ fn every_machine_is_told_of_as_before() {
     }
 }
 
-/// JSON of a machine with one fault, and JSON of the machine's only pair in full.
+/// JSON of a machine with one fault, with its commands apart, and JSON of the machine's only pair in
+/// full.
 #[test]
 fn json_is_as_before() {
     let fixture = fixture::acs();
@@ -274,39 +296,6 @@ fn json_is_as_before() {
         OF_HARDWARE.iter().all(|check| checks.contains(check.name)),
         "{checks}"
     );
-}
-
-/// `doctor` reports the fault of each synthetic machine that has one, and reports nothing on a
-/// machine without a fault.
-#[test]
-fn made_up_machines_have_what_was_made_in_them() {
-    for (name, fixture) in fixture::all() {
-        let (text, status, findings) = reported(&fixture, false);
-        let mut checks: Vec<&str> = findings
-            .iter()
-            .filter(|finding| finding.level.is_finding())
-            .map(|finding| finding.check)
-            .collect();
-        checks.dedup();
-        let wanted: &[&str] = match name {
-            "acs" | "data_direct_acs" => &["acs"],
-            "iommu" => &["iommu"],
-            "trained_down" => &["link"],
-            "small_bar1" => &["bar1"],
-            // The paths go through processors, where NCCL does not use GPUDirect RDMA.
-            "two_sockets" | "virtual_machine" => &["path"],
-            // The GPU is a GeForce.
-            "soft_roce" => &["device-kind"],
-            _ => &[],
-        };
-        assert_eq!(checks, wanted, "{name}: {text}");
-        let wanted_status = match wanted {
-            [] => Status::Ok,
-            _ => Status::Findings,
-        };
-        assert_eq!(status, wanted_status, "{name}");
-        println!("{name}: {checks:?}");
-    }
 }
 
 /// The packets of sixteen good pairs are redirected. The output contains one reason, a line for
@@ -430,18 +419,6 @@ fn a_slow_link_of_a_busy_gpu_is_a_warning() {
     assert_eq!(level(0, 0, false), Level::Note);
 }
 
-/// A program need not parse commands out of text.
-#[test]
-fn json_has_the_commands_apart() {
-    let fixture = fixture::acs().with_software();
-    let commands = [
-        "setpci -s 0000:17:00.0 ECAP_ACS+0x6.w=0000:002c",
-        "setpci -s 0000:17:01.0 ECAP_ACS+0x6.w=0000:002c",
-    ];
-    let findings = &fixture.json("doctor --json")["findings"];
-    assert_eq!(findings[0]["commands"], serde_json::json!(commands));
-}
-
 /// GPUs with the same RDMA devices are named together.
 #[test]
 fn pairs_are_not_listed_one_by_one() {
@@ -457,12 +434,7 @@ fn pairs_are_not_listed_one_by_one() {
 
 /// Applies each change to a machine, and compares the machine with a file. `check` names the check
 /// and the option. The expected findings of a change are the beginnings of groups in the output.
-pub(super) fn are_found(
-    before: &fixture::Fixture,
-    check: &str,
-    file: &str,
-    changes: &[Fault<fixture::Fixture>],
-) {
+pub(super) fn are_found(before: &Fixture, check: &str, file: &str, changes: &[Fault<Fixture>]) {
     for Fault { name, inject, says } in changes {
         let mut now = before.clone();
         inject(&mut now);
@@ -558,7 +530,7 @@ pub(super) enum Faults {
     /// Faults that are injected into the scan of [`paths::TwoSockets`].
     OnPaths(&'static [Fault<TwoSockets>]),
     /// Faults that are injected into the files and facts of a synthetic machine.
-    OfSoftware(&'static [Fault<fixture::Fixture>]),
+    OfSoftware(&'static [Fault<Fixture>]),
     OwnTest,
 }
 

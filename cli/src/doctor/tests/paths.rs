@@ -9,8 +9,8 @@ use crate::host::recording::Recording;
 use crate::host::Unseen;
 use crate::machine::config::Acs;
 use crate::machine::pci::Function;
+use crate::testing;
 use crate::testing::{is_like, told};
-use crate::{fixture, testing};
 
 /// Offsets of capabilities in the config space of functions with such capabilities
 /// ([`Pci::config`]).
@@ -57,7 +57,7 @@ pub(in crate::doctor) struct TwoSockets {
 
 impl TwoSockets {
     pub(in crate::doctor) fn healthy() -> Self {
-        let mut fixture = fixture::Fixture::new("two sockets with a switch, a GPU and a NIC each");
+        let mut fixture = Fixture::new("two sockets with a switch, a GPU and a NIC each");
         fixture.directory("/sys/devices/system/node/node1");
         fixture.file("/proc/cmdline", "root=/dev/sda ro quiet");
         for (index, bus) in [FIRST, SECOND].into_iter().enumerate() {
@@ -71,14 +71,9 @@ impl TwoSockets {
             };
             fixture.pci(&ports[0], &gpu, &h100);
             fixture.pci(&ports[1], &nic, &Pci::connectx7(numa));
+            let (hca, netdev) = (format!("mlx5_{index}"), format!("ib{index}"));
             let rate = "400 Gb/sec (4X NDR)";
-            fixture.hca(
-                &format!("mlx5_{index}"),
-                &nic,
-                &format!("ib{index}"),
-                "InfiniBand",
-                rate,
-            );
+            fixture.hca(&hca, &nic, &netdev, "InfiniBand", rate);
             for at in [
                 it.root_port,
                 it.upstream,
@@ -169,18 +164,7 @@ fn nothing_is_said_of_a_machine_that_is_well() {
         .collect();
     assert!(said.is_empty(), "{said:#?}");
     // The checks have run: each reports both pairs as ok.
-    for check in [
-        "gpu-driver",
-        "port",
-        "path",
-        "acs",
-        "iommu",
-        "ats",
-        "max-payload",
-        "link",
-        "slot",
-        "bar1",
-    ] {
+    for check in "gpu-driver port path acs iommu ats max-payload link slot bar1".split(' ') {
         let scanned = findings.iter().filter(|finding| finding.check == check);
         assert!(scanned.count() >= 2, "{check}");
     }

@@ -143,8 +143,8 @@ impl Loaded {
     /// # Safety
     ///
     /// `name` must be a function `nvmlReturn_t (nvmlDevice_t, T *)` that writes at most a `T`.
-    unsafe fn of_device<T>(&self, name: &CStr, device: Device, empty: T) -> Result<T, Code> {
-        let mut value = empty;
+    unsafe fn of_device<T: Default>(&self, name: &CStr, device: Device) -> Result<T, Code> {
+        let mut value = T::default();
         // SAFETY: The caller promises that this is the function's type.
         let function = unsafe { self.function::<OfDevice<T>>(name) }?;
         // SAFETY: The device came from this library, which was started and is never stopped. The
@@ -194,7 +194,39 @@ fn text(bytes: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Defines calls of functions that write one value of a device:
+/// `call -> result: function, type of the value, result from the value;`.
+macro_rules! of_device {
+    ($($call:ident -> $result:ty: $function:literal, $value:ty, $of:expr;)*) => {$(
+        fn $call(&self, device: Device) -> Result<$result, Code> {
+            let of: fn($value) -> $result = $of;
+            // SAFETY: In `nvml.h`, each function is `nvmlReturn_t (nvmlDevice_t, T *)`, where `T`
+            // has the layout of the type given here. An enum has small numbers, and thus the size
+            // of an unsigned int in C.
+            Ok(of(unsafe { self.of_device::<$value>($function, device) }?))
+        }
+    )*};
+}
+
 impl Calls for Loaded {
+    of_device! {
+        address -> String: c"nvmlDeviceGetPciInfo_v3", PciInfo, |info| text(&info.bus_id).to_lowercase();
+        bar1 -> Memory: c"nvmlDeviceGetBAR1MemoryInfo", RawMemory, |memory| Memory {
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+            used_bytes: memory.used,
+        };
+        memory_total -> u64: c"nvmlDeviceGetMemoryInfo", RawMemory, |memory| memory.total;
+        // `nvmlEnableState_t`
+        persistence -> u32: c"nvmlDeviceGetPersistenceMode", c_uint, |mode| mode;
+        // `nvmlGpuVirtualizationMode_t`
+        virtualization -> u32: c"nvmlDeviceGetVirtualizationMode", c_uint, |mode| mode;
+        // `nvmlPstates_t`
+        performance_state -> u32: c"nvmlDeviceGetPerformanceState", c_uint, |state| state;
+        utilization -> u32: c"nvmlDeviceGetUtilizationRates", RawUtilization, |rates| rates.gpu;
+        fabric -> (u8, i32): c"nvmlDeviceGetGpuFabricInfo", RawFabric, |info| (info.state, info.status);
+    }
+
     fn start(&self) -> Result<(), Code> {
         // The library counts its starts, and is never stopped.
         static ANSWER: OnceLock<Result<(), Code>> = OnceLock::new();
@@ -256,14 +288,6 @@ impl Calls for Loaded {
         Ok(Device(device))
     }
 
-    fn address(&self, device: Device) -> Result<String, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t, nvmlPciInfo_t *)`, with the
-        // layout of `PciInfo`.
-        let info =
-            unsafe { self.of_device(c"nvmlDeviceGetPciInfo_v3", device, PciInfo::default()) }?;
-        Ok(text(&info.bus_id).to_lowercase())
-    }
-
     fn name(&self, device: Device) -> Result<String, Code> {
         type Name = unsafe extern "C" fn(*mut c_void, *mut c_char, c_uint) -> c_int;
         let mut buffer: [c_char; 96] = [0; 96];
@@ -273,33 +297,6 @@ impl Calls for Loaded {
         // most the given length, which is the buffer's length.
         done(unsafe { function(device.0, buffer.as_mut_ptr(), 96) })?;
         Ok(text(&buffer))
-    }
-
-    fn bar1(&self, device: Device) -> Result<Memory, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t, nvmlBAR1Memory_t *)`,
-        // with the layout of `RawMemory`.
-        let memory = unsafe {
-            self.of_device(c"nvmlDeviceGetBAR1MemoryInfo", device, RawMemory::default())
-        }?;
-        Ok(Memory {
-            total_bytes: memory.total,
-            free_bytes: memory.free,
-            used_bytes: memory.used,
-        })
-    }
-
-    fn memory_total(&self, device: Device) -> Result<u64, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t, nvmlMemory_t *)`, with the
-        // layout of `RawMemory`.
-        let memory =
-            unsafe { self.of_device(c"nvmlDeviceGetMemoryInfo", device, RawMemory::default()) }?;
-        Ok(memory.total)
-    }
-
-    fn persistence(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t, nvmlEnableState_t *)`.
-        // The enum has small numbers, and thus the size of an unsigned int in C.
-        unsafe { self.of_device(c"nvmlDeviceGetPersistenceMode", device, 0) }
     }
 
     fn mig(&self, device: Device) -> Result<u32, Code> {
@@ -312,31 +309,6 @@ impl Calls for Loaded {
         // unsigned ints.
         done(unsafe { function(device.0, &mut now, &mut pending) })?;
         Ok(now)
-    }
-
-    fn virtualization(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t,
-        // nvmlGpuVirtualizationMode_t *)`. The enum has the size of an unsigned int.
-        unsafe { self.of_device(c"nvmlDeviceGetVirtualizationMode", device, 0) }
-    }
-
-    fn performance_state(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t, nvmlPstates_t *)`. The
-        // enum has the size of an unsigned int.
-        unsafe { self.of_device(c"nvmlDeviceGetPerformanceState", device, 0) }
-    }
-
-    fn utilization(&self, device: Device) -> Result<u32, Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t, nvmlUtilization_t *)`,
-        // with the layout of `RawUtilization`.
-        let rates = unsafe {
-            self.of_device(
-                c"nvmlDeviceGetUtilizationRates",
-                device,
-                RawUtilization::default(),
-            )
-        }?;
-        Ok(rates.gpu)
     }
 
     fn nvlink_state(&self, device: Device, link: u32) -> Result<u32, Code> {
@@ -357,14 +329,6 @@ impl Calls for Loaded {
         let info: PciInfo =
             unsafe { self.of_link(c"nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link) }?;
         Ok(text(&info.bus_id).to_lowercase())
-    }
-
-    fn fabric(&self, device: Device) -> Result<(u8, i32), Code> {
-        // SAFETY: `nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t *)`,
-        // with the layout of `RawFabric`.
-        let info =
-            unsafe { self.of_device(c"nvmlDeviceGetGpuFabricInfo", device, RawFabric::default()) }?;
-        Ok((info.state, info.status))
     }
 }
 

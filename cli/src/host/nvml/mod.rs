@@ -287,8 +287,6 @@ mod tests {
     use super::library::{Code, Device};
     use super::*;
 
-    use proptest::prelude::*;
-
     /// A library with fixed answers, one of whose calls fails.
     struct Fake {
         start: Result<(), Code>,
@@ -515,29 +513,5 @@ mod tests {
         assert_eq!(gpu.virtualization, None);
         assert_eq!(gpu.performance_state, None);
         assert_eq!(gpu.utilization_percent, None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_answer_is_taken_or_refused(text in ".{0,200}") {
-            let _ = serde_json::from_str::<Nvml>(&text);
-        }
-
-        #[test]
-        fn what_is_written_is_read(total: u64, free: u64, mig: Option<bool>, state in proptest::option::of(0u32..16)) {
-            let said = Nvml {
-                driver: Some("595".to_owned()),
-                error: None,
-                gpus: vec![GpuReport {
-                    at: "0000:19:00.0".to_owned(),
-                    bar1: Some(Memory { total_bytes: total, free_bytes: free, used_bytes: 0 }),
-                    mig,
-                    performance_state: state,
-                    ..GpuReport::default()
-                }],
-            };
-            let text = serde_json::to_string(&said).unwrap();
-            prop_assert_eq!(serde_json::from_str::<Nvml>(&text).unwrap(), said);
-        }
     }
 }

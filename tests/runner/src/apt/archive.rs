@@ -162,7 +162,6 @@ fn log(paths: &Paths) -> PathBuf {
     paths.cache.join("logs/suites.txt")
 }
 
-/// Runs apt-get for a suite, in a directory.
 fn apt_get(
     paths: &Paths,
     stage: &mut Stage,
@@ -293,7 +292,6 @@ pub(crate) fn search(
     Ok(sorted)
 }
 
-/// Downloads a package into a directory.
 pub(crate) fn download(
     paths: &Paths,
     stage: &mut Stage,
@@ -358,7 +356,6 @@ pub(crate) fn unpack(
     extract_all(stage, &directory, root, &log(paths))
 }
 
-/// Unpacks the files of all packages in a directory.
 pub(super) fn extract_all(
     stage: &mut Stage,
     directory: &Path,
@@ -371,7 +368,6 @@ pub(super) fn extract_all(
     Ok(())
 }
 
-/// Unpacks the files of a package.
 pub(crate) fn extract(stage: &mut Stage, package: &Path, root: &Path, log: &Path) -> Result<()> {
     fs::create_dir_all(root)?;
     stage.quietly(

@@ -30,13 +30,11 @@ const RUN: &str =
 /// Packages for making Debian packages, and for installing on synthetic hosts.
 pub(crate) const INSTALL: &str = "dkms zstd systemd binutils debhelper dh-dkms lintian";
 
-/// Packages for making the root of a host.
 pub(crate) const ROOT: &str = "mmdebstrap";
 
 /// Packages for packing peermemctl, and for testing its packages.
 pub(crate) const PACKAGES: &str = "mmdebstrap python3-venv rpm umoci";
 
-/// Packages for linting.
 pub(crate) const LINT: &str = "shellcheck";
 
 /// Packages for fetching wheels, if no other `pip` is available.
@@ -46,10 +44,8 @@ pub(crate) const WHEELS: &str = "python3-pip";
 /// kernel need the compiler.
 pub(crate) const FOREIGN: &str = "qemu-system-arm mmdebstrap gcc-aarch64-linux-gnu";
 
-/// Packages for the arm64 object of the portable build.
 pub(crate) const ARM64_OBJECT: &str = "binutils-aarch64-linux-gnu";
 
-/// Packages for counting instructions.
 pub(crate) const COST: &str = "valgrind";
 
 /// A package that must be installed: the first of several alternatives that is available.
@@ -60,7 +56,6 @@ struct Need<'a> {
     at_least: &'a str,
 }
 
-/// Parses a list of packages.
 fn needs(list: &str) -> Vec<Need<'_>> {
     let need = |word| -> Option<Need<'_>> {
         let mut parts = str::split(word, '=');
@@ -98,14 +93,6 @@ fn policies<'a>(packages: impl IntoIterator<Item = &'a str>) -> String {
     output(&mut command).unwrap_or_default()
 }
 
-fn candidate(package: &str) -> Option<String> {
-    let policies = policies([package]);
-    candidates(&policies)
-        .values()
-        .next()
-        .map(ToString::to_string)
-}
-
 fn will_do(version: &str, need: &Need<'_>) -> bool {
     let upstream = version.split_once(':').map_or(version, |(_, rest)| rest);
     need.at_least.is_empty() || upstream == need.at_least || is_newer(upstream, need.at_least)
@@ -129,6 +116,20 @@ fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     Ok(needs)
 }
 
+/// Returns the first package of each need that apt would install in a sufficient version.
+fn choose<'a>(needs: &[Need<'a>]) -> Vec<Option<&'a str>> {
+    let policies = policies(needs.iter().flat_map(|need| need.packages.iter().copied()));
+    let candidates = candidates(&policies);
+    let of_need = |need: &Need<'a>| {
+        let mut packages = need.packages.iter().copied();
+        packages.find(|package| {
+            let version = candidates.get(*package);
+            version.is_some_and(|version| will_do(version, need))
+        })
+    };
+    needs.iter().map(of_need).collect()
+}
+
 /// Installs the missing packages. If no package is missing, the network is not used.
 pub(crate) fn install(paths: &Paths, list: &str) -> Result<()> {
     let missing = missing(list)?;
@@ -136,20 +137,14 @@ pub(crate) fn install(paths: &Paths, list: &str) -> Result<()> {
         return Ok(());
     }
     let log = paths.cache.join("logs/packages.txt");
-    let choose = |need: &Need<'_>| {
-        let is_good = |version: String| will_do(&version, need);
-        let found = need
-            .packages
-            .iter()
-            .find(|package| candidate(package).is_some_and(is_good));
-        found.map(|package| (*package).to_owned())
-    };
-    if lists_are_old() || missing.iter().any(|need| choose(need).is_none()) {
+    let mut found = choose(&missing);
+    if lists_are_old() || found.contains(&None) {
         read_lists(paths)?;
+        found = choose(&missing);
     }
     let mut chosen = Vec::new();
-    for need in &missing {
-        chosen.push(choose(need).with_context(|| {
+    for (need, package) in missing.iter().zip(found) {
+        chosen.push(package.with_context(|| {
             let names = need.packages.join(", ");
             let version = match need.at_least {
                 "" => String::new(),
@@ -223,7 +218,6 @@ pub(crate) fn was_begun(paths: &Paths) -> bool {
     begun(paths).exists()
 }
 
-/// Updates this machine's package lists.
 fn read_lists(paths: &Paths) -> Result<()> {
     let mut stage = Stage::begin("packages: reading lists");
     let log = paths.cache.join("logs/packages.txt");
@@ -240,7 +234,7 @@ pub(crate) fn unpack_own(
     packages: &[&str],
     root: &Path,
 ) -> Result<()> {
-    if packages.iter().any(|package| candidate(package).is_none()) {
+    if candidates(&policies(packages.iter().copied())).len() < packages.len() {
         read_lists(paths)?;
     }
     let log = paths.cache.join("logs/packages.txt");
@@ -280,21 +274,9 @@ pub(crate) fn missing_all(more: &str) -> Result<Vec<String>> {
     if missing.is_empty() {
         return Ok(Vec::new());
     }
-    let policies = policies(
-        missing
-            .iter()
-            .flat_map(|need| need.packages.iter().copied()),
-    );
-    let candidates = candidates(&policies);
-    let chosen = missing.iter().filter_map(|need| {
-        let is_good = |version: &&str| will_do(version, need);
-        let is_known = |package: &&&str| candidates.get(**package).is_some_and(is_good);
-        need.packages
-            .iter()
-            .find(is_known)
-            .or(need.packages.first())
-    });
-    Ok(chosen.map(|package| (*package).to_owned()).collect())
+    let names = missing.iter().zip(choose(&missing));
+    let names = names.filter_map(|(need, name)| name.or(need.packages.first().copied()));
+    Ok(names.map(str::to_owned).collect())
 }
 
 /// Parses the output of `apt-cache policy`. Returns the version that apt would install, by package.

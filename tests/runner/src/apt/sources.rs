@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use anyhow::{anyhow, Context as _, Result};
 
-/// One entry of apt's sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) uris: Vec<String>,

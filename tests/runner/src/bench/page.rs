@@ -3,7 +3,6 @@
 //! `cost.rs` and of the VM.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
@@ -11,7 +10,7 @@ use clap::ValueEnum as _;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 
-use super::{file, Measured, NVIDIAS, OURS};
+use super::{Measured, NVIDIAS, OURS};
 use crate::cost::{self, Counted, Kind, Subject, CALLBACKS, MODES, NVIDIA};
 use crate::documents::{self, wrapped};
 
@@ -39,7 +38,6 @@ const SHAPES: [&str; 3] = ["64KiB", "64KiB-revoked", "1GiB-fragmented"];
 const REGIONS: [u32; 4] = [1, 100, 1_000, 10_000];
 const THREADS: [usize; 2] = [4, 16];
 
-/// All figures.
 struct Figures {
     counted: Counted,
     measured: Measured,
@@ -161,7 +159,6 @@ fn worst<const N: usize>(values: [Option<f64>; N]) -> Option<f64> {
 }
 
 impl Goal {
-    /// Returns the values in both modes.
     fn values(&self, figures: &Figures) -> [Option<f64>; 2] {
         MODES.map(|mode| (self.value)(figures, mode))
     }
@@ -186,7 +183,6 @@ fn unmeasured(figures: &Figures) -> usize {
     values.filter(|values| values == &[None, None]).count()
 }
 
-/// Formats a count or a ratio.
 fn value(value: f64) -> String {
     match value {
         10.0.. => number(value),
@@ -196,10 +192,9 @@ fn value(value: f64) -> String {
 
 impl Figures {
     fn read(repo: &Path) -> Result<Self> {
-        let text = fs::read_to_string(file(repo)).unwrap_or_default();
         Ok(Self {
             counted: cost::kept(repo)?,
-            measured: Measured::read(&text)?,
+            measured: Measured::read(repo)?,
         })
     }
 
@@ -220,7 +215,6 @@ impl Figures {
         Some(self.measured.get(module, mode, name)? as f64)
     }
 
-    /// Returns our figure divided by NVIDIA's.
     fn ratio(&self, mode: &str, name: &str) -> Option<f64> {
         Some(self.vm(OURS, mode, name)? / self.vm(NVIDIAS, mode, name)?)
     }
@@ -377,7 +371,6 @@ impl Figures {
         table(&head, 1, rows)
     }
 
-    /// Returns the table of instructions by callback.
     fn callbacks_part(&self) -> String {
         let mut rows = Vec::new();
         let shapes = SHAPES.into_iter();
@@ -534,7 +527,6 @@ impl Figures {
     }
 }
 
-/// Returns a shape's name in words.
 fn words(shape: &str) -> String {
     shape
         .replace("KiB", " KiB")
@@ -544,6 +536,8 @@ fn words(shape: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn repo() -> std::path::PathBuf {

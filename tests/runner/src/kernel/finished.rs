@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! A kernel that is built: its files, and the properties of its build tree.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, bail, Context as _, Result};
+use anyhow::{bail, Context as _, Result};
 
-use super::table::{flavour, CLANG};
+use super::table::flavour;
 use crate::arch::Arch;
-use crate::index::{self, Index};
+use crate::index::Index;
 use crate::paths::Paths;
 use crate::progress::output;
-use crate::stamp::Key;
 
-/// A kernel that is built.
 pub(crate) struct Kernel {
     pub(crate) arch: Arch,
     pub(crate) image: PathBuf,
@@ -33,7 +30,6 @@ pub(crate) struct Kernel {
     pub(crate) make: &'static [&'static str],
     /// `true` if the kernel has the detectors of `debug.config`.
     pub(crate) detectors: bool,
-    /// `true` if the kernel's ib_core has peer memory.
     pub(crate) has_peer_memory: bool,
     /// `true` if the kernel is Debian's own image.
     pub(crate) is_stock: bool,
@@ -52,16 +48,12 @@ pub(crate) struct Kernel {
 /// A key that a kernel trusts, like the key that DKMS makes.
 #[derive(Debug, Clone)]
 pub(crate) struct Signing {
-    /// Private key in PEM format.
     pub(crate) key: PathBuf,
-    /// Certificate in DER format.
     pub(crate) certificate: PathBuf,
-    /// The kernel's `sign-file` program.
     pub(crate) sign_file: PathBuf,
 }
 
 impl Signing {
-    /// Signs a module's file in place.
     pub(crate) fn sign(&self, module: &Path) -> Result<()> {
         output(
             Command::new(&self.sign_file)
@@ -80,36 +72,18 @@ impl Kernel {
         if self.is_stock {
             return self.modules.with_file_name("source");
         }
-        let link = self.build.join("source");
-        if link.exists() {
-            link
-        } else {
-            self.build.clone()
-        }
+        self.build.join("source")
     }
 
-    /// Returns the kernel's modules, with the stock RDMA modules first if `stock` is set.
+    /// Returns the kernel's modules. If `stock` is set, the stock RDMA modules replace the patched ones.
     pub(crate) fn index(&self, stock: bool) -> Result<Index> {
         let mut index = Index::default();
         if stock {
-            let stock = self
-                .stock
-                .as_ref()
-                .ok_or_else(|| anyhow!("this kernel has no stock RDMA modules"))?;
-            index.add_tree(stock)?;
-            // Names that only the patched modules have must not be found by accident.
-            let known: BTreeSet<String> = index.names().map(str::to_owned).collect();
-            let mut rest = Index::default();
-            rest.add_tree(&self.modules)?;
-            for file in rest.files() {
-                let name = index::name_of(file);
-                if !known.contains(&name) {
-                    index.add(file.clone());
-                }
-            }
-        } else {
-            index.add_tree(&self.modules)?;
+            let stock = self.stock.as_ref();
+            index.add_tree(stock.context("this kernel has no stock RDMA modules")?)?;
         }
+        // The first module of a name wins.
+        index.add_tree(&self.modules)?;
         Ok(index)
     }
 }
@@ -123,15 +97,6 @@ pub(super) fn release_of(paths: &Paths, build: &Path) -> Result<String> {
         bail!("{} has no kernel release", build.display());
     }
     Ok(release.to_owned())
-}
-
-/// Returns the build tree for a path, which is the tree itself or an image in it.
-fn tree_of(path: &Path) -> &Path {
-    if path.is_dir() {
-        path
-    } else {
-        path.ancestors().nth(4).unwrap_or(path)
-    }
 }
 
 /// Returns `true` if an option of a build tree's configuration is y.
@@ -156,73 +121,13 @@ pub(super) fn separates_output(build: &Path) -> bool {
     })
 }
 
-/// Returns the architecture of a kernel, which is given by name, or by a path to a build tree or an
-/// image in one.
 pub(crate) fn arch_of(name: &str) -> Arch {
-    if let Some(flavour) = flavour(name) {
-        return flavour.arch;
-    }
-    if is_set(tree_of(Path::new(name)), "ARM64") {
-        Arch::Arm64
-    } else {
-        Arch::X86_64
-    }
+    flavour(name).map_or(Arch::X86_64, |flavour| flavour.arch)
 }
 
-/// Returns the architectures of several kernels without duplicates.
 pub(crate) fn archs(kernels: &[&str]) -> Vec<Arch> {
     let mut archs: Vec<Arch> = kernels.iter().map(|name| arch_of(name)).collect();
     archs.sort();
     archs.dedup();
     archs
-}
-
-/// Returns a kernel that was built elsewhere, given its build tree or an image in it.
-pub(crate) fn by_path(paths: &Paths, path: &Path) -> Result<Kernel> {
-    let path =
-        fs::canonicalize(path).with_context(|| format!("there is no kernel {}", path.display()))?;
-    let arch = arch_of(&path.to_string_lossy());
-    let build = tree_of(&path).to_path_buf();
-    let image = if path.is_dir() {
-        // The test VM's own trees have no bzImage, because QEMU boots their vmlinux. All trees have
-        // a vmlinux.
-        let images = ["arch/x86/boot/bzImage", Arch::Arm64.image().0, "vmlinux"];
-        let images = images.map(|name| path.join(name));
-        let image = images.into_iter().find(|image| image.is_file());
-        image.ok_or_else(|| anyhow!("{} has no kernel that QEMU boots", path.display()))?
-    } else {
-        path
-    };
-    let release = release_of(paths, &build)
-        .with_context(|| format!("{} is not in a build tree", image.display()))?;
-    let mut key = Key::default();
-    key.bytes("image", &fs::read(&image)?);
-    key.bytes(
-        "symbols",
-        &fs::read(build.join("Module.symvers")).unwrap_or_default(),
-    );
-    let mut name = Key::default();
-    name.text("tree", &build.to_string_lossy());
-    Ok(Kernel {
-        arch,
-        image,
-        release,
-        modules: build.clone(),
-        stock: None,
-        key: key.finish(),
-        products: paths.cache.join("modules").join(name.finish()),
-        // Modules need the compiler that built the kernel.
-        make: match is_set(&build, "CC_IS_CLANG") {
-            true if arch == Arch::X86_64 => CLANG,
-            _ => arch.make(),
-        },
-        detectors: false,
-        has_peer_memory: true,
-        is_stock: false,
-        has_rust: has_rust(&build),
-        has_symbol_versions: is_set(&build, "MODVERSIONS"),
-        separates_output: separates_output(&build),
-        build,
-        signing: None,
-    })
 }

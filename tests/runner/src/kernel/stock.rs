@@ -299,7 +299,6 @@ impl Tree<'_> {
     }
 }
 
-/// Returns a module's path without the suffix of its compression.
 fn without_compression(file: &Path) -> PathBuf {
     match file.extension().and_then(|suffix| suffix.to_str()) {
         Some("xz" | "zst" | "gz") => file.with_extension(""),
@@ -307,7 +306,6 @@ fn without_compression(file: &Path) -> PathBuf {
     }
 }
 
-/// Returns the contents of a module's file, uncompressed.
 pub(crate) fn uncompressed(file: &Path) -> Result<Vec<u8>> {
     let program = match file.extension().and_then(|suffix| suffix.to_str()) {
         Some("xz") => "xz",

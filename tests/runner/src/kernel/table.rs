@@ -50,7 +50,7 @@ const STOCK_ARM64: &str = "6.12-arm64";
 const HOST: &str = "host.config";
 
 /// Variables of make for compiling with clang 19 and its tools for this machine's architecture.
-pub(super) const CLANG: &[&str] = &["LLVM=-19"];
+const CLANG: &[&str] = &["LLVM=-19"];
 
 /// Variables of make for compiling modules for a stock kernel with this machine's gcc, whichever
 /// gcc built that kernel. Type information would need the kernel's own version of pahole.
@@ -77,12 +77,10 @@ const STOCK_MAKE_ARM64: &[&str] = &[
     "CFLAGS_peer_mem.o=-mcmodel=large",
 ];
 
-/// One kernel of the test VM.
 pub(crate) struct Flavour {
     /// Name for `--kernel`, and of the kernel's directory in the cache.
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
-    /// Debian's package of the source.
     pub(super) package: &'static str,
     /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
     pub(super) instead: Option<&'static str>,
@@ -99,7 +97,6 @@ pub(crate) struct Flavour {
     pub(super) config: &'static [&'static str],
     /// Variables of make, for the kernel and for modules.
     pub(super) make: &'static [&'static str],
-    /// Compiler that the variables of make select.
     pub(super) compiler: &'static str,
     /// `true` if the kernel's ib_core has peer memory, which our module needs.
     pub(super) peer_memory: bool,
@@ -114,13 +111,10 @@ pub(crate) struct Flavour {
     pub(crate) again: Again,
     /// `true` if only `make test-all` uses the kernel, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Time to build the kernel from scratch on two processors, in seconds.
-    pub(crate) seconds: f64,
     /// Space that the kernel needs in the cache, in MiB.
     pub(crate) mib: u64,
 }
 
-/// Defaults for built kernels.
 const BUILT: Flavour = Flavour {
     name: "",
     arch: Arch::X86_64,
@@ -138,7 +132,6 @@ const BUILT: Flavour = Flavour {
     smoke: &[],
     again: Again::All,
     only_in_full: false,
-    seconds: 404.0,
     mib: 650,
 };
 
@@ -154,12 +147,10 @@ const BUILT_ARM64: Flavour = Flavour {
     ..BUILT
 };
 
-/// Defaults for stock kernels.
 const STOCK: Flavour = Flavour {
     make: STOCK_MAKE,
     smoke: &["NVIDIA's", "ours, revocable"],
     again: Again::Kind("stock"),
-    seconds: 180.0,
     mib: 80,
     ..BUILT
 };
@@ -180,7 +171,6 @@ const FLAVOURS: &[Flavour] = &[
         config: &["rig.config", "7.2.config", HOST, SIGNED],
         pristine_rdma: true,
         smoke: &["ours, revocable"],
-        seconds: 600.0,
         ..BUILT
     },
     Flavour {
@@ -192,7 +182,6 @@ const FLAVOURS: &[Flavour] = &[
         compiler: "clang-19",
         detectors: true,
         again: Again::Nothing,
-        seconds: 720.0,
         mib: 3600,
         ..BUILT
     },
@@ -260,7 +249,6 @@ const FLAVOURS: &[Flavour] = &[
         detectors: true,
         again: Again::Nothing,
         only_in_full: true,
-        seconds: 720.0,
         mib: 3600,
         ..BUILT
     },
@@ -304,7 +292,6 @@ const FLAVOURS: &[Flavour] = &[
 ];
 
 impl Flavour {
-    /// Returns the flavour whose directory holds the source.
     pub(crate) fn source(&self) -> &'static str {
         self.source.unwrap_or(self.name)
     }
@@ -324,12 +311,10 @@ pub(crate) fn flavour(name: &str) -> Option<&'static Flavour> {
     FLAVOURS.iter().find(|flavour| flavour.name == name)
 }
 
-/// Returns all kernels of the test VM.
 pub(crate) fn all() -> impl Iterator<Item = &'static Flavour> {
     FLAVOURS.iter()
 }
 
-/// Returns all kernels for an architecture.
 pub(crate) fn of(arch: Arch) -> impl Iterator<Item = &'static str> {
     FLAVOURS
         .iter()

@@ -248,7 +248,6 @@ impl Tree<'_> {
         )
     }
 
-    /// Returns the patches in the order of their series files.
     fn patches(&self) -> Result<Vec<PathBuf>> {
         let mut patches = Vec::new();
         for directory in self.flavour.patches {

@@ -3,8 +3,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use anyhow::Result;
+use regex::Regex;
+
+use crate::results::pattern;
 
 /// Message that the kernel prints between a line that another processor cut short and the full
 /// line.
@@ -34,27 +38,11 @@ pub(crate) fn once(log: &str) -> String {
     lines.iter().flat_map(|line| [line, "\n"]).collect()
 }
 
+static STAMP: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^(?:\[[ 0-9.]*\]\s*)?(?:\[\s*[TC][0-9]+\s*\]\s*)?"));
+
 /// Returns the text of a line without time stamp and caller.
 pub(crate) fn message(line: &str) -> &str {
-    let mut rest = line.trim_end_matches('\r');
-    if let Some(inner) = rest.strip_prefix('[') {
-        if let Some((stamp, text)) = inner.split_once(']') {
-            let is_stamp = stamp.trim().chars().all(|c| c.is_ascii_digit() || c == '.');
-            if is_stamp {
-                rest = text.trim_start();
-            }
-        }
-    }
-    if let Some(inner) = rest.strip_prefix('[') {
-        if let Some((caller, text)) = inner.split_once(']') {
-            let caller = caller.trim();
-            let is_caller = caller
-                .strip_prefix(['T', 'C'])
-                .is_some_and(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()));
-            if is_caller {
-                rest = text.trim_start();
-            }
-        }
-    }
-    rest
+    let line = line.trim_end_matches('\r');
+    &line[STAMP.find(line).map_or(0, |stamp| stamp.end())..]
 }

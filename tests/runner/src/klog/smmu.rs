@@ -10,7 +10,6 @@ pub(super) const DRIVER: &str = "arm-smmu-v3 ";
 
 const BEGINS: &str = "event 0x";
 
-/// Contents of an event.
 #[derive(Debug, PartialEq, Eq)]
 struct Event<'a> {
     client: &'a str,

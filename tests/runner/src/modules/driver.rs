@@ -12,7 +12,6 @@ use crate::paths::Paths;
 use crate::progress::Stage;
 use crate::{apt, stamp};
 
-/// A version of NVIDIA's driver in Debian.
 pub(super) struct Driver {
     /// Prefix of the driver's version.
     series: &'static str,
@@ -39,7 +38,6 @@ pub(super) const DRIVER_555: Driver = Driver {
 
 const CONTROL_FILES: [&str; 3] = ["nvidia-peermem.c", "nv-p2p.h", "peer_mem.h"];
 
-/// The driver's nv-p2p.c and its includes.
 const UPPER_FILES: &str = "nvidia/nv-p2p.c nvidia/nv-p2p.h nvidia/nv-ibmnpu.h nvidia/nv-rsync.h nvidia/rmp2pdefines.h \
     common/inc/cpuopsys.h common/inc/nv-caps.h common/inc/nv-firmware-registry.h common/inc/nv-firmware.h \
     common/inc/nv-ioctl-numa.h common/inc/nv-ioctl-numbers.h common/inc/nv-ioctl.h common/inc/nv-kernel-interface-api.h \

@@ -108,7 +108,6 @@ pub(super) fn programs(
     Ok(programs)
 }
 
-/// Runs test programs.
 pub(super) fn run(programs: &[PathBuf], test: &str) -> Result<Seen> {
     let mut seen = Seen::default();
     for program in programs {
@@ -195,7 +194,6 @@ mod tests {
 
     use super::*;
 
-    /// Runs a shell script as a test program.
     fn script(name: &str, text: &str) -> Seen {
         let folder = crate::paths::Folder::scratch(&format!("mutants-{name}"));
         let program = folder.join("program");

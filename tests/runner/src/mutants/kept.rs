@@ -20,7 +20,6 @@ use crate::toolchain::Toolchain;
 use crate::vm::{Build, Named as _};
 use crate::{setup, stamp};
 
-/// Directory of the verbs program's cases.
 const CASES: &str = "tests/verbs/src/cases";
 
 /// Inputs of all tests in a VM, besides their cases and the kernel.

@@ -166,11 +166,9 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
     }
 }
 
-/// The VMs of one run of mutants.
 pub(super) struct Machines<'a> {
     paths: &'a Paths,
     build: Build,
-    /// Modules by kernel and patches.
     modules: BTreeMap<(String, &'a [PathBuf]), Result<PathBuf, String>>,
     /// Results of the KUnit tests on modules without a mutant's patch, by VM options and patches.
     kunit: BTreeMap<(&'a [String], &'a [PathBuf]), Seen>,
@@ -308,7 +306,6 @@ impl<'a> Machines<'a> {
         Ok(seen)
     }
 
-    /// Returns the module with these patches.
     fn module(&mut self, kernel: &str, patches: &'a [PathBuf]) -> Result<PathBuf> {
         let (paths, build) = (self.paths, self.build);
         let file = self
@@ -389,7 +386,6 @@ fn options(words: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// Returns the kernel of a test that runs in a VM.
 pub(super) fn kernel(check: &Check) -> Result<Option<String>> {
     match &check.place {
         Place::Host { .. } => Ok(None),
@@ -399,7 +395,6 @@ pub(super) fn kernel(check: &Check) -> Result<Option<String>> {
     }
 }
 
-/// Output of a VM's steps.
 #[derive(Default)]
 struct Said {
     steps: Vec<(Reader, Seen)>,

@@ -18,18 +18,7 @@ pub(super) enum Sign {
     Fails(Regex),
     /// The kernel log has a report that matches.
     Report(Regex),
-    /// The test does not return.
     Hangs,
-}
-
-impl std::fmt::Display for Sign {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Fails(pattern) => write!(f, "fails /{pattern}/"),
-            Self::Report(pattern) => write!(f, "report /{pattern}/"),
-            Self::Hangs => f.write_str("hangs"),
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +35,6 @@ pub(super) enum Place {
     },
 }
 
-/// One test of a mutant.
 #[derive(Debug, Clone)]
 pub(super) struct Check {
     pub(super) place: Place,
@@ -60,7 +48,6 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Returns the name of the result.
     pub(super) fn label(&self, mutant: &str) -> String {
         match &self.place {
             Place::Host { package, .. } => format!("{mutant} ({package}: {})", self.test),
@@ -83,13 +70,9 @@ impl Check {
     }
 }
 
-/// One patch of `tests/mutants`.
 #[derive(Debug)]
 pub(crate) struct Mutant {
     pub(crate) name: String,
-    pub(super) rule: String,
-    pub(super) removes: String,
-    pub(super) without: String,
     /// Patches in the order of application. The last patch makes the mutant. The other patches make
     /// the base module, on which the tests must pass.
     pub(crate) patches: Vec<PathBuf>,
@@ -107,17 +90,13 @@ impl Mutant {
     pub(super) fn parse(name: &str, file: &Path, text: &str) -> Result<Self> {
         let mut mutant = Self {
             name: name.to_owned(),
-            rule: String::new(),
-            removes: String::new(),
-            without: String::new(),
             patches: Vec::new(),
             checks: Vec::new(),
         };
         for (key, value) in header(text) {
             match key {
-                "rule" => value.clone_into(&mut mutant.rule),
-                "removes" => value.clone_into(&mut mutant.removes),
-                "without" => value.clone_into(&mut mutant.without),
+                // These lines are for people.
+                "rule" | "removes" | "without" => {}
                 // Adds points where a test can pause both builds, with and without the rule.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
@@ -139,12 +118,9 @@ impl Mutant {
             }
         }
         mutant.patches.push(file.to_owned());
-        for (key, value) in [
-            ("rule", &mutant.rule),
-            ("removes", &mutant.removes),
-            ("without", &mutant.without),
-        ] {
-            ensure!(!value.is_empty(), "its head has no {key}");
+        for key in ["rule", "removes", "without"] {
+            let is_it = |(other, value): (&str, &str)| other == key && !value.is_empty();
+            ensure!(header(text).any(is_it), "its head has no {key}");
         }
         ensure!(!mutant.checks.is_empty(), "it names no test");
         for check in &mutant.checks {
@@ -164,7 +140,6 @@ impl Mutant {
         &self.patches[..self.patches.len() - 1]
     }
 
-    /// Returns the files that the mutant's patches change.
     pub(super) fn changed(&self) -> Result<Vec<String>> {
         let mut files = Vec::new();
         for patch in &self.patches {
@@ -191,7 +166,6 @@ impl Mutant {
     }
 }
 
-/// Returns the files that a patch changes.
 fn changed(patch: &str) -> impl Iterator<Item = &str> {
     patch.lines().filter_map(|line| line.strip_prefix("+++ b/"))
 }
@@ -243,7 +217,6 @@ pub(super) fn sign(value: &str) -> Result<Sign> {
     }
 }
 
-/// Returns all mutants, sorted by name.
 pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     let directory = paths.repo.join("tests/mutants");
     let mut found = Vec::new();
@@ -258,7 +231,6 @@ pub(super) fn all(paths: &Paths) -> Result<Vec<Mutant>> {
     Ok(found)
 }
 
-/// Returns the mutant with the given name.
 pub(crate) fn find(paths: &Paths, name: &str) -> Result<Mutant> {
     all(paths)?
         .into_iter()
@@ -379,7 +351,6 @@ mod tests {
              # alone: it stays\n# kunit: mapping.x --kernel debug\n# sign: fails y\n",
         )
         .unwrap();
-        assert_eq!((&*mutant.rule, &*mutant.without), ("4", "b: c"));
         assert_eq!(mutant.base(), [PathBuf::from("/x/holds.diff")]);
         assert_eq!(mutant.checks.len(), 3);
         assert_eq!(mutant.checks[1].signs.len(), 2);

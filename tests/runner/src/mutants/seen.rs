@@ -6,7 +6,6 @@ use anyhow::{anyhow, ensure, Result};
 use super::rule::Sign;
 use crate::results::{Test, Verdict};
 
-/// Results of tests on one build.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) tests: Vec<Test>,
@@ -19,14 +18,12 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Returns the tests whose name contains `name`.
     pub(super) fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Test> {
         self.tests
             .iter()
             .filter(move |test| test.name.contains(name))
     }
 
-    /// Fails unless the tests passed without any problem.
     pub(super) fn passed(&self, name: &str) -> Result<()> {
         ensure!(!self.hung, "{name} hangs on the unchanged module");
         ensure!(
@@ -50,7 +47,6 @@ impl Seen {
         Ok(())
     }
 
-    /// Returns the text that shows `sign`.
     pub(super) fn shows(&self, name: &str, sign: &Sign) -> Result<String> {
         match sign {
             Sign::Hangs => {

@@ -12,7 +12,6 @@ use crate::apt;
 use crate::paths::Paths;
 use crate::progress::output;
 
-/// The user's right to install packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
     Root,
@@ -32,7 +31,6 @@ pub(super) struct Room {
     pub(super) wanted_mib: u64,
 }
 
-/// Facts about this machine.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) architecture: String,
@@ -41,8 +39,6 @@ pub(super) struct Facts {
     pub(super) cache: PathBuf,
     pub(super) available_mib: Option<u64>,
     pub(super) rights: Rights,
-    /// The process that holds apt's or dpkg's lock.
-    pub(super) busy: Option<String>,
     /// `true` if dpkg was interrupted, and this program had not started dpkg.
     pub(super) interrupted: bool,
     /// Reason why the package sources cannot be reached.
@@ -50,7 +46,7 @@ pub(super) struct Facts {
 }
 
 /// Returns the folder itself, or its nearest existing parent.
-pub(super) fn existing(path: &Path) -> &Path {
+fn existing(path: &Path) -> &Path {
     path.ancestors()
         .find(|path| path.exists())
         .unwrap_or(Path::new("/"))
@@ -86,12 +82,6 @@ pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
     }
     let installs = !packages.names.is_empty();
     let fetches = plan.steps.iter().any(|step| step.fetches);
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let files: Vec<(u64, u64)> = LOCKS
-        .iter()
-        .filter_map(|file| fs::metadata(file).ok())
-        .map(|metadata| (metadata.dev(), metadata.ino()))
-        .collect();
     Facts {
         architecture: std::env::consts::ARCH.to_owned(),
         debian: Path::new("/etc/debian_version").exists(),
@@ -99,21 +89,8 @@ pub(super) fn look(paths: &Paths, plan: &Plan) -> Facts {
         cache: paths.cache.clone(),
         available_mib: available(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
         rights: rights(),
-        busy: installs
-            .then(|| holder(&locks, &files))
-            .flatten()
-            .map(named),
         interrupted: installs && !apt::was_begun(paths) && apt::is_interrupted(),
         unreachable: fetches.then(|| probe(paths)).flatten(),
-    }
-}
-
-/// Formats a process: "apt-get (process 17)".
-pub(super) fn named(process: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-    match name.trim() {
-        "" => format!("process {process}"),
-        name => format!("{name} (process {process})"),
     }
 }
 
@@ -131,31 +108,7 @@ pub(super) fn available(meminfo: &str) -> Option<u64> {
     Some((field("MemAvailable")? + field("SwapFree").unwrap_or(0)) >> 10)
 }
 
-/// Returns the process that holds a lock on one of the files, from /proc/locks.
-pub(super) fn holder(locks: &str, files: &[(u64, u64)]) -> Option<u32> {
-    locks.lines().find_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        // The line of a process that waits for a lock has one more word, an arrow.
-        let &[_, _, _, _, process, place, ..] = words.as_slice() else {
-            return None;
-        };
-        let mut parts = place.split(':');
-        let (major, minor) = (parts.next()?, parts.next()?);
-        let (major, minor) = (
-            u32::from_str_radix(major, 16).ok()?,
-            u32::from_str_radix(minor, 16).ok()?,
-        );
-        let inode: u64 = parts.next()?.parse().ok()?;
-        let is_one = files.iter().any(|(device, file)| {
-            // For files on an overlay, /proc/locks has another device than stat(2).
-            let same = rustix::fs::major(*device) == major && rustix::fs::minor(*device) == minor;
-            *file == inode && (same || rustix::fs::major(*device) == 0)
-        });
-        is_one.then(|| process.parse().ok())?
-    })
-}
-
-pub(super) fn rights() -> Rights {
+fn rights() -> Rights {
     if rustix::process::geteuid().is_root() {
         return Rights::Root;
     }
@@ -174,7 +127,7 @@ pub(super) fn rights() -> Rights {
 
 /// Fetches the first file that `apt-get update` would fetch, in the way that apt-get does. Returns
 /// the problem, if any.
-pub(super) fn probe(paths: &Paths) -> Option<String> {
+fn probe(paths: &Paths) -> Option<String> {
     let listed = output(
         Command::new("apt-get")
             .args(["--print-uris", "update"])
@@ -227,14 +180,6 @@ pub(super) fn complaint(errors: &str) -> String {
             |line| line.trim().trim_end_matches('.').to_owned(),
         )
 }
-
-/// Files that apt and dpkg lock while they work.
-pub(super) const LOCKS: [&str; 4] = [
-    "/var/lib/dpkg/lock-frontend",
-    "/var/lib/dpkg/lock",
-    "/var/lib/apt/lists/lock",
-    "/var/cache/apt/archives/lock",
-];
 
 /// Time in which the package sources must answer, in seconds.
 pub(super) const PATIENCE: u32 = 6;

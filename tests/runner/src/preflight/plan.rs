@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::Result;
 
@@ -12,34 +11,14 @@ use crate::paths::Paths;
 use crate::progress::output;
 use crate::{apt, foreign, kernel, programs, stamp, toolchain};
 
-/// A step of the setup, with its duration and its space in the cache.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Step {
     pub(super) name: String,
     pub(super) why: String,
-    /// Prefixes of the titles of the step's stages.
-    pub(super) stages: Vec<String>,
-    /// Duration from scratch on two processors.
-    pub(super) seconds: f64,
-    /// Fraction of the duration that scales with the number of processors.
-    pub(super) shared: f64,
     /// Space that the step needs in the cache.
     pub(super) mib: u64,
-    /// `true` if the step starts from scratch, so its duration is worth saving.
-    pub(super) whole: bool,
     /// `true` if the step needs the package sources.
     pub(super) fetches: bool,
-}
-
-impl Step {
-    /// Returns the duration of the step's stages that are done.
-    pub(super) fn taken(&self, stages: &[(String, Duration)]) -> Duration {
-        stages
-            .iter()
-            .filter(|(title, _)| self.stages.iter().any(|stage| title.starts_with(stage)))
-            .map(|(_, duration)| *duration)
-            .sum()
-    }
 }
 
 /// Packages to install, and the space that they need outside the cache.
@@ -58,6 +37,18 @@ pub(super) struct Plan {
     pub(super) machines: u64,
 }
 
+impl Plan {
+    /// Adds a step. `fetches` is `true` if the step needs the package sources.
+    pub(super) fn add(&mut self, name: &str, why: &str, mib: u64, fetches: bool) {
+        self.steps.push(Step {
+            name: name.to_owned(),
+            why: why.to_owned(),
+            mib,
+            fetches,
+        });
+    }
+}
+
 /// Requirements of a command of the test VM.
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
@@ -65,7 +56,6 @@ pub(crate) struct Wanted<'a> {
     /// `true` if the command needs programs for the kernels' architectures. An architecture whose
     /// programs this machine cannot run also needs a root.
     pub(crate) programs: bool,
-    /// Number of VMs that run at once.
     pub(crate) machines: usize,
 }
 
@@ -77,20 +67,6 @@ fn change(stamp: &Path, repo: &Path) -> Option<String> {
         1 => format!("{first} has changed"),
         more => format!("{first} and {} more have changed", more - 1),
     })
-}
-
-/// Returns a step with default values.
-pub(super) fn step(name: &str, why: &str, stages: &[&str]) -> Step {
-    Step {
-        name: name.to_owned(),
-        why: why.to_owned(),
-        stages: stages.iter().map(|stage| (*stage).to_owned()).collect(),
-        seconds: 0.0,
-        shared: 0.0,
-        mib: 0,
-        whole: true,
-        fetches: false,
-    }
 }
 
 pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
@@ -109,11 +85,7 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         if let Some(more @ 1..) = names.len().checked_sub(3) {
             why = why.replace(" missing", &format!(" and {more} more missing"));
         }
-        plan.steps.push(Step {
-            seconds: 28.0 * names.len() as f64 / 25.0,
-            fetches: true,
-            ..step("packages", &why, &["packages:"])
-        });
+        plan.add("packages", &why, 0, true);
     }
 
     let mut sources = Vec::new();
@@ -126,16 +98,8 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
         }
     }
     if toolchain::find_bindgen(paths).is_none() {
-        plan.steps.push(Step {
-            seconds: 5.0,
-            mib: 12,
-            fetches: true,
-            ..step(
-                "bindgen",
-                "no installed bindgen is new enough for the kernel",
-                &["bindgen"],
-            )
-        });
+        let why = "no installed bindgen is new enough for the kernel";
+        plan.add("bindgen", why, 12, true);
     }
     if !sources.is_empty() && !paths.cache.join("suites").exists() {
         // Adds space for package lists of suites that this machine's apt does not use.
@@ -164,19 +128,8 @@ fn plan_kernel(
     let source = home.join(flavour.source());
     if !source.join("source.name").exists() && !sources.contains(&flavour.source()) {
         sources.push(flavour.source());
-        let begins = ["looking", "downloading", "unpacking"]
-            .map(|what| format!("kernel {}: {what}", flavour.name));
-        plan.steps.push(Step {
-            seconds: 20.0,
-            mib: 850,
-            fetches: true,
-            stages: begins.to_vec(),
-            ..step(
-                &format!("source of kernel {}", flavour.source()),
-                "not fetched yet",
-                &[],
-            )
-        });
+        let title = format!("source of kernel {}", flavour.source());
+        plan.add(&title, "not fetched yet", 850, true);
     }
     let stamp = home.join(name).join("stamp");
     // An interrupted build continues where it stopped.
@@ -188,20 +141,12 @@ fn plan_kernel(
     };
     let is_compiled = why.is_some();
     if let Some(why) = why {
-        let begins = ["configuring", "compiling"].map(|what| format!("kernel {name}: {what}"));
-        plan.steps.push(Step {
-            seconds: flavour.seconds,
-            shared: 0.8,
-            mib: if begun { 0 } else { flavour.mib },
-            whole: !begun && !stamp.exists(),
-            stages: begins.to_vec(),
-            ..step(&format!("kernel {name}"), &why, &[])
-        });
+        let mib = if begun { 0 } else { flavour.mib };
+        plan.add(&format!("kernel {name}"), &why, mib, false);
     }
     is_compiled
 }
 
-/// Plans the modules for a kernel.
 fn plan_modules(paths: &Paths, flavour: &kernel::Flavour, is_compiled: bool, plan: &mut Plan) {
     let name = flavour.name;
     let products = paths.cache.join("modules").join(name);
@@ -218,49 +163,21 @@ fn plan_modules(paths: &Paths, flavour: &kernel::Flavour, is_compiled: bool, pla
         modules.iter().find_map(|stamp| change(stamp, &paths.repo))
     };
     if let Some(why) = why {
-        plan.steps.push(Step {
-            seconds: 12.0,
-            shared: 0.5,
-            mib: 20,
-            whole: !products.exists(),
-            fetches: !paths.cache.join("control/version").exists(),
-            ..step(
-                &format!("modules for {name}"),
-                &why,
-                &["module ", "control:"],
-            )
-        });
+        let fetches = !paths.cache.join("control/version").exists();
+        plan.add(&format!("modules for {name}"), &why, 20, fetches);
     }
 }
 
 fn plan_programs(paths: &Paths, arch: Arch, plan: &mut Plan) {
     if let (Some(name), false) = (arch.foreign(), foreign::is_there(paths, arch)) {
-        plan.steps.push(Step {
-            seconds: 30.0,
-            mib: 700,
-            fetches: true,
-            ..step(
-                &format!("root for {name}"),
-                "not made of Debian's packages yet",
-                &[&format!("{name}:")],
-            )
-        });
+        let why = "not made of Debian's packages yet";
+        plan.add(&format!("root for {name}"), why, 700, true);
     }
     let gdr = programs::gdr(paths, arch);
-    let whole = !gdr.exists();
-    let why = if whole {
-        Some("not compiled yet".to_owned())
-    } else {
-        change(&gdr.with_extension("stamp"), &paths.repo)
-    };
-    if let Some(why) = why {
-        plan.steps.push(Step {
-            seconds: 111.0,
-            shared: 0.7,
-            mib: if whole { 400 } else { 20 },
-            whole,
-            ..step("programs", &why, &["programs:"])
-        });
+    if !gdr.exists() {
+        plan.add("programs", "not compiled yet", 400, false);
+    } else if let Some(why) = change(&gdr.with_extension("stamp"), &paths.repo) {
+        plan.add("programs", &why, 20, false);
     }
 }
 

@@ -14,13 +14,8 @@ pub(crate) struct Run {
     pub(crate) name: &'static str,
     pub(crate) place: Place,
     pub(crate) format: Format,
-    /// Column of the table that compares this run's results with those of other runs.
-    pub(crate) column: Option<&'static str>,
     /// Another run that must have the same result for each test.
     pub(crate) same_as: Option<Same>,
-    /// Prefix of the figures that are shown with the run. Used for a run that is not compared with
-    /// another run.
-    pub(crate) shown: Option<&'static str>,
     /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
     /// Kernel of the run's VM. `None`: the caller's kernel.
@@ -35,7 +30,6 @@ pub(crate) struct Run {
     pub(crate) src: Option<&'static [&'static str]>,
 }
 
-/// Another run to compare with.
 #[derive(Clone, Copy)]
 pub(crate) struct Same {
     pub(crate) run: &'static str,
@@ -54,7 +48,6 @@ pub(crate) enum Place {
         options: &'static str,
         command: &'static str,
     },
-    /// `cargo` on this machine, with these arguments.
     Cargo(&'static str),
     /// The schedules of the known hazards. Our module must pass, and `docs/hazards.md` must match
     /// the results. If a build is given, only our module is tested.
@@ -65,7 +58,6 @@ pub(crate) enum Place {
     Cost,
     /// An installation on a Debian host, which boots its own kernel.
     Debian(&'static Release),
-    /// The packages of peermemctl on Debian's releases.
     Packages,
     /// First use from a clone and a cache below /tmp.
     Contact,
@@ -77,9 +69,7 @@ pub(crate) const BASE: Run = Run {
     name: "",
     place: Place::Cargo(""),
     format: Format::Ktap,
-    column: None,
     same_as: None,
-    shown: None,
     only_in_full: false,
     kernel: None,
     also: &[],
@@ -88,24 +78,23 @@ pub(crate) const BASE: Run = Run {
 };
 
 impl Run {
-    /// Returns the options of the run's VM, if it has one. The VM boots the run's own kernel, or
-    /// else `kernel`.
+    /// Returns the options of the run's VM, if it has one.
     #[expect(
         clippy::expect_used,
         reason = "the options are constants of the suite's table"
     )]
-    pub(crate) fn machine(&self, kernel: &str) -> Option<Options> {
+    pub(crate) fn machine(&self) -> Option<Options> {
         let Place::Vm { options, .. } = self.place else {
             return None;
         };
-        Some(self.parse(options, kernel).expect("options of a VM"))
+        Some(self.parse(options).expect("options of a VM"))
     }
 
-    fn parse(&self, options: &str, kernel: &str) -> Result<Options> {
+    fn parse(&self, options: &str) -> Result<Options> {
         let (settings, words): (Vec<&str>, Vec<&str>) = options
             .split_whitespace()
             .partition(|word| word.starts_with('@'));
-        let usual = ["--kernel", self.kernel.unwrap_or(kernel)];
+        let usual = ["--kernel", self.kernel.unwrap_or(crate::kernel::DEFAULT)];
         let usual = usual.into_iter().filter(|_| !words.contains(&"--kernel"));
         let mut machine = Options::parse(["runner"].into_iter().chain(usual).chain(words.clone()))?;
         for setting in settings {
@@ -116,9 +105,7 @@ impl Run {
 
     /// Returns the number of VMs that the run boots at once.
     pub(crate) fn machines(&self) -> usize {
-        let is_pair = self
-            .machine(crate::kernel::DEFAULT)
-            .is_some_and(|machine| machine.pair);
+        let is_pair = self.machine().is_some_and(|machine| machine.pair);
         1 + usize::from(is_pair)
     }
 }

@@ -11,11 +11,9 @@ use crate::debian;
 use crate::results::Format;
 use crate::vm::Build;
 
-/// The rows of the table.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) runs: Vec<Run>,
-    /// Smoke runs that kernels choose.
     pub(super) smoke: Vec<Run>,
     /// Words of capital letters, and their definitions.
     words: BTreeMap<&'static str, &'static str>,
@@ -71,7 +69,6 @@ impl Table {
         Ok(())
     }
 
-    /// Replaces the defined words.
     fn expanded(&self, text: &'static str) -> &'static str {
         let words = text
             .split(' ')
@@ -100,7 +97,6 @@ impl Table {
     }
 }
 
-/// Sets a property of a run.
 fn change(run: &mut Run, property: &'static str) -> Result<()> {
     let (key, value) = property.split_once(' ').unwrap_or((property, ""));
     let words = || value.split_whitespace();
@@ -108,8 +104,6 @@ fn change(run: &mut Run, property: &'static str) -> Result<()> {
     match key {
         "full" => run.only_in_full = true,
         "on" => run.kernel = Some(value),
-        "column" => run.column = Some(value),
-        "shown" => run.shown = Some(value),
         "like" => {
             run.same_as = Some(Same {
                 run: value,

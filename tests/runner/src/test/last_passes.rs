@@ -17,7 +17,6 @@ const NAME: &str = "last passes";
 /// The page's rows: date and commit, by run.
 type Rows = BTreeMap<String, [String; 2]>;
 
-/// Parses the rows of the page.
 fn rows(document: &str) -> Rows {
     document
         .lines()

@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use crate::history::When;
 use crate::kept::Kept;
 use crate::progress::duration;
-use crate::results::{figures, Test, Verdict};
+use crate::results::{Test, Verdict};
 use crate::suite::{Place, Run};
 
-/// Origin of the results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The run was done.
     Run,
     /// The run does not depend on `src/`, and its inputs have not changed since then.
     Unchanged(When),
@@ -30,10 +28,8 @@ pub(super) struct FirstTry {
     pub(super) logs: Vec<PathBuf>,
 }
 
-/// Results of one run.
 pub(super) struct Report {
     pub(super) run: &'static Run,
-    pub(super) column: Option<String>,
     pub(super) tests: Vec<Test>,
     /// Problems besides failed tests. Each problem counts as a failure.
     pub(super) problems: Vec<String>,
@@ -46,7 +42,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Returns a report of a run that is not a single VM. Such a report has no column and no log.
+    /// Returns a report of a run that is not a single VM. Such a report has no log.
     pub(super) fn plain(
         run: &'static Run,
         started: Instant,
@@ -55,7 +51,6 @@ impl Report {
     ) -> Self {
         Self {
             run,
-            column: None,
             tests,
             problems,
             elapsed: started.elapsed(),
@@ -66,10 +61,8 @@ impl Report {
         }
     }
 
-    /// Returns a report from kept results.
     pub(super) fn kept(run: &'static Run, kept: Kept, origin: fn(When) -> Origin) -> Self {
         Self {
-            column: kept.column,
             origin: origin(kept.when),
             elapsed: Duration::ZERO,
             ..Self::plain(run, Instant::now(), kept.tests, Vec::new())
@@ -92,7 +85,6 @@ impl Report {
         self.failures().is_empty()
     }
 
-    /// Returns the number of tests that passed.
     pub(super) fn passed(&self) -> usize {
         let skipped = self.skipped().count();
         let failed = self.failures().len() - self.problems.len();
@@ -143,7 +135,6 @@ impl Report {
         report
     }
 
-    /// Prints the result of the run.
     pub(super) fn tell(&self) {
         let failures = self.failures();
         let skipped = self.skipped().count();
@@ -167,13 +158,6 @@ impl Report {
             Origin::Resumed(when) => println!("{line} in this pass: {}", told(when)),
         }
         for test in &self.tests {
-            if let Some(shown) = self.run.shown {
-                for (name, value) in figures(test) {
-                    if name.starts_with(shown) {
-                        println!("      {name}: {value}");
-                    }
-                }
-            }
             if test.verdict != Verdict::Failed {
                 continue;
             }
@@ -219,7 +203,7 @@ pub(super) fn missing(run: &Run, tests: &[Test]) -> Vec<String> {
         _ => None,
     };
     if let Some(words) = words {
-        for word in words.split(' ').filter(|word| !word.starts_with('{')) {
+        for word in words.split(' ') {
             if !tests.iter().any(|test| test.name.contains(word)) {
                 problems.push(format!("no test has {word} in its name"));
             }
@@ -243,7 +227,7 @@ mod tests {
         name: "machine",
         place: Place::Vm {
             options: "",
-            command: "{gdr} test a. {filter}",
+            command: "{gdr} test a.",
         },
         ..BASE
     };

@@ -17,25 +17,16 @@ use crate::results::{Test, Verdict};
 /// Reasons to skip any number of tests. Some hosts forbid certain operations.
 const MAY_BE_SKIPPED: &[&str] = &["this machine forbids mounts"];
 
-const HEAD: &str = "\
-# SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-#
-# Number of skipped tests of each run of the suite, by reason. Runs with the same skips are listed together. A run that is
-# not listed skips none. A run that is repeated on another kernel (`7.2: …`) has the skips of the run on the default kernel,
-# unless this file lists it separately. The first lines give short names to reasons.
-# `make test TEST=--update-skips` writes the actual skips to this file. Check the differences.
-
-";
-
 /// List of a run that skips nothing.
 const NONE: &str = "none";
 
 /// Number of skipped tests of one run, by reason.
 type Counts = BTreeMap<String, usize>;
 
-/// Skipped tests by run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Skips {
+    /// Comments at the beginning of the file.
+    head: String,
     /// Reasons by their short names.
     names: BTreeMap<String, String>,
     runs: BTreeMap<String, Counts>,
@@ -71,7 +62,11 @@ impl Skips {
     /// Parses the file: lines `short name = reason`, then the names of runs, and below them an
     /// indented list: `  2 the reason; 1 short name`.
     fn parse(text: &str) -> Result<Self> {
-        let mut skips = Self::default();
+        let head = text.lines().take_while(|line| line.starts_with('#'));
+        let mut skips = Self {
+            head: head.map(|line| format!("{line}\n")).collect(),
+            ..Self::default()
+        };
         let mut runs: Vec<&str> = Vec::new();
         let mut is_list = false;
         for line in text
@@ -108,7 +103,7 @@ impl Skips {
     }
 
     fn render(&self) -> String {
-        let mut text = HEAD.to_owned();
+        let mut text = format!("{}\n", self.head);
         for (name, reason) in &self.names {
             text.push_str(&format!("{name} = {reason}\n"));
         }
@@ -253,7 +248,7 @@ mod tests {
             of(2, &["a SKIP not this", "b SKIP not this"], &[]),
             of(3, &["a SKIP x"], &["the machine died"]),
         ]);
-        let text = "w = why\nrun\n  1 w\n7.2: run\n  none\nnew\n  2 not this\n";
+        let text = "# x\nw = why\nrun\n  1 w\n7.2: run\n  none\nnew\n  2 not this\n";
         assert_eq!(found, Skips::parse(text).unwrap());
         assert_eq!(Skips::parse(&found.render()).unwrap(), found);
         for wrong in ["  1 why\n", "run\n  why\n", "run\n  x why\n"] {

@@ -1,119 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The end of a suite's output: comparison of results, skipped tests, longest runs, and totals.
+//! The end of a suite's output: skipped tests, flaky runs, failures, and totals.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::report::{Origin, Report};
 use crate::documents::wrapped;
 use crate::progress::duration;
-use crate::results::{figures, Test, Verdict};
 
-/// Returns the lines of one case: its verdicts, and below them the figures that differ between
-/// columns.
-fn rows<'a>(name: &'a str, results: &[Option<&'a Test>]) -> Vec<Vec<String>> {
-    let verdicts = results
-        .iter()
-        .map(|test| match test.map(|test| &test.verdict) {
-            None => "",
-            Some(Verdict::Passed) => "ok",
-            Some(Verdict::Failed) => "FAILS",
-            Some(Verdict::Skipped(_)) => "-",
-        });
-    let mut rows = vec![[name]
-        .into_iter()
-        .chain(verdicts)
-        .map(str::to_owned)
-        .collect()];
-    let measured: Vec<Option<BTreeMap<&str, String>>> = results
-        .iter()
-        .map(|test| {
-            test.filter(|test| !matches!(test.verdict, Verdict::Skipped(_)))
-                .map(figures)
-        })
-        .collect();
-    let names: BTreeSet<&str> = measured
-        .iter()
-        .flatten()
-        .flat_map(BTreeMap::keys)
-        .copied()
-        .collect();
-    for figure in names {
-        let values: Vec<Option<&str>> = measured
-            .iter()
-            .map(|figures| Some(figures.as_ref()?.get(figure).map_or("", String::as_str)))
-            .collect();
-        let different: BTreeSet<&str> = values.iter().flatten().copied().collect();
-        if different.len() < 2 {
-            continue;
-        }
-        let mut row = vec![format!("    {figure}")];
-        row.extend(
-            values
-                .iter()
-                .map(|value| cut(value.unwrap_or_default(), CELL)),
-        );
-        rows.push(row);
-    }
-    rows
-}
-
-/// Maximum width of a figure in the table.
-const CELL: usize = 48;
-
-/// Cuts a text that is longer than `most` characters.
-fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
-        None => text.to_owned(),
-    }
-}
-
-/// Prints the results of the same cases with each peer-memory module, side by side.
-fn table(reports: &[Report]) {
-    let mut columns: Vec<&str> = Vec::new();
-    let mut names: Vec<&str> = Vec::new();
-    let mut results: BTreeMap<(&str, &str), &Test> = BTreeMap::new();
-    for report in reports {
-        let Some(column) = report.column.as_deref() else {
-            continue;
-        };
-        if !columns.contains(&column) {
-            columns.push(column);
-        }
-        for test in &report.tests {
-            if !names.contains(&test.name.as_str()) {
-                names.push(&test.name);
-            }
-            results.insert((&test.name, column), test);
-        }
-    }
-    if columns.len() < 2 {
-        return;
-    }
-    let mut lines = vec![[""]
-        .iter()
-        .chain(&columns)
-        .map(|&word| word.to_owned())
-        .collect()];
-    for name in names {
-        let tests: Vec<Option<&Test>> = columns
-            .iter()
-            .map(|column| results.get(&(name, *column)).copied())
-            .collect();
-        lines.extend(rows(name, &tests));
-    }
-    let mut table = comfy_table::Table::new();
-    table
-        .load_preset(comfy_table::presets::NOTHING)
-        .add_rows(lines);
-    println!("\nThe same cases with each module, and the figures in which they differ");
-    for line in table.lines() {
-        println!(" {}", line.trim_end());
-    }
-}
-
-/// Lists the skipped tests and their reasons.
 fn list_skipped(reports: &[Report]) {
     // Collects first the runs by test and reason, then the tests by reason and runs. Most tests are
     // skipped in groups.
@@ -140,32 +34,6 @@ fn list_skipped(reports: &[Report]) {
     }
 }
 
-/// Number of the longest runs to list.
-const LONGEST: usize = 10;
-
-fn list_longest(reports: &[Report]) {
-    let mut ran: Vec<&Report> = reports
-        .iter()
-        .filter(|report| report.origin == Origin::Run)
-        .collect();
-    ran.sort_by_key(|report| std::cmp::Reverse(report.elapsed));
-    if ran.len() < 2 {
-        return;
-    }
-    println!("\nLongest");
-    for report in ran.into_iter().take(LONGEST) {
-        let before = match report.before {
-            Some(before) => format!(" ({} the last time)", duration(before)),
-            None => String::new(),
-        };
-        println!(
-            "  {:>12}  {}{before}",
-            duration(report.elapsed),
-            report.run.name
-        );
-    }
-}
-
 fn list_flaky(reports: &[Report]) {
     let mut heading = "\nFlaky: failed, and passed when run once more, alone\n";
     for report in reports {
@@ -183,7 +51,6 @@ fn list_flaky(reports: &[Report]) {
     }
 }
 
-/// Numbers in the last two lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     passed: usize,
@@ -242,9 +109,7 @@ impl Counts {
 
 /// Prints the end of the output. The last line is for programs.
 pub(super) fn summary(reports: &[Report], elapsed: Duration) -> i32 {
-    table(reports);
     list_skipped(reports);
-    list_longest(reports);
     list_flaky(reports);
     let failures: Vec<(&str, String)> = reports
         .iter()
@@ -280,27 +145,6 @@ mod tests {
         name: "run",
         ..BASE
     };
-
-    #[test]
-    fn long_figures_are_cut() {
-        assert_eq!(cut("ab…d", 4), "ab…d");
-        assert_eq!(cut("ab…de", 4), "ab……");
-    }
-
-    #[test]
-    fn figures_that_differ_have_a_row() {
-        let tests = tests(&[
-            "a | pins 1; bytes 8; seconds 1; pins 3",
-            "a | pins 2; bytes 8; seconds 2",
-            "a SKIP x | pins 1",
-        ]);
-        let [one, other, skipped] = [0, 1, 2].map(|at: usize| Some(&tests[at]));
-        assert_eq!(
-            rows("a", &[one, other, skipped, None]),
-            [["a", "ok", "ok", "-", ""], ["    pins", "1 3", "2", "", ""]]
-        );
-        assert_eq!(rows("a", &[one, None]), [["a", "ok", ""]]);
-    }
 
     #[test]
     fn runs_that_were_not_done_are_counted_apart() {

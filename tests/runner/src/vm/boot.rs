@@ -24,7 +24,6 @@ pub(crate) enum Channels {
     Lines(LineSink),
 }
 
-/// Result of a run.
 pub(crate) struct Outcome {
     /// Exit status of the command, if it ended.
     pub(crate) status: Option<i32>,
@@ -47,7 +46,6 @@ impl Outcome {
     }
 }
 
-/// Kernel and modules of a VM.
 #[derive(Default)]
 pub(crate) struct Boot {
     pub(crate) arch: Arch,

@@ -6,10 +6,8 @@ use super::wait::Attended;
 use crate::detectors::{self, Detector};
 use crate::klog;
 
-/// Number of reports that are shown.
 const SHOWN_REPORTS: usize = 10;
 
-/// Returns the lines, each indented.
 fn indented<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
     lines
         .into_iter()

@@ -29,7 +29,6 @@ const LONGEST_RUN: Duration = Duration::from_secs(7200);
 /// descriptors. An inherited socket would stay open after its own VM has ended.
 static STARTING: Mutex<()> = Mutex::new(());
 
-/// Returns the time limit of a run.
 fn timeout(options: &Options, boot: &Boot, command: &[String]) -> Option<Duration> {
     match options.timeout {
         Some(0) => None,
@@ -113,7 +112,6 @@ fn wanted(options: &Options, boot: &Boot) -> Option<&'static [Detector]> {
     boot.detectors.then(|| detectors::wanted(options.faults))
 }
 
-/// Adds the files of the run to QEMU's arguments.
 fn add_files(
     words: &mut Words,
     options: &Options,
@@ -178,7 +176,7 @@ pub(super) fn run(
 ) -> Result<Outcome> {
     let started = Instant::now();
     let interactive = matches!(channels, Channels::Caller) && terminal::is_terminal();
-    let tty = options.tty || (command.is_empty() && interactive);
+    let tty = command.is_empty() && interactive;
     let timeout = timeout(options, boot, command);
     let options = adjusted(options, boot)?;
     let scratch = paths.run_directory()?;

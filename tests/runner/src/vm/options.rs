@@ -146,10 +146,10 @@ pub(crate) struct Options {
     /// Architecture of the VM; it chooses the kernel if --kernel is not given
     #[arg(long, value_enum, default_value = "x86-64")]
     pub(crate) arch: Arch,
-    /// A kernel of the test VM by name, or a kernel image or build tree by path; the VM has the kernel's architecture
+    /// A kernel of the test VM by name; the VM has the kernel's architecture
     #[arg(
         long,
-        value_name = "FLAVOUR|PATH",
+        value_name = "FLAVOUR",
         default_value = crate::kernel::DEFAULT,
         default_value_if("arch", "arm64", crate::kernel::ARM64),
         default_value_if("peermem", "preload", crate::kernel::DMABUF)
@@ -175,7 +175,8 @@ pub(crate) struct Options {
     /// Time limit of the run, in seconds; 0 means none [default: 7200 with a command, 0 without]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
-    /// Report that must be in the kernel log exactly COUNT times, and that does not fail the run
+    /// Report that must be in the kernel log exactly COUNT times, or MIN-MAX times, and that does
+    /// not fail the run
     #[arg(long, value_name = "REGEX=COUNT")]
     pub(crate) expect: Vec<klog::Expectation>,
     /// File for the kernel log [default: in the cache]
@@ -205,9 +206,6 @@ pub(crate) struct Options {
     /// Patches to our module
     #[arg(skip)]
     pub(crate) patches: Vec<PathBuf>,
-    /// Gives the command a terminal
-    #[arg(long, short = 't')]
-    pub(crate) tty: bool,
     /// Also copies NVIDIA's nvidia-peermem into the VM; TESTVM_CONTROL_KO has its path
     #[arg(long)]
     pub(crate) with_control: bool,

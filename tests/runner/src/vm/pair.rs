@@ -23,7 +23,7 @@ pub(crate) fn run(
     command: &[String],
     channels: Channels,
 ) -> Result<Outcome> {
-    if command.is_empty() || options.tty {
+    if command.is_empty() {
         bail!("a pair has no terminal and no input: give a command with --pair");
     }
     // A connected pair of sockets queues some hundred packets before a sender has to wait.

@@ -18,7 +18,6 @@ use crate::index;
 /// Parameters of modules: `name` to `a=1 b=2`.
 type Parameters = BTreeMap<String, String>;
 
-/// The modules to load, in order, and their parameters.
 pub(super) struct Plan {
     pub(super) arch: Arch,
     pub(super) early: Vec<PathBuf>,
@@ -28,7 +27,6 @@ pub(super) struct Plan {
     pub(super) host: bool,
 }
 
-/// Returns the plan of a Debian host.
 pub(super) fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     let wanted = [EARLY, EARLY_ON_HOST].concat();
     let mut modules = vec!["ib_uverbs", "rdma_ucm", "rdma_rxe", "nvidia"];

@@ -16,7 +16,6 @@ pub(super) fn value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// Words of a command line.
 #[derive(Default)]
 pub(super) struct Words(pub(super) Vec<String>);
 
@@ -26,7 +25,6 @@ impl Words {
     }
 }
 
-/// Returns the kernel parameters.
 pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
     let mut words = Words::default();
     words.add(&[
@@ -93,7 +91,6 @@ pub(super) fn arguments(
     words
 }
 
-/// Adds the machine type, the processors and the memory.
 fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     let accel = if options.icount {
         words.add(&["-icount", "shift=0"]);
@@ -215,7 +212,6 @@ mod tests {
         Options::parse(format!("runner {words}").split_whitespace()).unwrap()
     }
 
-    /// Returns QEMU's arguments for a VM with these options.
     fn arguments_for(options: &Options, wire: Option<&UnixDatagram>) -> Vec<String> {
         let boot = Boot {
             arch: options.arch(),

@@ -111,7 +111,6 @@ fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
     Ok(())
 }
 
-/// A line sink shared by several streams.
 type SharedSink = Arc<Mutex<LineSink>>;
 
 /// Splits a stream into lines and passes them to the sink. The end of the stream ends the last
@@ -139,13 +138,11 @@ fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::J
     })
 }
 
-/// The threads that forward output, and the input stream.
 struct Streams {
     consumers: Vec<thread::JoinHandle<()>>,
     input: Option<UnixStream>,
 }
 
-/// Connects the VM's streams to the caller's channels.
 fn connect(
     console: Option<UnixStream>,
     streams: Vec<(&'static str, UnixStream)>,
@@ -189,7 +186,6 @@ fn connect(
     Ok(Streams { consumers, input })
 }
 
-/// Sends the lines of the control port to a channel.
 fn control_lines(port: UnixStream) -> mpsc::Receiver<String> {
     let (sender, control) = mpsc::channel::<String>();
     thread::spawn(move || {

@@ -287,13 +287,6 @@ fn each_difference_by_itself() {
     }
 }
 
-#[test]
-fn all_newer_and_all_older() {
-    for newer in [every_probe(), BTreeSet::new()] {
-        assert_eq!(Kernel::new(&newer).found(), with_exported(&newer));
-    }
-}
-
 /// Tests the kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18
 /// has forms of 5.10 and later.
 #[test]

@@ -2,48 +2,28 @@
 //! Cases from public bug reports: the true cause comes first, and nothing else is a warning or a
 //! fault.
 
-use super::{faults, log};
+use super::{faults, log, nvidias};
 use crate::doctor::{examine, Selection};
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{limits, newer_library};
 use crate::fixture::Fixture;
 use crate::host::Fact;
-use crate::software::MODULE;
 use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
 /// An HGX H100 with NVIDIA's nvidia_peermem, on a kernel without memory_peers.
 fn machine() -> Fixture {
     let mut fixture = fixture::hgx().with_software();
-    for path in [
-        MODULE,
-        "/sys/kernel/mm/memory_peers",
-        "/sys/kernel/debug/nvidia_peermem",
-    ] {
-        fixture.remove(path);
-    }
-    fixture.file(&format!("{MODULE}/version"), "570.86.15\n");
-    fixture.file(&format!("{MODULE}/refcnt"), "0\n");
-    fixture.file(
-        &format!("{MODULE}/parameters/persistent_api_support"),
-        "1\n",
-    );
-    fixture.file(&format!("{MODULE}/parameters/peerdirect_support"), "0\n");
-    fixture.file(
-        "/lib/modules/6.8.0-45-generic/modules.dep",
-        "updates/dkms/nvidia-peermem.ko: updates/dkms/nvidia.ko updates/dkms/ib_uverbs.ko\nupdates/dkms/nvidia.ko:\n",
-    );
+    nvidias(&mut fixture, "570.86.15");
     fixture
 }
 
 /// Removes the user's privileges and sets a limit on locked memory.
 fn limited(fixture: &mut Fixture, bytes: u64) {
     fixture.file("/proc/self/limits", &limits(&bytes.to_string()));
-    fixture.file(
-        "/proc/self/status",
-        "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n",
-    );
+    let text = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n";
+    fixture.file("/proc/self/status", text);
 }
 
 /// Moves RDMA devices to another network namespace (exclusive mode). The NICs keep an empty

@@ -5,7 +5,7 @@ mod causes;
 
 use super::*;
 use crate::doctor::scan::Scan;
-use crate::doctor::tests::Faults;
+use crate::doctor::tests::{each_is_told, Faults};
 use crate::finding::Level::Note;
 use crate::finding::{Finding, Level};
 use crate::fixture::software::{driver, limits, module_files};
@@ -13,7 +13,6 @@ use crate::fixture::Fixture;
 use crate::host::module_files::Files;
 use crate::host::Fact;
 use crate::software::{MODULE, REGISTER};
-use crate::testing::{is_like, told, Fault};
 use crate::{fixture, testing};
 
 pub(in crate::doctor) const DEBUG: &str = "/sys/kernel/debug/nvidia_peermem";
@@ -38,10 +37,8 @@ pub(in crate::doctor) fn unload(fixture: &mut Fixture) {
     fixture.remove(MODULE);
     fixture.remove(PEERS);
     fixture.remove(DEBUG);
-    fixture.file(
-        "/proc/modules",
-        "ib_core 475136 0 - Live 0x0000000000000000 (OE)\n",
-    );
+    let text = "ib_core 475136 0 - Live 0x0000000000000000 (OE)\n";
+    fixture.file("/proc/modules", text);
 }
 
 /// Replaces peermem-rs with NVIDIA's nvidia_peermem, on a kernel where ib_core has no
@@ -50,10 +47,8 @@ pub(in crate::doctor) fn nvidias(fixture: &mut Fixture, version: &str) {
     unload(fixture);
     fixture.file(&format!("{MODULE}/version"), &format!("{version}\n"));
     fixture.file(&format!("{MODULE}/refcnt"), "0\n");
-    fixture.file(
-        &format!("{MODULE}/parameters/persistent_api_support"),
-        "1\n",
-    );
+    let parameter = format!("{MODULE}/parameters/persistent_api_support");
+    fixture.file(&parameter, "1\n");
     fixture.file(
         "/proc/modules",
         "nvidia_peermem 16384 0 - Live 0x0000000000000000 (OE)\n",
@@ -67,10 +62,8 @@ pub(in crate::doctor) fn nvidias(fixture: &mut Fixture, version: &str) {
 /// Unloads the module, and changes the contents of the file that modprobe would load.
 pub(in crate::doctor) fn with_files(fixture: &mut Fixture, module: &str, change: fn(&mut Files)) {
     unload(fixture);
-    fixture.file(
-        "/lib/modules/6.8.0-45-generic/modules.dep",
-        &format!("{module}: updates/dkms/nvidia.ko\n"),
-    );
+    let text = format!("{module}: updates/dkms/nvidia.ko\n");
+    fixture.file("/lib/modules/6.8.0-45-generic/modules.dep", &text);
     let mut files = module_files(module);
     change(&mut files);
     fixture.module_files(&files);
@@ -79,10 +72,7 @@ pub(in crate::doctor) fn with_files(fixture: &mut Fixture, module: &str, change:
 /// Adds an NVSwitch on PCI.
 pub(in crate::doctor) fn nvswitch(fixture: &mut Fixture) {
     let place = "/sys/devices/pci0000:00/0000:07:00.0";
-    fixture.link(
-        "/sys/bus/pci/devices/0000:07:00.0",
-        "../../../devices/pci0000:00/0000:07:00.0",
-    );
+    fixture.sysfs_link("/sys/bus/pci/devices/0000:07:00.0", place);
     fixture.file(&format!("{place}/class"), "0x068000\n");
     fixture.file(&format!("{place}/vendor"), "0x10de\n");
     fixture.file(&format!("{place}/device"), "0x22a3\n");
@@ -92,10 +82,8 @@ pub(in crate::doctor) const NVIDIAS: &str = "updates/dkms/nvidia-peermem.ko";
 pub(in crate::doctor) const OUR_FILE: &str = "updates/peermem-rs/nvidia_peermem.ko";
 
 pub(in crate::doctor) fn proprietary(fixture: &mut Fixture) {
-    fixture.file(
-        "/proc/driver/nvidia/version",
-        &driver("x86_64 Kernel Module"),
-    );
+    let text = driver("x86_64 Kernel Module");
+    fixture.file("/proc/driver/nvidia/version", &text);
 }
 
 pub(in crate::doctor) fn without_function(fixture: &mut Fixture, name: &str) {
@@ -156,21 +144,14 @@ fn each_fault_is_told_and_nothing_else() {
         Faults::OfSoftware(faults) => faults,
         _ => &[],
     };
-    let mut wrong = Vec::new();
-    for Fault { name, inject, says } in OF_SOFTWARE.iter().flat_map(of_check) {
-        let mut fixture = healthy();
-        inject(&mut fixture);
-        let found = findings(&fixture);
+    each_is_told(OF_SOFTWARE.iter().flat_map(of_check), healthy, |fixture| {
+        let found = findings(fixture);
         // The check of refusals takes its fixes from the module's table, whose words are made for
         // logs.
         let own = found.iter().filter(|it| it.check != refusals::CHECK.name);
         own.for_each(testing::commands_are_marked);
-        let is_said = |(finding, says): (&Finding, &&str)| is_like(&told(finding), says);
-        if found.len() != says.len() || !found.iter().zip(*says).all(is_said) {
-            wrong.push(format!("{name}: {found:#?}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+        found
+    });
 }
 
 /// A missing GPU or NIC is reported once, without its consequences.
