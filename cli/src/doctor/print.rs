@@ -226,7 +226,7 @@ pub(super) fn all(
     match counts.needs_root {
         0 => {}
         all if all == counts.not_visible => last.push_str(" without root"),
-        some => last.push_str(&format!(", {some} of them only without root")),
+        some => last.push_str(&format!(", {some} of them because they need root")),
     }
     if !in_full && counts.note + counts.not_visible > 0 {
         last.push_str(MORE);
