@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use anyhow::{anyhow, Context as _, Result};
+use anyhow::{anyhow, ensure, Context as _, Result};
 use regex::{Regex, RegexSet};
 
 #[cfg(test)]
@@ -133,13 +133,15 @@ impl FromStr for Expectation {
             .ok_or_else(|| anyhow!("'{text}' is not REGEX=COUNT"))?;
         let (min, max) = count.split_once('-').unwrap_or((count, count));
         let number = |text: &str| {
-            let number = text.parse();
+            let number = text.parse::<usize>();
             number.with_context(|| format!("'{count}' is not a count"))
         };
+        let (min, max) = (number(min)?, number(max)?);
+        ensure!(min <= max, "no count is in the range '{count}'");
         Ok(Self {
             pattern: Regex::new(pattern).with_context(|| format!("in '{text}'"))?,
-            min: number(min)?,
-            max: number(max)?,
+            min,
+            max,
         })
     }
 }
@@ -571,6 +573,7 @@ mod tests {
         let parsed: Expectation = "a=0-1".parse().unwrap();
         assert_eq!((parsed.min, parsed.max), (0, 1));
         assert!("a=1-".parse::<Expectation>().is_err());
+        assert!("a=2-1".parse::<Expectation>().is_err());
         assert!("nothing".parse::<Expectation>().is_err());
         assert!("a=x".parse::<Expectation>().is_err());
         assert!("(=1".parse::<Expectation>().is_err());
