@@ -106,19 +106,20 @@ pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
     Ok(code)
 }
 
-/// Counts and measures everything, and writes the page. Returns 1 if a goal is missed or was not
-/// measured.
+/// Counts and measures everything, and writes the page. Returns 1 if a check of the counts fails, or
+/// if a goal is missed or was not measured.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
+    let mut code = 0;
     if !selection.page {
-        cost::run(paths, &cost::Selection { update: true })?;
+        code = cost::run(paths, &cost::Selection { update: true })?;
         measure(paths)?;
     }
     let (missed, unmeasured) = page::write(&paths.repo)?;
     println!("  done in {}", duration(started.elapsed()));
     if (missed, unmeasured) == (0, 0) {
         println!("bench: all goals met");
-        return Ok(0);
+        return Ok(code);
     }
     println!("bench: {missed} goals missed, {unmeasured} not measured");
     Ok(1)
