@@ -31,8 +31,8 @@ COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
 # The objects of the portable build. A release has all these objects.
 OBJECTS = portable/nvidia_peermem-x86_64.o_shipped portable/nvidia_peermem-aarch64.o_shipped
-# The object for this kernel: by the architecture in its configuration, or else
-# by this machine's.
+# The object for this kernel. The kernel's configuration names the architecture.
+# Without a configuration, the architecture is that of this machine.
 OBJECT = portable/nvidia_peermem-$(shell if grep -qs '^CONFIG_ARM64=y' '$(KDIR)/include/config/auto.conf'; then echo aarch64; \
 	elif grep -qs '^CONFIG_X86_64=y' '$(KDIR)/include/config/auto.conf'; then echo x86_64; else uname -m; fi).o_shipped
 # Modules for a kernel that was built with clang need clang.

@@ -165,7 +165,7 @@ pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
             continue;
         };
         let wanted: Vec<Wanted<'a>> = match (for_data_direct(pair, &route), Turn::of(&route)) {
-            // Linux sets a port whose `off` is 0 correctly by default.
+            // By default, Linux sets the right bits on a port whose `off` is 0.
             (Some(Ok(wanted)), _) => wanted.into_iter().filter(|it| it.off != 0).collect(),
             (None, Some(Ok(turn))) if turn.level() == Level::Warning => {
                 turn.redirecting().collect()

@@ -213,7 +213,7 @@ impl<'a> Interface<'a> {
             (Some(_), Ok([np, rp])) if np != rp => subject.note(found)
                 .why(
                     "Every NIC both receives and sends: roce_np tells the sender that marked packets arrived, and \
-                     roce_rp slows down when told. With only one of them, a mark has no effect on one side.",
+                     roce_rp slows down when told. If only one is on, marks slow traffic in only one direction.",
                 )
                 .fix(format!(
                     "Set the same for both, for example `echo 1 | sudo tee \

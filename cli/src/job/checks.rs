@@ -413,8 +413,8 @@ fn falls_back(it: &At<'_>) -> bool {
     !is_for_gpu && libraries.peek().is_some() && libraries.all(is_new)
 }
 
-/// Consumers of `doctor`'s check, by library: the first version with another probe, the name of the
-/// consumers before that version, and a version for people.
+/// Libraries that changed their probe for the module. An entry has the library's name, the first
+/// version with the new probe, and the name of older versions in `doctor`'s check of consumers.
 const PROBES: [(&str, [u32; 3], &str); 3] = [
     ("NCCL", [2, 23, 0], "NCCL to 2.22"),
     ("UCX", [1, 18, 0], "UCX to 1.17"),

@@ -81,7 +81,8 @@ impl<'a> Shared<'a> {
                 Some(Level::Ok) => Some(true),
                 Some(Level::NotVisible) => None,
                 Some(_) => Some(false),
-                // Without a module, the check leaves the report to the check of the module.
+                // If dma-buf does not work and no module is loaded, `doctor`'s dma-buf check
+                // reports nothing, because the module check reports both.
                 None => (applies && has_module == Ok(false)).then_some(false),
             },
             has_module,

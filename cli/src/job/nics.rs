@@ -102,7 +102,7 @@ impl Choice {
         machine: &Machine,
     ) -> Self {
         let text = setting.as_ref().map_or("", |setting| &setting.value);
-        // `^` excludes. NCCL takes a name for a beginning, unless the list begins with `=`.
+        // `^` excludes. NCCL treats a name as a prefix, unless the list begins with `=`.
         let (is_excluding, rest) = match text.strip_prefix('^') {
             Some(rest) => (true, rest),
             None => (false, text),

@@ -328,7 +328,7 @@ impl Real {
             Ok(region) => Ok(Region::Here(region)),
             Err(refused) if NO_DMA_BUF.contains(&refused.errno()) => {
                 Err(Unable::Impossible(format!(
-                    "the kernel, or the driver of {}, has none: {refused}",
+                    "the kernel, or the driver of {}, cannot register a dma-buf: {refused}",
                     hca.name()
                 )))
             }

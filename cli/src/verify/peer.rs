@@ -270,7 +270,7 @@ impl Teller {
 }
 
 /// Reads the greeting of a client. If the server cannot serve the client, tells the client why.
-/// During a run, the server serves `only` its client.
+/// During a run, `only` is the address of the run's client, and other clients are refused.
 pub(crate) fn greeted(stream: &TcpStream, only: Option<IpAddr>) -> Result<Hello> {
     let mut lines = Lines::of(stream.try_clone()?, GREETING)?;
     let address = stream.peer_addr()?.ip();

@@ -125,7 +125,7 @@ pub(crate) fn oversee(role: &Role, limit: Duration, client: Option<TcpStream>) -
                 Ok(status) => status.to_string(),
                 Err(error) => error.to_string(),
             };
-            followed.lost(now, format!("the process that did it ended: {status}"));
+            followed.lost(now, format!("the worker process ended: {status}"));
         }
     }
     Ok(followed)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A kernel with one RDMA device, for the real libibverbs and librxe. A test preloads this library:
- * the calls for /dev/infiniband/uverbs0 end here. The kernel knows the old write() interface, and
- * only registrations by dma-buf of the ioctl() interface.
+ * the calls for /dev/infiniband/uverbs0 end here. The kernel supports the old write() interface. Of
+ * the ioctl() interface, the kernel supports only registrations by dma-buf.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

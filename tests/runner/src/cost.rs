@@ -167,7 +167,7 @@ fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
         .filter(|test| test.verdict != Verdict::Passed)
     {
         test.notes.push(format!(
-            "if the change is intended (more than {TOLERANCE} % of instructions, or a number of calls): run 'make cost UPDATE=1', and commit tests/cost/figures"
+            "if the change is intended (instructions changed by more than {TOLERANCE} %, or the number of calls changed): run 'make cost UPDATE=1', and commit tests/cost/figures"
         ));
         if kept.compilers != counted.compilers {
             test.notes.push(format!(

@@ -223,7 +223,7 @@ const SEARCHED: &[&str] = &[
     "chunks::tests::the_cost_of_random_sizes",
 ];
 
-/// Returns a table of the rows `of` that these tests write.
+/// Returns a table of the rows that these tests print after the prefix `of`.
 fn rows(runs: &[&[Test]], tests: &[&str], of: &str, head: &str) -> Result<String> {
     static NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r"\d{4,}"));
 

@@ -81,7 +81,7 @@ impl Pass {
     }
 
     fn of(home: PathBuf, tree: String, restart: bool) -> Result<Self> {
-        // The stamp has the hash of the work tree that the pass tests.
+        // The stamp has the hash of the work tree under test.
         let stamp = home.join("tree");
         if home.exists() && (restart || !stamp::is_fresh(&stamp, &tree)) {
             fs::remove_dir_all(&home).with_context(|| home.display().to_string())?;

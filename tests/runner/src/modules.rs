@@ -390,8 +390,8 @@ impl<'a> Builder<'a> {
         self.make(&self.recipe("injected", "injected.ko", &["tests/injected"]))
     }
 
-    /// Builds all modules for this kernel. Only kernels with Rust have benchmarks and neighbours of
-    /// other drivers.
+    /// Builds all modules for this kernel. Builds the modules of `bench` and `drivers` only if the
+    /// kernel has Rust.
     pub(crate) fn all(&self) -> Result<Vec<PathBuf>> {
         if !self.kernel.has_peer_memory {
             return Ok(vec![self.gpu()?, self.gpu_with_upper()?]);

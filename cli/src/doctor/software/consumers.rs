@@ -190,7 +190,7 @@ fn why_not(probe: &Probe) -> &'static str {
     match probe {
         UserOfIbCore => {
             ": it looks for the module in ib_core's line of lsmod, but OFED since 5.5 has peer memory in ib_uverbs, \
-             for NVIDIA's module, too"
+             so it does not find NVIDIA's module either"
         }
         SymbolAndNic(_) => ": it only knows other NICs",
         _ => "",

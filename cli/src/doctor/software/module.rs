@@ -164,7 +164,7 @@ mod tests {
 
     faults! {
         "installed and not loaded, and dma-buf works", "warning module: …sudo modprobe nvidia-peermem" => unload;
-        "not loaded, and only what comes with the driver installed",
+        "not loaded, and only the driver's own module is installed",
             "note module: …updates/dkms/nvidia-peermem.ko (NVIDIA's)" => |fixture| {
             nvidias(fixture, "570.86.15");
             fixture.remove(MODULE);

@@ -62,7 +62,7 @@ pub(crate) struct Boot {
     pub(crate) control: Option<PathBuf>,
     /// Other neighbours, each in a folder of this name.
     pub(crate) drivers: Vec<(&'static str, PathBuf)>,
-    /// Key that signs all modules, and our module unsigned.
+    /// Key that signs all modules, and the path of our unsigned module.
     pub(crate) signing: Option<(Signing, PathBuf)>,
     /// `true` if the kernel has detectors, which must show that they work.
     pub(crate) detectors: bool,

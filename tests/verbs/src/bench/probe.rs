@@ -214,7 +214,7 @@ pub(crate) struct PageOrder(());
 pub(crate) struct Large {
     /// Number of allocations that the page allocator refused.
     pub(crate) refused: u64,
-    /// Number of allocations, without a fallback in the caller, that an existing slab satisfied.
+    /// Number of allocations that an existing slab satisfied, and whose callers have no fallback.
     /// Without a free object in a slab, the page allocator would refuse these allocations.
     pub(crate) given: u64,
 }

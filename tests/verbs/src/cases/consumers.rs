@@ -136,7 +136,7 @@ const CONSUMERS: &[Consumer] = consumers![
         AnyOf(&[NV_MEM, NV_MEM_NC, MODULE]) => Module;
     "nccl-to-2.22": "NCCL up to 2.22.3, NVIDIA/nccl#1676",
         AnyOf(&[NV_MEM, NV_MEM_NC]) => MemoryPeers;
-    "nccl-of-the-first-dmabuf": "NCCL src/transport/net_ib.cc with DMA-BUF and without nv_mem_nc; so in FlagCX and TensorPipe",
+    "nccl-of-the-first-dmabuf": "NCCL src/transport/net_ib.cc with DMA-BUF and without nv_mem_nc; also in FlagCX and TensorPipe",
         AnyOf(&[NV_MEM, BY_MODULE_NAME]) => MemoryPeers;
     "nccl-gin-gdaki": "NCCL src/transport/net_ib/gdr.cc:33",
         AnyOf(&[MODULE]) => Module;

@@ -135,7 +135,10 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
     bench.check(
         misuse == 0,
         "a lost pin is put once",
-        &format!("{} of the GPU given back for others", times(misuse, "use")),
+        &format!(
+            "a repeated put dropped other pins' share of the GPU's usage count: {}",
+            times(misuse, "use")
+        ),
     );
     let lines = log.of_module()?;
     bench.check(

@@ -638,7 +638,7 @@ impl Session<'_> {
         if status == Status::WorkRequestFlushedError || self.is_excused(initiator, status, before) {
             return Ok(());
         }
-        wrong!("a request to memory that was freed meanwhile ended with {status:?}, of {ended:?}")
+        wrong!("a request to freed memory ended with {status:?}; all requests: {ended:?}")
     }
 
     /// Checks that a revoked region refuses an access.
