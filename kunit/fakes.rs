@@ -64,7 +64,7 @@ pub(crate) const BAR_LEN: u64 = 1 << 36;
 pub(crate) const IO: u64 = BAR + (1 << 40);
 /// First address of an unassigned BAR.
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
-/// First address of memory with a `struct page` that claims to be a BAR.
+/// First address of RAM that a fake device presents as a BAR with struct pages: `FAKE_RAM_START`.
 pub(crate) const RAM: u64 = 1 << 30;
 /// First address of a second BAR: `FAKE_SECOND_START` in `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);

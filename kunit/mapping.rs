@@ -178,7 +178,7 @@ suite!(
             (Call::IovaLink, 4),
             (Call::IovaSync, 1),
         ]) {
-            // The module maps each range by itself.
+            // The module maps each range separately instead.
             fail(call, nth, 1, ENOMEM.to_errno())?;
             let mapping = mapped(4, EVERY_OTHER)?;
             same!((mapping.1.entries(), bytes()), (4, 4 * KIB_64));
@@ -219,8 +219,8 @@ suite!(
         }
     }
 
-    /// The IOMMU has no room for the memory with its hole between two runs, and the calls of
-    /// `dma_map_resource()` return adjacent addresses.
+    /// IOVA space for the memory and the hole between its two runs cannot be allocated. The calls
+    /// of `dma_map_resource()` return adjacent addresses.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib() {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Prints a symbol name that contains a checksum of the sources that the object
 # and the module's C files must share. The object defines the symbol. Kbuild
-# links the object only with C files of the same symbol.
+# links the object only if the source tree of the C files gives the same symbol.
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -68,7 +68,7 @@ pub(crate) const UNIT: u64 = 1 << 21;
 
 /// Maximum number of calls to pin for each allowed chunk.
 pub(crate) const CALLS_PER_CHUNK: u64 = 8;
-/// Number of calls to pin that a search may make beyond [`CALLS_PER_CHUNK`] for each chunk.
+/// Number of calls to pin that a search may make in addition to those of [`CALLS_PER_CHUNK`].
 pub(crate) const CALLS_MORE: u64 = 64;
 
 /// Maximum number of chunks of the expected length between two checks for a longer allocation.

@@ -67,7 +67,7 @@ impl Drop for Ready {
 ///
 /// ib_core asks the two clients in turn, on one thread and with its mutex held. A pin that fails
 /// now may succeed a moment later. If the persistent client then made that pin, the memory would
-/// stay pinned after it was freed, although the HCA could have lost the registration.
+/// stay pinned after it was freed, even though the HCA supports revocation.
 ///
 /// The words are the address of the task that asked, or 0 for none, and the range.
 struct LastRefused([Atomic<u64>; 3]);

@@ -175,9 +175,9 @@ static inline void *compat_proc_data(const struct inode *inode)
 
 /*
  * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
- * @first and @last. The reference to the pagemap is dropped before the return,
- * since its driver may remove the pagemap at any time, and waits for the
- * reference. nr_range is 0 while the only range is being added.
+ * @first and @last. The reference to the pagemap is dropped before the return:
+ * the pagemap's driver may remove the pagemap at any time, and the removal
+ * waits for the reference. nr_range is 0 while the only range is being added.
  *
  * Without FOLL_PCI_P2PDMA, processes have no peer-to-peer DMA memory, and
  * dma_map_resource() of kernels of that age may refuse all memory that has a
@@ -304,9 +304,9 @@ static inline unsigned long compat_dma_granule(struct device *dev)
 }
 
 /*
- * I/O virtual address (IOVA) ranges. A kernel without these functions cannot
- * allocate a range, and the module maps each range of memory separately. The
- * macros replace the functions on such a kernel. The module then calls only
+ * I/O virtual address (IOVA) ranges. A kernel without the functions below
+ * cannot allocate a range, and the module maps each range of memory separately.
+ * The macros replace the functions on such a kernel. The module then calls only
  * dma_iova_try_alloc().
  */
 struct dma_iova_state;

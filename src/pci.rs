@@ -167,7 +167,7 @@ impl Known {
 #[derive(Clone, Copy)]
 pub(crate) struct Bar {
     pub(crate) range: AddrRange,
-    /// The GPU of the BAR, or none if no number was free.
+    /// The GPU of the BAR, or an empty set if every GPU number is taken.
     pub(crate) gpu: Gpus,
 }
 

@@ -60,8 +60,8 @@ impl Reader<'_, '_> {
     }
 
     /// Reads the addresses of the next pages from page number `from` on. `addr` returns the address
-    /// of a page. Returns the first page number of the next of the [`Reader::batches`], or `None`
-    /// if no page is left. Does not allocate or lock.
+    /// of a page. Returns the page number at which the next batch begins ([`Reader::batches`]), or
+    /// `None` if no page is left. Does not allocate or lock.
     #[inline(always)]
     pub(crate) fn pages<T>(
         &mut self,

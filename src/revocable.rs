@@ -56,8 +56,8 @@
 //!   not return, because the table would then be freed. Instead, the physical addresses are copied
 //!   while the table is known to be alive, and this module maps them. The disadvantage is that
 //!   nvidia.ko's topology check (driver 580 and later) is skipped. `map` refuses a device only if
-//!   nvidia.ko has denied it one of the GPUs before, when nvidia.ko mapped for the persistent
-//!   client.
+//!   nvidia.ko denied the path from the device to one of the region's GPUs during an earlier
+//!   mapping for the persistent client.
 //!
 //! Uses `core`, [`env`], and files that use nothing else.
 

@@ -164,7 +164,7 @@ fn relink(state: &bindings::dma_iova_state, change: impl FnOnce(u64) -> Result<u
         let iova = iova.ok_or("there is no such range")?;
         iova.linked = change(iova.linked)?;
         match iova.linked > iova.len {
-            true => Err("more is linked than the range has"),
+            true => Err("more bytes are linked than the range has"),
             false => Ok(()),
         }
     });

@@ -171,7 +171,7 @@ impl Model {
         live.sort_unstable();
         assert_eq!(
             ranges, live,
-            "the live pins are not the returned pins in the order of addresses"
+            "the returned pins are not the live pins, sorted by address"
         );
         for pin in found.iter().flat_map(|pins| pins.iter()) {
             assert_eq!(pin.extents, 1, "made over another pin: {:x?}", pin.range);
