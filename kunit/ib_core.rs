@@ -198,7 +198,11 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
     let handle = reg_handle.addr();
     let client = core(|core| take_first(&mut core.clients, |client| client.handle == handle));
     let Some(client) = client else {
-        return fails(c"ib_core", 0, fmt!("a client that is not registered is unregistered"));
+        return fails(
+            c"ib_core",
+            0,
+            fmt!("a client that is not registered is unregistered"),
+        );
     };
     record(Event::Unregister(client.description.name));
     // ib_core would wait for the last region, which no other thread releases here.
@@ -229,7 +233,11 @@ unsafe extern "C" fn ib_invalidate_peer_memory(reg_handle: *mut c_void, ticket: 
         (known, found)
     });
     if !known {
-        fails(c"ib_core", 0, fmt!("a handle is used after its client was unregistered"));
+        fails(
+            c"ib_core",
+            0,
+            fmt!("a handle is used after its client was unregistered"),
+        );
     }
     let Some(region) = found.filter(|region| region.is_mapped) else {
         return 0;

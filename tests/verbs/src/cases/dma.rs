@@ -38,7 +38,8 @@ pub(super) const CASES: &[Case] = cases![
     "dma.other_region_stays" => |lab| each_mode(lab, other_stays),
     "dma.faults_after_free" => |lab| one_mode(lab, PinMode::Revocable, after_free),
     "dma.goes_on_after_free" => |lab| one_mode(lab, PinMode::Persistent, goes_on),
-    "dma.fragmented" => |lab| each_mode(lab, fragmented),
+    "dma.fragmented" => |lab| each_mode(lab, |bench| in_one_range(bench, |_, _, _| Ok(()))),
+    "dma.nothing_beside" => |lab| each_mode(lab, |bench| in_one_range(bench, nothing_beside)),
     "dma.bit_31" => |lab| each_mode(lab, bit_31),
     "dma.lazy_window" => |lab| each_mode(lab, window),
     "dma.provider_maps" => provider_maps,
@@ -606,9 +607,11 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Tests fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module
 /// maps this memory to one range of DMA addresses. The IOMMU's tables show for each region that
-/// nothing else is mapped. The controller moves bytes up to the last address of the range, and
-/// cannot reach the next address.
-fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
+/// nothing else is mapped, and the controller moves bytes up to the last address of the range.
+fn in_one_range(
+    bench: &mut Bench<'_>,
+    then: fn(&mut Bench<'_>, &Allocation, &Mapped) -> Result<()>,
+) -> Result<()> {
     const WHOLE: usize = 2 * M2;
     if bench.lab.setup.peermem == Peermem::Nvidia {
         return ktap::skip("NVIDIA's module does not map a region to one range");
@@ -641,11 +644,15 @@ fn fragmented(bench: &mut Bench<'_>) -> Result<()> {
     same(source.mapping(), &bytes)?;
     same(target.mapping(), &bytes)?;
     bench.faults.none()?;
-    let last = from.pages.last().context("no pages")?;
-    let view = source.bar_view()?;
-    bench.cannot_write(last.dma + PAGE, &view, 0)?;
+    then(bench, &source, &from)?;
     bench.deregister(from)?;
     bench.deregister(to)
+}
+
+/// Checks that the controller cannot reach the address after the last one of a region.
+fn nothing_beside(bench: &mut Bench<'_>, memory: &Allocation, region: &Mapped) -> Result<()> {
+    let last = region.pages.last().context("no pages")?;
+    bench.cannot_write(last.dma + PAGE, &memory.bar_view()?, 0)
 }
 
 /// Tests a region of more than 4 GiB. Behind an IOMMU, our module leaves a hole of 2 GiB between
