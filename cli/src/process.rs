@@ -254,6 +254,11 @@ fn command(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
+/// Returns a path to the file that a process sees as `path`, which is absolute.
+pub(crate) fn seen_by(pid: u32, path: &str) -> String {
+    format!("/proc/{pid}/root{path}")
+}
+
 /// Returns field 22 of `/proc/PID/stat`, the start time. The process name, field 2, may contain
 /// anything, including brackets.
 pub(crate) fn start_ticks(stat: &str) -> Option<&str> {

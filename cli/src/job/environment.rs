@@ -8,6 +8,7 @@
 use serde::Serialize;
 
 use crate::host::{Host, Seen, Unseen};
+use crate::process::seen_by;
 use crate::software::nccl::{Setting, Variables, FILE};
 
 /// Prefixes of the variables that are kept. All other variables may be secrets.
@@ -53,7 +54,7 @@ pub(super) struct Variable {
 /// Variables of a process.
 pub(super) struct Environment<'a> {
     host: &'a dyn Host,
-    root: String,
+    pid: u32,
     /// In NCCL's order.
     pub(super) sources: Vec<Source>,
 }
@@ -97,10 +98,9 @@ fn variables(bytes: &[u8], end: u8) -> Vec<(String, String)> {
 impl<'a> Environment<'a> {
     /// Reads the variables of a process whose real user ID is `uid`.
     pub(super) fn scan(host: &'a dyn Host, pid: u32, uid: Option<u32>) -> Self {
-        let root = format!("/proc/{pid}/root");
         let bytes = host.bytes(&format!("/proc/{pid}/environ"));
         let first = Source::of(FIRST, bytes, b'\0');
-        let file = |path: &str| Source::of(path, host.bytes(&format!("{root}{path}")), b'\n');
+        let file = |path: &str| Source::of(path, host.bytes(&seen_by(pid, path)), b'\n');
         // NCCL reads `NCCL_CONF_FILE`, or else the file in the home directory of the user.
         let named = first.get("NCCL_CONF_FILE").filter(|path| !path.is_empty());
         let home = || {
@@ -123,11 +123,7 @@ impl<'a> Environment<'a> {
         let mut sources = vec![first];
         sources.extend(of_user);
         sources.push(file(FILE));
-        Self {
-            host,
-            root,
-            sources,
-        }
+        Self { host, pid, sources }
     }
 
     /// Returns all variables, sorted by name.
@@ -158,7 +154,7 @@ impl Variables for Environment<'_> {
     }
 
     fn sees(&self, path: &str) -> Seen<bool> {
-        match self.host.bytes(&format!("{}{path}", self.root)) {
+        match self.host.bytes(&seen_by(self.pid, path)) {
             Ok(_) => Ok(true),
             Err(Unseen::Absent) => Ok(false),
             Err(why) => Err(why),
@@ -173,7 +169,7 @@ fn home_of(host: &dyn Host, pid: u32, uid: u32) -> Option<String> {
         .text(&format!("/proc/{pid}/uid_map"))
         .unwrap_or_default();
     let uid = inside(&map, uid);
-    let passwd = host.text(&format!("/proc/{pid}/root/etc/passwd")).ok()?;
+    let passwd = host.text(&seen_by(pid, "/etc/passwd")).ok()?;
     passwd.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
         let is_it = fields.get(2)?.parse() == Ok(uid);

@@ -8,6 +8,7 @@ use regex::Regex;
 use serde::Serialize;
 
 use crate::host::{Host, Seen, Unseen};
+use crate::process::seen_by;
 
 /// Name of the preload library that registers by dma-buf.
 pub(super) const PRELOAD: &str = "libpeermem_preload";
@@ -209,7 +210,7 @@ impl<'a> Reader<'a> {
         let folder = ["site-packages", "dist-packages"].iter().find_map(|name| {
             let (above, below) = mapping.path.split_once(&format!("/{name}/"))?;
             let is_its = below.starts_with(inside);
-            is_its.then(|| format!("/proc/{pid}/root{above}/{name}"))
+            is_its.then(|| seen_by(pid, &format!("{above}/{name}")))
         })?;
         let names = self.host.names(&folder).ok()?;
         version_of_package(&names, package)
@@ -226,7 +227,7 @@ impl<'a> Reader<'a> {
         let mapped = format!("/proc/{pid}/map_files/{}", mapping.range);
         let text = match self.host.matching(&mapped, before) {
             Err(Unseen::Denied | Unseen::Absent | Unseen::Failed(_)) if !mapping.is_deleted => {
-                let path = format!("/proc/{pid}/root{}", mapping.path);
+                let path = seen_by(pid, mapping.path);
                 self.host.matching(&path, before)
             }
             other => other,

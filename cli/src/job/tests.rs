@@ -9,6 +9,7 @@ use crate::fixture::software::limits;
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
 use crate::host::{Fact, Unseen};
+use crate::process::seen_by;
 use crate::software::MODULE;
 use crate::testing;
 use crate::testing::{faults_of, is_like, Fault};
@@ -138,7 +139,7 @@ fn a_healthy_process_and_one_with_much_to_say() {
          LD_PRELOAD=/opt/libpeermem_preload.so",
     );
     fixture.file(
-        "/proc/4711/root/etc/nccl.conf",
+        &seen_by(PID, "/etc/nccl.conf"),
         "NCCL_NET_GDR_LEVEL=PIX\nNCCL_DEBUG=WARN\n",
     );
     process(&mut fixture, 4712);
@@ -155,8 +156,8 @@ faults_of! {
         |it| environ(it, "NCCL_NET_GDR_LEVEL=LOC");
     "no reads by the NIC", "warning settings: …does not read GPU memory" => |it| environ(it, "NCCL_NET_GDR_READ=0");
     "the user's nccl.conf", "warning settings: …in /home/alice/.nccl.conf" => |it| {
-        it.file("/proc/4711/root/home/alice/.nccl.conf", "NCCL_IB_DISABLE=1\n");
-        it.file("/proc/4711/root/etc/nccl.conf", "NCCL_IB_DISABLE=0\n");
+        it.file(&seen_by(PID, "/home/alice/.nccl.conf"), "NCCL_IB_DISABLE=1\n");
+        it.file(&seen_by(PID, "/etc/nccl.conf"), "NCCL_IB_DISABLE=0\n");
     };
     "a setting of a library that is not mapped", "note settings: …UCX_TLS=tcp" => |it| environ(it, "UCX_TLS=tcp");
     "an unknown value", "note settings: …does not know this value" => |it| environ(it, "NCCL_IB_DISABLE=yes");
@@ -182,7 +183,7 @@ faults_of! {
     "a limit below the path", "warning path: …up to NVL" => |it| environ(it, "NCCL_NET_GDR_LEVEL=NVL");
     "a topology file", "note path: …which are not judged here" => |it| {
         environ(it, "NCCL_TOPO_FILE=/opt/topo.xml");
-        it.file("/proc/4711/root/opt/topo.xml", "<system/>");
+        it.file(&seen_by(PID, "/opt/topo.xml"), "<system/>");
     };
     "a topology file that is not there", "warning path: …there is no such file" => |it| {
         environ(it, "NCCL_TOPO_FILE=/opt/topo.xml");
@@ -193,7 +194,7 @@ faults_of! {
     "IBGDA with a thread of the processor", "note ibgda: …falls back to a thread of the processor" =>
         |it| environ(it, "NVSHMEM_IB_ENABLE_IBGDA=1");
     "IBGDA of an NVSHMEM that does not fall back", "warning ibgda: …runs without PeerMappingOverride" => |it| {
-        it.file("/proc/4711/root/usr/lib/x86_64-linux-gnu/libnvshmem_host.so.3", "NVSHMEM v3.4.4");
+        it.file(&seen_by(PID, "/usr/lib/x86_64-linux-gnu/libnvshmem_host.so.3"), "NVSHMEM v3.4.4");
         environ(it, "NVSHMEM_IB_ENABLE_IBGDA=1");
     };
     "GDAKI where the setting is not visible", "not_visible ibgda: …is not visible" => |it| {

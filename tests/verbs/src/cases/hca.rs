@@ -117,9 +117,9 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Makes the HCA's driver fail after it has got its umem. The driver then releases the umem. With
-/// `peer_fail_setup`, the driver releases without stopping the notifier, whose lock it still holds.
-/// With `peer_fail_create`, the driver stops the notifier, which it has never activated.
+/// Makes the HCA's driver fail after it has got its umem. The driver then releases the umem:
+/// `peer_fail_setup` without stopping the notifier, whose lock the driver still holds, and
+/// `peer_fail_create` after it has stopped the notifier, which it has never activated.
 fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
