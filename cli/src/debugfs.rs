@@ -296,7 +296,7 @@ impl<'a> Line<'a> {
     }
 
     /// Removes a key and returns its value, which is the name of a thread.
-    pub(crate) fn name(&mut self, key: &str) -> Option<String> {
+    fn name(&mut self, key: &str) -> Option<String> {
         // `-` is a valid thread name.
         self.any(key).map(unescaped)
     }

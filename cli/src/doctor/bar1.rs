@@ -113,7 +113,8 @@ fn resizable(function: &Function, index: usize) -> Option<Resizable> {
     bars.into_iter().find(|bar| bar.bar == index)
 }
 
-fn enlarge(can: bool) -> &'static str {
+/// Returns the fix for a small BAR1. `can` is `true` if the firmware can enlarge BAR1.
+pub(super) fn enlarge(can: bool) -> &'static str {
     match can {
         true => "Turn on \"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
         false => {

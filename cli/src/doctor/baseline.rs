@@ -4,8 +4,8 @@
 //!
 //! A missing device leaves no trace in sysfs. Only a comparison reveals a missing device.
 
-use super::port;
 use super::scan::{check, Scan};
+use super::{bar1, port};
 use crate::finding::{Finding, Subject};
 use crate::host::nvml::Nvml;
 use crate::machine::pci::{Address, DEVICES};
@@ -131,9 +131,7 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
                         bytes(was.size)
                     ))
                     .why("All processes together can register no more than this at once.")
-                    .fix(
-                        "Turn on \"Re-Size BAR Support\" and \"Above 4G Decoding\" in the firmware's setup",
-                    ),
+                    .fix(bar1::enlarge(true)),
             );
         }
     }
