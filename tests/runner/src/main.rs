@@ -113,7 +113,8 @@ enum Action {
     },
     /// Runs the schedules of all known hazards and writes docs/hazards.md
     Hazards,
-    /// Measures this module and NVIDIA's, and writes docs/performance.md; exits with 1 if a goal is missed
+    /// Measures this module and NVIDIA's, and writes docs/performance.md; exits with 1 if a goal is missed or a check
+    /// of the counts fails
     Bench(bench::Selection),
     /// Counts a registration's instructions; exits with 1 if tests/cost/figures differs
     Cost(cost::Selection),

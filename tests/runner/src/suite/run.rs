@@ -18,7 +18,7 @@ pub(crate) struct Run {
     pub(crate) same_as: Option<Same>,
     /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Kernel of the run's VM. `None`: the caller's kernel.
+    /// Kernel of the run's VM, unless the VM's options name one. `None`: the default kernel.
     pub(crate) kernel: Option<&'static str>,
     /// Kinds of kernels on which `make test-all` repeats the run.
     pub(crate) also: &'static [&'static str],
