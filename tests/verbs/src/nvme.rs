@@ -137,7 +137,6 @@ pub(crate) struct Nvme {
     io: Queue,
     next_id: u16,
     longest: u64,
-    model: String,
 }
 
 /// Returns the PCI address of the controller, if there is one.
@@ -199,7 +198,6 @@ impl Nvme {
             io: Queue::new(1, IO),
             next_id: 1,
             longest: 0,
-            model: String::new(),
         };
         nvme.stop()?;
         nvme.memory.write(0, &vec![0; MEMORY])?;
@@ -220,10 +218,6 @@ impl Nvme {
         nvme.identify_self()?;
         nvme.create_queues()?;
         Ok(nvme)
-    }
-
-    pub(crate) fn model(&self) -> &str {
-        &self.model
     }
 
     /// Returns the maximum number of bytes in one command.
@@ -256,11 +250,10 @@ impl Nvme {
         let at = IDENTITY * PAGE as usize;
         self.identify(self.page(IDENTITY)?)?.success()?;
         let identity = self.memory.bytes(at, PAGE as usize)?;
-        self.model = String::from_utf8_lossy(&identity[24..64]).trim().to_owned();
+        check_description(&identity)?;
         // The limit is a power of two, in pages. 0 means no limit, but this program needs a limit.
         let shift = Some(identity[77]).filter(|shift| (1..10).contains(shift));
         self.longest = PAGE << shift.unwrap_or(10);
-        ensure!(self.model == "QEMU NVMe Ctrl", "{}", self.model);
         let sgls = identity[536..540].iter().any(|byte| *byte != 0);
         ensure!(sgls, "the controller takes no scatter-gather lists");
         Ok(())
@@ -379,6 +372,13 @@ impl Drop for Nvme {
             eprintln!("the NVMe controller was not stopped: {error:#}");
         }
     }
+}
+
+/// Checks that these bytes are the controller's description: see [`Nvme::identify`].
+pub(crate) fn check_description(bytes: &[u8]) -> Result<()> {
+    let model = String::from_utf8_lossy(&bytes[24..64]);
+    ensure!(model.trim() == "QEMU NVMe Ctrl", "the model is {model:?}");
+    Ok(())
 }
 
 fn low(value: u64) -> u32 {

@@ -285,10 +285,7 @@ impl<'a> Bench<'a> {
         let canary = vec![0xa5; SMALL];
         view.write(at, &canary)?;
         self.controller.identify(dma)?.success()?;
-        let found = view.bytes(at, SMALL)?;
-        let model = String::from_utf8_lossy(&found[24..64]).trim().to_owned();
-        ensure!(model == self.controller.model());
-        Ok(())
+        nvme::check_description(&view.bytes(at, SMALL)?)
     }
 
     /// Checks that a write to this page by the controller causes one fault, and that the bytes

@@ -76,7 +76,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
         Ok(_) => bail!("memory that was freed is registered"),
         Err(refused) => note("errno", refused.errno()),
     }
-    expect("callbacks", stage.counted("callbacks")?, 1)
+    counters::callbacks_are(&stage.before, 1)
 }
 
 /// Checks that every callback was for a pin that the module knows.
@@ -146,7 +146,7 @@ fn stale_ticket(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.far.reg_mr(memory.span(0, M2)?)?;
     stage.free(&old)?;
-    expect("callbacks", stage.counted("callbacks")?, 1)?;
+    counters::callbacks_are(&stage.before, 1)?;
     let state = peer_region(&lab.far, &region)?.state;
     note("state", &state);
     ensure!(state != "revoked", "a stranger's region was revoked");
