@@ -92,7 +92,7 @@ fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> 
     let mut mutants = all(paths)?;
     for mutant in &mut mutants {
         if build == Build::Portable {
-            let is_border = mutant.wraps_c(&paths.repo)?;
+            let is_border = mutant.is_for_portable(&paths.repo)?;
             let in_machine = |check: &Check| matches!(check.place, Place::Vm { .. });
             mutant.checks.retain(|check| is_border && in_machine(check));
         }

@@ -149,10 +149,10 @@ impl Mutant {
         Ok(files)
     }
 
-    /// Returns `true` if the mutant changes a C file of the module, or a Rust file that has
-    /// `unsafe`. A mutant whose patches add points for tests does not count: only the bindings of
-    /// the in-tree build have the functions of these points.
-    pub(super) fn wraps_c(&self, repo: &Path) -> Result<bool> {
+    /// Returns `true` if the portable build must show the mutant, too: the mutant changes a C file
+    /// of the module, or a Rust file that has `unsafe`. The portable build cannot have a mutant
+    /// whose patches add points for tests, because its bindings lack the functions of these points.
+    pub(super) fn is_for_portable(&self, repo: &Path) -> Result<bool> {
         if !self.base().is_empty() {
             return Ok(false);
         }
@@ -330,7 +330,7 @@ mod tests {
             fs::write(&patch, format!("+++ b/{file}\n")).unwrap();
             let head = "# rule: 1\n# removes: a\n# without: b\n# vm: x\n# sign: hangs\n";
             let mutant = Mutant::parse("m", &patch, head).unwrap();
-            let found = mutant.wraps_c(&repo).unwrap();
+            let found = mutant.is_for_portable(&repo).unwrap();
             fs::remove_file(&patch).unwrap();
             found
         };
@@ -339,7 +339,7 @@ mod tests {
         let file = repo.join("tests/mutants/10-takes-at-exit.patch");
         let head = fs::read_to_string(&file).unwrap();
         let with_points = Mutant::parse("m", &file, &head).unwrap();
-        assert!(!with_points.wraps_c(&repo).unwrap());
+        assert!(!with_points.is_for_portable(&repo).unwrap());
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub(super) fn command_script(
     } else {
         format!("cd {} 2>/dev/null || cd /\n", quoted(here))
     });
-    let words: Vec<String> = if command.is_empty() && tty {
+    let words: Vec<String> = if tty {
         script.push_str("PS1='vm:\\w# '; export PS1\n");
         vec!["command -v bash >/dev/null && exec bash --norc; exec sh".into()]
     } else if command.is_empty() {
