@@ -120,14 +120,15 @@ pub(super) fn summary(reports: &[Report], elapsed: Duration) -> i32 {
                 .map(|failure| (report.run.name, failure))
         })
         .collect();
+    let [before, last] = Counts::of(reports).lines();
+    println!("\n{before}, in {}", duration(elapsed));
     if !failures.is_empty() {
-        println!("\nFailed");
+        println!("Failed");
         for (run, failure) in &failures {
             println!("  {run}: {}", failure.lines().next().unwrap_or_default());
         }
     }
-    let [before, last] = Counts::of(reports).lines();
-    println!("\n{before}, in {}\n{last}", duration(elapsed));
+    println!("{last}");
     i32::from(!failures.is_empty())
 }
 
