@@ -28,6 +28,10 @@ pub(super) const CASES: &[Case] = cases![
 /// Port of `peermemctl verify --server`.
 pub(super) const PORT: u16 = 18516;
 
+/// The ways of registration, as `way` of a step.
+pub(super) const PEER_MEMORY: &str = "peer_memory";
+pub(super) const DMA_BUF: &str = "dma_buf";
+
 /// The steps that move bytes, in order.
 const MOVES: &str = "write_from_gpu write_to_gpu gpu_to_gpu read_from_gpu send_to_gpu";
 
@@ -85,9 +89,13 @@ impl Answer {
 
     /// Returns the step of this name that is not for dma-buf.
     fn step(&self, name: &str) -> Result<&Value> {
+        self.step_where(name, |way| way != DMA_BUF)
+    }
+
+    fn step_where(&self, name: &str, fits: impl Fn(&Value) -> bool) -> Result<&Value> {
         self.steps()
             .iter()
-            .find(|step| step["step"] == name && step["way"] != "dma_buf")
+            .find(|step| step["step"] == name && fits(&step["way"]))
             .with_context(|| format!("no step {name}: {}", self.json))
     }
 
@@ -119,14 +127,25 @@ impl Answer {
         Ok(())
     }
 
-    /// Checks that all steps of one pair passed, on memory from CUDA's library.
-    pub(super) fn is_by_cuda(&self) -> Result<()> {
+    /// Checks that all steps of `way` passed for one pair, on memory from CUDA's library.
+    pub(super) fn is_by_cuda(&self, way: &str) -> Result<()> {
         let others = ["two_allocations", "free_while_registered", "killed_holder"];
-        for step in moves().chain(others) {
-            self.passed(step)?;
+        for name in moves().chain(others) {
+            let step = self.step_where(name, |found| found == way)?;
+            ensure!(step["outcome"] == "passed", "{name}: {step}");
         }
         let pair = self.pairs().first().context("no pair")?;
         ensure!(pair["stand_in"] == false, "{pair}");
+        Ok(())
+    }
+
+    /// Checks that memory cannot be registered by `ibv_reg_mr`, because no module is loaded.
+    pub(super) fn has_no_module(&self) -> Result<()> {
+        let register = self.step("register")?;
+        ensure!(register["outcome"] == "not_possible_here", "{register}");
+        let why = self.found("register")?;
+        note("why", why);
+        ensure!(why.starts_with("no peer-memory module is loaded"), "{why}");
         Ok(())
     }
 
@@ -185,7 +204,7 @@ fn all_is_well(lab: &Lab) -> Result<()> {
     ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
     // The stand-in has no dma-buf, which the answer must report without a failure.
     let steps = answer.steps().iter();
-    let mut of_dma_buf = steps.filter(|step| step["way"] == "dma_buf");
+    let mut of_dma_buf = steps.filter(|step| step["way"] == DMA_BUF);
     ensure!(
         of_dma_buf.all(|step| step["outcome"] == "not_possible_here"),
         "{}",
@@ -226,12 +245,7 @@ fn no_peer_memory_module(lab: &Lab) -> Result<()> {
     replaced.map_or(Ok(()), Replaced::end)?;
     let answer = answer?;
     answer.expect(&["any_way"])?;
-    let register = answer.step("register")?;
-    ensure!(register["outcome"] == "not_possible_here", "{register}");
-    let why = answer.found("register")?;
-    note("why", why);
-    ensure!(why.starts_with("no peer-memory module is loaded"), "{why}");
-    Ok(())
+    answer.has_no_module()
 }
 
 fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
