@@ -229,7 +229,7 @@ impl IovaMapping {
         runs.into_iter().filter(|run| run.len > 0)
     }
 
-    /// Returns the offset of `dma` in the IOMMU's address range, and its length.
+    /// Returns the offset of `dma` in the IOMMU's address range, and the length of `dma`.
     fn place(&self, dma: AddrRange) -> (usize, usize) {
         // CAST: Addresses have 64 bits.
         (
@@ -306,8 +306,8 @@ impl BarMapping {
         Some(addr != page.addr)
     }
 
-    /// Tries the ways of mapping in the order of the list above. If a way fails, undoes its
-    /// mappings before the next try.
+    /// Tries the ways of mapping in the order of the list at the top of this file. If a way fails,
+    /// undoes the mappings of that way before the next try.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
         if let Some(bounds) = memory.bounds.filter(|_| device.is_direct()) {
             // The device may not reach all of the bounding range.

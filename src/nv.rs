@@ -230,7 +230,8 @@ impl Checked<'_> {
     }
 
     /// Reads one of the [`Reader::batches`]: see [`Reader::pages`].
-    // Not inlined: a caller has so many variables that the loop's own would be kept in memory.
+    // Not inlined: a caller has many variables, and the loop's own variables would not stay in
+    // registers.
     #[inline(never)]
     pub(crate) fn read(&self, from: usize, reader: &mut Reader<'_, '_>) -> Option<usize> {
         // SAFETY: The page is alive by the type invariant.
@@ -431,7 +432,7 @@ impl Drop for PersistentPin {
 ///
 /// Must be dropped after the last pin. A callback drops its reference to the module before it
 /// returns. nvidia.ko holds the API lock during a callback. The drop therefore puts a table that
-/// was never given out. This put takes the lock, does nothing, and returns 0.
+/// nvidia.ko does not know. This put waits for the lock, does nothing else, and returns 0.
 pub(crate) struct Callbacks(());
 
 /// `true` while [`Callbacks`] exists.

@@ -18,7 +18,7 @@
 //! of that entry.
 //!
 //! The functions that a registration calls are inline. Each function has two callers, one for each
-//! mode, and so many arguments that a call would cost more than its body.
+//! mode, and so many arguments that a call would cost more than the function's body.
 //!
 //! Uses only `core`: see `ranges`. `docs/observe.md` specifies the format of a registration's line
 //! for programs.
