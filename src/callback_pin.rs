@@ -42,14 +42,14 @@
 //!   and the put run together, with `put_rwsem` held for writing ([`env::put_rwsem_write`]).
 //!   `put_rwsem` does not protect against pins that another module makes for the same process.
 //! - A put finds a pin only among the pins of the calling process. If another process calls put,
-//!   nvidia.ko does nothing and reports success. This module then keeps the entry, and everything
-//!   that the entry holds, until the callback.
+//!   nvidia.ko does nothing and reports success. In another process, this module therefore does not
+//!   put the pin. The entry, and everything that the entry holds, stays until the callback.
 //! - Sometimes nvidia.ko does not find even a pin of the calling process: see below. If this module
 //!   is not sure that nvidia.ko can find the pin, it asks nvidia.ko first ([`CallbackPin::ask`]).
 //!   If the answer is no, this module does not put the pin, and the entry stays until the callback.
 //! - OFED 4.9 calls `release` inside a callback. On the thread of a callback, nvidia.ko refuses to
-//!   put, and another thread may hold `put_rwsem` while it waits for the API lock. The live pins of
-//!   the region therefore also keep their entries until their own callbacks.
+//!   put, and another thread may hold `put_rwsem` while it waits for the API lock. The region's
+//!   other live pins are therefore not put, and keep their entries until their own callbacks.
 //!
 //! # Puts that count as done
 //!
@@ -60,7 +60,8 @@
 //! lock. There are two cases:
 //!
 //! - The object belongs to the process's own client, as in a process that allocates for itself. The
-//!   object is freed with the client, after callbacks for all its pins. A put finds every live pin.
+//!   object is freed with the client, after callbacks for all its pins. A put therefore finds every
+//!   live pin.
 //! - The object belongs to another process, which shares the object with this one (MPS; up to 256
 //!   processes). The pin outlives the client. A put no longer finds the pin, and the pin's callback
 //!   comes when the other process frees the memory.

@@ -12,8 +12,8 @@
 //! 1. pin the whole range            success: done; an error other than -EINVAL: refused
 //! 2. pin the first unit             -EINVAL: not GPU memory
 //! 3. measure the first allocation
-//! 4. at each next place, pin as     success: one chunk
-//!    much as the last allocation    failure, or every so often: measure the allocation
+//! 4. at each next place, pin the    success: one chunk, unless a check is due
+//!    length of the last allocation  failure, or a check is due: measure the allocation
 //! ```
 //!
 //! # Measuring

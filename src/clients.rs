@@ -105,8 +105,8 @@ impl LastRefused {
     }
 }
 
-/// Logs the refusal of a step after `acquire`, and converts it to the error that ib_core returns to
-/// the application.
+/// Logs the refusal of a step after `acquire`, and converts the reason to the error that ib_core
+/// returns to the application.
 fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     result.map_err(|reason| {
         let span = &mr.fixed().span;

@@ -148,9 +148,9 @@ static inline struct file *compat_anon_file(const char *name,
 }
 
 /*
- * The two probes guard all of trace.c and memory_peers.c. If the first probe
- * fails, the module has no tracepoints. If the second probe fails, the module
- * has no /sys/kernel/mm/memory_peers of its own.
+ * The next two probes guard all of trace.c and memory_peers.c. If the first
+ * probe fails, the module has no tracepoints. If the second probe fails, the
+ * module has no /sys/kernel/mm/memory_peers of its own.
  */
 /* PROBE tracepoints: *(void **)p = trace_event_reg; */
 /* PROBE memory_peers: kernfs_put(kernfs_find_and_get(kernel_kobj->sd, p)); *(void **)p = kobject_create_and_add(p, p); n = sysfs_create_group(p, p); */
@@ -215,8 +215,8 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns true if @pfn has a struct page, or @unknown if the kernel cannot tell.
- * On 5.10, pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL
+ * Returns true if @pfn has a struct page, or @unknown if the kernel cannot
+ * tell. On 5.10, pfn_valid() calls rcu_read_unlock_strict(), which is for GPL
  * modules only.
  */
 /* PROBE pfn_valid: n = pfn_valid(n); */
@@ -230,7 +230,7 @@ static inline bool compat_has_page(unsigned long pfn, bool unknown)
 }
 
 /*
- * Maps @len bytes of a BAR for @dev, with or without struct pages.
+ * Maps @len bytes of a BAR, which may have struct pages, for @dev.
  * dma_map_resource() refuses memory with struct pages on 5.10, and also on 7.0
  * if CONFIG_DMA_API_DEBUG is set. The refused memory includes a BAR's
  * peer-to-peer DMA memory.

@@ -91,8 +91,8 @@ impl ResourceMapping {
                 let map = || map_range(device, range).ok_or(Reason::MapResource { mapped });
                 let mut addr = map()?;
                 if end == Some(addr) && run.saturating_add(len) >= LONG_RUN {
-                    // The second mapping gets other addresses, because the first one is still in
-                    // use.
+                    // The second mapping gets other addresses, because the first mapping is still
+                    // in use.
                     let other = map();
                     // SAFETY: The range was mapped above, and is not recorded.
                     unsafe { unmap_range(device, AddrRange { addr, len }) };
@@ -290,8 +290,8 @@ impl BarMapping {
 
     /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if the
     /// DMA address differs from the physical address, and `None` if the page cannot be mapped now.
-    /// Returns `false`, without mapping, for a page that has a `struct page` and is not
-    /// peer-to-peer DMA memory, since Linux may print a warning for such a page. May sleep.
+    /// Linux may print a warning for a page that has a `struct page` and is not peer-to-peer DMA
+    /// memory. For such a page, returns `false` without mapping. May sleep.
     pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
         // SAFETY: The function has no preconditions.
         if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, true) } {
@@ -317,7 +317,8 @@ impl BarMapping {
                 }
             }
         }
-        // The kernel rounds to whole pages of the IOMMU, and would also map adjacent addresses.
+        // The kernel rounds to whole pages of the IOMMU. A rounded mapping would include adjacent
+        // addresses.
         let bits = memory
             .steps()
             .fold(0, |bits, step| bits | step.addr | step.len);

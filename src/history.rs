@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The last refusals: a list of limited length, and one line of text for each.
+//! The last refusals: a list of limited length, and one line of text for each refusal.
 //!
 //! `docs/observe.md` specifies the format of these lines for programs.
 //!
@@ -234,8 +234,8 @@ impl<const N: usize> Ring<N> {
     }
 }
 
-/// The last refusals. Ranges that were never meant for a GPU have their own list: any process can
-/// cause any number of them, and they must not displace the other refusals.
+/// The last refusals. Refusals of ranges that were never meant for a GPU have their own list. Any
+/// process can cause any number of such refusals, and they must not displace the other refusals.
 pub(crate) struct History {
     refusals: Ring<{ History::REFUSALS }>,
     non_gpu: Ring<{ History::NON_GPU }>,

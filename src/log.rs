@@ -116,8 +116,8 @@ pub(crate) fn history<R>(f: impl FnOnce(&mut History) -> R) -> R {
     HISTORY.with(f)
 }
 
-/// Records a refusal by the client of `mode`, or defers it to the return of the system call. May
-/// sleep.
+/// Records a refusal by the client of `mode`, or defers the record to the return of the system
+/// call. May sleep.
 pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Reason) {
     let reason = reason.refine(|| task::vma_kind(addr));
     let refusal = Refusal {

@@ -467,8 +467,8 @@ impl Drop for Callbacks {
 /// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. When
 /// nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process context,
 /// with the API lock held, even before this function returns. nvidia.ko frees the page table when
-/// `callback` returns. `None` means that the memory is pinned, but there is no table. Fails without
-/// [`Callbacks`].
+/// `callback` returns. `None` means that the memory is pinned, but there is no table. Fails if no
+/// [`Callbacks`] exists.
 pub(crate) fn get_pages(
     span: &Span,
     number: usize,

@@ -118,7 +118,7 @@ impl kernel::Module for PeerMem {
             return Err(EINVAL);
         }
         // nv_peer_mem is the predecessor of NVIDIA's nvidia-peermem. If nv_peer_mem is loaded, two
-        // clients have the same name.
+        // clients may have the same name.
         let has_nv_peer_mem = LoadedModule::find(c"nv_peer_mem").is_some();
         // Applications look for this name.
         let first = c"nv_mem";

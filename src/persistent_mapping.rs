@@ -4,9 +4,9 @@
 //!
 //! nvidia.ko maps each page separately, under its API lock. This module maps contiguous pages at
 //! once, and takes no lock of nvidia.ko. However, nvidia.ko (driver 580 and later) knows of
-//! machines in which a device does not reach a GPU, and reports that only when it maps. This module
-//! therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one page. This
-//! module remembers the answer until the GPU or the device is removed:
+//! machines in which a device does not reach a GPU, and refuses such a device only when it maps.
+//! This module therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one
+//! page. This module remembers the answer until the GPU or the device is removed:
 //!
 //! - The answer applies to every process. Since the registration was pinned, the registering
 //!   process may have mapped another GPU's memory at the address. The page must therefore lie on

@@ -107,8 +107,8 @@ impl Span {
         self.len
     }
 
-    /// Returns the part of the span that lies in `[from, to)`, or `None` if that is empty. The part
-    /// has whole pages if `from`, `to` and the span are page-aligned.
+    /// Returns the part of the span that lies in `[from, to)`, or `None` if that part is empty. The
+    /// part has whole pages if `from`, `to` and the span are page-aligned.
     pub(crate) fn part(&self, from: u64, to: u64) -> Option<Span> {
         let start = self.start.max(from);
         let len = self
@@ -268,8 +268,8 @@ impl IovaLayout {
 /// of `ranges` and a run of at least 4 GiB of contiguous DMA addresses exists. `ranges` back the
 /// virtual addresses from `va` on.
 ///
-/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` is at
-/// the same distance.
+/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` has
+/// the same distance from the DMA addresses.
 pub(crate) fn common_distance(mut va: u64, ranges: impl Iterator<Item = AddrRange>) -> Option<u64> {
     let (mut common, mut end) = (None, None);
     let (mut run, mut longest) = (0_u64, 0);
@@ -420,7 +420,7 @@ impl SgLayout {
         pages
     }
 
-    /// Adds `range`, and calls `each` with every entry that it finishes. Returns `false` if `each`
+    /// Adds `range`, and calls `each` with every entry that is finished. Returns `false` if `each`
     /// returned `false`, but adds all of `range` even then.
     pub(crate) fn range(
         &mut self,
