@@ -285,7 +285,7 @@ impl CallbackPin {
         self.pin.put()
     }
 
-    /// Asks nvidia.ko whether it would find the pin, by pinning the first page once more for the
+    /// Asks nvidia.ko whether a put would find the pin, by pinning the first page once more for the
     /// calling process. The page may belong to other memory by now, so the new pin has its own
     /// entry.
     fn ask(&self) -> Result<(), PutError> {

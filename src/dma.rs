@@ -75,7 +75,7 @@ impl ResourceMapping {
     ///
     /// If the kernel happens to return consecutive DMA addresses for several ranges, this function
     /// keeps them from becoming a run of [`LONG_RUN`] bytes. This function cannot prevent such a
-    /// run if the DMA addresses are derived from the physical ones.
+    /// run if the DMA addresses are derived from the physical addresses.
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),

@@ -33,8 +33,8 @@
 //! # Rules, and the failures that they prevent
 //!
 //! - A range over several allocations has one pin for each allocation ([`chunks`]). If one of the
-//!   allocations is freed, the whole region is revoked, because the HCA has one key for all of it.
-//!   The other allocations stay pinned until `release`.
+//!   allocations is freed, the whole region is revoked, because the HCA has one key for the whole
+//!   region. The other allocations stay pinned until `release`.
 //! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` then fails.
 //!   Otherwise ib_core would get a region that nobody ever revokes.
 //! - A callback for a region without a ticket never calls ib_core. Tickets are small numbers that

@@ -649,7 +649,7 @@ static bool joins_pages;
 
 /*
  * Loads a module. NVIDIA's nvidia-peermem registers both clients. Our module
- * registers the persistent client alone, or both.
+ * registers only the persistent client, or both clients.
  */
 void cost_load(int is_ours, int persistent)
 {
