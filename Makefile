@@ -22,10 +22,11 @@ endif
 MODULES = $(abspath $(DESTDIR)/lib/modules)
 OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
-# KDIR, or the folder of scripts/headers if KDIR lacks metadata for Rust.
+# KDIR, or the folder that scripts/headers makes if KDIR lacks metadata for
+# Rust.
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
-# kbuild compiles a copy of the source. Products are put beside their source, at
-# least on kernels before 6.13, and products for one kernel are useless for
+# kbuild compiles a copy of the source. At least before 6.13, kbuild puts
+# products beside their source, and products for one kernel are useless for
 # another.
 COPY = $(CURDIR)/build/$(KVER)
 KBUILD_ARGS = -C $(BUILD_FOLDER) M=$(COPY) $(KBUILD_LLVM) $(KBUILD_CC)
@@ -84,7 +85,7 @@ help: ## Lists the targets
 demo: ## Shows RDMA into GPU memory in a virtual machine (the first time takes 10 minutes); VM='--kernel 6.1' chooses a kernel
 	@$(RUNNER) demo $(VM)
 
-test: ## Runs the tests; TEST='words' chooses rows (TEST=--list), FRESH=1 repeats unchanged ones, STRICT=1 repeats no failed one
+test: ## Runs the tests; TEST='words' chooses rows (TEST=--list), FRESH=1 also runs unchanged ones, STRICT=1 retries none
 	@$(RUNNER) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)
 
 test-all: ## Runs all tests, slow ones too, strictly; continues an interrupted run (TEST=--restart starts anew)
@@ -93,7 +94,7 @@ test-all: ## Runs all tests, slow ones too, strictly; continues an interrupted r
 quick: ## Runs the fast checks for editing: host tests, a build of the module, lint of changed files
 	@$(RUNNER) quick
 
-stress: ## Runs random operations in many processes for MINUTES, after those of the last run; SEED=… EPOCH=… repeats one
+stress: ## Runs random operations in many processes for MINUTES, and continues where the last run ended; SEED=… EPOCH=… repeats one epoch
 	@$(RUNNER) stress $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(EPOCH),--epoch $(EPOCH))
 
 debian: ## Installs the module by DKMS on Debian 12 and 13, and boots their kernels (the first time takes 30 minutes more)
@@ -105,10 +106,10 @@ kunit: ## Runs only the module's KUnit tests, on the ordinary and the debug kern
 hazards: ## Runs the schedules of all known hazards and writes docs/hazards.md
 	@$(RUNNER) hazards
 
-bench: ## Measures this module and NVIDIA's, and writes docs/performance.md; BENCH=--page only writes
+bench: ## Measures this module and NVIDIA's, and writes docs/performance.md; BENCH=--page only writes the page
 	@$(RUNNER) bench $(BENCH)
 
-cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 updates file and page
+cost: ## Counts a registration's instructions and compares them with tests/cost/figures; UPDATE=1 updates the file and docs/performance.md
 	@$(RUNNER) cost $(if $(UPDATE),--update)
 
 mutants: ## Removes each rule of the module in turn, and checks that a test notices; MUTANT='words' chooses
@@ -156,11 +157,11 @@ module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 	@$(LOOK) -q -m $(if $(filter no,$(CHECK)),|| true)
 	@$(MAKE) --no-print-directory compile
 
-# Without -m, scripts/check has already printed the problems. `make install`
-# uses the build that was compiled, whatever root's PATH contains. In a clone,
-# the object is rebuilt if its source changes. A release keeps its object. A
-# file is copied if its contents differ, whatever its time is: files of a
-# release have the time of its commit.
+# `scripts/check -b` names the build and prints no problems. An earlier call has
+# already printed the problems. `make install` uses the build that was compiled,
+# whatever root's PATH contains. In a clone, the object is rebuilt if its source
+# changes. A release keeps its object. A file is copied if its contents differ,
+# whatever its time is: files of a release have the time of its commit.
 compile:
 	@mkdir -p $(COPY)
 	@[ "$(filter install,$(MAKECMDGOALS))" ] && grep -qs ^PEERMEM_BUILD= $(COPY)/build || $(LOOK) -b >$(COPY)/build
@@ -174,8 +175,8 @@ compile:
 		done
 	$(MAKE) $(KBUILD_ARGS) $$(sed 's/ (.*//' $(COPY)/build) modules
 
-# kbuild signs and compresses the module as the kernel requires. The module then
-# gets its own name beside NVIDIA's, which stays in place: see
+# kbuild signs and compresses the module as the kernel requires. The installed
+# file has its own name, and NVIDIA's module stays in place: see
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
 # the user runs depmod after copying the files to a host. A compiled module is
 # not checked again: root need not have the compilers in PATH.
@@ -199,7 +200,7 @@ tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md), and 
 	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl -p peermem-preload
 
 # Compiled tools are not checked again: root need not have cargo.
-install-tools: $(if $(and $(wildcard $(PEERMEMCTL)),$(wildcard $(PRELOAD))),,tools) ## Installs both, with man pages, completions and units, below PREFIX, as root
+install-tools: $(if $(and $(wildcard $(PEERMEMCTL)),$(wildcard $(PRELOAD))),,tools) ## Installs peermemctl and libpeermem_preload.so, with man pages, completions and units, below PREFIX, as root
 	packaging/tools install $(PEERMEMCTL) $(PREFIX) $(abspath $(DESTDIR))
 
 uninstall-tools: ## Removes peermemctl, libpeermem_preload.so and their files, as root
@@ -208,5 +209,5 @@ uninstall-tools: ## Removes peermemctl, libpeermem_preload.so and their files, a
 deb: ## Builds a Debian package of the source for DKMS in build/deb
 	@$(RUNNER) deb
 
-clean: ## Removes what `make module` left here; the test runner's products lie in the user's cache
+clean: ## Removes the folder build; the test runner's products are in the user's cache, and stay
 	rm -rf build

@@ -1,15 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver. The
-# version is $2. If $2 is missing, the version is that of the driver installed
-# for kernel $1, or else the newest. Prints nothing if there is no such folder.
-# PROBE_ROOT replaces the host's root folder.
+# Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver, version
+# $2. If $2 is missing, the version is that of the driver that is installed for
+# kernel $1. If there is no folder of that version, prints the folder of the
+# newest version, or nothing. PROBE_ROOT replaces the host's root folder.
 # `driver.sh -f KERNEL` prints the file of the nvidia.ko that is installed for
 # the kernel. `driver.sh -l KERNEL` prints its licence.
 set -eu
 
 root=${PROBE_ROOT:-}
-# The PATH of some users lacks the folders of modinfo.
+# The PATH of some users lacks the folder that contains modinfo.
 PATH=$PATH:$root/usr/sbin:$root/sbin
 # Debian's packages use all of these names except the first.
 file() { "$(dirname "$0")/installed.sh" "$1" nvidia nvidia-current-open nvidia-open nvidia-current; }

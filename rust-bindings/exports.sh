@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Fails if a linked module uses symbols that are exported to GPL modules only,
-# and names each: `exports.sh OBJECT SYMVERS…`. The first SYMVERS is the
+# and names them: `exports.sh OBJECT SYMVERS…`. The first SYMVERS is the
 # kernel's Module.symvers. The others are those of modules.
 set -eu
 
@@ -18,4 +18,4 @@ found=$(printf '%s\n' "$used" | awk '
 	NR == FNR { used[$NF]; next }
 	/EXPORT_[A-Z_]*GPL/ && ($2 in used) { printf " %s", $2 }' - "$@")
 [ -z "$found" ] ||
-	fail "beside the proprietary nvidia.ko the module may use no symbol for GPL modules only, and uses:$found"
+	fail "beside the proprietary nvidia.ko, the module must use no symbol for GPL modules only, but it uses:$found"

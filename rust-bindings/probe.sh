@@ -11,9 +11,10 @@
 # line `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that
 # only GPL modules may use count as missing.
 #
-# A probe cannot fail for another reason: a body without statements must
-# compile, and COMPAT must compile with the final OUTPUT. Otherwise the script
-# prints the reason and exits with status 1.
+# The script checks that no probe fails for another reason: a body without
+# statements must compile, and COMPAT must compile with the final OUTPUT. If one
+# of these two checks fails, the script prints the reason and exits with status
+# 1.
 set -u
 
 compat=$1 output=$2 symvers=$3
@@ -90,8 +91,8 @@ done
 
 # shellcheck disable=SC2086 # Names have no blanks.
 "$@" $found -fsyntax-only -x c "$compat" >"$work/said" 2>&1 ||
-	fail "this kernel's C interfaces are none that $compat knows, see above (not found:${absent:- none});" \
-		"docs/kernels.md has the kernels that it was made for."
+	fail "no form in $compat fits this kernel's C interfaces, see above (not found:${absent:- none});" \
+		"docs/kernels.md lists the supported kernels."
 said='older forms in use'
 [ -z "${PEERMEM_NO_GPL_ONLY:-}" ] || said='left out or in older forms, beside the proprietary nvidia.ko'
 [ -z "$absent" ] || echo "  $said:$absent"

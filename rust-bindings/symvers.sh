@@ -4,8 +4,8 @@
 # EXPORT NAME…`. RELEASE is the kernel's release. EXPORT is EXPORT_SYMBOL or
 # EXPORT_SYMBOL_GPL. The versions (CONFIG_MODVERSIONS) come from the nvidia.ko
 # that is installed for that kernel. Without that nvidia.ko, the script prints
-# nothing. If RELEASE is empty, the versions are 0, for a kernel that does not
-# compare them. PROBE_ROOT replaces the host's root folder.
+# nothing. For a kernel that does not compare versions, RELEASE is empty, and
+# the script prints versions of 0. PROBE_ROOT replaces the host's root folder.
 set -eu
 
 release=$1 export=$2
@@ -31,7 +31,7 @@ case $driver in
 esac
 
 # The version is the value of the symbol __crc_NAME, or (since 5.19) the four
-# bytes in a section that the symbol points to.
+# bytes in a section at the symbol's address.
 objdump -t "$work/nvidia.ko" | awk 'sub(/^__crc_/, "", $NF) { print $NF, $(NF - 2), $1 }' >"$work/versions"
 for symbol; do
 	at=$(sed -n "s/^$symbol //p" "$work/versions")

@@ -18,7 +18,7 @@
 //!                                  > the table's lock
 //! ```
 //!
-//! nvidia.ko holds the API lock during the callback. The locks of the entry and of the table are
+//! nvidia.ko holds the API lock during the callback. An entry's lock and the table's lock are
 //! therefore never held across a call that takes another lock. The callback's thread never takes
 //! `put_rwsem`.
 //!
@@ -33,58 +33,58 @@
 //! - nvidia.ko gets a number, never a pointer. [`free_callback`] looks up the number under a lock,
 //!   and holds a reference while it works. If nvidia.ko did not unpin, the callback can come long
 //!   after the drop of its pin.
-//! - The page table is read only while it is known to be alive: in [`CallbackPin::read`], with the
-//!   entry locked and alive. The callback waits for the entry's lock before it returns, and
-//!   nvidia.ko frees the table when the callback returns. The address of a freed table is only a
-//!   key.
+//! - Only [`CallbackPin::read`] reads the page table, with the entry locked and alive. The callback
+//!   waits for the entry's lock before it returns, and nvidia.ko frees the table when the callback
+//!   returns. Nothing dereferences the address of a freed table.
 //! - A pin whose callback has come is never put, because its table's address may belong to another
-//!   pin by then. This module makes no new pin of either mode between the check and the put. Pins
-//!   are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]). The check and the put
-//!   run with `put_rwsem` held for writing ([`env::put_rwsem_write`]). `put_rwsem` is taken before
-//!   the API lock, and does not protect against pins that another module makes for the same
-//!   process.
+//!   pin by then. This module makes no new pin of either mode between the check for a callback and
+//!   the put. Pins are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]). The check
+//!   and the put run together, with `put_rwsem` held for writing ([`env::put_rwsem_write`]).
+//!   `put_rwsem` does not protect against pins that another module makes for the same process.
 //! - A put finds a pin only among the pins of the calling process. If another process calls put,
-//!   nvidia.ko does nothing and reports success. This module then keeps the entry, and everything
-//!   that the entry holds, until the callback.
-//! - nvidia.ko does not always find a pin of the calling process either: see below. If this module
+//!   nvidia.ko does nothing and reports success. In another process, this module therefore does not
+//!   put the pin. The entry, and everything that the entry holds, stays until the callback.
+//! - Sometimes nvidia.ko does not find even a pin of the calling process: see below. If this module
 //!   is not sure that nvidia.ko can find the pin, it asks nvidia.ko first ([`CallbackPin::ask`]).
-//!   If nvidia.ko cannot find the pin, this module does not put the pin, and the entry stays until
-//!   the callback.
+//!   If the answer is no, this module does not put the pin, and the entry stays until the callback.
 //! - OFED 4.9 calls `release` inside a callback. On the thread of a callback, nvidia.ko refuses to
-//!   put, and another thread may hold `put_rwsem` while it waits for the API lock. The live pins of
-//!   the region therefore also keep their entries until their own callbacks.
+//!   put, and another thread may hold `put_rwsem` while it waits for the API lock. The region's
+//!   other live pins are therefore not put, and keep their entries until their own callbacks.
 //!
 //! # Puts that count as done
 //!
-//! A put returns 0 even if it did not find the pin. nvidia.ko searches the objects whose lists
-//! contain the calling process. The process was on such a list when it made the pin. nvidia.ko
-//! removes the process from the list when the process's resource-manager client is freed, under the
-//! API lock. There are two cases:
+//! A put returns 0 even if it did not find the pin. nvidia.ko keeps the pins in objects, and each
+//! object has a list of processes. A put searches only the objects whose list contains the calling
+//! process. The process was on such a list when it made the pin. When the process's
+//! resource-manager client is freed, nvidia.ko removes the process from the list, under the API
+//! lock. There are two cases:
 //!
 //! - The object belongs to the process's own client, as in a process that allocates for itself. The
-//!   object is freed with the client, after callbacks for all its pins. A put finds every live pin.
+//!   object is freed with the client, after callbacks for all its pins. A put therefore finds every
+//!   live pin.
 //! - The object belongs to another process, which shares the object with this one (MPS; up to 256
 //!   processes). The pin outlives the client. A put no longer finds the pin, and the pin's callback
 //!   comes when the other process frees the memory.
 //!
-//! nvidia.ko does not tell the two cases apart. A put therefore counts as done, and the entry is
-//! removed, in two situations:
+//! nvidia.ko does not tell the two cases apart. This module therefore trusts a put that returns 0,
+//! and removes the entry, in two situations:
 //!
 //! - The process is running. A running process keeps its client as long as it uses the GPU.
 //! - The process is exiting, and nvidia.ko has just pinned the first page for it once more
 //!   ([`CallbackPin::ask`]). An exiting process closes its descriptors in any order.
 //!
-//! The first rule is an assumption, because asking costs a get and a put for each pin. The
-//! assumption is wrong for a process that closes the GPU and continues: explicitly, by `execve()`,
-//! or in a thread with its own descriptors. A callback for a pin that was put reveals such a
-//! process. The callback finds no entry and does no harm, unless the module was unloaded in the
-//! meantime. After such a callback, this module asks nvidia.ko before every put.
+//! In the first situation, this module assumes that nvidia.ko found the pin, because asking costs a
+//! get and a put for each pin. The assumption is wrong for a process that closes the GPU and
+//! continues: explicitly, by `execve()`, or in a thread with its own descriptors. A callback for a
+//! pin that was put reveals such a process. The callback finds no entry and does no harm, unless
+//! the module was unloaded in the meantime. After such a callback, this module asks nvidia.ko
+//! before every put.
 //!
-//! The second rule fails only in two cases. In the first, the client is freed between
-//! [`CallbackPin::ask`] and the put. In the second, the address already belongs to other memory
-//! when nvidia.ko pins the page once more, so the answer is about that memory. If nvidia.ko refuses
-//! for another reason, such as a lost GPU or lack of memory, the answer is unknown and the entry
-//! stays.
+//! In the second situation, nvidia.ko fails to find the pin only in two cases. First, the client
+//! may be freed between [`CallbackPin::ask`] and the put. Second, the address may already belong to
+//! other memory when nvidia.ko pins the page once more. The answer is then about that memory. If
+//! nvidia.ko refuses for another reason, such as a lost GPU or lack of memory, the answer is
+//! unknown and the entry stays.
 //!
 //! Uses only `core` and [`env`].
 
@@ -214,8 +214,7 @@ impl Pinned {
             false => 0,
         };
         match env::retry(|| env::put_rwsem_write(check_and_put)) {
-            // nvidia.ko found and put the pin, or the put waited for the callback. No callback
-            // comes in either case.
+            // Either nvidia.ko put the pin, or the callback has come. No further callback comes.
             0 => {
                 remove(self.number);
                 Ok(())
@@ -286,7 +285,7 @@ impl CallbackPin {
         self.pin.put()
     }
 
-    /// Asks nvidia.ko whether it would find the pin, by pinning the first page once more for the
+    /// Asks nvidia.ko whether a put would find the pin, by pinning the first page once more for the
     /// calling process. The page may belong to other memory by now, so the new pin has its own
     /// entry.
     fn ask(&self) -> Result<(), PutError> {

@@ -3,17 +3,17 @@
 //! Pins for a range that spans several adjacent allocations.
 //!
 //! nvidia.ko pins only within one allocation. nvidia.ko reports only that a range is not in one
-//! allocation, and never where an allocation ends. Allocators on `cuMemMap` place many allocations
-//! in one range (PyTorch's `expandable_segments`: one for each 2 or 20 MiB). The search uses two
-//! facts: allocations begin and end at multiples of [`UNIT`], and adjacent ones often have the same
-//! size.
+//! allocation, and never where an allocation ends. Allocators that use `cuMemMap` place many
+//! allocations in one range (PyTorch's `expandable_segments`: one for each 2 or 20 MiB). The search
+//! uses two facts: allocations begin and end at multiples of [`UNIT`], and adjacent allocations
+//! often have the same size.
 //!
 //! ```text
 //! 1. pin the whole range            success: done; an error other than -EINVAL: refused
 //! 2. pin the first unit             -EINVAL: not GPU memory
 //! 3. measure the first allocation
-//! 4. at each next place, pin as     success: one chunk
-//!    much as the last allocation    failure, or every so often: measure the allocation
+//! 4. at each next place, pin the    success: one chunk, unless a check is due
+//!    length of the last allocation  failure, or a check is due: measure the allocation
 //! ```
 //!
 //! # Measuring
@@ -39,8 +39,7 @@
 //!
 //! # Cost
 //!
-//! The number of calls to pin, for `a` allocations of at most `m` units each, which the range
-//! covers at least in part:
+//! Let the range touch `a` allocations of at most `m` units each. The number of calls to pin is:
 //!
 //! - One allocation: 1. Not GPU memory: 2, or 1 if the range lies in one unit.
 //! - Allocations of one size: `a` chunks, and at most `a + a / 32 + 14 + 4 log2(m + 1)` calls.
@@ -62,8 +61,8 @@ use super::{
     }, //
 };
 
-/// Granularity of the beginning and end of allocations, in bytes: that of `cuMemCreate()`, and of
-/// the memory that `cudaMalloc()` gets from the driver.
+/// Granularity of the beginning and end of allocations, in bytes. `cuMemCreate()` has this
+/// granularity, and so has the memory that `cudaMalloc()` gets from the driver.
 pub(crate) const UNIT: u64 = 1 << 21;
 
 /// Maximum number of calls to pin for each allowed chunk.
@@ -78,9 +77,10 @@ pub(crate) const PATIENCE: u64 = 32;
 /// `limit` chunks in the order of their addresses. Calls `go_on` before each call of `pin` except
 /// the first. May sleep if `pin` or the drop of a pin may sleep.
 ///
-/// Returns the error for the whole span if that is not -EINVAL, or if the first unit is refused,
-/// too. Returns [`Reason::Hole`] or [`Reason::TooManyChunks`] for later failures. Any other error
-/// ends the search.
+/// Returns the error for the whole span if that error is not -EINVAL, if the span or `limit` allows
+/// only one chunk, or if the first unit is refused, too. Later, -EINVAL of `pin` leads to
+/// [`Reason::Hole`] or [`Reason::TooManyChunks`]. Any other error of `pin`, and any error of
+/// `go_on`, ends the search and is returned.
 pub(crate) fn cover<P>(
     span: Span,
     limit: u32,
@@ -201,9 +201,9 @@ where
     }
 
     /// Finds the end of the allocation at `at`, and keeps a pin of the whole allocation. `known` is
-    /// the length of a pin from `at` on, in units, and that pin. If `known` is `None`, even the
-    /// first unit may not be GPU memory. The caller knows that `high` units from `at` on are not in
-    /// one allocation, or exceed the span.
+    /// the length, in units, of a pin from `at` on, and the pin itself. If `known` is `None`, even
+    /// the first unit may not be GPU memory. The caller knows that `high` units from `at` on are
+    /// not in one allocation, or exceed the span.
     fn measure(
         &mut self,
         at: u64,

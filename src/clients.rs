@@ -69,7 +69,8 @@ impl Drop for Ready {
 /// now may succeed a moment later. If the persistent client then made that pin, the memory would
 /// stay pinned after it was freed, even though the HCA supports revocation.
 ///
-/// The words are the address of the task that asked, or 0 for none, and the range.
+/// The words are the address of the task to which the range was refused (0 for none), the first
+/// address of the range, and its length.
 struct LastRefused([Atomic<u64>; 3]);
 
 static LAST_REFUSED: LastRefused = LastRefused([const { Atomic::new(0) }; 3]);
@@ -91,8 +92,9 @@ impl LastRefused {
     /// skips the revocable client.
     ///
     /// If another module's client accepts the range before the persistent client is asked, the
-    /// refusal stays until the revocable client is asked again. Until then, the thread, or a new
-    /// thread at the same address, may be refused the range once for an HCA that cannot revoke.
+    /// refusal stays until the revocable client is asked again. Until then, the persistent client
+    /// may wrongly refuse the range once, for an HCA that cannot revoke. Only this thread, or a new
+    /// thread whose task has the same address, can get that refusal.
     fn take(&self, addr: u64, size: u64) -> bool {
         let mut words = self.0.iter().zip([Thread::current().addr(), addr, size]);
         let found = words.all(|(word, value)| word.load(Relaxed) == value);
@@ -103,8 +105,8 @@ impl LastRefused {
     }
 }
 
-/// Logs the refusal of a step after `acquire`, and converts it to the error that ib_core returns to
-/// the application.
+/// Logs the refusal of a step after `acquire`, and converts the reason to the error that ib_core
+/// returns to the application.
 fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     result.map_err(|reason| {
         let span = &mr.fixed().span;

@@ -21,8 +21,8 @@
  *
  * To support another variant of an interface, add a PROBE line and an
  * implementation for each result. An #ifdef is enough for an interface that is
- * a macro in every kernel that has it. docs/kernels.md lists the form of each
- * kernel.
+ * a macro in every kernel that has it. docs/kernels.md lists the forms that
+ * each kernel has.
  */
 #ifndef PEERMEM_COMPAT_H
 #define PEERMEM_COMPAT_H
@@ -128,7 +128,7 @@ static inline u64 compat_microseconds(void)
 #endif
 }
 
-/* Without the function, the module finds no other module. */
+/* Without kset_find_obj(), the module cannot find other modules. */
 /* PROBE kset_find_obj: kset_find_obj(p, p); */
 #ifndef PEERMEM_HAS_KSET_FIND_OBJ
 #define kset_find_obj(...)	NULL
@@ -148,9 +148,9 @@ static inline struct file *compat_anon_file(const char *name,
 }
 
 /*
- * The two probes guard all of trace.c and memory_peers.c. If the first probe
- * fails, the module has no tracepoints. If the second probe fails, the module
- * has no /sys/kernel/mm/memory_peers of its own.
+ * The next two probes guard all of trace.c and memory_peers.c. If the first
+ * probe fails, the module has no tracepoints. If the second probe fails, the
+ * module has no /sys/kernel/mm/memory_peers of its own.
  */
 /* PROBE tracepoints: *(void **)p = trace_event_reg; */
 /* PROBE memory_peers: kernfs_put(kernfs_find_and_get(kernel_kobj->sd, p)); *(void **)p = kobject_create_and_add(p, p); n = sysfs_create_group(p, p); */
@@ -177,10 +177,11 @@ static inline void *compat_proc_data(const struct inode *inode)
  * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
  * @first and @last. The reference to the pagemap is dropped before the return:
  * the pagemap's driver may remove the pagemap at any time, and the removal
- * waits for the reference. nr_range is 0 while the only range is being added.
+ * waits for the reference. While the driver adds the only range, nr_range is
+ * still 0. The loop therefore always checks the first range.
  *
- * Without FOLL_PCI_P2PDMA, processes have no peer-to-peer DMA memory, and
- * dma_map_resource() of kernels of that age may refuse all memory that has a
+ * On kernels without FOLL_PCI_P2PDMA, processes have no peer-to-peer DMA
+ * memory. dma_map_resource() of these kernels may refuse all memory that has a
  * struct page.
  */
 /* PROBE p2pdma: n = MEMORY_DEVICE_PCI_P2PDMA + FOLL_PCI_P2PDMA; */
@@ -214,8 +215,8 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns true if @pfn has a struct page, or @unknown if the kernel cannot tell.
- * On 5.10, pfn_valid() ends with rcu_read_unlock_strict(), which is for GPL
+ * Returns true if @pfn has a struct page, or @unknown if the kernel cannot
+ * tell. On 5.10, pfn_valid() calls rcu_read_unlock_strict(), which is for GPL
  * modules only.
  */
 /* PROBE pfn_valid: n = pfn_valid(n); */
@@ -229,7 +230,7 @@ static inline bool compat_has_page(unsigned long pfn, bool unknown)
 }
 
 /*
- * Maps @len bytes of a BAR for @dev, with or without struct pages.
+ * Maps @len bytes of a BAR, which may have struct pages, for @dev.
  * dma_map_resource() refuses memory with struct pages on 5.10, and also on 7.0
  * if CONFIG_DMA_API_DEBUG is set. The refused memory includes a BAR's
  * peer-to-peer DMA memory.
@@ -257,7 +258,9 @@ static inline void compat_unmap_bar(struct device *dev, dma_addr_t dma,
 #endif
 }
 
-/* Returns true if DMA addresses of @dev are physical ones plus an offset. */
+/*
+ * Returns true if DMA addresses of @dev are physical addresses plus an offset.
+ */
 /* PROBE dma_range_map: ((struct device *)p)->dma_range_map = NULL; */
 static inline bool compat_has_dma_offset(struct device *dev)
 {
@@ -286,7 +289,7 @@ static inline bool compat_iommu_translates(struct device *dev, bool unknown)
 
 /*
  * Returns the size to which the DMA API rounds mappings for @dev, or a larger
- * one. Returns 1 if the DMA API does not round. The size is that of an IOMMU
+ * size. Returns 1 if the DMA API does not round. The size is that of an IOMMU
  * page, and is no larger than a CPU page, as init_iova_domain() enforces.
  */
 static inline unsigned long compat_dma_granule(struct device *dev)

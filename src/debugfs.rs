@@ -8,8 +8,9 @@
 //! [`helpers.c`](helpers.c), which selects the file system.
 //!
 //! The kernel crate's debugfs files have no owner. Closing such a file after the module was
-//! unloaded would call code that is gone. An open debugfs file of this module keeps the module
-//! loaded. An open file in `/proc` is released when the module removes the folder.
+//! unloaded would call code that is gone. This module's debugfs files have an owner, so an open
+//! file keeps the module loaded. An open file in `/proc` is released when the module removes the
+//! folder.
 
 use core::marker::PhantomData;
 

@@ -39,7 +39,7 @@ pub(crate) enum Reach {
 pub(crate) struct Gpus(u64);
 
 impl Gpus {
-    /// Upper bound on the numbers of GPUs; all numbers are lower.
+    /// Exclusive upper bound on the numbers of GPUs.
     pub(crate) const MOST: u32 = u64::BITS;
 
     /// Returns the set of one GPU, or an empty set if `number` is too large.

@@ -75,7 +75,7 @@ impl ResourceMapping {
     ///
     /// If the kernel happens to return consecutive DMA addresses for several ranges, this function
     /// keeps them from becoming a run of [`LONG_RUN`] bytes. This function cannot prevent such a
-    /// run if the DMA addresses are derived from the physical ones.
+    /// run if the DMA addresses are derived from the physical addresses.
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),
@@ -91,8 +91,8 @@ impl ResourceMapping {
                 let map = || map_range(device, range).ok_or(Reason::MapResource { mapped });
                 let mut addr = map()?;
                 if end == Some(addr) && run.saturating_add(len) >= LONG_RUN {
-                    // The second mapping gets other addresses, because the first one is still in
-                    // use.
+                    // The second mapping gets other addresses, because the first mapping is still
+                    // in use.
                     let other = map();
                     // SAFETY: The range was mapped above, and is not recorded.
                     unsafe { unmap_range(device, AddrRange { addr, len }) };
@@ -229,7 +229,7 @@ impl IovaMapping {
         runs.into_iter().filter(|run| run.len > 0)
     }
 
-    /// Returns the offset of `dma` in the IOMMU's address range, and its length.
+    /// Returns the offset of `dma` in the IOMMU's address range, and the length of `dma`.
     fn place(&self, dma: AddrRange) -> (usize, usize) {
         // CAST: Addresses have 64 bits.
         (
@@ -290,8 +290,8 @@ impl BarMapping {
 
     /// Maps `page`, which lies in a BAR, for `device` and unmaps it again. Returns `true` if the
     /// DMA address differs from the physical address, and `None` if the page cannot be mapped now.
-    /// Returns `false`, without mapping, for a page that has a `struct page` and is not
-    /// peer-to-peer DMA memory, since Linux may print a warning for such a page. May sleep.
+    /// Linux may print a warning for a page that has a `struct page` and is not peer-to-peer DMA
+    /// memory. For such a page, returns `false` without mapping. May sleep.
     pub(crate) fn translates(device: &PciDevice, page: &AddrRange) -> Option<bool> {
         // SAFETY: The function has no preconditions.
         if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, true) } {
@@ -306,8 +306,8 @@ impl BarMapping {
         Some(addr != page.addr)
     }
 
-    /// Tries the ways of mapping in the order of the list above. If a way fails, undoes its
-    /// mappings before the next try.
+    /// Tries the ways of mapping in the order of the list at the top of this file. If a way fails,
+    /// undoes the mappings of that way before the next try.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
         if let Some(bounds) = memory.bounds.filter(|_| device.is_direct()) {
             // The device may not reach all of the bounding range.
@@ -317,7 +317,8 @@ impl BarMapping {
                 }
             }
         }
-        // The kernel rounds to whole pages of the IOMMU, and would also map adjacent addresses.
+        // The kernel rounds to whole pages of the IOMMU. A rounded mapping would include adjacent
+        // addresses.
         let bits = memory
             .steps()
             .fold(0, |bits, step| bits | step.addr | step.len);

@@ -57,8 +57,8 @@ impl Entry {
     }
 
     /// Runs `f` with the registry locked, and traces the returned transition after unlocking. `f`
-    /// must not call other parts of the module. `f` may add a registration with the highest number,
-    /// remove the registration, or change any of its fields except the number.
+    /// must not call other parts of the module. `f` may add a registration with a new highest
+    /// number, remove the registration, or change any of its fields except the number.
     #[inline]
     pub(crate) fn update(
         &self,
@@ -133,8 +133,8 @@ impl Cursor {
     }
 
     /// Returns a copy of the first registration whose number is at least `number`. Steps over the
-    /// entries between the previous call's number and this one. If `number` is lower than the
-    /// previous one, the search starts at the beginning.
+    /// entries from the number of the previous call to `number`. If `number` is lower than the
+    /// previous call's number, the search starts at the beginning.
     pub(crate) fn find(&self, number: u64) -> Option<Registration> {
         let anew = number < self.from.replace(number);
         let is_found = |slot: &Option<Registration>| slot.is_some_and(|at| at.number >= number);

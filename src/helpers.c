@@ -290,8 +290,8 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
  * Several registrations may share the same memory, each with its own mapping.
  * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
  * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that flag also
- * warn of the second mapping, unless no cache needs to be synchronized, as is
- * the case for a BAR.
+ * warn of the second mapping, unless DMA_ATTR_SKIP_CPU_SYNC is set. A BAR needs
+ * no cache synchronization, so that flag is right for a BAR.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -348,7 +348,7 @@ bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 	return !(bits & (compat_dma_granule(&pdev->dev) - 1));
 }
 
-/* The physical address is 0, so linked memory begins at a page of the IOMMU. */
+/* Passes physical address 0, so linked memory begins at an IOMMU page. */
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
 {
@@ -368,7 +368,10 @@ int peermem_iova_sync(struct pci_dev *pdev, struct dma_iova_state *state,
 	return dma_iova_sync(&pdev->dev, state, offset, len);
 }
 
-/* dma_iova_destroy() needs memory that is linked from the range's start. */
+/*
+ * dma_iova_destroy() cannot replace this function and the next one, because it
+ * requires linked memory from the start of the range on.
+ */
 void peermem_iova_unlink(struct pci_dev *pdev, struct dma_iova_state *state,
 			 size_t offset, size_t len)
 {
@@ -469,7 +472,7 @@ static const struct file_operations peermem_fops = {
 	.release	= peermem_release,
 };
 
-/* Without debugfs, these functions do nothing. */
+/* If debugfs is off at boot (debugfs=off), these functions do nothing. */
 
 struct peermem_folder *peermem_folder_add(void)
 {
@@ -508,7 +511,7 @@ static int peermem_proc_open(struct inode *inode, struct file *file)
  * first blocks new calls, and waits for running ones (proc_entry_rundown()).
  * Then it calls proc_release for each open file (close_pdeo()), and a later
  * close() does not call proc_release again. A later read() returns -EIO. The
- * file's own operations belong to procfs.
+ * file_operations of the file belong to procfs, not to the module.
  */
 static const struct proc_ops peermem_proc_ops = {
 	.proc_open	= peermem_proc_open,

@@ -153,7 +153,8 @@ enum { PEERMEM_SG_CHUNK = 128 };
 struct peermem_sg {
 	struct sg_table table;
 	/*
-	 * The PEERMEM_SG_CHUNK entries of the last chunk that Rust code fills.
+	 * The part of the last chunk that Rust code fills next:
+	 * PEERMEM_SG_CHUNK entries.
 	 */
 	struct scatterlist *chunk;
 	/* The last chunk, and the one before it. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The last refusals: a list of limited length, and one line of text for each.
+//! The last refusals: a list of limited length, and one line of text for each refusal.
 //!
 //! `docs/observe.md` specifies the format of these lines for programs.
 //!
@@ -61,7 +61,7 @@ impl Step {
     }
 }
 
-/// Prints one of the names above.
+/// Prints a name, such as that of a mode or a step.
 pub(crate) struct DisplayCStr(pub(crate) &'static CStr);
 
 impl fmt::Display for DisplayCStr {
@@ -129,15 +129,15 @@ impl Refusal {
     }
 }
 
-/// A refusal, and the number of its repetitions. Its `Display` is the line that `docs/observe.md`
-/// describes.
+/// A refusal, and the number of times that it occurred. `Display` prints the line that
+/// `docs/observe.md` describes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Record {
     number: u64,
     first: u64,
     last: u64,
     times: u64,
-    /// The latest repetition.
+    /// The latest occurrence.
     refusal: Refusal,
 }
 
@@ -200,7 +200,8 @@ impl<const N: usize> Ring<N> {
         number.checked_rem(N as u64).unwrap_or(0) as usize
     }
 
-    /// Adds a record in place of the oldest one, unless it repeats a record of the ring.
+    /// Adds a record of `refusal` in place of the oldest record. If `refusal` repeats a record of
+    /// the ring, updates that record instead.
     pub(crate) fn add(&mut self, now: u64, refusal: Refusal) {
         let known = self
             .records
@@ -233,8 +234,8 @@ impl<const N: usize> Ring<N> {
     }
 }
 
-/// The last refusals. Ranges that were never meant for a GPU have their own list: any process can
-/// cause any number of them, and they must not displace the other refusals.
+/// The last refusals. Refusals of ranges that were never meant for a GPU have their own list. Any
+/// process can cause any number of such refusals, and they must not displace the other refusals.
 pub(crate) struct History {
     refusals: Ring<{ History::REFUSALS }>,
     non_gpu: Ring<{ History::NON_GPU }>,
@@ -254,7 +255,7 @@ impl History {
         }
     }
 
-    /// Adds a record to its list. `now` is in microseconds.
+    /// Adds `refusal` to its list. `now` is in microseconds.
     pub(crate) fn add(&mut self, now: u64, refusal: Refusal) {
         if refusal.reason.is_non_gpu() {
             self.non_gpu.add(now, refusal);

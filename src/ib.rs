@@ -67,7 +67,7 @@ pub(crate) fn check() -> Result {
     };
     if !LoadedModule::can_be_found() {
         pr_err!(
-            "not loaded: neither ib_core nor ib_uverbs is loaded with peer memory (no {}): modprobe ib_uverbs, then this module again; or load those of MLNX_OFED or DOCA-OFED\n",
+            "not loaded: neither ib_core nor ib_uverbs is loaded with peer memory (no {}): modprobe ib_uverbs, then this module again; or load the ib_core and ib_uverbs of MLNX_OFED or DOCA-OFED\n",
             missing
         );
     } else if LoadedModule::find(c"ib_core").is_none() {
@@ -82,7 +82,7 @@ pub(crate) fn check() -> Result {
         );
     } else {
         pr_err!(
-            "not loaded: the ib_core that is loaded has no peer memory (no {}): load that of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf\n",
+            "not loaded: the ib_core that is loaded has no peer memory (no {}): load the ib_core of MLNX_OFED or DOCA-OFED, or use software that registers GPU memory by dma-buf, without this module\n",
             missing
         );
     }
@@ -91,14 +91,14 @@ pub(crate) fn check() -> Result {
 }
 
 /// Logs a warning unless ib_core is known to survive a revocable registration that fails before the
-/// HCA's driver has activated it. An ib_core that does not survive such a failure hangs forever
-/// with locks held, and no client can prevent that.
+/// HCA's driver has activated the registration. An ib_core that does not survive such a failure
+/// hangs forever with locks held, and no client can prevent that.
 ///
 /// Only OFED has mlx_compat. OFED's mlx5_core has a version, but its ib_core has none.
 pub(crate) fn check_revocation() {
     let warn = |why: &str, version: &CStr| {
         pr_warn!(
-            "revocable mode needs OFED 25.04 or newer, and {}{}: a registration that fails can hang there for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1\n",
+            "revocable mode needs OFED 25.04 or newer, and {}{}: a registration that fails can hang in ib_core for ever: install OFED 25.04 or newer, or load this module with persistent_api_support=1\n",
             why,
             version
         );
@@ -225,7 +225,7 @@ unsafe impl Sync for Revoker {}
 ///
 /// # Invariants
 ///
-/// The handle of `revoker` is valid while `closed` is not set, and until `calls` is zero.
+/// The handle of `revoker` stays valid until `closed` is set and `calls` is zero.
 pub(crate) struct RevokerCell {
     revoker: SetOnce<Revoker>,
     closed: Atomic<bool>,
@@ -262,8 +262,8 @@ impl RevokerCell {
     /// Closes the cell. When this function returns, no thread uses the handle any more.
     fn close(&self) {
         self.closed.xchg(true, Full);
-        // Every region keeps the module loaded, and so does its ticket. This loop therefore waits
-        // only for a ticket that outlived its region.
+        // A region keeps the module loaded, and normally outlives its ticket. This loop therefore
+        // waits only if a ticket has outlived its region.
         while self.calls.load(Acquire) != 0 {
             fsleep(Delta::from_millis(1));
         }

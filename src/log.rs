@@ -4,9 +4,9 @@
 //!
 //! Each kind of message is logged when it first occurs, and then at most once a minute with the
 //! total count. Any process can ask for any address, and must not be able to fill the log. Two
-//! kinds of refusals are therefore logged only once: refusals of ranges that were never meant for a
-//! GPU, and refusals by which the revocable client leaves a range to the persistent one. Refusals
-//! of the second kind are not failures.
+//! kinds of refusals are logged only once: refusals of ranges that were never meant for a GPU, and
+//! refusals by which the revocable client leaves a range to the persistent one. Refusals of the
+//! second kind are not failures.
 //!
 //! Each refusal is counted, traced, and kept for a while. The history's lock is released before
 //! anything else is called.
@@ -79,7 +79,7 @@ impl RatelimitState {
         let now = task::microseconds().saturating_add(1);
         let last = self.last.load(Relaxed);
         let due = last == 0 || now.saturating_sub(last) >= silence;
-        // If several threads come at once, only one of them logs.
+        // If several threads get here at once, only one of them logs.
         let is_next = due && self.last.cmpxchg(last, now, Relaxed).is_ok();
         is_next.then_some(Written(move |f: &mut fmt::Formatter<'_>| match count {
             0 | 1 => Ok(()),
@@ -116,8 +116,8 @@ pub(crate) fn history<R>(f: impl FnOnce(&mut History) -> R) -> R {
     HISTORY.with(f)
 }
 
-/// Records a refusal by the client of `mode`, or defers it to the return of the system call. May
-/// sleep.
+/// Records a refusal by the client of `mode`, or defers the record to the return of the system
+/// call. May sleep.
 pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Reason) {
     let reason = reason.refine(|| task::vma_kind(addr));
     let refusal = Refusal {
@@ -128,8 +128,8 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
         len,
         task: task::task(),
     };
-    // After `acquire`, no other client is asked. A range that is left to this module's other client
-    // is not a failure.
+    // After `acquire`, no other client is asked. A refusal that leaves the range to this module's
+    // other client is not a failure. Neither refusal needs to wait for the other clients.
     let is_final = step != Step::Acquire || reason.is_handed_on();
     if is_final || !task::settle_at_return(&refusal, settled) {
         record(&refusal);

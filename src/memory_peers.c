@@ -15,12 +15,12 @@
  * the Rust code would be unsafe.
  *
  * The order of calls is: probe, register all clients with ib_core, show; hide,
- * unregister the clients. If ib_core has the directory, it makes the directory
- * for its first client at the latest, and a client's own directory before the
- * registration of that client returns. An earlier directory of this module
- * would make ib_core refuse the client. After the registrations, a missing
- * directory will not appear any more, and an existing one stays until the
- * client is unregistered.
+ * unregister the clients. If ib_core can show clients, it makes the directory
+ * for its first client at the latest. ib_core makes a client's own directory
+ * before the registration of that client returns. If this module had made that
+ * directory earlier, ib_core would refuse the client. After the registrations,
+ * a missing directory will not appear any more. An existing directory stays
+ * until the client is unregistered.
  *
  * This file never writes to a memory_peers of another module, since the owner
  * may remove the directory and its kobject at any time.
@@ -85,7 +85,10 @@ static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 {
 	int i;
 
-	/* An entry is set before its files exist, and cleared after them. */
+	/*
+	 * An entry is set before its files are made, and cleared after they are
+	 * removed.
+	 */
 	for (i = 0; i < PEERMEM_PEERS; i++)
 		if (shown[i].kobj == kobj)
 			return scnprintf(buf, PAGE_SIZE, "%llu\n",
@@ -298,7 +301,7 @@ void peermem_memory_peers_hide(void)
 
 #else
 
-/* Without the kernel functions, these functions do nothing. */
+/* If the kernel lacks a required function, nothing is shown. */
 
 void peermem_memory_peers_probe(const char *name)
 {

@@ -112,7 +112,7 @@ impl Fixed {
 }
 
 /// Returns an error if the process was killed. The search over several allocations can need
-/// thousands of calls, so it stops here, as `get_user_pages()` does.
+/// thousands of calls, so a fatal signal ends the search. `get_user_pages()` does the same.
 pub(crate) fn check_killed() -> Result<(), Reason> {
     (!env::is_killed()).then_some(()).ok_or(Reason::Killed)
 }

@@ -230,7 +230,8 @@ impl Checked<'_> {
     }
 
     /// Reads one of the [`Reader::batches`]: see [`Reader::pages`].
-    // Not inlined: a caller has so many variables that the loop's own would be kept in memory.
+    // Not inlined: a caller has many variables, and the loop's own variables would not stay in
+    // registers.
     #[inline(never)]
     pub(crate) fn read(&self, from: usize, reader: &mut Reader<'_, '_>) -> Option<usize> {
         // SAFETY: The page is alive by the type invariant.
@@ -431,7 +432,7 @@ impl Drop for PersistentPin {
 ///
 /// Must be dropped after the last pin. A callback drops its reference to the module before it
 /// returns. nvidia.ko holds the API lock during a callback. The drop therefore puts a table that
-/// was never given out. This put takes the lock, does nothing, and returns 0.
+/// nvidia.ko does not know. This put waits for the lock, does nothing else, and returns 0.
 pub(crate) struct Callbacks(());
 
 /// `true` while [`Callbacks`] exists.
@@ -466,8 +467,8 @@ impl Drop for Callbacks {
 /// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. When
 /// nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process context,
 /// with the API lock held, even before this function returns. nvidia.ko frees the page table when
-/// `callback` returns. `None` means that the memory is pinned, but there is no table. Fails without
-/// [`Callbacks`].
+/// `callback` returns. `None` means that the memory is pinned, but there is no table. Fails if no
+/// [`Callbacks`] exists.
 pub(crate) fn get_pages(
     span: &Span,
     number: usize,

@@ -9,7 +9,7 @@
 //! The files, from the top layer down. No file uses a file above it:
 //! - [`clients`]: the two peer-memory clients of ib_core, one for each pin mode.
 //! - [`persistent`] and [`revocable`]: the life of one registration, in its two modes. [`mr`]: the
-//!   part that both share.
+//!   part that both modes share.
 //! - [`chunks`]: the pins of a range that spans several allocations. [`quota`]: the memory that
 //!   each user has pinned, and its limit. [`callback_pin`], [`revocable_pin`]: the pins of the
 //!   revocable mode, which may outlive their registration until nvidia.ko's callback.
@@ -19,6 +19,7 @@
 //! - [`ib`], [`nv`]: abstractions over ib_core and nvidia.ko.
 //! - [`log`], [`entries`], [`node_list`], [`trace`]: log messages, the list of live registrations,
 //!   tracepoints.
+//! - [`dma`], [`phys`]: the DMA mappings of GPU memory, and its physical addresses.
 //! - [`pci`], [`sg`], [`module`], [`params`], [`task`], [`memory_peers`], [`sync`],
 //!   [`collections`]: abstractions over the rest of the kernel.
 //! - [`registry`], [`history`], [`reason`], [`peer_stats`], [`device`], [`ranges`], [`ofed`]: the
@@ -117,7 +118,7 @@ impl kernel::Module for PeerMem {
             return Err(EINVAL);
         }
         // nv_peer_mem is the predecessor of NVIDIA's nvidia-peermem. If nv_peer_mem is loaded, two
-        // clients have the same name.
+        // clients may have the same name.
         let has_nv_peer_mem = LoadedModule::find(c"nv_peer_mem").is_some();
         // Applications look for this name.
         let first = c"nv_mem";
@@ -168,7 +169,7 @@ fn register<C: ib::Client>(
         if has_nv_peer_mem {
             pr_err!("not loaded: nv_peer_mem is loaded, and ib_core takes no second client {}: rmmod nv_peer_mem, and remove its package (nvidia-peer-memory)\n", name);
         } else {
-            pr_err!("not loaded: ib_core does not accept the peer-memory client {}: is there another module's of that name in /sys/kernel/mm/memory_peers?\n", name);
+            pr_err!("not loaded: ib_core does not accept the peer-memory client {}: look in /sys/kernel/mm/memory_peers for another module's client of that name\n", name);
         }
     })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The module's parameters and its version. This file is in C because parameters
- * of Rust's module! are not in sysfs, where users look for parameters, and
- * because module! has no key for a version.
+ * The module's parameters and its version. This file is in C for two reasons.
+ * Users look for parameters in sysfs, where parameters of Rust's module! do not
+ * appear. module! also has no key for a version.
  */
 
 #include <linux/module.h>
@@ -12,7 +12,7 @@
 #include "compat.h"
 #include "helpers.h"
 
-/* docs/registration.md gives the cost. */
+/* docs/registration.md gives the cost of many allocations. */
 #define PEERMEM_MAX_CHUNKS	1024
 
 struct peermem_params peermem_params = {
@@ -35,7 +35,7 @@ PARAM(persistent_api_support, int,
 PARAM(user_limit_mib, uint,
 	"MiB of GPU memory that one user may have pinned: 0 [default] no limit");
 PARAM(max_chunks, uint,
-	"Maximum number of allocations in one registration: " __stringify(PEERMEM_MAX_CHUNKS) " [default], 1 as NVIDIA's module");
+	"Maximum number of allocations in one registration: " __stringify(PEERMEM_MAX_CHUNKS) " [default], 1 as with NVIDIA's module");
 
 PARAM(provider_maps, bool,
 	"Persistent pins are mapped by: 0 [default] this module where it can, 1 nvidia.ko, as with NVIDIA's module");

@@ -227,7 +227,7 @@ impl BarCache {
     }
 }
 
-/// Returns the memory BAR of any PCI device that contains `addr`. May sleep.
+/// Returns the memory BAR that contains `addr`, on any PCI device. May sleep.
 fn bar_of(addr: u64) -> Option<Bar> {
     BAR_CACHE.with(|cache| {
         if let Some(found) = cache.find(addr) {
@@ -317,7 +317,8 @@ impl Drop for Bars {
 pub(crate) fn bar_of_page(page: &AddrRange) -> Option<Bar> {
     // SAFETY: The function has no preconditions.
     if unsafe { c::peermem_has_struct_page(page.addr, page.len, 0, u64::MAX, false) } {
-        // The page is ordinary memory, so each search for its BAR would find nothing.
+        // The page is ordinary memory. A search for its BAR would scan all PCI devices, and find
+        // nothing.
         return None;
     }
     bar_of(page.addr)

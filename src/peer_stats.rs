@@ -5,12 +5,13 @@
 //!
 //! Everything is counted at the same time and in the same way as in ib_core, with three exceptions:
 //!
-//! - ib_core clears a table before it adds the table's entries to `num_dereg_pages`, and so adds 0.
-//!   This file adds the entries.
+//! - ib_core clears a table before it adds the table's number of entries to `num_dereg_pages`, and
+//!   so adds 0. This file adds the actual number.
 //! - After a revocation, a client that unmaps by itself counts the registration as deregistered in
-//!   `release`. ib_core counts it earlier, but makes no call at that time.
+//!   `release`. ib_core counts the registration earlier, but makes no call to the client at that
+//!   time.
 //! - ib_core counts a registration as deregistered twice if it is revoked between its unmapping and
-//!   its `release`.
+//!   its `release`. This file counts it once.
 
 use kernel::sync::atomic::{
     Atomic,

@@ -4,13 +4,13 @@
 //!
 //! nvidia.ko maps each page separately, under its API lock. This module maps contiguous pages at
 //! once, and takes no lock of nvidia.ko. However, nvidia.ko (driver 580 and later) knows of
-//! machines in which a device does not reach a GPU, and reports that only when it maps. This module
-//! therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one page. This
-//! module remembers the answer until the GPU or the device is removed:
+//! machines in which a device does not reach a GPU, and refuses such a device only when it maps.
+//! This module therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one
+//! page. This module remembers the answer until the GPU or the device is removed:
 //!
-//! - The answer applies to every process. The process may have mapped another GPU's memory at the
-//!   address since the registration was pinned. The page must therefore lie on the registration's
-//!   GPU; otherwise there is no answer.
+//! - The answer applies to every process. Since the registration was pinned, the registering
+//!   process may have mapped another GPU's memory at the address. The page must therefore lie on
+//!   the registration's GPU; otherwise there is no answer.
 //! - A refusal is an answer only if it is [`DENIED`]. Other codes are temporary, or concern only
 //!   that page.
 //! - The revocable mode does not ask, but refuses a device that was denied.
@@ -23,10 +23,10 @@
 //!   does not reach all of the memory.
 //! - nvidia.ko did not map the page that this module asked about. nvidia.ko's result for the
 //!   registration itself then decides, even after a denial.
-//! - nvidia.ko returns the BAR's own addresses although something may translate the device's
-//!   addresses, or other addresses although the kernel returns the BAR's own. In this case,
-//!   nvidia.ko was configured with knowledge of the machine that this module lacks
-//!   (`NVreg_DmaRemapPeerMmio=0`).
+//! - nvidia.ko's addresses do not fit the path. Either nvidia.ko returns the BAR's own addresses,
+//!   although something may translate the device's addresses. Or nvidia.ko returns other addresses,
+//!   although the kernel returns the BAR's own addresses. In both cases, nvidia.ko was configured
+//!   with knowledge of the machine that this module lacks (`NVreg_DmaRemapPeerMmio=0`).
 //! - `provider_maps=1` is set.
 //!
 //! Uses only `core` and [`env`].
@@ -53,8 +53,8 @@ use super::{
 
 /// nvidia.ko's refusal of a device that does not reach the GPU. The topology check,
 /// `nv_grdma_pci_topology_supported()`, returns NV_ERR_NOT_SUPPORTED, and `nvidia_p2p_map_status()`
-/// converts that to -ENOTSUPP. nvidia.ko also returns this code for a pin that was made with a flag
-/// that forbids mapping. This module does not use that flag.
+/// converts this status to -ENOTSUPP. nvidia.ko also returns this code for a pin that was made with
+/// a flag that forbids mapping. This module does not use that flag.
 pub(crate) const DENIED: Reason = Reason::Map(ENOTSUPP);
 
 /// Maps all of `pins` for `device`, or none, and makes the scatter list. `pins` belong to the

@@ -23,8 +23,8 @@ use crate::{
 
 /// The physical ranges behind a registration, in the order of its virtual addresses.
 ///
-/// The ranges are stored as a scatter list whose DMA addresses are the physical ones. If nothing
-/// translates DMA addresses, ib_core gets that list.
+/// The ranges are stored as a scatter list whose DMA addresses are the physical addresses. If
+/// nothing translates DMA addresses, ib_core gets that list.
 ///
 /// # Invariants
 ///

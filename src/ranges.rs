@@ -14,7 +14,7 @@ use core::num::{
 
 use super::reason::Reason;
 
-/// A scatter-list entry never crosses a multiple of this virtual address.
+/// A scatter-list entry never crosses a virtual address that is a multiple of this number.
 ///
 /// The length of an entry has 32 bits. `ib_umem_find_best_pgsz()` of older kernels treats the end
 /// of each entry as a boundary of the HCA's pages. The limit is therefore 2 GiB, and not the
@@ -31,8 +31,8 @@ impl PageSize {
     /// The larger page size that the interface has.
     pub(crate) const KIB_128: PageSize = PageSize::of_shift(17);
 
-    /// Returns the page size of `1 << shift` bytes, for constants. Inline, so that the module
-    /// contains no code for the panic of `assert!`.
+    /// Returns the page size of `1 << shift` bytes, for constants. This function is inline, so the
+    /// module contains no code for the panic of `assert!`.
     #[inline]
     pub(crate) const fn of_shift(shift: u32) -> PageSize {
         assert!(shift <= 31);
@@ -107,8 +107,8 @@ impl Span {
         self.len
     }
 
-    /// Returns the part of the span that lies in `[from, to)`, or `None` if that is empty. The part
-    /// has whole pages if `from`, `to` and the span are page-aligned.
+    /// Returns the part of the span that lies in `[from, to)`, or `None` if that part is empty. The
+    /// part has whole pages if `from`, `to` and the span are page-aligned.
     pub(crate) fn part(&self, from: u64, to: u64) -> Option<Span> {
         let start = self.start.max(from);
         let len = self
@@ -179,9 +179,9 @@ impl AddrRange {
     }
 }
 
-/// Maximum number of bytes that are mapped for a device in one call. A translating IOMMU fills its
-/// page tables for all of these bytes at once, with allocations that cannot sleep: 2 MiB of tables,
-/// if the IOMMU has no huge pages.
+/// Maximum number of bytes that are mapped for a device in one call. For a translating IOMMU, the
+/// kernel fills page tables for all of these bytes at once, with allocations that cannot sleep. If
+/// the IOMMU has no huge pages, these tables take 2 MiB.
 pub(crate) const MAX_STEP: u64 = 1 << 30;
 
 /// Splits `range` at multiples of [`MAX_STEP`].
@@ -249,7 +249,7 @@ impl IovaLayout {
         self.hole
     }
 
-    /// Returns the offset of byte `nth` from the first byte.
+    /// Returns the distance in DMA addresses from the first byte of the memory to byte `nth`.
     pub(crate) fn offset(&self, nth: u64) -> u64 {
         let hole = if nth < self.first { 0 } else { self.hole };
         nth.wrapping_add(hole)
@@ -268,8 +268,8 @@ impl IovaLayout {
 /// of `ranges` and a run of at least 4 GiB of contiguous DMA addresses exists. `ranges` back the
 /// virtual addresses from `va` on.
 ///
-/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` is at
-/// the same distance.
+/// An HCA page can be larger than 2 GiB only in such a list, and only if the region's `iova` has
+/// the same distance from the DMA addresses.
 pub(crate) fn common_distance(mut va: u64, ranges: impl Iterator<Item = AddrRange>) -> Option<u64> {
     let (mut common, mut end) = (None, None);
     let (mut run, mut longest) = (0_u64, 0);
@@ -305,9 +305,9 @@ fn entry(start: u64, end: u64) -> AddrRange {
 
 /// Joins contiguous ranges, and cuts them into the entries of a scatter list.
 ///
-/// An entry ends at a multiple of the window size in virtual addresses. The window size is
-/// [`MAX_ENTRY`], or the largest power of two that the device accepts, if that is less. Boundaries
-/// at round virtual addresses leave the HCA the largest possible page size.
+/// An entry never crosses a virtual address that is a multiple of the window size. The window size
+/// is [`MAX_ENTRY`], or the largest power of two that the device accepts, if that is less.
+/// Boundaries at round virtual addresses leave the HCA the largest possible page size.
 pub(crate) struct SgLayout {
     window: u64,
     /// Bytes to the end of the window. 0 if the next range begins a new window.
@@ -384,7 +384,7 @@ impl SgLayout {
             }
             let (mut start, mut end) = (self.start, self.end);
             if start == end {
-                // No range is open: the first page begins one.
+                // No range is open, so the first page begins a range.
                 start = addr(first);
                 end = start;
             }
@@ -420,7 +420,7 @@ impl SgLayout {
         pages
     }
 
-    /// Adds `range`, and calls `each` with every entry that it finishes. Returns `false` if `each`
+    /// Adds `range`, and calls `each` with every entry that is finished. Returns `false` if `each`
     /// returned `false`, but adds all of `range` even then.
     pub(crate) fn range(
         &mut self,

@@ -87,7 +87,7 @@ pub(crate) enum Reason {
     MappingVersion(u32),
     /// nvidia.ko's DMA mapping has a page size that differs from the page table's.
     MappingPageSize(u32),
-    /// The memory is not in a PCI BAR, and the revocable mode maps only such memory.
+    /// The memory is in no PCI BAR. The revocable mode maps only memory in a BAR.
     NotInBar,
     /// The kernel has a `struct page` for these addresses of a PCI BAR.
     HasStructPages,

@@ -13,12 +13,12 @@
 //!
 //! An entry needs no allocation of its own: it is a field of the registration (`entries.rs`).
 //!
-//! One lock protects the entries and the [`Registry`]. It is a leaf lock: no other lock is taken
-//! while it is held. A reader copies one entry at a time, unlocks, and continues after the number
-//! of that entry.
+//! One lock protects the entries and the [`Registry`]. This lock is a leaf lock: no other lock is
+//! taken while it is held. A reader copies one entry at a time, unlocks, and continues after the
+//! number of that entry.
 //!
 //! The functions that a registration calls are inline. Each function has two callers, one for each
-//! mode, and so many arguments that a call would cost more than its body.
+//! mode, and so many arguments that a call would cost more than the function's body.
 //!
 //! Uses only `core`: see `ranges`. `docs/observe.md` specifies the format of a registration's line
 //! for programs.

@@ -25,24 +25,24 @@
 //!
 //! - The region's lock is never held across a call into ib_core, because ib_core may call `unmap`
 //!   during such a call, on the same thread or another.
-//! - The API lock is never taken under the region's lock, so the holder of that lock neither pins
-//!   nor unpins. Mapping and unmapping addresses of a BAR take no API lock.
+//! - The API lock is never taken under the region's lock, so the holder of the region's lock
+//!   neither pins nor unpins. Mapping and unmapping addresses of a BAR take no API lock.
 //! - Nothing is allocated, and therefore nothing is mapped, under the region's lock: see
 //!   [`callback_pin`](super::callback_pin). Unmapping does not wait for memory.
 //!
 //! # Rules, and the failures that they prevent
 //!
 //! - A range over several allocations has one pin for each allocation ([`chunks`]). If one of the
-//!   allocations is freed, the whole region is revoked, because the HCA has one key for all of it.
-//!   The other allocations stay pinned until `release`.
+//!   allocations is freed, the whole region is revoked, because the HCA has one key for the whole
+//!   region. The other allocations stay pinned until `release`.
 //! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` then fails.
 //!   Otherwise ib_core would get a region that nobody ever revokes.
-//! - A callback without a ticket never calls ib_core. Tickets are small numbers that ib_core
-//!   reuses, and a stale ticket would revoke another region. `release` clears the ticket under the
-//!   lock.
-//! - `release` returns only when no callback of this region is inside ib_core or tearing down.
-//!   ib_core writes to its own structure after `release`, and a running invalidation reads that
-//!   structure. `release` waits with no lock held, and never waits for a callback on its own
+//! - A callback for a region without a ticket never calls ib_core. Tickets are small numbers that
+//!   ib_core reuses, and a stale ticket would revoke another region. `release` clears the ticket
+//!   under the lock.
+//! - `release` returns only when no callback of this region is inside ib_core or tearing the region
+//!   down. ib_core writes to its own structure after `release`, and a running invalidation reads
+//!   that structure. `release` waits with no lock held, and never waits for a callback on its own
 //!   thread, because OFED 4.9 calls `release` inside the callback.
 //! - `map` maps with the region unlocked, and then locks the region again. If a callback has come
 //!   by then, `map` unmaps and fails. ib_core, and thus the HCA, never gets an address of memory
@@ -52,12 +52,13 @@
 //! - Only `release` frees the scatter list. ib_core writes to the list's first and last entry
 //!   before it calls `dma_unmap`, even after an invalidation.
 //! - This mode does not use nvidia.ko's `dma_map_pages`, which reads the page table without a lock.
-//!   A concurrent callback could not wait for `dma_map_pages`, which takes the API lock, and could
-//!   not return, because the table would then be freed. Instead, the physical addresses are copied
-//!   while the table is known to be alive, and this module maps them. The disadvantage is that
-//!   nvidia.ko's topology check (driver 580 and later) is skipped. `map` refuses a device only if
-//!   nvidia.ko denied the path from the device to one of the region's GPUs during an earlier
-//!   mapping for the persistent client.
+//!   A concurrent callback could not wait for `dma_map_pages`, because `dma_map_pages` takes the
+//!   API lock, which is held during a callback. The callback could not return either, because
+//!   nvidia.ko would then free the table. Instead, the physical addresses are copied while the
+//!   table is known to be alive, and this module maps them. The disadvantage is that nvidia.ko's
+//!   topology check (driver 580 and later) is skipped. `map` refuses a device only if nvidia.ko
+//!   denied the path from the device to one of the region's GPUs during an earlier mapping for the
+//!   persistent client.
 //!
 //! Uses `core`, [`env`], and files that use nothing else.
 

@@ -8,7 +8,7 @@
 
 #include "helpers.h"
 
-/* Copies entries to new ones of sg_alloc_table(). */
+/* Copies entries to new entries that sg_alloc_table() has made. */
 static void peermem_sg_copy(struct scatterlist *to, struct scatterlist *from,
 			    unsigned int count)
 {
@@ -31,7 +31,10 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 	struct scatterlist *next = first + filled;
 	struct sg_table chunk;
 
-	/* This cannot happen if a page has exactly PEERMEM_SG_CHUNK entries. */
+	/*
+	 * The last chunk has room only if a page has more than PEERMEM_SG_CHUNK
+	 * entries.
+	 */
 	if (list->last && next < list->last + SG_MAX_SINGLE_ALLOC) {
 		list->chunk = min(next - 1, list->last + SG_MAX_SINGLE_ALLOC -
 						    PEERMEM_SG_CHUNK);

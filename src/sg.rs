@@ -112,8 +112,8 @@ impl<'a> SgBuilder<'a> {
         ((self.at.addr() - self.first.addr()) / size_of::<bindings::scatterlist>()) as c_uint
     }
 
-    /// Makes room in a new chunk. Without memory for a chunk, the next entries overwrite the old
-    /// ones.
+    /// Makes room for more entries. If there is no memory, the next entries overwrite the old
+    /// entries.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {

@@ -68,7 +68,7 @@ pub(crate) type StaticMutex<T> = Static<T, MutexBackend>;
 /// module.
 pub(crate) type StaticSpinLock<T> = Static<T, SpinLockBackend>;
 
-// SAFETY: The lock gives access to the value to one thread at a time, on any thread.
+// SAFETY: The lock lets one thread at a time access the value, which is `Send`.
 unsafe impl<T: Send, B: Backend> Sync for Static<T, B> {}
 
 impl<T, B: Backend> Static<T, B> {

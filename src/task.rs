@@ -82,8 +82,8 @@ pub(crate) fn task() -> history::Task {
     task
 }
 
-/// A refusal, and the function to call with it at the end of the system call. The `bool` is `true`
-/// if the system call succeeds.
+/// A refusal, and the function to call with the refusal at the end of the system call. The `bool`
+/// is `true` if the system call succeeds.
 #[repr(C)]
 struct Settlement {
     /// Must be the first field: C code gets a pointer to it, and passes the pointer back.

@@ -8,8 +8,7 @@
 #include <compat-found.h>
 #endif
 /*
- * linux/tracepoint.h: if NOTRACE is defined, TRACE_EVENT() functions do
- * nothing.
+ * If NOTRACE is defined, linux/tracepoint.h makes tracepoints that do nothing.
  */
 #ifndef PEERMEM_HAS_TRACEPOINTS
 #define NOTRACE

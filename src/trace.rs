@@ -38,7 +38,7 @@ pub(crate) fn is_enabled() -> bool {
     unsafe { c::peermem_trace_is_enabled() }
 }
 
-/// Calls the tracepoint of `transition`. `registration` is the state after the transition.
+/// Calls the tracepoint of `transition`. `registration` is the registration after the transition.
 pub(crate) fn life(transition: Transition, registration: Option<Registration>) {
     // SAFETY: The strings are NUL-terminated, and C reads them only during the call.
     unsafe {

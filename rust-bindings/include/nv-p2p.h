@@ -2,9 +2,9 @@
 /*
  * The part of nvidia.ko's peer-to-peer interface that peermem-rs uses.
  *
- * A build prefers the nv-p2p.h of the installed driver (see Kbuild) and uses
- * this one where there is none: in the test VM and wherever the module is only
- * compiled. rust-bindings/layout.c checks both against the same layout.
+ * A build prefers the nv-p2p.h of the installed driver (see Kbuild). Without an
+ * installed driver, as in the test VM, a build uses this header.
+ * rust-bindings/layout.c checks both headers against the same layout.
  */
 #ifndef _NV_P2P_H_
 #define _NV_P2P_H_
@@ -41,7 +41,7 @@ struct nvidia_p2p_page {
 	} registers;
 };
 
-/* Version of the table: 2.0 from driver 580 on, 1.2 before. */
+/* Bit of the page table's flags, which exist from version 2.0 (driver 580). */
 #define NVIDIA_P2P_PAGE_TABLE_FLAGS_CPU_CACHEABLE	0x1
 
 /*
@@ -106,11 +106,11 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_page_table *page_table,
 			       struct nvidia_p2p_dma_mapping *dma_mapping);
 
-/* Both functions only return 0 in every driver with the interface above. */
+/* In every driver with the interface above, these functions only return 0. */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 
-/* No current driver supports these: both return -ENOTSUPP. */
+/* No current driver supports the next two functions. They return -ENOTSUPP. */
 struct nvidia_p2p_params;
 int nvidia_p2p_init_mapping(uint64_t p2p_token,
 			    struct nvidia_p2p_params *params,

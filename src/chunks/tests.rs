@@ -50,9 +50,9 @@ struct Seen {
 }
 
 impl Seen {
-    /// Adds a pin to the extents that `range` touches, and makes an extent of each part that lies
-    /// in no extent, like nvidia.ko when it allocates BAR1 space at each get. Returns the number of
-    /// extents.
+    /// Adds a pin to the extents that `range` touches. Makes an extent of each part that lies in no
+    /// extent. nvidia.ko does the same if it allocates BAR1 space at each get. Returns the number
+    /// of extents.
     fn map(&mut self, range: (u64, u64)) -> u64 {
         let (mut at, mut count) = (range.0, 0);
         while at < range.1 {
@@ -106,8 +106,8 @@ fn log2(n: u64) -> u64 {
 }
 
 impl Model {
-    /// Makes adjacent allocations of these numbers of units, from `BASE` on. 0 is a hole of one
-    /// unit.
+    /// Makes an allocation for each of these numbers of units, one after another from `BASE` on. 0
+    /// is a hole of one unit.
     fn of(units: &[u64]) -> Model {
         let mut at = BASE;
         let mut allocations = Vec::new();
@@ -194,7 +194,7 @@ impl Model {
         };
         let mut at = from;
         let mut hole = None;
-        // The allocations that the range touches, and the number of units of each.
+        // The number of units that the range touches in each allocation.
         let mut sizes = Vec::new();
         while at < to && hole.is_none() {
             let here = |&&(start, end): &&(u64, u64)| (start..end).contains(&at);
@@ -272,7 +272,7 @@ impl Model {
     }
 }
 
-/// Returns all ways to write `total` as a sum of up to `parts` numbers. 0 stands for a hole.
+/// Returns all sequences of up to `parts` numbers from 0 to `most`. 0 stands for a hole.
 fn layouts(parts: usize, most: u64) -> Vec<Vec<u64>> {
     let mut all = vec![Vec::new()];
     let mut last = all.clone();
@@ -345,7 +345,7 @@ fn all_limits() {
                     assert!(limit < chunks);
                     let off = limit < 2;
                     assert_eq!(reason == Reason::Pin(EINVAL), off, "{reason:?}");
-                    // Without the search there is no second call.
+                    // A limit of 1 allows no search, and so no second call.
                     assert!(!off || lock(&model.seen).calls == 1);
                     refused += 1;
                 }

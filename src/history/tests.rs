@@ -77,7 +77,7 @@ fn the_line_is_as_documented() {
     assert!(document.contains(words), "docs/observe.md has another line");
 }
 
-/// The format of a line has a version, and its words are those of the document.
+/// The format of a line has a version, and the words of the line are those of the document.
 #[test]
 fn the_words_are_as_documented() {
     let document = include_str!("../../docs/observe.md");
@@ -152,8 +152,8 @@ fn what_is_the_same_is_one_record() {
         ring.add(2, refusal);
     }
     assert_eq!(read(&ring).len(), 7);
-    // Another thread of the process, with another name and another total, is a repetition. The
-    // latest one is kept.
+    // A refusal of another thread of the process, which has another name, is a repetition. The
+    // record shows the latest thread.
     let again = Refusal {
         task: Task {
             pid: 5000,
@@ -208,7 +208,7 @@ proptest! {
     fn readers_see_each_record_once(steps in prop::collection::vec(any::<(bool, u8)>(), 0..200)) {
         const N: usize = 5;
         let mut ring = Ring::<N>::new();
-        // The expected records: their addresses, in order.
+        // The addresses of the expected records, in order.
         let mut added: Vec<u64> = Vec::new();
         let mut next = 0;
         let mut seen = Vec::new();

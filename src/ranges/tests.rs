@@ -226,7 +226,7 @@ fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
     assert!(got.iter().all(|entry| entry.addr % (2 * GIB) == 0));
 }
 
-/// Beginnings around each boundary of a window and of 4 GiB, and away from both.
+/// Start addresses near the boundaries of a window and of 4 GiB, and away from these boundaries.
 const BEGINNINGS: [u64; 7] = [
     0x7f00_0000_0000,
     0x7f00_0001_0000,
@@ -330,7 +330,7 @@ fn a_common_distance_is_that_of_a_long_run_and_of_all_others() {
     assert_eq!(of(&[(0, 4 * GIB), (8 * GIB, GIB)]), Some(0));
     assert_eq!(of(&[(9 * GIB, GIB), (GIB, 4 * GIB)]), None);
     assert_eq!(of(&[(0, 4 * GIB), (9 * GIB, GIB)]), None);
-    // Neither kind of address wraps.
+    // A range at the end of the address space causes no overflow.
     assert_eq!(of(&[(u64::MAX - GIB + 1, GIB)]), None);
 }
 

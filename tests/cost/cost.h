@@ -25,7 +25,7 @@ struct cost_shape {
 	int is_revoked;
 };
 
-/* A callback of the client, or the free of the memory. */
+/* A callback of the client, or the freeing of the memory. */
 struct cost_callback {
 	const char *name;
 	void (*call)(void);

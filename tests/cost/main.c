@@ -13,8 +13,8 @@
  *	calls <shape> <service> <times>	in a registration
  *	holds <shape> <what> <number>	while it is registered
  *
- * An uncounted registration of the same kind precedes each counted one. The
- * first registration finds the GPU, and the module remembers it.
+ * An uncounted registration of the same kind precedes each counted one. In the
+ * first registration, the module finds and remembers the GPU.
  */
 
 #include <malloc.h>

@@ -5,9 +5,9 @@
  * read.
  *
  * kbuild compiles this file with the kernel's headers and flags, so structures
- * and prototypes are the kernel's. A call of a function that is neither here
- * nor in the kernel's objects linked by the test runner ends the process: see
- * main.c.
+ * and prototypes are the kernel's. The test runner also links some objects of
+ * the kernel. A call of a function that is in neither place ends the process:
+ * see main.c.
  *
  * Every call succeeds, no call waits, and there is one thread.
  */
@@ -427,9 +427,8 @@ void dma_unmap_phys(struct device *dev, dma_addr_t addr, size_t len,
 
 static const struct cost_shape *shape;
 /*
- * The pin of the registration, the pin of one page with which the module asks
- * if the HCA reaches the GPU, and a mapping. Only nvidia.ko uses their
- * contents.
+ * The pin of the registration, a second pin, and a mapping. The second pin is
+ * the pin of one page with which the module asks if the HCA reaches the GPU.
  */
 static struct pin {
 	struct nvidia_p2p_page_table table;
@@ -601,8 +600,8 @@ void ib_unregister_peer_memory_client(void *handle)
 }
 
 /*
- * Does nothing. A counted registration does not log, because the call would be
- * counted.
+ * Does nothing. A counted registration must not log, because the instructions
+ * of the call would be counted.
  */
 int _printk(const char *fmt, ...)
 {
@@ -650,7 +649,7 @@ static bool joins_pages;
 
 /*
  * Loads a module. NVIDIA's nvidia-peermem registers both clients. Our module
- * registers the persistent client alone, or both.
+ * registers only the persistent client, or both clients.
  */
 void cost_load(int is_ours, int persistent)
 {

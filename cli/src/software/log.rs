@@ -225,8 +225,8 @@ mod tests {
             "nvidia-peermem: not loaded: ib_uverbs is not loaded, and OFED since 5.5 has peer memory there (no \
             ib_register_peer_memory_client): modprobe ib_uverbs, then this module again",
             "nvidia-peermem: not loaded: neither ib_core nor ib_uverbs is loaded with peer memory (no \
-            ib_register_peer_memory_client): modprobe ib_uverbs, then this module again; or load those of MLNX_OFED or \
-            DOCA-OFED",
+            ib_register_peer_memory_client): modprobe ib_uverbs, then this module again; or load the ib_core and ib_uverbs of \
+            MLNX_OFED or DOCA-OFED",
             "nvidia-peermem: not loaded: nvidia.ko is not loaded, or has no nvidia_p2p_get_pages_persistent: modprobe nvidia, or \
             install driver 535 or newer",
             "Loading of unsigned module is rejected",

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
  * The peer-memory interface of ib_core. A driver whose memory has no struct
- * page lends that memory to RDMA devices through this interface.
+ * page gives RDMA devices access to that memory through this interface.
  *
  * Mainline never had this interface. MLNX_OFED, DOCA-OFED and some distribution
  * kernels have it. The declarations below describe the binary interface of OFED
  * >= 5.4. A build prefers the header that the installed ib_core was built with
- * (see Kbuild), and uses this one if there is none. rust-bindings/layout.c
- * checks both against the same layout.
+ * (see Kbuild), and otherwise uses this header. rust-bindings/layout.c checks
+ * both headers against the same layout.
  */
 #ifndef RDMA_PEER_MEM_H
 #define RDMA_PEER_MEM_H
@@ -24,26 +24,29 @@ struct sg_table;
 #define PEER_MEM_U64_CORE_CONTEXT
 
 /**
- * struct peer_memory_client - what a client gives to ib_core
+ * struct peer_memory_client - name and callbacks of a client
  * @name: unique name, NUL-terminated
- * @version: version string, NUL-terminated. A non-zero last byte says that
- *	the structure is the first member of a &struct peer_memory_client_ex.
- * @acquire: does [@addr, @addr + @size) belong to this client? 1 and
- *	*@client_context if so, 0 otherwise. Called in the context of the
- *	process that registers, under ib_core's global client mutex.
- * @get_pages: pin. @core_context is the ticket for an invalidation. Called
- *	with the registration's mapping_lock held. 0 or a negative errno.
- * @dma_map: map the pages for @dma_device, fill @sg_head with DMA addresses
- *	and lengths and *@nmap with the number of mapped entries. Called with
- *	mapping_lock held. 0 or a negative errno.
- * @dma_unmap: undo @dma_map. The return value is ignored.
- * @put_pages: undo @get_pages.
- * @get_page_size: size in bytes of the client's pages. Called after
- *	@dma_map; ib_core trims the first and the last entry of the table from
- *	this size to its own PAGE_SIZE, and restores both before @dma_unmap.
- * @release: undo @acquire; the last call for @client_context.
+ * @version: version string, NUL-terminated. If the last byte is not zero, the
+ *	structure is the first member of a &struct peer_memory_client_ex.
+ * @acquire: claims [@addr, @addr + @size). Returns 1 and sets *@client_context
+ *	if the range belongs to this client, and returns 0 otherwise. Called in
+ *	the context of the process that registers, under ib_core's global
+ *	client mutex.
+ * @get_pages: pins the pages. @core_context is the ticket for an invalidation.
+ *	Called with the registration's mapping_lock held. Returns 0 or a
+ *	negative errno.
+ * @dma_map: maps the pages for @dma_device. Fills @sg_head with DMA addresses
+ *	and lengths, and *@nmap with the number of mapped entries. Called with
+ *	mapping_lock held. Returns 0 or a negative errno.
+ * @dma_unmap: undoes @dma_map. The return value is ignored.
+ * @put_pages: undoes @get_pages.
+ * @get_page_size: returns the size of the client's pages in bytes. Called
+ *	after @dma_map. ib_core trims the first and the last entry of the table
+ *	from this size to its own PAGE_SIZE, and restores both entries before
+ *	@dma_unmap.
+ * @release: undoes @acquire. This is the last call for @client_context.
  *
- * ib_core keeps the pointer that it was registered with.
+ * ib_core keeps the pointer to this structure until the client is unregistered.
  */
 struct peer_memory_client {
 	char	name[IB_PEER_MEMORY_NAME_MAX];
@@ -65,9 +68,9 @@ struct peer_memory_client {
 
 enum {
 	/*
-	 * The client unmaps and unpins by itself when it invalidates. ib_core
-	 * calls neither dma_unmap nor put_pages on that path, and may call
-	 * dma_unmap and release while an invalidation is in progress.
+	 * The client unmaps and unpins by itself when it invalidates. ib_core's
+	 * invalidation function then calls neither dma_unmap nor put_pages. A
+	 * concurrent deregistration may still call dma_unmap and release.
 	 */
 	PEER_MEM_INVALIDATE_UNMAPS = 1 << 0,
 };
@@ -75,8 +78,9 @@ enum {
 /**
  * struct peer_memory_client_ex - a client with flags
  * @client: with @client.version[IB_PEER_MEMORY_VER_MAX - 1] != 0
- * @ex_size: size of this structure as the client knows it; ib_core ignores
- *	what lies beyond it. 0 switches @flags off.
+ * @ex_size: size of this structure in bytes, as the client was compiled.
+ *	ib_core ignores anything beyond this size. If 0, ib_core ignores
+ *	@flags, too.
  * @flags: PEER_MEM_INVALIDATE_UNMAPS or 0
  */
 struct peer_memory_client_ex {

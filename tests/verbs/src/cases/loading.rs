@@ -111,8 +111,8 @@ fn no_peer_memory() -> Result<()> {
     if consumers::peer_memory()?.is_some() {
         return ktap::skip("this ib_core has peer memory");
     }
-    let line = "not loaded: the ib_core that is loaded has no peer memory (no ib_register_peer_memory_client): load that \
-                of MLNX_OFED or DOCA-OFED; or do without this module, with software that registers GPU memory by dma-buf";
+    let line = "not loaded: the ib_core that is loaded has no peer memory (no ib_register_peer_memory_client): load the \
+                ib_core of MLNX_OFED or DOCA-OFED, or use software that registers GPU memory by dma-buf, without this module";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &module::file()?, SEE_DMESG, line)?;
     // Nothing keeps nvidia.ko loaded.
@@ -236,7 +236,7 @@ fn revocable_mode() -> Result<()> {
 fn warned(words: Option<&str>) -> Result<()> {
     let line = words.map(|words| {
         format!(
-            "revocable mode needs OFED 25.04 or newer, and {words}: a registration that fails can hang there for ever: \
+            "revocable mode needs OFED 25.04 or newer, and {words}: a registration that fails can hang in ib_core for ever: \
              install OFED 25.04 or newer, or load this module with persistent_api_support=1"
         )
     });
