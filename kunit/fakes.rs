@@ -88,8 +88,8 @@ unsafe extern "C" {
     /// Sets the longest segment that the NIC takes.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
-    /// Returns the number of references to the fake devices, without the fake machine's own
-    /// references.
+    /// Returns the number of references to the fake devices. Does not count some expected
+    /// references: see `fakes.h`.
     pub(crate) safe fn fake_device_refs() -> c_uint;
     fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
     /// Returns the number of times that the module asked for the machine's next device.
@@ -231,7 +231,7 @@ pub(crate) struct World {
     mappings: KVec<Mapped>,
     pub(crate) bar: KVec<BarRange>,
     guard: Guard,
-    /// Start of the next range of the IOMMU's addresses, at any page of the IOMMU.
+    /// Start of the next range of IOMMU addresses, aligned only to an IOMMU page.
     iova_base: u64,
     pub(crate) iovas: KVec<Iova>,
     pub(crate) core: ib_core::Core,
@@ -406,7 +406,7 @@ pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item 
             fails(
                 c"table",
                 line,
-                fmt!("that was row {} of {}:{}", number, file, line),
+                fmt!("the failure is in row {} of {}:{}", number, file, line),
             );
             failed = FAILED.load(Relaxed);
         }
@@ -492,9 +492,9 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     to_result(fake_machine_new())?;
     fake_parameters(0, 1);
     let result = to_result(fake_sysfs_new()).and_then(|()| body());
-    // The BARs are forgotten, because the next test has another machine.
+    // The module forgets the BARs, because the next test has another machine.
     drop(Bars);
-    // Code that still uses an object or a device holds a reference to it.
+    // An object or device that is still in use stays alive, because its user holds a reference.
     fake_sysfs_free();
     fake_machine_free();
     result
@@ -513,7 +513,8 @@ pub(crate) fn nothing_left() {
         let unreached = world.hooks.first().map(|(point, _)| *point);
         let unfailed = world.failures.iter().find(|failure| failure.times > 0);
         let unfailed = unfailed.map(|failure| failure.call);
-        // The checks below must not lock the world again. The macros lock no world.
+        // The world is locked here, and the checks below must not lock it again. The macros of the
+        // checks do not.
         same!(world.pins.len(), 0);
         same!(world.mappings.len(), 0);
         same!(world.bar.len(), 0);

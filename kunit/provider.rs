@@ -17,8 +17,7 @@ use crate::{
     setup::*, //
 };
 
-/// Pins `count` pages, for which nvidia.ko returns a table that differs from a good one by
-/// `change`.
+/// Pins `count` pages. nvidia.ko returns a good table to which `change` was applied.
 fn pin(count: u64, change: impl FnOnce(&mut TableForm)) -> Result<PersistentPin, Reason> {
     with(|world| {
         world.table = TableForm::GOOD;

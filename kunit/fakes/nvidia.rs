@@ -179,7 +179,8 @@ fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     Ok(memory)
 }
 
-/// The common part of both functions that pin. Returns the code and the table.
+/// Pins `len` bytes, for the two pin functions below. Returns the error code and the address of the
+/// table.
 fn pin(
     len: u64,
     failure: Option<c_int>,
@@ -255,7 +256,7 @@ fn remove_pin(table: usize) -> Option<Pinned> {
     })
 }
 
-/// Poisons and frees the memory of a pin. Code that reads the memory later sees no table.
+/// Poisons and frees the memory of a pin. A later read of the memory finds no valid table.
 fn free_pin(mut pin: Pinned) {
     pin.memory.table.version = 0x6b6b_6b6b;
     pin.memory.table.entries = 0;

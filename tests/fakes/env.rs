@@ -386,7 +386,8 @@ impl<T> IdSlot<T> {
     }
 }
 
-/// The device that maps for the HCA. In ib_core, the device of one registration.
+/// The HCA's PCI device. In calls from the model of ib_core, the field is the number of the
+/// registration.
 #[derive(Default)]
 pub(crate) struct PciDevice(pub(crate) Option<usize>);
 
@@ -647,7 +648,7 @@ impl RevocablePin {
                 // The hook runs between two batches of one table.
                 world.may_allocate();
                 world.hook(&world.on_batch);
-                // Models read the table once: a second read adds orders, but finds nothing new.
+                // A model reads the table once. A second read would only add interleavings.
                 if SCRIPTED {
                     held.read(|table| Ok(table.table().read()))?;
                 }
