@@ -113,8 +113,8 @@ suite!(
     }
 
     /// nvidia.ko holds the GPUs' locks while a callback runs, so a callback must not wait for an
-    /// allocation, which may take long. The first allocation is for the list of pages. It either
-    /// adds a chunk to a long list, or completes a short list.
+    /// allocation, which may take long. The first allocation is for the list of pages. This
+    /// allocation either adds a chunk to a long list, or completes a short list.
     fn a_callback_beside_an_allocation_of_acquire_waits_for_nothing() {
         let _up = revocable(ClientUnmaps)?;
         with(|world| world.table.address = EVERY_OTHER);

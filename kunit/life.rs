@@ -39,7 +39,7 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
         if fail_registration > 0 {
             fail(Call::Register, fail_registration, 1, 0)?;
         }
-        // ib_core asks each client before the module is up.
+        // ib_core calls `acquire` of each client before the module's init has ended.
         for _ in 0..2 {
             at(Point::Registering, || {
                 record(Mark(if not_mine(pages(1)) { "asked" } else { "taken" }));

@@ -196,8 +196,9 @@ suite!(
             );
         }
         // The module first asks for IOVA space that is longer than the memory, and then for space
-        // that is just as long. The first request fails in both upper rows, the second request only
-        // in the second row. In the last row, the memory is short and the module makes one request.
+        // that is just as long. The first request fails in each row. The second request succeeds in
+        // the first row, and fails in the second row. The memory of the last row is short, so the
+        // module makes only the first request.
         for (pages, times, entries) in rows([(64, 1, 1), (64, 2, 64), (4, 1, 4)]) {
             fail(Call::IovaAlloc, 1, times, ENOMEM.to_errno())?;
             same!(mapped(pages, EVERY_OTHER)?.1.entries(), entries);

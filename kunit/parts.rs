@@ -168,7 +168,7 @@ suite!(
         same!(fake_pagemap_refs(), 0);
     }
 
-    /// The finder reuses the BAR that it has found only for addresses inside that BAR.
+    /// The finder remembers the last BAR, and reuses it only for addresses inside that BAR.
     fn what_is_remembered_is_still_looked_at() {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([

@@ -80,7 +80,7 @@ suite!(
         forget_pins();
     }
 
-    /// The structure of version 1.2 ends before the flags.
+    /// A page table of version 1.2 has no flags.
     fn memory_that_cpus_cache_is_not_read() {
         for (version, flags, cacheable) in rows([
             (0x0002_0000, 1, true),

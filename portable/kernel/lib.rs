@@ -60,8 +60,8 @@ pub trait Module: Sized + Sync + Send {
     fn init(module: &'static ThisModule) -> error::Result<Self>;
 }
 
-/// Makes a kernel module from a type: its `.modinfo` entries, its init, and its exit, which drops
-/// the value.
+/// Makes a kernel module from a type: the `.modinfo` entries, the init function, and the exit
+/// function, which drops the value.
 #[macro_export]
 macro_rules! module {
     (

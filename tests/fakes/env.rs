@@ -57,7 +57,7 @@ pub(crate) const QUOTA_LOCK: () = ();
 pub(crate) const CALLBACKS_LOCK: () = ();
 
 /// A value that is set once. The module sets the value before other threads can see the containing
-/// object, so the models need not explore the order.
+/// object, so the models need not explore the order of the accesses.
 pub(crate) struct SetOnce<T>(OnceLock<T>);
 
 impl<T: Copy> SetOnce<T> {
@@ -494,7 +494,7 @@ impl Drop for SgTable {
     }
 }
 
-/// Returns the GPUs of allocations, derived from their addresses. Two allocations share a GPU.
+/// Returns the GPUs of allocations, derived from their addresses. Each GPU has two allocations.
 /// Returns the default if the "gpus" step fails, as the module does for too many GPUs.
 fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
     match world().fails("gpus") {

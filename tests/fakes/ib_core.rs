@@ -42,7 +42,7 @@ pub(crate) struct Umem {
     kref: AtomicUsize,
     /// The memory of the structure itself, which is freed when `kref` reaches 0.
     record: usize,
-    /// `true` while `client` is set.
+    /// `true` while ib_core's pointer to the client is set.
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
     context: RefCell<Option<Held<RevocableMr>>>,
@@ -277,7 +277,7 @@ impl Umem {
         self.mapping_lock.lock().expect("no poison")
     }
 
-    /// Calls the client. Checks that the client has not been released meanwhile.
+    /// Calls the client. Checks that the registration is not released during the call.
     fn call<R>(&self, f: impl FnOnce(&RevocableMr) -> R) -> R {
         let lives = world().memory(self.lives);
         lives.read();

@@ -105,7 +105,7 @@ pub(crate) struct Provider {
     /// addresses, and a new allocation replaces it as soon as it is freed. Each allocation has its
     /// own memory.
     pub(crate) layout: RefCell<Vec<Allocation>>,
-    /// The memory of each allocation that was ever accessed, until it is freed.
+    /// GPU memory of the live allocations that were pinned at least once, by start address.
     gpu: RefCell<BTreeMap<u64, usize>>,
     /// A record of each table that was ever made, indexed by serial number.
     tables: RefCell<Vec<Record>>,
@@ -121,7 +121,7 @@ pub(crate) struct Provider {
     pub(crate) no_table: Cell<bool>,
     /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
-    /// The ranges that persistent pins asked for.
+    /// The range of each call for a persistent pin, even if the call failed.
     pub(crate) spans: RefCell<Vec<Span>>,
     /// The number of a call to pin that fails, and nvidia.ko's error code.
     pub(crate) fail_call: Cell<Option<(u64, i32)>>,

@@ -446,7 +446,7 @@ impl World {
         self.processes.borrow().get(&this).copied().unwrap_or(1)
     }
 
-    /// Makes the calling thread run for another process.
+    /// Makes the calling thread part of another process.
     pub(crate) fn become_process(&self, process: u32) {
         let this = thread::current().id();
         self.processes.borrow_mut().insert(this, process);

@@ -138,8 +138,8 @@ fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The pin for the check fails because the memory is gone, not because the process is unlisted. No
-/// entry is kept.
+/// The pin for the check fails, but the memory has been freed, and the pin's callback has run. The
+/// module need not keep the entry.
 #[test]
 fn a_callback_while_the_provider_is_asked() {
     world().exits.set(true);

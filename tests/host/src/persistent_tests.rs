@@ -124,7 +124,7 @@ fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
         (3 * GIB, 5 * GIB, true),
     ] {
         for offset in [0, 4 * GIB, GIB, PAGE] {
-            // The world's memory starts at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
+            // The DMA addresses start at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
             let world = World::at(start - offset);
             let region = Held::<PersistentMr>::pin(start + from, len).expect("pinned");
             region.map(&PciDevice::default()).expect("mapped");

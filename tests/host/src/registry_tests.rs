@@ -315,7 +315,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     );
 }
 
-/// OFED 4.9: the live parts are left to their own callbacks.
+/// OFED 4.9: the live parts stay pinned until their own callbacks.
 #[test]
 fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
     let start = 0x49_0000_0000;
