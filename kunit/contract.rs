@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the two clients on fakes of ib_core and nvidia.ko: their descriptions, and behaviour
-//! that only this kernel's locks can show, or that no ib_core of the test VM can show.
+//! Tests of the two clients on fakes of ib_core and nvidia.ko. The tests check how the clients
+//! describe themselves, and behaviour that needs real kernel locks, or another ib_core than that of
+//! the test VM.
 
 use core::mem::{
     self,
@@ -24,7 +25,8 @@ use crate::{
 suite!(
     mod peermem_client;
 
-    /// MLNX_OFED 4.9 calls the functions that the two pointers name, and ignores null pointers.
+    /// MLNX_OFED 4.9 reads two function pointers directly behind the `peer_memory_client`. It calls
+    /// those that are not null.
     fn each_client_describes_itself() {
         let described = || descriptions().first().copied().ok_or(ENOENT);
         let seen = persistent(c"nv_mem").map(|_up| described())??;
@@ -63,12 +65,12 @@ suite!(
         logged![];
     }
 
-    /// The second client refuses a range that the first has just refused for the same NIC, and
-    /// takes the range in every other case.
+    /// The second client refuses a range that the first client has just refused in the same
+    /// registration. In every other case the second client takes the range.
     fn what_the_first_client_refuses_is_refused_once() {
         let range = pages(1);
-        // ib_core asks only the first client here, like an ib_core that does not know the second
-        // client yet.
+        // In the first two calls, the second client is not registered yet, and ib_core asks only
+        // the first client.
         let refuse = move || {
             check!(fail_once(Call::Pin, ENOMEM.to_errno()).is_ok());
             check!(not_mine(range));
@@ -92,7 +94,7 @@ suite!(
         }
     }
 
-    /// Only OFED 4.9 releases a region here, and the test VM has another ib_core.
+    /// Only OFED 4.9 releases a region inside the callback, and the test VM has another ib_core.
     fn ofed_4_9_releases_inside_the_callback() {
         let _up = revocable(CoreUnmaps)?;
         let range = Request {
@@ -110,9 +112,9 @@ suite!(
         logged![Callback, Invalidate, BarUnmap, Release, CallbackReturns];
     }
 
-    /// nvidia.ko holds the locks of the GPUs while it waits for a callback, and an allocation may
-    /// take long. The first allocation either grows the list of the pages read so far, or completes
-    /// the list.
+    /// nvidia.ko holds the GPUs' locks while a callback runs, so a callback must not wait for an
+    /// allocation, which may take long. The first allocation is for the list of pages. This
+    /// allocation either adds a chunk to a long list, or completes a short list.
     fn a_callback_beside_an_allocation_of_acquire_waits_for_nothing() {
         let _up = revocable(ClientUnmaps)?;
         with(|world| world.table.address = EVERY_OTHER);
@@ -123,7 +125,8 @@ suite!(
                     let ends = thread.ends();
                     check!(ends);
                     if !ends {
-                        // The thread ends after this registration.
+                        // The thread ends only after this registration. Its drop would deadlock
+                        // here.
                         mem::forget(thread);
                     }
                 }

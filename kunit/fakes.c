@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The C side of fakes.rs: devices that are on no bus, threads, and the few
- * kernel macros that Rust cannot use.
+ * The C side of fakes.rs: fake PCI devices, threads, and the few kernel macros
+ * that Rust cannot use.
  */
 
 #include <kunit/test.h>
@@ -61,7 +61,7 @@ static void pci_remove(struct pci_dev *pdev)
 {
 	if (!pdev)
 		return;
-	/* The device was never in sysfs, and the kernel must not remove it. */
+	/* The device was never in sysfs, so the kernel must not remove it there. */
 	pdev->dev.kobj.state_in_sysfs = 0;
 	put_device(&pdev->dev);
 }
@@ -327,8 +327,8 @@ struct task_struct *fake_thread_start(int (*run)(void *data), void *data)
 }
 
 /*
- * Requires that the thread's function has ended. No line of the function runs
- * afterwards.
+ * Waits until the thread has exited. The thread's function must have signalled
+ * its end before. Afterwards the thread runs no code of this module.
  */
 void fake_thread_join(struct task_struct *task)
 {

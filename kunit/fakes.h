@@ -56,9 +56,10 @@ void fake_iova_unlink(struct device *dev, struct dma_iova_state *state,
 void fake_iova_free(struct device *dev, struct dma_iova_state *state);
 
 /*
- * The path between the fake NIC and memory, with the same numbers as Guard in
- * fakes/dma.rs: DMA operations of the architecture, a direct path, an IOMMU
- * that passes through, translates or blocks, and a bus with its own addresses.
+ * Kinds of path between the fake NIC and memory. The numbers match Guard in
+ * fakes/dma.rs. In this order: DMA operations of the architecture; a direct
+ * path; an IOMMU that leaves addresses unchanged, translates them, or blocks
+ * them; a bus with its own addresses.
  */
 enum {
 	FAKE_OPS,
@@ -117,8 +118,8 @@ unsigned int fake_remembered(void);
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 void fake_user_limit(unsigned int mib);
 /*
- * The parameters of this test module. The last parameter has no counterpart in the
- * shipped module.
+ * Returns the parameters of this test module. The last parameter has no
+ * counterpart in the shipped module.
  */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
 		      unsigned int *fail_registration);
@@ -132,8 +133,8 @@ bool fake_group_fails(void);
 void fake_directory(bool made);
 
 /*
- * memory_peers.c defines these functions for a place in sysfs, the parameter,
- * and the contents.
+ * memory_peers.c defines these functions, which create, change and inspect the
+ * stand-in for /sys/kernel.
  */
 int fake_sysfs_new(void);
 void fake_sysfs_free(void);
@@ -148,10 +149,16 @@ bool fake_sysfs_has(const char *client, const char *file);
  */
 unsigned int fake_reserves(void);
 void fake_no_reserves(unsigned int flags);
-/* Calls @callback as if reclaim waited for it, for lockdep to check. */
+/*
+ * Calls @callback as if reclaim waited for @callback, so that lockdep checks its
+ * locks.
+ */
 void fake_in_reclaim(void (*callback)(void *data), void *data);
 
-/* Fails the test. Callable from any thread while the test runs. */
+/*
+ * fake_test_begins() records the running test. While the test runs, any thread
+ * can make it fail with fake_test_fails().
+ */
 void fake_test_begins(void);
 void fake_test_fails(const char *file, int line, const char *text);
 

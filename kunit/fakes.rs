@@ -85,14 +85,14 @@ unsafe extern "C" {
     safe fn fake_machine_new() -> c_int;
     safe fn fake_machine_free();
     pub(crate) safe fn fake_nic() -> *mut c_void;
-    /// Sets the longest segment that the NIC takes.
+    /// Sets the NIC's maximum segment size.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
-    /// Returns the number of references to the fake devices, without the fake machine's own
-    /// references.
+    /// Returns the number of references to the fake devices. Does not count some expected
+    /// references: see `fakes.h`.
     pub(crate) safe fn fake_device_refs() -> c_uint;
     fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
-    /// Returns the number of times that the module asked for the machine's next device.
+    /// Returns the number of calls of [`pci_get_device`] so far.
     pub(crate) safe fn fake_pci_steps() -> c_uint;
     /// Removes the GPU.
     pub(crate) safe fn fake_gpu_leaves();
@@ -132,7 +132,7 @@ unsafe extern "C" {
     pub(crate) fn sg_nents(sg: *mut bindings::scatterlist) -> c_int;
 }
 
-/// A call, as the log records it.
+/// A call in the log.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
     // The module calls ib_core:
@@ -231,7 +231,7 @@ pub(crate) struct World {
     mappings: KVec<Mapped>,
     pub(crate) bar: KVec<BarRange>,
     guard: Guard,
-    /// Start of the next range of the IOMMU's addresses, at any page of the IOMMU.
+    /// Start of the next range of IOMMU addresses, aligned only to an IOMMU page.
     iova_base: u64,
     pub(crate) iovas: KVec<Iova>,
     pub(crate) core: ib_core::Core,
@@ -406,7 +406,7 @@ pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item 
             fails(
                 c"table",
                 line,
-                fmt!("that was row {} of {}:{}", number, file, line),
+                fmt!("the failure is in row {} of {}:{}", number, file, line),
             );
             failed = FAILED.load(Relaxed);
         }
@@ -492,9 +492,9 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     to_result(fake_machine_new())?;
     fake_parameters(0, 1);
     let result = to_result(fake_sysfs_new()).and_then(|()| body());
-    // The BARs are forgotten, because the next test has another machine.
+    // The module forgets the BARs, because the next test has another machine.
     drop(Bars);
-    // Code that still uses an object or a device holds a reference to it.
+    // An object or device that is still in use stays alive, because its user holds a reference.
     fake_sysfs_free();
     fake_machine_free();
     result
@@ -513,7 +513,8 @@ pub(crate) fn nothing_left() {
         let unreached = world.hooks.first().map(|(point, _)| *point);
         let unfailed = world.failures.iter().find(|failure| failure.times > 0);
         let unfailed = unfailed.map(|failure| failure.call);
-        // The checks below must not lock the world again. The macros lock no world.
+        // The world is locked here, and the checks below must not lock it again. The macros of the
+        // checks do not.
         same!(world.pins.len(), 0);
         same!(world.mappings.len(), 0);
         same!(world.bar.len(), 0);
@@ -529,13 +530,14 @@ fn or_null(text: Option<&CStr>) -> *const c_char {
     text.map_or(ptr::null(), CStr::as_char_ptr)
 }
 
-/// Creates a `memory_peers` that another module owns, and a client in it.
+/// Creates the `memory_peers` directory of another module, and `client` in it unless it is `None`.
 pub(crate) fn occupy(client: Option<&CStr>) {
     // SAFETY: The pointer is NULL or a C string, and is only used during the call.
     unsafe { fake_sysfs_occupy(or_null(client)) };
 }
 
-/// Returns `true` if `memory_peers` exists, with the client and with the file.
+/// Returns `true` if `memory_peers` exists and contains the client and its file. `None` skips the
+/// check of the client or of the file.
 pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
     // SAFETY: The pointers are NULL or C strings, and are only used during the call.
     unsafe { fake_sysfs_has(or_null(client), or_null(file)) }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! ib_core as a peer-memory client sees it, on one thread and without locks: MLNX_OFED and
-//! DOCA-OFED from 25.04 on, and OFED 4.9. The order of calls matches the test VM's `peer_mem.c`.
+//! A fake of ib_core as a peer-memory client sees it, on one thread and without locks. The fake
+//! behaves like MLNX_OFED and DOCA-OFED from 25.04 on, or like OFED 4.9. The order of calls matches
+//! the test VM's `peer_mem.c`.
 
 use core::{
     mem::offset_of,
@@ -32,7 +33,7 @@ use crate::{
     }, //
 };
 
-/// Value of the context, which a client that says "not mine" must not change.
+/// Initial value of the context. A client that answers "not mine" must not change the value.
 const NOT_MINE: usize = 0x07_3e11;
 
 /// A client's description of itself.
@@ -41,12 +42,12 @@ pub(crate) struct Description {
     pub(crate) name: Name,
     /// Length of the version string.
     pub(crate) version_len: Option<usize>,
-    /// The last byte of the version. `true` if more data follows the structure.
+    /// `true` if the last byte of the version says that more data follows the structure.
     pub(crate) flag: bool,
-    /// Size of the extended structure, or 0 without one.
+    /// Size of the extended structure, or 0 if there is none.
     pub(crate) ex_size: usize,
     pub(crate) flags: u32,
-    /// The two pointers that MLNX_OFED 4.9 reads at this place.
+    /// The two function pointers that MLNX_OFED 4.9 reads behind the structure.
     pub(crate) pointers: [usize; 2],
     pub(crate) can_revoke: bool,
 }
@@ -205,7 +206,8 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
         );
     };
     record(Event::Unregister(client.description.name));
-    // ib_core would wait for the last region, which no other thread releases here.
+    // The real ib_core would wait until the last region is released. In these tests no other thread
+    // releases one.
     check!(core(|core| core
         .regions
         .iter()
@@ -274,7 +276,7 @@ pub(crate) enum Form {
 pub(crate) struct Request {
     pub(crate) addr: u64,
     pub(crate) len: usize,
-    /// `true` if the driver can lose the region: `IB_PEER_MEM_INVAL_SUPP`.
+    /// `true` if the driver supports the revocation of the region: `IB_PEER_MEM_INVAL_SUPP`.
     pub(crate) can_lose: bool,
     pub(crate) form: Form,
 }

@@ -39,7 +39,7 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
         if fail_registration > 0 {
             fail(Call::Register, fail_registration, 1, 0)?;
         }
-        // ib_core asks each client before the module is up.
+        // ib_core calls `acquire` of each client before the module's init has ended.
         for _ in 0..2 {
             at(Point::Registering, || {
                 record(Mark(if not_mine(pages(1)) { "asked" } else { "taken" }));
@@ -90,16 +90,16 @@ impl Life {
 const REVOCABLE: [Event; 5] = [Pin, BarMap, BarUnmap, Release, Put];
 /// A registration by the persistent client.
 const PERSISTENT: [Event; 5] = [PinPersistent, BarMap, BarUnmap, Release, PutPersistent];
-/// The question whether the NIC reaches the GPU, after the pin of the first registration by the
-/// persistent client.
+/// The calls that find out if the NIC reaches the GPU. The calls follow the pin of the persistent
+/// client's first registration.
 const QUESTION: [Event; 6] = [PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent];
 
 suite!(
     mod peermem_life;
 
-    /// The module shows the directory last, because an ib_core that creates the directory itself
-    /// would fail. The last call puts a table that nvidia.ko never returned, which takes the API
-    /// lock.
+    /// The module creates the directory last. If the directory existed earlier, an ib_core that
+    /// creates its own directory of this name would fail. The last call puts a table that nvidia.ko
+    /// never returned. For this put, nvidia.ko takes the API lock, and thus waits for callbacks.
     fn the_calls_from_init_to_exit() {
         remembered(|life| {
             let is_revocable = life.persistent_api_support == 0;

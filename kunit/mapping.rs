@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the DMA mappings. The kernel's DMA API does not fail in the test VM, and has one path
-//! there between the NIC and the BAR.
+//! Tests of the DMA mappings. In the test VM, the kernel's DMA API never fails, and there is only
+//! one kind of path between the NIC and the BAR.
 
 use crate::{
     dma::BarMapping,
@@ -77,8 +77,8 @@ suite!(
         guard(Guard::Nothing);
     }
 
-    /// The mapping includes everything between the pages. The NIC could reach all of this memory
-    /// before the mapping, too.
+    /// The mapping includes the memory between the pages. The NIC could reach this memory without
+    /// the mapping as well.
     fn where_nothing_translates_one_mapping_is_for_all() {
         for guard_is in rows([Guard::Nothing, Guard::Identity]) {
             guard(guard_is);
@@ -135,7 +135,8 @@ suite!(
         guard(Guard::Nothing);
     }
 
-    /// The allocations of the IOMMU's page tables for the region cannot sleep.
+    /// The IOMMU's page tables are allocated without sleeping, so each step is short. The module
+    /// calls `cond_resched()` between two steps.
     fn a_long_region_is_mapped_and_unmapped_in_steps_with_rests_between() {
         let pages = 2 * MAX_STEP / KIB_64 + 1;
         for guard_is in rows([Guard::Ops, Guard::Translates]) {
@@ -194,8 +195,10 @@ suite!(
                 Some(Reason::MapResource { mapped })
             );
         }
-        // A range longer than the memory does not fit. A range for the memory alone fits in the
-        // first row, but not in the second. Short memory needs no longer range.
+        // The module first asks for IOVA space that is longer than the memory, and then for space
+        // that is just as long. The first request fails in each row. The second request succeeds in
+        // the first row, and fails in the second row. The memory of the last row is short, so the
+        // module makes only the first request.
         for (pages, times, entries) in rows([(64, 1, 1), (64, 2, 64), (4, 1, 4)]) {
             fail(Call::IovaAlloc, 1, times, ENOMEM.to_errno())?;
             same!(mapped(pages, EVERY_OTHER)?.1.entries(), entries);
@@ -204,8 +207,8 @@ suite!(
     }
 
     /// The first four allocations are for the list of physical addresses. If no address is
-    /// translated, this list becomes the scatter list. A contiguous range of DMA addresses needs
-    /// one short list.
+    /// translated, this list becomes the scatter list. For a contiguous range of DMA addresses, the
+    /// module allocates one short list.
     fn a_list_that_cannot_be_allocated_leaves_nothing_mapped() {
         for (guard_is, allocations) in
             rows([(Guard::Ops, 8), (Guard::Nothing, 4), (Guard::Translates, 5)])
@@ -219,8 +222,9 @@ suite!(
         }
     }
 
-    /// IOVA space for the memory and the hole between its two runs cannot be allocated. The calls
-    /// of `dma_map_resource()` return adjacent addresses.
+    /// The allocation of IOVA space for two runs and the hole between them fails, so the module
+    /// maps each range separately. `dma_map_phys()` returns adjacent addresses for these ranges.
+    /// The module must not let them form a run of 4 GiB.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib() {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
@@ -232,7 +236,7 @@ suite!(
         nothing_mapped();
     }
 
-    /// The kernel would round to whole pages of the IOMMU, and map the adjacent memory too.
+    /// The kernel would round the range to whole IOMMU pages, and map adjacent memory too.
     fn behind_an_iommu_what_is_in_no_whole_pages_of_its_is_refused() {
         guard(Guard::Translates);
         let unaligned: Layout = |page| BAR + page * KIB_64 + 2048;

@@ -64,7 +64,7 @@ fn table(count: u64) -> Result<SgTable, Reason> {
 suite!(
     mod peermem_parts;
 
-    /// A list of more than 128 entries, which fill a page, is chained. The list has exactly as many
+    /// A page holds 128 entries, and a longer list is chained. The list has exactly as many
     /// allocated entries as used entries, because ib_core walks the allocated entries and counts
     /// the used ones.
     fn a_list_has_as_many_entries_as_were_added() {
@@ -138,7 +138,7 @@ suite!(
         }
     }
 
-    /// nvidia-uvm creates such a BAR on hosts that are set up for GPUDirect Storage.
+    /// nvidia-uvm turns a BAR into peer-to-peer DMA memory on hosts that use GPUDirect Storage.
     fn a_bar_may_be_peer_to_peer_dma_memory() {
         /// `enum memory_type`.
         const PRIVATE: i32 = 1;
@@ -168,7 +168,7 @@ suite!(
         same!(fake_pagemap_refs(), 0);
     }
 
-    /// The finder reuses the BAR that it has found only for addresses inside that BAR.
+    /// The finder remembers the last BAR, and reuses it only for addresses inside that BAR.
     fn what_is_remembered_is_still_looked_at() {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([
@@ -286,8 +286,8 @@ suite!(
         }
         same!(fake_remembered(), 2 * Gpus::MOST);
         same!(find(0), (Gpus::one(0), 0));
-        // The search runs once for all pages that lie in no BAR, because each further search would
-        // go through all devices too. The finder does not search for memory with struct pages.
+        // Each search visits all devices, so the module searches only once for all pages that lie
+        // in no BAR. For memory with struct pages, the module does not search at all.
         let (before, nowhere) = (fake_pci_steps(), [UNASSIGNED; 100]);
         let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
         same!(refused.err(), Some(Reason::NotInBar));

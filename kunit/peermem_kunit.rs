@@ -4,7 +4,7 @@
 //! of ib_core and nvidia.ko. The tests need no ib_core, no nvidia.ko, and no hardware.
 //!
 //! `root` is the shipped module, including the order of its start and stop. There are two
-//! differences: `root` is not a kernel module here, and [`c`] gives fakes to its abstractions.
+//! differences: `root` is not a kernel module here, and its abstractions call the fakes in [`c`].
 //!
 //! The tests are a separate module, and the shipped module contains no part of them. The results
 //! are in `/sys/kernel/debug/kunit/peermem*/results`.
@@ -52,7 +52,7 @@ module! {
 
 /// The fields are dropped in the order of their declaration.
 struct PeerMemKunit {
-    /// The callbacks of the tests.
+    /// Allows callbacks during the tests.
     _callbacks: nv::Callbacks,
     _fakes: fakes::Fakes,
 }

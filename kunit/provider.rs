@@ -17,8 +17,7 @@ use crate::{
     setup::*, //
 };
 
-/// Pins `count` pages, for which nvidia.ko returns a table that differs from a good one by
-/// `change`.
+/// Pins `count` pages. nvidia.ko returns a good table to which `change` was applied.
 fn pin(count: u64, change: impl FnOnce(&mut TableForm)) -> Result<PersistentPin, Reason> {
     with(|world| {
         world.table = TableForm::GOOD;
@@ -81,7 +80,7 @@ suite!(
         forget_pins();
     }
 
-    /// The structure of version 1.2 ends before the flags.
+    /// A page table of version 1.2 has no flags.
     fn memory_that_cpus_cache_is_not_read() {
         for (version, flags, cacheable) in rows([
             (0x0002_0000, 1, true),

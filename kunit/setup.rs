@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The form of a suite ([`suite!`]), and the common helpers of the cases.
+//! The macro [`suite!`], which declares a KUnit suite, and the common helpers of the cases.
 
 use kernel::{
     bindings::scatterlist,
@@ -90,7 +90,7 @@ pub(crate) const VA: u64 = 0x7f00_0000_0000;
 // CAST: Both types have 64 bits.
 pub(crate) const THREE_CHUNKS: u64 = (PAGE_SIZE / size_of::<scatterlist>()) as u64 * 5 / 2;
 
-/// Returns a range of `count` whole pages, for a NIC that can lose the region.
+/// Returns a request for `count` whole pages, from a NIC that supports revocation.
 pub(crate) fn pages(count: u64) -> Request {
     Request {
         addr: VA,
@@ -101,7 +101,7 @@ pub(crate) fn pages(count: u64) -> Request {
     }
 }
 
-/// Returns the request for a NIC that cannot lose the region.
+/// Returns the same request from a NIC that does not support revocation.
 pub(crate) fn cannot_lose(request: Request) -> Request {
     Request {
         can_lose: false,
@@ -124,7 +124,7 @@ pub(crate) fn memory(count: u64, layout: Layout) -> Result<PhysRanges, Reason> {
     PhysRanges::read(VA, |reader| read(reader, &addrs)).map(|(memory, _)| memory)
 }
 
-/// A client that ib_core knows, in a module that is up.
+/// A registered client, in a module that is ready for registrations of memory.
 ///
 /// The fields are dropped in the order of their declaration.
 pub(crate) struct Up<C: Client> {

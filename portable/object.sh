@@ -40,10 +40,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=${ROOT:-src/nvidia_peermem.rs}
 rustc=${RUSTC:-rustc}
 version=$("$rustc" --version 2>/dev/null | cut -d ' ' -f 2) || version=
-[ -n "$version" ] || fail "no rustc: install one of $oldest or newer and its source, or name one with RUSTC="
+[ -n "$version" ] || fail "no rustc: install rustc $oldest or newer with rust-src, or set RUSTC to the path of one"
 [ "$(printf '%s\n' "$oldest" "$version" | sort -V | head -n 1)" = "$oldest" ] ||
 	fail "rustc $version is too old: $oldest or newer is needed"
-[ "$version" = "$pinned" ] || echo "  rustc $version: releases are made with $pinned, and their hash is another" >&2
+[ "$version" = "$pinned" ] || echo "  rustc $version: releases are built with $pinned, so the hash of this object differs from the published one" >&2
 library=$("$rustc" --print sysroot)/lib/rustlib/src/rust/library
 [ -e "$library/core/src/lib.rs" ] || fail "no source of rustc's library in $library: install rust-src"
 

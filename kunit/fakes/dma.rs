@@ -40,8 +40,8 @@ pub(crate) enum Guard {
     RangeMap,
 }
 
-/// A range of the IOMMU's addresses. Only the test VM's IOMMU checks where in the range memory is
-/// linked.
+/// A range of IOMMU addresses. This fake only counts the linked bytes. The IOMMU of the test VM
+/// also checks their places in the range.
 pub(crate) struct Iova {
     base: u64,
     len: u64,

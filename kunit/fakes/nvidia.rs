@@ -91,7 +91,7 @@ impl MappingForm {
 
 pub(super) type FreeCallback = unsafe extern "C" fn(*mut c_void);
 
-/// A page table's memory. `list` points into `pages`, and `table` to `list`.
+/// A page table's memory. `table` points to `list`, and the entries of `list` point to `pages`.
 struct TableMemory {
     table: c::peermem_page_table,
     pages: KVVec<c::nvidia_p2p_page>,
@@ -179,7 +179,8 @@ fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     Ok(memory)
 }
 
-/// The common part of both functions that pin. Returns the code and the table.
+/// Pins `len` bytes, for the two pin functions below. Returns the error code and the address of the
+/// table.
 fn pin(
     len: u64,
     failure: Option<c_int>,
@@ -247,7 +248,8 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
 fn remove_pin(table: usize) -> Option<Pinned> {
     with(|world| {
         let index = world.pin_of(table)?;
-        // nvidia.ko's put unmaps the remaining mappings, but the module must unmap them itself.
+        // The real put unmaps the remaining mappings. The module must unmap them itself all the
+        // same.
         while take_first(&mut world.mappings, |mapping| mapping.table == table).is_some() {
             fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
         }
@@ -255,7 +257,7 @@ fn remove_pin(table: usize) -> Option<Pinned> {
     })
 }
 
-/// Poisons and frees the memory of a pin. Code that reads the memory later sees no table.
+/// Poisons and frees the memory of a pin. A later read of the memory finds no valid table.
 fn free_pin(mut pin: Pinned) {
     pin.memory.table.version = 0x6b6b_6b6b;
     pin.memory.table.entries = 0;

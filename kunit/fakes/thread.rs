@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Kernel threads, which the module takes for processes of their own.
+//! Kernel threads. The module treats each one as a separate process.
 
 use core::ptr::NonNull;
 
@@ -39,8 +39,8 @@ struct Start {
     state: Arc<ThreadState>,
 }
 
-/// A kernel thread, which the module takes for a process of its own. The drop waits until the
-/// thread has ended.
+/// A kernel thread, which the module treats as a separate process. The drop waits until the thread
+/// has ended.
 pub(crate) struct Thread {
     task: NonNull<c_void>,
     state: Arc<ThreadState>,
@@ -86,13 +86,13 @@ impl Thread {
     pub(crate) fn join(self) {}
 }
 
-// SAFETY: A task may be waited for on any thread.
+// SAFETY: Any thread may wait for a task.
 unsafe impl Send for Thread {}
 
 impl Drop for Thread {
     fn drop(&mut self) {
         self.state.done.wait_for_completion();
-        // SAFETY: This thread has a reference to the task, whose function has ended.
+        // SAFETY: This thread has a reference to the task, whose function has signalled its end.
         unsafe { fake_thread_join(self.task.as_ptr()) };
     }
 }

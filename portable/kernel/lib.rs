@@ -3,10 +3,10 @@
 //! A substitute for the `kernel` crate of Rust-for-Linux, for kernels that lack the crate or have
 //! an older one.
 //!
-//! The crate defines the names that `src/` uses. Each item follows the contract of the kernel's
-//! item, as far as `src/` relies on it. `bindings` declares the C functions behind the items.
-//! `shim.c` wraps the functions that are inline functions or macros in C. Callers are in process
-//! context. The comment of a function that may sleep says so.
+//! The crate defines the names that `src/` uses. Each item follows those parts of the kernel's
+//! contract on which `src/` relies. `bindings` declares the C functions behind the items. `shim.c`
+//! wraps the functions that are inline functions or macros in C. Callers are in process context.
+//! The comment of a function that may sleep says "May sleep".
 //!
 //! `tests/host` compiles the crate as a test, with Rust functions in place of the C functions.
 
@@ -55,13 +55,13 @@ impl ThisModule {
 
 /// A kernel module. The value exists while the module is loaded.
 pub trait Module: Sized + Sync + Send {
-    /// Initializes the module when it is loaded. The module is not loaded on an error. Process
-    /// context. May sleep.
+    /// Initializes the module when it is loaded. If this function fails, the kernel does not load
+    /// the module. Runs in process context. May sleep.
     fn init(module: &'static ThisModule) -> error::Result<Self>;
 }
 
-/// Makes a kernel module from a type: its `.modinfo` entries, its init, and its exit, which drops
-/// the value.
+/// Makes a kernel module from a type: the `.modinfo` entries, the init function, and the exit
+/// function, which drops the value.
 #[macro_export]
 macro_rules! module {
     (

@@ -63,8 +63,8 @@ pub struct RBTreeNode<K, V>(KBox<Node<K, V>>);
 ///
 /// - Each `rb_node` that `root` leads to is the first field of a [`Node`] that came from
 ///   [`KBox::into_raw`]. The tree owns these nodes.
-/// - The links form a binary search tree: nodes on the left have smaller keys, nodes on the right
-///   larger ones.
+/// - The links form a binary search tree: nodes on the left have smaller keys, and nodes on the
+///   right have larger keys.
 /// - The links and colours are as `rb_insert_color()` and `rb_erase()` leave them.
 pub struct RBTree<K, V> {
     pub(crate) root: bindings::rb_root,

@@ -57,7 +57,7 @@ pub(crate) const QUOTA_LOCK: () = ();
 pub(crate) const CALLBACKS_LOCK: () = ();
 
 /// A value that is set once. The module sets the value before other threads can see the containing
-/// object, so the models need not explore the order.
+/// object, so the models need not explore the order of the accesses.
 pub(crate) struct SetOnce<T>(OnceLock<T>);
 
 impl<T: Copy> SetOnce<T> {
@@ -386,7 +386,8 @@ impl<T> IdSlot<T> {
     }
 }
 
-/// The device that maps for the HCA. In ib_core, the device of one registration.
+/// The HCA's PCI device. In calls from the model of ib_core, the field is the number of the
+/// registration.
 #[derive(Default)]
 pub(crate) struct PciDevice(pub(crate) Option<usize>);
 
@@ -493,7 +494,7 @@ impl Drop for SgTable {
     }
 }
 
-/// Returns the GPUs of allocations, derived from their addresses. Two allocations share a GPU.
+/// Returns the GPUs of allocations, derived from their addresses. Each GPU has two allocations.
 /// Returns the default if the "gpus" step fails, as the module does for too many GPUs.
 fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
     match world().fails("gpus") {
@@ -647,7 +648,7 @@ impl RevocablePin {
                 // The hook runs between two batches of one table.
                 world.may_allocate();
                 world.hook(&world.on_batch);
-                // Models read the table once: a second read adds orders, but finds nothing new.
+                // A model reads the table once. A second read would only add interleavings.
                 if SCRIPTED {
                     held.read(|table| Ok(table.table().read()))?;
                 }

@@ -42,7 +42,7 @@ pub(crate) struct Umem {
     kref: AtomicUsize,
     /// The memory of the structure itself, which is freed when `kref` reaches 0.
     record: usize,
-    /// `true` while `client` is set.
+    /// `true` while ib_core's pointer to the client is set.
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
     context: RefCell<Option<Held<RevocableMr>>>,
@@ -55,8 +55,8 @@ pub(crate) struct Umem {
     mapping: RefCell<Vec<usize>>,
     /// The driver's own lock. `true` while the HCA may use the memory.
     hca: Mutex<bool>,
-    /// OFED 4.9: `None` until a thread takes the registration, `Some(false)` while an invalidation
-    /// runs, `Some(true)` afterwards or after a deregistration.
+    /// OFED 4.9: `None` until a thread claims the registration to end it. `Some(false)` while an
+    /// invalidation runs. `Some(true)` after an invalidation, or once a deregistration has begun.
     taken: Mutex<Option<bool>>,
     done: Condvar,
 }
@@ -190,9 +190,10 @@ impl Core {
         umem.put();
     }
 
-    /// Deregisters as OFED 4.9 does, where the first thread takes the whole registration. A second
-    /// thread that deregisters waits. A second thread that invalidates returns at once, which is no
-    /// fault of the client. In this model the HCA has stopped by then.
+    /// Deregisters as OFED 4.9 does: the first thread to claim the registration unmaps and releases
+    /// it. If an invalidation comes first, the deregistration waits for the invalidation. If the
+    /// deregistration comes first, an invalidation returns at once. In that case, the HCA has
+    /// already stopped in this model.
     fn deregister_49(&self, umem: &Umem) {
         umem.stop_hca();
         let mut taken = umem.taken.lock().expect("no poison");
@@ -212,8 +213,8 @@ impl Core {
         umem.put();
     }
 
-    /// Stand-in for `ib_invalidate_peer_memory()`. ib_core knows only the number. `meant` is the
-    /// intended registration, for the checks.
+    /// Stand-in for `ib_invalidate_peer_memory()`. ib_core knows only the number `ticket`. For the
+    /// checks, `meant` is the registration that the caller intends to revoke.
     pub(crate) fn invalidate(&self, ticket: usize, meant: &Umem) {
         let world = world();
         let valid = world.memory(meant.lives);
@@ -227,7 +228,8 @@ impl Core {
             })
         };
         if let Some(umem) = found {
-            // ib_core itself reuses a number before `release` has cleared the ticket.
+            // ib_core may give a number to another registration before the client's `release` has
+            // cleared its ticket.
             let erased = meant.ticket.get().is_none();
             assert!(
                 umem.number == meant.number || erased,
@@ -245,8 +247,8 @@ impl Core {
         }
     }
 
-    /// Makes a callback use the tickets that `release` has cleared. Only `Break::StaleTicket` keeps
-    /// such tickets.
+    /// Invalidates, inside a callback, with the tickets that `release` has cleared. Only
+    /// `Break::StaleTicket` keeps such tickets.
     pub(crate) fn stale_tickets(&self) {
         let stale = std::mem::take(&mut *self.stale.borrow_mut());
         for (ticket, meant) in stale {
@@ -275,7 +277,7 @@ impl Umem {
         self.mapping_lock.lock().expect("no poison")
     }
 
-    /// Calls the client. Checks that the client has not been released meanwhile.
+    /// Calls the client. Checks that the registration is not released during the call.
     fn call<R>(&self, f: impl FnOnce(&RevocableMr) -> R) -> R {
         let lives = world().memory(self.lives);
         lives.read();

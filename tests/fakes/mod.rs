@@ -7,13 +7,13 @@
 //!   documents each name.
 //! - `provider`: nvidia.ko, modelled after `tests/gpu/p2p.c`. The model has the API lock, makes the
 //!   callback with that lock held, and frees the table after the callback. A put finds a pin by
-//!   process and by the value of a pointer, which is reused at once. Tests select the calls that
-//!   fail.
+//!   process and by the value of a pointer. The model reuses a freed pointer at once. Tests select
+//!   the calls that fail.
 //! - `ib_core`: ib_core, modelled after `tests/kernel/overlay/drivers/infiniband/core/peer_mem.c`.
-//!   The model has `mapping_lock`, tickets that are reused, the writes to the scatter list before
-//!   `dma_unmap`, and the pointer that is cleared after `release`. The model invalidates in one of
-//!   three ways: the client unmaps, ib_core unmaps, or, as in OFED 4.9, ib_core unmaps and releases
-//!   inside the callback.
+//!   The model has `mapping_lock`, and reuses tickets. It writes to the scatter list before
+//!   `dma_unmap`, and clears its pointer to the client after `release`. The model invalidates in
+//!   one of three ways: the client unmaps, ib_core unmaps, or, as in OFED 4.9, ib_core unmaps and
+//!   releases inside the callback.
 //! - `world`: the shared state, and the properties that must hold. Every allocated object is a
 //!   `Memory`, which panics if it is used after its end, or if two uses are not ordered.
 

@@ -102,26 +102,26 @@ pub(crate) struct Provider {
     /// Start of the memory.
     start: u64,
     /// The allocations that can be pinned. If the list is empty, one allocation covers all
-    /// addresses. As soon as this allocation is freed, a new one exists. Each allocation has its
+    /// addresses, and a new allocation replaces it as soon as it is freed. Each allocation has its
     /// own memory.
     pub(crate) layout: RefCell<Vec<Allocation>>,
-    /// The memory of each allocation that was ever accessed, until it is freed.
+    /// GPU memory of the live allocations that were pinned at least once, by start address.
     gpu: RefCell<BTreeMap<u64, usize>>,
     /// A record of each table that was ever made, indexed by serial number.
     tables: RefCell<Vec<Record>>,
     /// Pointers of the live tables.
     pointers: RefCell<Vec<usize>>,
-    /// `true` if nvidia.ko's list has no process any more.
+    /// `true` if nvidia.ko's list of processes is empty. Gets then fail, and puts find no pin.
     pub(crate) unlisted: Cell<bool>,
     /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,
     /// Error code of all pins. `None` if pins succeed.
     pub(crate) refuses: Cell<Option<i32>>,
-    /// `true` if pins succeed but return no table. A put needs a table.
+    /// `true` if pins succeed but return no table, which a put would need.
     pub(crate) no_table: Cell<bool>,
     /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
-    /// The ranges that persistent pins asked for.
+    /// The range of each call for a persistent pin, even if the call failed.
     pub(crate) spans: RefCell<Vec<Span>>,
     /// The number of a call to pin that fails, and nvidia.ko's error code.
     pub(crate) fail_call: Cell<Option<(u64, i32)>>,
@@ -158,7 +158,7 @@ impl Provider {
         self.log.take()
     }
 
-    /// Checks the steps since the last call, which `want` lists with commas.
+    /// Checks that the steps since the last call are those in `want`, separated by commas.
     #[track_caller]
     pub(crate) fn took(&self, want: &str) {
         assert_eq!(self.take_log(), want.split(", ").collect::<Vec<_>>());
@@ -244,7 +244,7 @@ impl Provider {
         self.api.lock().expect("no poison")
     }
 
-    /// Returns `true` if `thread` makes a callback.
+    /// Returns `true` if `thread` is making callbacks.
     pub(crate) fn is_inside(&self, thread: ThreadId) -> bool {
         self.inside.get() == Some(thread)
     }
@@ -311,7 +311,7 @@ impl Provider {
         drop(guard);
     }
 
-    /// Unloads the module, if nothing holds it. Stand-in for the drop of `Callbacks`.
+    /// Unloads the module if there is no reference to it. Stand-in for the drop of `Callbacks`.
     pub(crate) fn unload(&self) {
         let world = world();
         if world.holds.load(Ordering::SeqCst) > 0 {

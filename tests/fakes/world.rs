@@ -112,7 +112,7 @@ impl Drop for Naming {
 }
 
 /// The registry. The registry's lock is a leaf. Models with a concurrent reader (`watched`) use a
-/// lock that loom knows. In other models such a lock would only add equivalent orders.
+/// lock that loom knows. In other models such a lock would only add equivalent interleavings.
 #[derive(Default)]
 pub(crate) struct Registry {
     locked: RefCell<Locked>,
@@ -198,15 +198,15 @@ pub(crate) type Hook = Box<dyn FnMut(&World) + Send>;
 pub(crate) struct World {
     pub(crate) mode: Mode,
     broken: Option<Break>,
-    /// The time stamps that order recorded events.
+    /// The last time stamp. Time stamps give the order of puts and callbacks.
     clock: Cell<u64>,
     memory: RefCell<Vec<Arc<Memory>>>,
     /// The process of each thread. A thread without an entry belongs to process 1.
     processes: RefCell<HashMap<ThreadId, u32>>,
     /// `true` if the threads that release are exiting.
     pub(crate) exits: Cell<bool>,
-    /// Number of checks by the calling thread that find no fatal signal. The next check finds a
-    /// fatal signal.
+    /// Number of checks that find no fatal signal. All later checks find one. `None` means that no
+    /// check finds a fatal signal.
     pub(crate) killed_after: Cell<Option<u64>>,
     /// Value of the module parameter `max_chunks`, or `None` if the parameter is not set.
     pub(crate) max_chunks: Cell<Option<u32>>,
@@ -217,7 +217,7 @@ pub(crate) struct World {
     pub(crate) usages: RefCell<Usages>,
     /// Locks that callbacks take, and the threads that hold them.
     held: RefCell<Vec<(ThreadId, &'static str)>>,
-    /// Number of entries that hold the module.
+    /// Number of entries that hold a reference to the module.
     pub(crate) holds: AtomicUsize,
     pub(crate) callbacks: Mutex<Option<CallbackTable>>,
     pub(crate) put_rwsem: RwLock<()>,
@@ -228,8 +228,8 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// Number of calls of nvidia.ko to map, up to and including the only call that fails. `None` if
-    /// no call fails.
+    /// Number of the call that fails, counted from now, among the calls to nvidia.ko that map
+    /// memory. `None` if no call fails.
     pub(crate) fail_map: Cell<Option<u64>>,
     /// nvidia.ko's error code for the call to map that fails. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
@@ -237,14 +237,14 @@ pub(crate) struct World {
     pub(crate) provider_maps: Cell<bool>,
     /// Difference between nvidia.ko's DMA addresses and physical addresses.
     pub(crate) provider_offset: Cell<u64>,
-    /// `true` if the DMA addresses of this module's mappings are physical addresses. `is_direct` is
-    /// `true` if the module knows that nothing translates DMA addresses.
+    /// `true` if the DMA addresses of this module's mappings are physical addresses.
     pub(crate) is_identity: Cell<bool>,
+    /// `true` if the module knows that nothing translates DMA addresses.
     pub(crate) is_direct: Cell<bool>,
     /// `true` if the module knows that something translates DMA addresses.
     pub(crate) is_translated: Cell<bool>,
-    /// Paths from the HCA to each GPU, as nvidia.ko reports them. `None` means that the HCA reaches
-    /// all GPUs.
+    /// Remembered answers of nvidia.ko about the path from the HCA to each GPU. `None` means that
+    /// the HCA reaches all GPUs.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
     /// End of a BAR.
     pub(crate) bar_end: Cell<Option<u64>>,
@@ -357,7 +357,7 @@ impl World {
         self.log.take()
     }
 
-    /// Checks the steps since the last call, which `want` lists with commas.
+    /// Checks that the steps since the last call are those in `want`, separated by commas.
     #[track_caller]
     pub(crate) fn took(&self, want: &str) {
         assert_eq!(self.take_log(), want.split(", ").collect::<Vec<_>>());
@@ -393,8 +393,8 @@ impl World {
         self.clock.get()
     }
 
-    /// Allocates an object. Returns a number that identifies the memory, for values that must be
-    /// `Send`.
+    /// Allocates an object and returns its number. A value that must be `Send` stores the number
+    /// instead of a reference.
     pub(crate) fn alloc(&self, what: &'static str) -> usize {
         let mut memory = self.memory.borrow_mut();
         memory.push(Arc::new(Memory {
@@ -446,7 +446,7 @@ impl World {
         self.processes.borrow().get(&this).copied().unwrap_or(1)
     }
 
-    /// Makes the calling thread run for another process.
+    /// Makes the calling thread part of another process.
     pub(crate) fn become_process(&self, process: u32) {
         let this = thread::current().id();
         self.processes.borrow_mut().insert(this, process);

@@ -182,7 +182,7 @@ fn a_vector_is_as_before_if_there_is_no_memory() {
         let mut all = KVVec::with_capacity(2, GFP_KERNEL).unwrap();
         all.push_within_capacity(1_u64).unwrap();
         assert!(failing_after(0, || all.reserve(100, GFP_KERNEL)).is_err());
-        // None of these sums and products wraps around to a small number of bytes.
+        // The size in bytes must not wrap around to a small number.
         requests();
         for more in [
             usize::MAX,

@@ -88,7 +88,7 @@ fn release(start: *mut c_void, is_virtual: bool) {
     }
     let found = memory(|all| all.remove(&start.addr()));
     let found = found.expect("memory that is freed was allocated, and is freed once");
-    assert_eq!(found.is_virtual, is_virtual, "freed by the other function");
+    assert_eq!(found.is_virtual, is_virtual, "freed by the wrong function");
     // SAFETY: `start - LEAD` and the layout are those of the allocation.
     unsafe {
         let start = start.cast::<u8>().sub(LEAD);
@@ -109,7 +109,7 @@ pub(super) fn without_leaks<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs `f`. The allocations of `f` fail after the first `succeed`.
+/// Runs `f`. The first `succeed` allocations of `f` succeed, and all later ones fail.
 pub(super) fn failing_after<R>(succeed: usize, f: impl FnOnce() -> R) -> R {
     SUCCEED.set(succeed);
     let result = f();
@@ -375,7 +375,7 @@ extern "C-unwind" fn shim_sleep(microseconds: u64) {
     SLEPT.with_borrow_mut(|slept| slept.push(microseconds));
 }
 
-/// Stand-in for `seq_write()`. The `bindings::seq_file` is a pointer to a `Vec<u8>`.
+/// Stand-in for `seq_write()`. `file` points to a `Vec<u8>`.
 #[no_mangle]
 unsafe extern "C-unwind" fn shim_seq_write(
     file: *mut bindings::seq_file,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Stand-ins for the functions of `linux/rbtree.h`. These trees are not balanced: a new node becomes
-//! the root, and a node moves down to a leaf before its end. Each call therefore changes more links
-//! than C does. All nodes are black once they are in a tree.
+//! Stand-ins for the functions of `linux/rbtree.h`. These trees are not balanced: a new node
+//! becomes the root, and a node moves down to a leaf before its removal. Each call therefore
+//! changes more links than the kernel's function does. All nodes are black once they are in a tree.
 
 use std::ptr;
 

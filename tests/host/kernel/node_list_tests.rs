@@ -18,8 +18,8 @@ const CURSOR: u32 = 0;
 enum Step {
     Push(usize),
     Remove(usize),
-    /// Moves a cursor to the first node whose value is at least the given one. The flag selects a
-    /// start at the beginning.
+    /// Moves a cursor to the first node whose value is at least the given one. If the flag is set,
+    /// the search starts at the beginning of the list.
     Seek(usize, bool, u32),
     RemoveCursor(usize),
 }
@@ -36,12 +36,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Returns a node that does not move.
 fn node() -> Box<Node<u32>> {
-    // SAFETY: Each test has one list. The list's nodes lie in boxes, and are removed at its end.
+    // SAFETY: Each test has one list. The list's nodes lie in boxes, and the test removes them.
     Box::new(unsafe { Node::new(CURSOR) })
 }
 
-/// Returns a position in the vector. Nodes are identified by their numbers, cursors by the numbers
-/// after the nodes'.
+/// Returns the position of a node or cursor in the vector. Numbers below `NODES` are nodes, and the
+/// other numbers are cursors.
 fn position(all: &[usize], which: usize) -> Option<usize> {
     all.iter().position(|at| *at == which)
 }

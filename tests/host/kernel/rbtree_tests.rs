@@ -25,7 +25,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // There are few keys, so that they repeat, and enough for several levels.
+    // The keys are few enough to repeat, and many enough for a tree of several levels.
     let key = 0..48_u8;
     let step = prop_oneof![
         3 => (key.clone(), any::<u32>()).prop_map(|(key, value)| Step::Insert(key, value)),

@@ -138,8 +138,8 @@ fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The pin for the check fails because the memory is gone, not because the process is unlisted. No
-/// entry is kept.
+/// The pin for the check fails, but the memory has been freed, and the pin's callback has run. The
+/// module need not keep the entry.
 #[test]
 fn a_callback_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -236,8 +236,9 @@ fn another_process_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// In OFED 4.9, nvidia.ko would refuse a put in the callback. Another thread may hold `put_rwsem`
-/// while it waits for this thread to release the API lock.
+/// OFED 4.9 releases the region inside the callback, where nvidia.ko would refuse a put. The module
+/// must not wait for `put_rwsem` there: another thread may hold it and wait for the API lock, which
+/// this thread holds.
 #[test]
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     let region = Region::new(&[ONE, OTHER]).expect("pinned");

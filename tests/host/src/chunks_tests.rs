@@ -153,7 +153,8 @@ fn all_or_nothing_in_both_modes() {
     );
 }
 
-/// The signal comes during each call to pin except the last. After the last call, no work is left.
+/// Repeats the search with the signal during a different call to pin each time. The last call is
+/// left out, because no work follows it.
 #[test]
 fn a_fatal_signal_ends_the_search_in_both_modes() {
     let start = 0x37_0000_0000;
@@ -222,7 +223,7 @@ fn a_callback_at_each_place_of_the_search() {
             }
         }
     }
-    println!("{revoked} of them met the region");
+    println!("{revoked} callbacks revoked the region");
     assert!(revoked > 10);
 }
 

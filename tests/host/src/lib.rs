@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the module's files that use only `core`. Cargo compiles the module's own files. The
-//! stand-ins of `tests/fakes` surround these files, with locks of `std`.
+//! Tests of the module's files that use only `core`. Cargo compiles the module's own files. In
+//! place of the kernel, the files use the stand-ins of `tests/fakes`, with locks of `std`.
 //!
 //! Tests of pure arithmetic are beside the code, in `src`. The tests here need the stand-ins:
 //!
 //! - `chunks_tests`: both modes over several allocations.
-//! - `callback_pin_tests`: a revocable pin, between its release and nvidia.ko's callback.
+//! - `callback_pin_tests`: a revocable pin, with its release and nvidia.ko's callback in any order.
 //! - `registry_tests`: the time during which the registry shows a registration.
 //! - `persistent_tests`, `revocable_tests`: a registration from start to end, in both modes.
 //!
@@ -33,8 +33,8 @@ mod sync;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Counts a case of a randomized test at its end. Prints the number of cases after the last case.
-/// The test runner reads that line. `what` says what the cases are.
+/// Counts a finished case of a randomized test. After the last case, prints the number of cases in
+/// a line that the test runner reads. `what` describes the cases.
 fn done(count: &AtomicU32, cases: u32, what: &str) {
     if count.fetch_add(1, Ordering::Relaxed) + 1 == cases {
         println!("figure: cases | {what} | {cases} at random |");

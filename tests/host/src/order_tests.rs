@@ -23,8 +23,8 @@ const RUST: &[&str] = &[
     "rcu::",
 ];
 
-/// The orders, strongest first. The counts of the first three are compared as well, so that no
-/// access becomes weaker.
+/// The orders, strongest first. The test also compares how often each of the first three stands in
+/// the table and in the code, so that no access becomes weaker unnoticed.
 const ORDERS: [&str; 4] = ["Full", "Release", "Acquire", "Relaxed"];
 
 /// Text that marks access to shared state in C, in addition to variables.
@@ -101,7 +101,7 @@ fn ordered(order: &str, code: &str) -> usize {
     found
 }
 
-/// Returns the number of places in a file that share state, recognized by their text.
+/// Returns the number of places in a file that access shared state, recognized by their text.
 fn marks(name: &str, text: &str) -> usize {
     let code = without_comments(text);
     let count = |words: &[&str]| -> usize {
@@ -187,7 +187,7 @@ fn each_access_to_shared_state_is_in_the_table() {
         .collect();
     assert!(
         wrong.is_empty(),
-        "docs/verification.md, memory order: say there what the new access relies on, or take out the row of the old one\n{}",
+        "docs/verification.md, Memory order: add the new access and the order that it relies on, or remove the row of an access that is gone\n{}",
         wrong.join("\n")
     );
 }

@@ -111,8 +111,8 @@ fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
     assert_eq!(world.take_log(), ["pin", "map"]);
 }
 
-/// A region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The case is logged
-/// if the distance from the virtual addresses is a multiple of 4 GiB.
+/// A region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The module logs the
+/// case if the distance between DMA addresses and virtual addresses is a multiple of 4 GiB.
 #[test]
 fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
     const GIB: u64 = 1 << 30;
@@ -124,7 +124,7 @@ fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
         (3 * GIB, 5 * GIB, true),
     ] {
         for offset in [0, 4 * GIB, GIB, PAGE] {
-            // The world's memory starts at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
+            // The DMA addresses start at `DMA_BASE + IOMMU_OFFSET`, a multiple of 4 GiB.
             let world = World::at(start - offset);
             let region = Held::<PersistentMr>::pin(start + from, len).expect("pinned");
             region.map(&PciDevice::default()).expect("mapped");
@@ -181,8 +181,8 @@ const PAGE: u64 = 1 << 16;
 
 /// Steps in which the module asks nvidia.ko if a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// Steps of the same question in a case where nvidia.ko's DMA address is not the page's physical
-/// address, and the module does not know if DMA addresses are translated.
+/// Steps of the same question if nvidia.ko's DMA address is not the page's physical address. The
+/// module does not know if DMA addresses are translated, and maps the page itself to find out.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",

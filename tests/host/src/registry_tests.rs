@@ -19,8 +19,8 @@ use crate::revocable::RevocableMr;
 const MIB: u64 = 1 << 20;
 
 fn at(number: u32) -> Option<PciAddress> {
-    // These are GPU numbers as the module assigns them. The order of the numbers is not that of the
-    // addresses.
+    // The index is the number that the module assigns to a GPU. The order of the numbers is not
+    // that of the addresses.
     [0x1_4100, 0x0_8110, 0x0_8108]
         .get(number as usize)
         .map(|at| PciAddress(*at))
@@ -54,8 +54,7 @@ fn counts(mode: PinMode) -> Counts {
     registry().with(|locked| locked.stats.counts())[mode as usize]
 }
 
-/// Returns counts of these numbers of registrations. The last number is the bytes of the active
-/// ones.
+/// Returns counters with these values.
 fn lives([registered, mapped, revoked, released, active, active_bytes]: [u64; 6]) -> Counts {
     Counts {
         registered,
@@ -108,7 +107,7 @@ fn a_line_has_what_is_promised() {
          entries=3 gpus=0000:81:01.0,0000:81:02.0,0001:41:00.0 hca=0000:03:05.1 tgid=154 pid=155 \
          since=6.119592 comm=a\\x20b\\x3d\\x22c\\x5c"
     );
-    // These are GPUs without a number, and a number that no device has.
+    // The first two sets have no GPU with a number. No device has the number in the third set.
     for gpus in [Gpus::default(), Gpus::one(Gpus::MOST), Gpus::one(63)] {
         registration.info.gpus = gpus;
         registration.hca = None;
@@ -316,7 +315,7 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     );
 }
 
-/// OFED 4.9: the live parts are left to their own callbacks.
+/// OFED 4.9: the live parts stay pinned until their own callbacks.
 #[test]
 fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
     let start = 0x49_0000_0000;

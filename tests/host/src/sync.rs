@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use std::sync::{atomic, Condvar, Mutex, MutexGuard, RwLock};
 pub(crate) use std::thread;
 
-/// `true`, because tests control nvidia.ko and ib_core, and each test has a world from its start.
+/// `true`, because tests control nvidia.ko and ib_core, and the first use of a world creates it.
 pub(crate) const SCRIPTED: bool = true;
 
 /// A `std::cell::Cell` for several threads.

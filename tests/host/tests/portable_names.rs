@@ -3,7 +3,7 @@
 //! Finds names of the substitute `kernel` crate that are not used.
 //!
 //! rustc reports unused items of one crate, but no unused public items. These tests therefore
-//! combine copies of the substitute and of `src/` or `kunit/` to one crate, in which nothing is
+//! combine copies of the substitute and of `src/` or `kunit/` into one crate, in which nothing is
 //! public. Exported macros and the functions of `shim.h` are searched for by name.
 
 use std::collections::BTreeSet;
@@ -98,8 +98,8 @@ fn unused(root: &str, planted: &str) -> Vec<String> {
                 }
                 text = replace_words(&text, "pub ", "pub(crate) ");
                 if file.ends_with("/lib.rs") {
-                    // The user's code comes before the macros, because macros are in scope for all
-                    // code that follows them.
+                    // The user's code comes before the macros. In code after a macro, the macro
+                    // would be in scope without an import, unlike in the real build.
                     let place = text
                         .find("pub(crate) mod alloc;")
                         .expect("the first module");
@@ -173,7 +173,7 @@ fn every_item_is_used() {
 #[test]
 fn every_item_for_kunit_is_used() {
     let mut unused = unused(KUNIT, "");
-    // The module uses the other names.
+    // The module uses the names of the other files.
     unused.retain(|line| line.contains("/kunit.rs"));
     assert!(unused.is_empty(), "\n{}", unused.join("\n"));
 }

@@ -4,8 +4,9 @@
 //! threads can take locks and access atomics. The models cover counted references, cells that are
 //! filled once, mutexes and condition variables.
 //!
-//! The files are those of `portable/kernel`, except two. `sync/atomic.rs` uses loom's atomics.
-//! `bindings` uses loom's locks and wait queues instead of C's.
+//! Most files are those of `portable/kernel`. The files in this folder replace the others:
+//! `sync/atomic.rs` uses loom's atomics, and `bindings` uses loom's locks and wait queues. `error`
+//! and `sync/mod.rs` define only the names that the models need.
 
 #![cfg(test)]
 #![allow(dead_code, reason = "the models use a part of each file")]
