@@ -15,12 +15,12 @@ export LC_ALL=C
 at() { case $1 in "$root"/* | [!/]*) printf '%s\n' "$1" ;; *) printf '%s\n' "$root$1" ;; esac; }
 name() { printf '%s\n' "${1#"$root"}"; }
 
-# Prints the target of a link. An absolute target would lead out of PROBE_ROOT. The round brackets
+# Prints the target of a link, below PROBE_ROOT even if the target is absolute. The round brackets
 # make the variables local.
 follow() (
 	path=$1
 	hops=x
-	# Same limit as in the kernel: a link may lead back to itself.
+	# The kernel has the same limit, because a link may lead back to itself.
 	while [ ${#hops} -le 40 ] && to=$(readlink "$path"); do
 		hops=x$hops
 		case $to in /*) path=$(at "$to") ;; *) path=$(dirname "$path")/$to ;; esac
@@ -33,8 +33,8 @@ follow() (
 version() { printf '%s\n' "$1" | sed -nE '1s/^[^0-9]*([0-9]+(\.[0-9]+)*).*/\1/p'; }
 at_least() { [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-# KVER is a release (default: the running kernel). KDIR is its build folder, which contains its
-# release.
+# Sets $release to KVER (default: the running kernel) and $kdir to the build folder KDIR. If the
+# build folder contains a release, $release is that release.
 find_kernel() {
 	running=$(cat "$root/proc/sys/kernel/osrelease" 2>/dev/null) || running=''
 	release=${KVER:-$running}

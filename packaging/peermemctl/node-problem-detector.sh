@@ -14,7 +14,8 @@ fi
 line=$(peermemctl "$@")
 status=$?
 echo "$line"
-# A program that is too old for these options returns the same numbers, without such a line.
+# A peermemctl that is too old for these options exits with the same numbers, but prints no line
+# that begins with GPUDIRECT.
 case $FAIL_ON:$status:$line in
 *:2:"GPUDIRECT "* | warning:1:"GPUDIRECT "*) exit 1 ;;
 *:[01]:"GPUDIRECT "*) exit 0 ;;
