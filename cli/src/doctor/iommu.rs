@@ -101,7 +101,7 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
         Ok((Mode::Blocked, group)) => new(Level::Fault, in_group(group, "blocked"))
         .why("The IOMMU lets none of its transfers through.")
         .fix(format!(
-            "`echo identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
+            "Unbind the drivers of the group's devices, then `echo identity > /sys/kernel/iommu_groups/{group}/type`"
         )),
         Ok((Mode::Other(kind), group)) => subject.note(in_group(group, &format!("{kind:?}"))),
         Ok((Mode::Translates(kind), group)) => {
@@ -167,8 +167,8 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
         )
     }) {
         return format!(
-            "The kernel's command line already asks for pass-through, but this group does not have it: `echo \
-             identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
+            "The kernel's command line already asks for pass-through, but this group does not have it: unbind the \
+             drivers of the group's devices, then `echo identity > /sys/kernel/iommu_groups/{group}/type`"
         );
     }
     format!(
@@ -242,7 +242,7 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
 fn group_fix(scan: &Scan<'_>) -> String {
     let at_boot = at_boot(scan);
     if at_boot.is_empty() {
-        return "Load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1, which makes it continue anyway."
+        return "Load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: nvidia.ko then accepts different groups."
             .to_owned();
     }
     let mut lines = vec![

@@ -114,7 +114,7 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
         Some(why) => Scan::unseen(Subject::Machine, what, why),
         None => Subject::Machine
             .note(format!(
-                "{what} is not known: no RDMA device's VPD has the same V3"
+                "{what} is not known: no RDMA device's VPD has the same V3 field"
             ))
             .why(
                 "Its paths are therefore not judged, but those of the RDMA devices' own functions are.",

@@ -172,7 +172,8 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }
     if let Some((other, hca)) = by_nvlink(scan, nccl, gpu) {
         why.push(format!(
-            "NCCL reaches {hca} by NVLink through GPU {} (PXN), and shares {hca}; other software does not.",
+            "NCCL reaches {hca} by NVLink through GPU {} (PXN), and shares {hca} with that GPU; other software does \
+             not use this route.",
             other.index
         ));
     }
