@@ -107,7 +107,8 @@ fn count(
             .why("A device fell off the bus, was not found at boot, lost its driver, or was taken out.")
             .fix(format!(
                 "`lspci -d {filter}` lists the devices on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e \
-                 mlx5_core` says what went wrong; `peermemctl doctor --baseline FILE` names the slot, if there is a recording"
+                 mlx5_core` says what went wrong; `peermemctl doctor --baseline FILE` names the slot, if there is a \
+                 recording"
             ))
     })
 }

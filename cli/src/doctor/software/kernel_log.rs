@@ -73,8 +73,8 @@ const PATTERNS: &[Pattern] = &[
         of_device: true,
         why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and usually no program got an \
             error",
-        fix: Some("boot with iommu=pt, if the machine can do without translation; otherwise report this with the \
-        line"),
+        fix: Some("boot with iommu=pt, if the machine can do without translation; otherwise report this to \
+        the vendor with the log line"),
     },
     Pattern {
         level: Level::Warning,
@@ -106,7 +106,7 @@ const PATTERNS: &[Pattern] = &[
                 .any(|words| line.contains(words))
         },
         of_device: true,
-        why: "the NIC's firmware reported trouble; queues and regions of that time may be gone",
+        why: "the NIC's firmware reported trouble; queues and memory regions of that time may be lost",
         fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it happens \
         again"),
     },
@@ -120,8 +120,8 @@ const PATTERNS: &[Pattern] = &[
                 && ![" ACCESS_REG(", " QUERY_"].iter().any(|words| line.contains(words))
         },
         of_device: true,
-        why: "the NIC's firmware refused a command of the driver: the region, queue or other object that it was for was \
-        not made or changed, and the program got an error",
+        why: "the NIC's firmware refused a command of the driver: a memory region, queue or other object was not made or \
+        changed, and the program got an error",
         fix: Some("compare the time with that of the program's error; \"bad resource\" and \"limits exceeded\" mean that \
         the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
         (`mlxfwmanager`), and report the syndrome to the vendor"),

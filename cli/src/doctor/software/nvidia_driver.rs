@@ -90,7 +90,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         Ok(nvml) => nvml,
         Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
             return Some(Subject::Machine.note(
-                "no NVML: the GPU is the test VM's stand-in, and what NVML says about other GPUs is not judged".to_owned()
+                "no NVML: the GPU is the test VM's stand-in, so values that only NVML reports are not judged".to_owned()
             ));
         }
         Err(why) => {

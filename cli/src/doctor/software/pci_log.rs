@@ -12,8 +12,8 @@ use crate::machine::pci::Address;
 use crate::software::log::{addresses, counted, Record};
 
 const NO_PLACE: &str =
-    "the firmware gave the device no address space of that size: a BAR without a place cannot be \
-reached over PCIe";
+    "the firmware gave the device no address space of that size: a BAR without an address cannot \
+be reached over PCIe";
 const PLACE: &str = "in the firmware's setup: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with \
 pci=realloc; in a virtual machine: UEFI firmware, and a larger 64-bit window for PCI";
 
