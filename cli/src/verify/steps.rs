@@ -161,7 +161,7 @@ pub(crate) trait Bench {
     fn about(&self) -> String;
     /// Allocates memory.
     fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Self::Memory, Unable>;
-    /// Allocates GPU memory in two allocations side by side, the first `head` bytes in the first.
+    /// Allocates GPU memory in two allocations side by side. The first allocation has `head` bytes.
     fn two_allocations(&mut self, head: usize, len: usize) -> Result<Self::Memory, Unable>;
     /// Fills all of a memory, with the processor or with the GPU's driver.
     fn fill(&mut self, memory: &Self::Memory, pattern: Pattern) -> anyhow::Result<()>;
@@ -562,7 +562,7 @@ impl<B: Bench> Run<'_, B> {
                 run.register(way, known(client)?)
             }),
             self.step(Some(way), Name::RegisterOnServer, |run| {
-                // The time that a request takes is not the time of a registration.
+                // The duration of a request to the server is not the duration of a registration.
                 let region = run.bench.register(way, known(server)?)?;
                 Ok((region, run.of_size()))
             }),
@@ -712,7 +712,8 @@ impl<B: Bench> Run<'_, B> {
         all
     }
 
-    /// Moves and compares bytes, then measures the bandwidth. `bound` is what the links allow.
+    /// Moves and compares bytes, then measures the bandwidth. `bound` is the bandwidth of the
+    /// links.
     fn one_move(
         &mut self,
         verb: Verb,
@@ -753,8 +754,8 @@ impl<B: Bench> Run<'_, B> {
         })
     }
 
-    /// Moves bytes out of and into one region over two allocations. The window of the transfer has
-    /// the border inside.
+    /// Moves bytes out of and into one region over two allocations. The window of the transfer
+    /// contains the border between the allocations.
     fn over_the_border(&mut self, way: Way, host: Registered<'_, B>) -> Result<Found, Unable> {
         let memory = self.two_allocations()?;
         let region = self.bench.register(way, &memory)?;
@@ -809,7 +810,7 @@ impl<B: Bench> Run<'_, B> {
                     Ok(self.bench.compare(host.0, &bytes.into())?.is_none())
                 };
                 if is(kept)? {
-                    Ok("held: the memory and its bytes stay until it is deregistered".to_owned())
+                    Ok("held: the memory and its bytes stay until the deregistration".to_owned())
                 } else {
                     let has = match &next {
                         Some((_, bytes)) if is(*bytes)? => "another allocation has",
