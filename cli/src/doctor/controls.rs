@@ -66,7 +66,7 @@ pub(super) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Returns the bits that must be turned on, and those that must be turned off.
+    /// Returns the bits that must be turned on, and the bits that must be turned off.
     pub(super) fn wrong(&self) -> (u16, u16) {
         (self.on & !self.set, self.off & self.set)
     }

@@ -6,7 +6,7 @@
 //! documentation and the faults that the tests inject ([`Check`]). If nothing is wrong, a check
 //! returns nothing, or `Level::Ok` with the state it found. A check does not guess at values that
 //! it could not read ([`Scan::unseen`]). Only the pairs in [`Scan::pairs`] are judged, by default
-//! the best pairs of each GPU. No machine is built to make all pairs good.
+//! the best pairs of each GPU. On most machines, the paths of other pairs are slow.
 
 mod acs;
 mod ats;

@@ -23,7 +23,7 @@ check! {
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let nccl = Nccl::scan(scan.host);
     let mut findings = Vec::new();
-    // Pairs that NCCL does not use, by GPU.
+    // For each GPU, the pairs that NCCL does not use.
     let mut refused: BTreeMap<Address, Vec<(&Pair, Class)>> = BTreeMap::new();
     for pair in scan.pairs() {
         let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);

@@ -86,7 +86,7 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
     let ethernet = port.layer.as_deref() == Some("Ethernet");
     match (port.state.as_deref(), port.netdevs.first()) {
         (Some("INIT" | "ARMED"), _) if !ethernet => {
-            "Its link is up, but no subnet manager has given it an address: start opensm on the fabric, or the \
+            "The port's link is up, but no subnet manager has given the port an address: start opensm on the fabric, or the \
              switch's subnet manager"
                 .to_owned()
         }

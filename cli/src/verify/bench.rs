@@ -23,7 +23,7 @@ use crate::host::{Host as _, Seen, Unseen};
 
 /// Directory of the driver `nvidia`. The stand-in's driver has the same name.
 const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
-/// Vendor of QEMU's shared memory, which is the stand-in's BAR.
+/// PCI vendor ID of QEMU's shared-memory device, which provides the stand-in's BAR.
 const STAND_IN_VENDOR: &str = "0x1af4";
 
 /// Returns the PCI addresses of the test VM's stand-in GPUs.
@@ -37,7 +37,7 @@ fn stand_ins() -> Vec<String> {
     names.into_iter().filter(is_one).collect()
 }
 
-/// Returns the GPUs that can allocate memory, by PCI address, in nvidia-smi's order.
+/// Returns the GPUs that can allocate memory, sorted by PCI address as in nvidia-smi.
 ///
 /// # Errors
 /// CUDA is not available, and there is no stand-in.

@@ -82,7 +82,8 @@ pub(crate) enum Name {
     CopiesOnServer,
     /// Registers GPU memory of the server.
     RegisterOnServer,
-    /// RDMA WRITE or READ by the client, between host or GPU memory of the client and the server.
+    /// This step and the next seven: RDMA WRITE or READ by the client, between host or GPU memory
+    /// of the client and the server.
     WriteClientHostToServerHost,
     ReadServerHostToClientHost,
     WriteClientGpuToServerHost,

@@ -266,7 +266,7 @@ fn links(machine: &Machine, gpu: &Found, hca: &str) -> Links {
     }
 }
 
-/// Returns the first active port, or else the first port.
+/// Returns the first active port, or port 1 if no port is active.
 fn active_port(machine: &Machine, hca: &str) -> u8 {
     let mut ports = machine.hca(hca).into_iter().flat_map(|hca| &hca.ports);
     let is_active = |port: &&Port| {

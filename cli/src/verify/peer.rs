@@ -140,7 +140,8 @@ impl Lines {
         })
     }
 
-    /// Returns the next line, or an error if the other end has left.
+    /// Returns the next line. Returns an error if the connection is closed, or if the line is too
+    /// long or too late.
     fn line(&mut self) -> Result<String> {
         let begun = Instant::now();
         let mut part = [0; 4096];

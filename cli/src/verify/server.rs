@@ -87,7 +87,7 @@ fn one_run(
         gpu_only: false,
         pairs: Vec::new(),
     };
-    // Other clients wait until this run has ended.
+    // Until this run has ended, clients of other addresses are refused.
     let (mut only, mut deadline) = (None, None);
     loop {
         let Some((client, address)) = accept(listener, deadline)? else {

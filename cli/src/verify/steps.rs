@@ -243,7 +243,7 @@ pub(crate) struct Plan {
 
 /// Granularity of sizes: a page of the GPU.
 pub(crate) const GRANULE: u64 = 64 << 10;
-/// Number of bytes on both sides of the moved part that must not change.
+/// Number of bytes on each side of the moved part. These bytes must not change.
 const EDGE: u64 = 4 << 10;
 
 /// Result of a step that passed.
@@ -262,7 +262,7 @@ impl Found {
     }
 }
 
-/// Reasons why steps are left out.
+/// Reasons why steps are skipped.
 const NO_MEMORY: &str = "no GPU memory";
 const NO_NETWORK: &str = "bytes of host memory do not arrive: the network fails";
 const NOT_REGISTERED: &str = "GPU memory is not registered";
@@ -547,8 +547,8 @@ impl<B: Bench> Run<'_, B> {
     }
 
     /// Runs the steps of one way between two hosts. `gpus` has the GPU memory of the client and the
-    /// server, or the reason why there is none. An element of the result is `true` if all bytes of
-    /// that end moved.
+    /// server, or the reason why there is none. Returns for each host `true` if all transfers with
+    /// the host's GPU memory passed.
     fn one_way_between(
         &mut self,
         way: Way,
@@ -629,7 +629,7 @@ impl<B: Bench> Run<'_, B> {
         }
     }
 
-    /// Runs the steps of one way. Returns `true` if bytes moved.
+    /// Runs the steps of one way. Returns `true` if all transfers passed.
     fn one_way(&mut self, way: Way, memory: &B::Memory, host: Registered<'_, B>) -> bool {
         let region = self.step(Some(way), Name::Register, |run| run.register(way, memory));
         let Some(region) = region else {

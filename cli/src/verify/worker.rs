@@ -185,5 +185,5 @@ fn hold(task: Task, way: Way) -> Result<()> {
     }
 }
 
-/// Time for which the process to be killed moves bytes on one connection.
+/// Time for which a holder moves bytes on one connection.
 const ROUND: Duration = Duration::from_millis(50);

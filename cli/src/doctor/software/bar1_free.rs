@@ -14,7 +14,7 @@ check! {
 /// 595.45.04), in bytes.
 const RESERVE: u64 = 36 << 20;
 
-/// Divisor of the size of BAR1. If less than this part is free, the check warns.
+/// Divisor of the size of BAR1. The check warns if less than a tenth of BAR1 can be pinned.
 const TENTH: u64 = 10;
 
 fn mib(bytes: u64) -> String {

@@ -131,8 +131,8 @@ impl DmaBuf {
         }
     }
 
-    /// Returns the level of a missing peer-memory module. `is_wanted`: somebody may have wanted the
-    /// module.
+    /// Returns the level of a missing peer-memory module. `is_wanted` is `true` if somebody wants
+    /// the module on this machine.
     pub(super) fn level_without_module(&self, is_wanted: bool) -> Level {
         match self.works() {
             Some(true) if !is_wanted => Level::Note,

@@ -3,9 +3,9 @@
 //!
 //! The log is a ring buffer, and only its present contents are examined. Lines about loading matter
 //! only while the module is not loaded, and [`super::module`] reports such lines. Lines about a
-//! device are reported only if the device was found, or is gone.
+//! device are reported only if the scan found the device, or if the device is gone from PCI.
 //!
-//! Reports of several lines have their own files: [`super::xid`], [`super::oops`],
+//! The code for reports of several lines is in separate files: [`super::xid`], [`super::oops`],
 //! [`super::pci_log`].
 
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ const PATTERNS: &[Pattern] = &[
         them (error 802, \"system not yet initialized\") until the fabric manager has set the switches up again",
         fix: Some("`sudo systemctl status nvidia-fabricmanager` says whether it runs, and why not; end the programs \
         that use the GPUs, `sudo nvidia-smi --gpu-reset` for all GPUs and NVSwitches at once, `sudo systemctl \
-        restart nvidia-fabricmanager`, or reboot; if it happens again, report it to the vendor with the line"),
+        restart nvidia-fabricmanager`, or reboot; if it happens again, report it to the vendor with the log line"),
     },
     Pattern {
         level: Level::Warning,
@@ -107,8 +107,8 @@ const PATTERNS: &[Pattern] = &[
         },
         of_device: true,
         why: "the NIC's firmware reported trouble; queues and memory regions of that time may be lost",
-        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it happens \
-        again"),
+        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the log line if it \
+        happens again"),
     },
     Pattern {
         level: Level::Warning,

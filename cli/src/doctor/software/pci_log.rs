@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! PCI faults in the kernel log: BARs without an address, and links that went down.
 //!
-//! Both kinds of fault may be over: the kernel tries again, and also logs success.
+//! A fault of either kind may be over: the kernel tries again, and logs success, too.
 
 use std::collections::BTreeMap;
 

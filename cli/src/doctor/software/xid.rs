@@ -244,13 +244,13 @@ fn fix(action: Action, number: u32, subject: &Subject) -> String {
             "reboot; if it happens again, check power, seating and cooling of the GPU".to_owned()
         }
         (Reboot, _) => {
-            "reboot; if it happens again, report it to the vendor with the line".to_owned()
+            "reboot; if it happens again, report it to the vendor with the log line".to_owned()
         }
         (Reset, 48 | 64 | 95 | 140 | 171 | 172) => format!(
             "{reset}; `nvidia-smi -q -d ECC,ROW_REMAPPER` says whether memory is worn out; if it is, replace the GPU"
         ),
         (Reset, _) => {
-            format!("{reset}; if it happens again, update the driver, and report it to the vendor with the line")
+            format!("{reset}; if it happens again, update the driver, and report it to the vendor with the log line")
         }
         (_, 63) => format!("at the next opportunity {reset}; `nvidia-smi -q -d ROW_REMAPPER` shows what is pending"),
         (_, 74 | 144..=150) => "`nvidia-smi nvlink -e` counts the errors of each link; if it happens again, reset \

@@ -15,7 +15,7 @@ pub(crate) enum Fault {
     NoGpuMemory,
     /// The server uses no GPU.
     NoServerGpu,
-    /// GPU memory of the server can be registered in no way.
+    /// No way registers GPU memory of the server.
     NoServerModule,
     /// The GPU's driver loses a byte.
     CopiesLie,
