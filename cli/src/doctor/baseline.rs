@@ -88,7 +88,7 @@ fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
             .why("In a container or a job, NVML lists only the GPUs that the process may open."),
         false => Subject::gpu(now)
             .fault("the GPU is on PCI, but NVML does not list it as it did in the baseline")
-            .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
+            .why("nvidia.ko could not start the GPU, or has lost it. CUDA does not see the GPU.")
             .fix(format!(
             "`dmesg | grep -e NVRM -e Xid -e {}` says why; do a cold boot, then check its seating and power",
             now.at
@@ -100,7 +100,7 @@ fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
     let lost = |found: String| Subject::hca(was).fault(found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
-            .fix("`rdma link show` lists the present ones");
+            .fix("`rdma link show` lists the RDMA devices that are present");
     };
     match scan.host.has(&format!("{DEVICES}/{at}")) {
         Ok(false) => lost(format!(

@@ -480,9 +480,7 @@ impl<B: Bench> Run<'_, B> {
             .filter(|&way| self.one_way(way, &memory, (&host.0, &host.1)))
             .collect();
         self.passes(None, Name::AnyWay, |_| match working.is_empty() {
-            true => Err(failed(
-                "GPU memory can be registered in no way, or no bytes move",
-            )),
+            true => Err(failed("GPU memory cannot be registered, or no bytes move")),
             false => Ok(Found::text(calls(working))),
         });
     }
@@ -534,7 +532,7 @@ impl<B: Bench> Run<'_, B> {
                 let ways: Vec<_> = ways.map(|(way, _)| *way).collect();
                 if ways.is_empty() {
                     return Err(failed(format!(
-                        "GPU memory of the {host} can be registered in no way, or no bytes move"
+                        "GPU memory of the {host} cannot be registered, or no bytes move"
                     )));
                 }
                 found.push(format!("{host}: {}", calls(ways)));

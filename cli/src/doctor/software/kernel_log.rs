@@ -50,8 +50,8 @@ const PATTERNS: &[Pattern] = &[
         of_device: false,
         why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls this harmless, but \
         users saw crashes after it (nv_peer_memory#120)",
-        fix: Some("install driver 560 or newer, whose module registers memory that cannot be revoked; or use \
-            peermem-rs"),
+        fix: Some("install driver 560 or newer, whose module makes registrations that cannot be revoked; or \
+            use peermem-rs"),
     },
     Pattern {
         level: Level::Fault,
@@ -122,8 +122,8 @@ const PATTERNS: &[Pattern] = &[
         of_device: true,
         why: "the NIC's firmware refused a command of the driver: a memory region, queue or other object was not made or \
         changed, and the program got an error",
-        fix: Some("compare the time with that of the program's error; \"bad resource\" and \"limits exceeded\" mean that \
-        the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
+        fix: Some("compare the time of the line with the time of the program's error; \"bad resource\" and \"limits \
+        exceeded\" mean that the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
         (`mlxfwmanager`), and report the syndrome to the vendor"),
     },
 ];

@@ -9,8 +9,8 @@ use crate::finding::{Finding, Level, Subject};
 use crate::software::{is_ours, log, Module, MODULE};
 
 check! {
-    "module": "whether nvidia_peermem is loaded, or why not; whose it is; whether it fits the driver; whether its \
-        file would load",
+    "module": "whether nvidia_peermem is loaded, or why not; whether it is NVIDIA's or peermem-rs; whether it fits the \
+        driver; whether its file would load",
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
@@ -99,7 +99,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         (None, _, Some(refused)) if refused.is_of_file && module_file::would_load(scan) => (
             format!("nvidia_peermem is not loaded; at the last attempt, the kernel's log said: {}", refused.line),
             format!(
-                "`sudo modprobe nvidia-peermem`: according to its file, it would load now; otherwise {}",
+                "`sudo modprobe nvidia-peermem`: according to its file, the module would load now; otherwise {}",
                 refused.advice
             ),
         ),

@@ -54,7 +54,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             } else if is_old {
                 findings.push(
                     Subject::Machine.note(format!("{}, older than 535", driver.named())).why(
-                        "all its pins of GPU memory can be revoked at any time, and it is too old for peermem-rs",
+                        "all pins of GPU memory by this driver can be revoked at any time, and the driver is too old \
+                        for peermem-rs",
                     ),
                 );
             } else {

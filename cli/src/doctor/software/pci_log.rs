@@ -208,7 +208,8 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
         findings.push(
             Finding::new(level, subject, counted(&seen.losses))
                 .why(format!(
-                    "the port cut off the device below it: transfers failed, and a driver rarely recovers from that. {state}"
+                    "the port cut off the device below it: transfers failed, and a driver rarely recovers from a lost \
+                     link. {state}"
                 ))
                 .fix(
                     "reboot if the device is gone; check seating, riser, cable and power of the device; `dmesg | \
