@@ -70,7 +70,7 @@ const CONSUMERS: &[Consumer] = &[
     older(
         "older FlagCX and TensorPipe",
         AnyOf(&[NV_MEM, BY_MODULE_NAME]),
-        "newer ones",
+        "newer FlagCX and TensorPipe",
     ),
     consumer("UCX from 1.18", AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
     older("UCX to 1.17", AnyOf(&[NV_MEM]), "UCX 1.18"),
