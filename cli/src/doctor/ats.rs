@@ -39,7 +39,7 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
                     nic_port.at
                 ))
                 .why(
-                    "A port with Translation Blocking drops requests whose addresses the NIC has had translated.",
+                    "A port with Translation Blocking drops requests with addresses that ATS has already translated.",
                 )
                 .fix(format!("`setpci -s {} ECAP_ACS+0x6.w=0000:0002`", nic_port.at)),
             (false, _) if translated => subject
@@ -53,7 +53,7 @@ fn ats(scan: &Scan<'_>) -> Vec<Finding> {
                      configuration\")"
                 )),
             (true, _) => subject.ok(format!("ATS of {nic} is on")),
-            (false, _) => subject.ok(format!("ATS of {nic} is off, because nothing translates")),
+            (false, _) => subject.ok(format!("ATS of {nic} is off, and no IOMMU is known to translate")),
         };
         findings.push(scan.judged(pair, finding));
     }

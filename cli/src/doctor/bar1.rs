@@ -49,7 +49,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         let found = format!("{} has no address for {}", gpu.at, unassigned.join(", "));
         return Subject::gpu(gpu).fault(found)
             .why(
-                "The firmware or the kernel found no room for it. No NIC reaches memory behind such a BAR, and \
+                "The firmware or the kernel found no room for the BAR. No NIC reaches memory behind such a BAR, and \
                  nvidia.ko does not drive the GPU.",
             )
             .fix(ROOM);
@@ -85,14 +85,14 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
             );
             return Subject::gpu(gpu)
                 .note(found)
-                .why("All processes together can register no more than this at once.")
+                .why("All processes together can register no more than the size of BAR1 at once.")
                 .fix(enlarge(could.is_some()));
         }
         let found = format!("BAR1 is {}{could_be}", bytes(bar.size));
         return match could {
             Some(_) => Subject::gpu(gpu)
                 .note(found)
-                .why("More of the memory could be registered at once.")
+                .why("With a larger BAR1, programs could register more memory at once.")
                 .fix(enlarge(true)),
             None => Subject::gpu(gpu).ok(found),
         };
@@ -107,7 +107,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
 }
 
 /// Returns the Resizable BAR capability of this BAR. Returns `None` if the capability is absent or
-/// not visible, which does not change the fault.
+/// not visible. The finding then names no larger size.
 fn resizable(function: &Function, index: usize) -> Option<Resizable> {
     let bars = function.config().ok()?.resizable().ok()?;
     bars.into_iter().find(|bar| bar.bar == index)

@@ -85,10 +85,10 @@ fn unlisted_gpu(scan: &Scan<'_>, now: &Gpu) -> Finding {
     match is_withheld(scan.host, now) {
         true => Subject::gpu(now)
             .note("NVML does not list the GPU, but did in the baseline")
-            .why("In a container or a job, NVML lists only the GPUs that it may open."),
+            .why("In a container or a job, NVML lists only the GPUs that the process may open."),
         false => Subject::gpu(now)
             .fault("the GPU is on PCI, but NVML does not list it as it did in the baseline")
-            .why("nvidia.ko could not start it, or has lost it: CUDA does not see it.")
+            .why("nvidia.ko could not start the GPU, or has lost it. CUDA does not see the GPU.")
             .fix(format!(
             "`dmesg | grep -e NVRM -e Xid -e {}` says why; do a cold boot, then check its seating and power",
             now.at
@@ -100,7 +100,7 @@ fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
     let lost = |found: String| Subject::hca(was).fault(found);
     let Some(at) = was.at else {
         return lost("the RDMA device is gone".to_owned())
-            .fix("`rdma link show` lists the present ones");
+            .fix("`rdma link show` lists the RDMA devices that are present");
     };
     match scan.host.has(&format!("{DEVICES}/{at}")) {
         Ok(false) => lost(format!(
@@ -130,7 +130,7 @@ fn of_gpu(scan: &Scan<'_>, before: &Machine, was: &Gpu, now: &Gpu) -> Vec<Findin
                         bytes(is.size),
                         bytes(was.size)
                     ))
-                    .why("All processes together can register no more than this at once.")
+                    .why("All processes together can register no more than the size of BAR1 at once.")
                     .fix(bar1::enlarge(true)),
             );
         }

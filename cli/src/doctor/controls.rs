@@ -3,10 +3,10 @@
 //! kernel command line.
 //!
 //! A port with ACS can send packets between devices up to the root complex instead of straight
-//! across. Only the ports of a switch above both devices can send packets either way. A switch
-//! above only one device sends all packets up. Ports above the common switch do not see packets
-//! between the devices. Packets between root ports are already in the root complex, where
-//! redirection costs nothing. Each ACS bit acts on certain packets (PCI Express 7.0, 6.12.3):
+//! across. This choice exists only at the ports of a switch above both devices. A switch above only
+//! one device sends all packets up. Ports above the common switch do not see packets between the
+//! devices. Packets between root ports are already in the root complex, where redirection costs
+//! nothing. Each ACS bit acts on certain packets (PCI Express 7.0, 6.12.3):
 //!
 //! - Request Redirect acts on incoming requests: the NIC's at the NIC's port, the GPU's at the
 //!   GPU's port.
@@ -20,9 +20,9 @@
 //!   straight, despite redirection. Translation Blocking drops such requests.
 //!
 //! nvidia.ko gives Data Direct the PCI addresses of GPU memory, which bypass the IOMMU, only if
-//! both functions are in one IOMMU group. The open driver's
-//! `nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` decide. Linux forms the groups from
-//! the ACS settings that it reads when it enumerates the devices.
+//! Data Direct and the GPU are in one IOMMU group. The open driver's
+//! `nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` decide. Linux forms the groups when
+//! it enumerates the devices, from the ACS settings at that time.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ pub(super) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Returns the bits that must be turned on, and those that must be turned off.
+    /// Returns the bits that must be turned on, and the bits that must be turned off.
     pub(super) fn wrong(&self) -> (u16, u16) {
         (self.on & !self.set, self.off & self.set)
     }
@@ -141,7 +141,7 @@ impl<'a> Turn<'a> {
         match (requests | answers, of_gpu) {
             (0, 0) => Level::Ok,
             _ if self.straight => Level::Ok,
-            // Only requests of the GPU to the NIC are redirected.
+            // Only the GPU's requests to the NIC, or the NIC's answers to them, are redirected.
             (0, _) => Level::Note,
             _ => Level::Warning,
         }
@@ -232,8 +232,8 @@ pub(super) const DATA_DIRECT_ACS: &str =
     "pci=config_acs=xx111x0@0008:00:00.0;xx110x1@0008:02:00.0;xx101x1@0008:02:02.0;\
      xx111x0@0009:00:00.0;xx110x1@0009:02:00.0;xx101x1@0009:02:02.0";
 
-/// Returns the options for the kernel's command line, for all ports of the machine. If an option is
-/// repeated, the kernel uses only the last list.
+/// Returns the options for the kernel's command line. Each option lists all ports of the machine,
+/// because the kernel uses only the last list of a repeated option.
 pub(super) fn command_line(at_boot: &BTreeMap<Address, Wanted<'_>>) -> Vec<String> {
     let each = at_boot.values();
     let each = each.map(|port| format!("{}@{}", port.flags(), port.port.at));

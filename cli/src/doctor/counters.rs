@@ -98,7 +98,7 @@ fn totals(hca: &Hca, port: u32, values: &[Option<u64>]) -> Finding {
         false => Subject::hca(hca).note(format!("port {port} has counted {}", named(&all, "")))
         .why("The totals date from the loading of the driver or the last reset; some counters stop at their highest \
              value. A total does not say when the errors occurred.")
-        .fix("`peermemctl doctor --interval 10` says whether they grow"),
+        .fix("`peermemctl doctor --interval 10` says whether the counters grow"),
     }
 }
 
@@ -165,7 +165,7 @@ fn growth(
                     None => port::cable(hca),
                 }),
             Kind::Congestion => finding.why(
-                "Congestion control is at work: some receiver or link of the fabric has more senders than it can take.",
+                "Congestion control is active: a receiver or link of the fabric gets more packets than it can take.",
             ),
             _ => finding.why(
                 "The receiving program did not post a buffer in time: the program or its processor is slow.",
@@ -234,8 +234,8 @@ fn of_pci(
     let found = format!("{at} had PCI errors {period}: {}", each.join(", "));
     Finding::new(level, subject, found)
         .why(
-            "Each corrected error is a packet that was sent again. Many of these errors, or any other kind, mean a \
-             bad contact, riser or cable.",
+            "Each corrected error is a packet that was sent again. Many corrected errors, or any uncorrected error, \
+             mean a bad contact, riser or cable.",
         )
         .fix(format!(
             "Reseat the device, check riser and cable; `dmesg | grep -i -e aer -e {at}` shows when"

@@ -5,7 +5,7 @@ use super::scan::{check, Scan};
 use crate::finding::{Finding, Level, Subject};
 
 check! {
-    "device-kind": "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is the processor's (Grace)",
+    "device-kind": "GPUs that have no GPUDirect RDMA, virtual functions, and GPUs whose memory is coherent (Grace)",
     |scan| scan.has_gpu() || scan.has_hca(), device_kind, OnPaths(tests::FAULTS)
 }
 

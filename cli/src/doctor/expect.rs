@@ -104,10 +104,11 @@ fn count(
     }
     (there < wanted).then(|| {
         Subject::Machine.fault(found)
-            .why("One fell off the bus, was not found at boot, lost its driver, or was taken out.")
+            .why("A device fell off the bus, was not found at boot, lost its driver, or was taken out.")
             .fix(format!(
-                "`lspci -d {filter}` lists those on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e mlx5_core` \
-                 says what went wrong; `peermemctl doctor --baseline FILE` names the slot, if there is a recording"
+                "`lspci -d {filter}` lists the devices on PCI, and `dmesg | grep -i -e Xid -e 'fallen off' -e \
+                 mlx5_core` says what went wrong; `peermemctl doctor --baseline FILE` names the slot, if there is a \
+                 recording"
             ))
     })
 }
@@ -121,7 +122,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
     let each = each.join(", ");
     if unlisted.iter().all(|gpu| is_withheld(scan.host, gpu)) {
         return finding.subject.note(finding.found).why(format!(
-            "PCI has more ({each}). In a container or a job, NVML lists only the GPUs that it may open."
+            "PCI has more ({each}). In a container or a job, NVML lists only the GPUs that the process may open."
         ));
     }
     finding.why(format!(
@@ -257,7 +258,7 @@ mod tests {
 
     faults! {
         "nothing" => |_| {};
-        "a lost GPU", "fault expect 7 GPUs of 10de:2330, but 8 are expected why One fell off the bus" =>
+        "a lost GPU", "fault expect 7 GPUs of 10de:2330, but 8 are expected why A device fell off the bus" =>
             |fixture| fixture.unplug("0000:3b:00.0");
         "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.unplug("0000:9a:00.0");

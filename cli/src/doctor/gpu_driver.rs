@@ -76,8 +76,8 @@ fn unlisted(scan: &Scan<'_>, gpu: &Gpu) -> Option<Finding> {
     if is_withheld(scan.host, gpu) {
         let found = format!("NVML does not list {at}: NVML has {listed} of the {all} on PCI");
         return Some(Subject::gpu(gpu).note(found).why(
-            "In a container or a job, NVML lists only the GPUs that it may open. Only outside is it visible whether \
-             nvidia.ko could start this GPU.",
+            "In a container or a job, NVML lists only the GPUs that the process may open. To see whether nvidia.ko \
+             could start this GPU, run peermemctl outside the container or job.",
         ));
     }
     // If this user may not open the device files, NVML lists no GPU at all.

@@ -56,7 +56,7 @@ pub(super) fn mode(scan: &Scan<'_>, function: &Function) -> Seen<(Mode, u32)> {
     Ok((mode, group))
 }
 
-/// Returns each function that does the RDMA device's DMA, once, except Data Direct.
+/// Returns the functions that do the RDMA device's DMA, without Data Direct and without duplicates.
 fn functions<'a>(scan: &Scan<'a>, hca: &Hca) -> Vec<&'a Function> {
     let all = hca.functions().into_iter();
     all.filter(|at| hca.data_direct != Some(*at))
@@ -99,9 +99,9 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
         Ok((Mode::None, _)) => subject.ok(format!("{at} is not behind an IOMMU")),
         Ok((Mode::Identity, group)) => subject.ok(in_group(group, "identity")),
         Ok((Mode::Blocked, group)) => new(Level::Fault, in_group(group, "blocked"))
-        .why("The IOMMU lets none of its transfers through.")
+        .why("The IOMMU lets none of the NIC's transfers through.")
         .fix(format!(
-            "`echo identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
+            "Unbind the drivers of the group's devices, then `echo identity > /sys/kernel/iommu_groups/{group}/type`"
         )),
         Ok((Mode::Other(kind), group)) => subject.note(in_group(group, &format!("{kind:?}"))),
         Ok((Mode::Translates(kind), group)) => {
@@ -167,8 +167,8 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
         )
     }) {
         return format!(
-            "The kernel's command line already asks for pass-through, but this group does not have it: `echo \
-             identity > /sys/kernel/iommu_groups/{group}/type`, with the drivers of all its devices unbound"
+            "The kernel's command line already asks for pass-through, but this group does not have it: unbind the \
+             drivers of the group's devices, then `echo identity > /sys/kernel/iommu_groups/{group}/type`"
         );
     }
     format!(
@@ -184,7 +184,7 @@ const PARAMETERS: &str = "/proc/driver/nvidia/params";
 /// Judges whether Data Direct and a coherent GPU are in one IOMMU group. Returns `None` if ACS is
 /// wrong, because groups follow from ACS, and the check of ACS reports the fault.
 fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
-    // If a GPU is not coherent, nvidia.ko gives its PCI addresses to functions of any group.
+    // nvidia.ko gives the PCI addresses of a GPU that is not coherent to functions of any group.
     scan.gpu(pair.gpu).filter(|gpu| gpu.is_coherent)?;
     let route = Route::of(scan, pair)?;
     if let Some(Ok(ports)) = for_data_direct(pair, &route) {
@@ -242,7 +242,7 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
 fn group_fix(scan: &Scan<'_>) -> String {
     let at_boot = at_boot(scan);
     if at_boot.is_empty() {
-        return "Load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1, which makes it continue anyway."
+        return "Load nvidia.ko with NVreg_GrdmaPciTopoCheckOverride=1: nvidia.ko then accepts different groups."
             .to_owned();
     }
     let mut lines = vec![

@@ -44,7 +44,7 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Load of a GPU whose link should not be slow, in percent.
+/// Load from which a slow link of a GPU is a warning, in percent.
 const BUSY: u32 = 10;
 
 /// Returns NVML's evidence that a GPU is working, or `None` if the GPU is idle or its load unknown.

@@ -6,7 +6,7 @@
 //! documentation and the faults that the tests inject ([`Check`]). If nothing is wrong, a check
 //! returns nothing, or `Level::Ok` with the state it found. A check does not guess at values that
 //! it could not read ([`Scan::unseen`]). Only the pairs in [`Scan::pairs`] are judged, by default
-//! the best pairs of each GPU. No machine is built to make all pairs good.
+//! the best pairs of each GPU. On most machines, the paths of other pairs are slow.
 
 mod acs;
 mod ats;
@@ -113,7 +113,7 @@ pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Resu
         .chain(skip)
         .find(|name| !checks().any(|check| check.name == **name))
     {
-        bail!("there is no check {unknown:?}; `peermemctl doctor --list-checks` names them");
+        bail!("there is no check {unknown:?}; `peermemctl doctor --list-checks` lists the checks");
     }
     let is_in = |names: &[String], check: &Check| names.iter().any(|name| name == check.name);
     let wanted =
@@ -220,7 +220,7 @@ fn gpu_named<'a>(machine: &'a Machine, name: &str) -> Option<&'a Gpu> {
 fn pair_named<'a>(machine: &'a Machine, name: &str) -> anyhow::Result<&'a Pair> {
     let (gpu, hca) = name
         .split_once(',')
-        .with_context(|| format!("--pair wants GPU,HCA such as 0,mlx5_0, not {name:?}"))?;
+        .with_context(|| format!("--pair needs GPU,HCA such as 0,mlx5_0, not {name:?}"))?;
     let (gpu, hca) = (gpu.trim(), hca.trim());
     let gpu = gpu_named(machine, gpu).with_context(|| format!("there is no GPU {gpu:?}"))?;
     machine

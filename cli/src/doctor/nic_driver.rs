@@ -98,7 +98,7 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
         return Some(
             Subject::Machine.warning(format!("the Data Direct function {at} has no driver"))
                 .why(
-                    "The mlx5_ib of Linux 6.12 or newer, or of OFED, drives it. Without this driver, software does \
+                    "The mlx5_ib of Linux 6.12 or newer, or of OFED, drives the function. Without this driver, software does \
                      not find Data Direct.",
                 )
                 .costs(UNUSED)
@@ -114,10 +114,10 @@ fn data_direct(scan: &Scan<'_>, function: &Function) -> Option<Finding> {
         Some(why) => Scan::unseen(Subject::Machine, what, why),
         None => Subject::Machine
             .note(format!(
-                "{what} is not known: no RDMA device's VPD has the same V3"
+                "{what} is not known: no RDMA device's VPD has the same V3 field"
             ))
             .why(
-                "Its paths are therefore not judged, but those of the RDMA devices' own functions are.",
+                "The function's paths are therefore not judged. The paths of the RDMA devices' own functions are judged.",
             ),
     })
 }

@@ -5,7 +5,7 @@ use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
 
 check! {
-    "numa": "whether the firmware says which NUMA node devices are near to",
+    "numa": "whether the firmware gives the NUMA node of each device",
     |scan| scan.machine.nodes.is_some_and(|nodes| nodes > 1), numa, OwnTest
 }
 
@@ -13,7 +13,7 @@ fn numa(scan: &Scan<'_>) -> Vec<Finding> {
     let (who, fix) = match scan.machine.is_virtual {
         Some(true) => (
             "hypervisor",
-            "Set in the virtual machine's settings which NUMA node of the guest a device belongs to",
+            "In the virtual machine's settings, assign each device to a NUMA node of the guest",
         ),
         _ => (
             "firmware",

@@ -25,7 +25,7 @@ const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x1
 /// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
     // A virtual machine does not show that a function is virtual. The device ID, or a link that is
-    // down, reveals the function. The link is down on most virtual functions.
+    // down, reveals a virtual function. The link is down on most virtual functions.
     let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {
@@ -43,7 +43,7 @@ pub(super) fn nics<'a>(
     findings: &mut Vec<Finding>,
 ) -> Vec<(&'a Hca, &'a Function, Express)> {
     let mut nics = Vec::new();
-    // Soft RoCE sends a copy that the processor has made of GPU memory, so no NIC reads the GPU.
+    // For Soft RoCE, the processor copies GPU memory. No NIC reads the GPU.
     let hcas = scan.hcas().filter(|hca| !hca.is_software);
     // Data Direct uses its own registers.
     let all = hcas.flat_map(|hca| {

@@ -23,7 +23,7 @@ check! {
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let nccl = Nccl::scan(scan.host);
     let mut findings = Vec::new();
-    // Pairs that NCCL does not use, by GPU.
+    // For each GPU, the pairs that NCCL does not use.
     let mut refused: BTreeMap<Address, Vec<(&Pair, Class)>> = BTreeMap::new();
     for pair in scan.pairs() {
         let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
@@ -172,7 +172,8 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }
     if let Some((other, hca)) = by_nvlink(scan, nccl, gpu) {
         why.push(format!(
-            "NCCL reaches {hca} by NVLink through GPU {} (PXN), and shares {hca}; other software does not.",
+            "NCCL reaches {hca} by NVLink through GPU {} (PXN), and shares {hca} with that GPU; other software does \
+             not use this route.",
             other.index
         ));
     }

@@ -65,7 +65,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
         format!("no port near the GPU is ACTIVE: {}", each.join(", ")),
     )
     .why(
-        "A port that is not up moves nothing; software uses an RDMA device farther away, or none.",
+        "A port that is not up transfers nothing; software uses an RDMA device farther away, or none.",
     );
     let mut fixes: Vec<String> = ports.iter().map(|(hca, port)| fix(hca, port)).collect();
     fixes.dedup();
@@ -86,7 +86,7 @@ pub(super) fn fix(hca: &Hca, port: &Port) -> String {
     let ethernet = port.layer.as_deref() == Some("Ethernet");
     match (port.state.as_deref(), port.netdevs.first()) {
         (Some("INIT" | "ARMED"), _) if !ethernet => {
-            "Its link is up, but no subnet manager has given it an address: start opensm on the fabric, or the \
+            "The port's link is up, but no subnet manager has given the port an address: start opensm on the fabric, or the \
              switch's subnet manager"
                 .to_owned()
         }
@@ -154,8 +154,8 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
         return Some(match level {
             Level::Warning => finding
                 .why(
-                    "It is the nearest RDMA device of a GPU. Software uses another one in its place, and shares that \
-                     one's bandwidth, or fails.",
+                    "This RDMA device is the nearest to a GPU. Software fails, or uses another RDMA device and shares \
+                     its bandwidth.",
                 )
                 .fix(fix(hca, port)),
             _ => finding,
@@ -194,8 +194,8 @@ struct Faster {
 }
 
 /// Returns model, function number of the NIC, and distance to the GPUs for which the RDMA device is
-/// best. RDMA devices of equal speed share these properties. A storage NIC of the same model is
-/// farther away.
+/// best. RDMA devices that share these properties should have equal speed. A storage NIC of the
+/// same model is farther away.
 pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = scan.machine.functions.get(&hca.at?)?;
     let class = scan.nearest(hca)?;
@@ -237,8 +237,8 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
         format!("{found}; {others} {}", peers.rate),
     )
     .why(
-        "NICs of one model that are as near to their GPUs usually have equal ports. A cable may be of a slower kind or \
-         have lost lanes, or the switch's port may be split or set to less.",
+        "NICs of one model at the same distance from their GPUs usually have equal ports. A cable may be of a slower \
+         kind or have lost lanes, or the switch's port may be split or set to a lower speed.",
     )
     .costs(format!(
         "{} of {} Gb/s; a collective over all of them runs at the pace of the slowest.",

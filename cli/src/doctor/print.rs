@@ -54,7 +54,7 @@ impl Counts {
     }
 }
 
-/// Groups findings of one check that differ only in the state found and in the fix.
+/// Groups findings of one check that have the same level, reason and cost.
 fn grouped(findings: &[Finding]) -> Vec<Vec<&Finding>> {
     let key = findings
         .iter()
@@ -168,7 +168,7 @@ pub(crate) fn sentence(counts: Counts) -> String {
     }
 }
 
-/// End of the sentence if something was left out.
+/// End of the sentence if some findings are not shown.
 pub(crate) const MORE: &str = "; --all shows what else there is to know";
 
 /// Returns the exit status: [`Status::Findings`] if any finding has level `fail_on` or worse, or

@@ -10,8 +10,7 @@ use crate::host::Unseen;
 use crate::machine::{gid_indices, Hca, Port};
 
 check! {
-    "roce": "Ethernet ports near a GPU: the MTU of RDMA within that of the network interface, and the GIDs of RoCE \
-        v2",
+    "roce": "Ethernet ports near a GPU: the RDMA MTU that the network interface allows, and the GIDs of RoCE v2",
     |scan| ports(scan).next().is_some(), roce, OwnTest
 }
 
@@ -177,7 +176,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
     };
     let fix = match port.netdevs.first() {
         Some(netdev) => format!(
-            "`ip address show {}` has no address that others can reach: configure one for each port",
+            "`ip address show {}` shows no address that others can reach: configure an address for each port",
             argument(netdev)
         ),
         None => "Configure an IP address for each port".to_owned(),
@@ -236,7 +235,8 @@ mod tests {
         each_is_told(FAULTS, healthy, |fixture| fixture.findings(&CHECK));
     }
 
-    /// Eight interfaces on a port, each with two GIDs before the one with an IPv4 address.
+    /// Eight link-local addresses of a port have two GIDs each. The GIDs with an IPv4 address come
+    /// after all of them.
     #[test]
     fn gids_are_read_to_the_end() {
         let mut fixture = fixture::two_sockets();

@@ -13,7 +13,7 @@ use crate::host::{dcb, field, Host, Seen, Unseen};
 use crate::machine::{netdevs_of, Hca, Port};
 
 check! {
-    "roce-qos": "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, and whether ports of one kind have the same",
+    "roce-qos": "Ethernet ports near a GPU: PFC, DSCP, ECN and traffic class, also compared between ports of one kind",
     |scan| roce::ports(scan).next().is_some(), qos, OwnTest
 }
 
@@ -177,7 +177,7 @@ impl<'a> Interface<'a> {
                 format!("PFC on {}{with}", priorities(mask))
             }
             (None, Err(Unseen::Absent) | Ok(_)) => {
-                "PFC not visible (its driver does not show it; that of a virtual function never does)".to_owned()
+                "PFC not visible (the driver does not show it; the driver of a virtual function never does)".to_owned()
             }
             (None, Err(why)) => format!("PFC not visible ({why})"),
         };
@@ -202,8 +202,8 @@ impl<'a> Interface<'a> {
             (Some(0), Ok([0, 0])) => subject.note(found)
                 .why(
                     "Under congestion the fabric drops packets, and RoCE sends them again. Many NICs also send all \
-                     later packets again. Some fabrics are built for that (adaptive routing, a congestion control of \
-                     the NIC's own): ask the operator of the switches.",
+                     later packets again. Some fabrics are built for packet loss (adaptive routing, the NIC's own \
+                     congestion control): ask the operator of the switches.",
                 )
                 .fix(format!(
                     "If the switches have PFC or mark ECN on a priority, set the same here. For priority 3: `sudo \
@@ -278,8 +278,8 @@ impl<'a> Interface<'a> {
             Some(
                 Finding::new(scan.level_of(self.hca, level), Subject::hca(self.hca), found)
                     .why(
-                        "RDMA's packets then have a priority whose packets the fabric may drop under congestion, and \
-                         the priority with PFC stays empty.",
+                        "Under congestion, the fabric may then drop RDMA's packets, and the priority with PFC stays \
+                         unused.",
                     )
                     .fix(format!(
                         "{fix}`sudo dcb app replace dev {word} dscp-prio {dscp}:{best}`, as the switches have it; or \
@@ -445,8 +445,8 @@ fn differs(of_kind: &[&Interface<'_>], aspect: &Aspect) -> Option<Finding> {
             each.join("; ")
         ))
         .why(
-            "A rail with other settings than its peers drops packets or is paused when its peers are not, and a \
-             collective over all rails runs at its pace.",
+            "A rail whose settings differ from those of its peers drops packets, or is paused when its peers are not. \
+             A collective over all rails runs at the pace of the slowest rail.",
         )
         .fix(format!(
             "{fix}\nIf the switch distributes this setting (DCBX), check the switch's port first."

@@ -70,8 +70,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the nearest class of the pairs in which an RDMA device is a GPU's best, or `None` if
-    /// there is no such pair.
+    /// Returns the class of the nearest pair in which the RDMA device is the best of a GPU. Returns
+    /// `None` if there is no such pair.
     pub(super) fn nearest(&self, hca: &Hca) -> Option<Class> {
         let nearest = self.nearest.get_or_init(|| {
             let mut nearest: HashMap<String, Class> = HashMap::new();
@@ -196,8 +196,8 @@ impl<'a> Scan<'a> {
         devices
     }
 
-    /// Returns `true` if faults of this pair are more than notes: the pair is the best of its GPU,
-    /// or is selected by `--pair`.
+    /// Returns `true` if a finding of this pair may be worse than a note: the pair is the best of
+    /// its GPU, or is selected by `--pair`.
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)

@@ -49,8 +49,8 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
             .why("Bytes reach the GPU no faster than the slot allows.")
             .costs(format!("{link} of {port} Gb/s at most."))
             .fix(format!(
-                "Put the NIC into a slot as fast as itself: the port above ({}) supports {}, and the NIC supports \
-                 {}.",
+                "Put the NIC into a slot that is as fast as the NIC: the port above ({}) supports {}, and the NIC \
+                 supports {}.",
                 upper.at,
                 upper.link.as_ref().map_or(joined.most, |link| link.most),
                 function.link.as_ref().map_or(joined.most, |link| link.most),
@@ -65,7 +65,7 @@ mod tests {
     faults! {
         "a slot that is too slow for the port",
             "warning slot: …slot and NIC support 16.0 GT/s x16 (252 Gb/s), but a port is 400 Gb/s… fix …as fast as \
-             itself" => |fixture| {
+             the NIC" => |fixture| {
             let it = socket(FIRST);
             let port = fixture.function(it.nic_port).link.as_mut().unwrap();
             port.now.speed = 160;

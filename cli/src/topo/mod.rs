@@ -450,7 +450,7 @@ fn notes(machine: &Machine, out: &mut Out) {
     for function in machine.unassigned_data_direct() {
         let why = match &machine.data_direct_unseen {
             Some(why) => format!("its VPD, or an RDMA device's, is {why}"),
-            None => "no RDMA device's VPD has the same V3".to_owned(),
+            None => "no RDMA device's VPD has the same V3 field".to_owned(),
         };
         notes.push(format!(
             "It is not known which RDMA device the Data Direct function {} belongs to: {why}.",

@@ -23,7 +23,7 @@ use crate::host::{Host as _, Seen, Unseen};
 
 /// Directory of the driver `nvidia`. The stand-in's driver has the same name.
 const DRIVER: &str = "/sys/bus/pci/drivers/nvidia";
-/// Vendor of QEMU's shared memory, which is the stand-in's BAR.
+/// PCI vendor ID of QEMU's shared-memory device, which provides the stand-in's BAR.
 const STAND_IN_VENDOR: &str = "0x1af4";
 
 /// Returns the PCI addresses of the test VM's stand-in GPUs.
@@ -37,7 +37,7 @@ fn stand_ins() -> Vec<String> {
     names.into_iter().filter(is_one).collect()
 }
 
-/// Returns the GPUs that can allocate memory, by PCI address, in nvidia-smi's order.
+/// Returns the GPUs that can allocate memory, sorted by PCI address as in nvidia-smi.
 ///
 /// # Errors
 /// CUDA is not available, and there is no stand-in.
@@ -72,7 +72,7 @@ pub(crate) fn gpus(stand_in: bool) -> Result<Vec<Found>> {
             Ok(all)
         }
         Err(_) if !stand_ins.is_empty() => Ok(of_stand_ins()),
-        Err(error) => Err(error.context("no GPU memory can be had")),
+        Err(error) => Err(error.context("no GPU memory can be allocated")),
     }
 }
 
@@ -157,8 +157,8 @@ impl Memory {
 
 const NOT_HERE: &str = "memory of the server";
 
-/// A region that is deregistered on drop at the latest. The server deregisters its regions when the
-/// connection ends.
+/// A region, which is deregistered on drop at the latest. The server deregisters its regions when
+/// the connection ends.
 #[derive(Debug)]
 pub(crate) enum Region {
     Here(rdma::Region),
@@ -174,10 +174,10 @@ impl Region {
     }
 }
 
-/// Queue pair of a transfer with the other end of the connection, and both parts of memory.
+/// Connected queue pairs of a transfer, with the source and the target.
 struct Path {
     near: Endpoint,
-    /// The other end, if the other end is on this host.
+    /// The other queue pair, if it is on this host.
     far: Option<Endpoint>,
     from: Part,
     to: Part,
@@ -235,7 +235,7 @@ impl Real {
     }
 
     fn hca(&self) -> Result<&rdma::Hca> {
-        self.hca.as_ref().context("no RDMA device is asked for")
+        self.hca.as_ref().context("no RDMA device was requested")
     }
 
     /// Connects two queue pairs for a transfer.
@@ -276,12 +276,12 @@ impl Real {
         })
     }
 
-    /// Exports the memory as a dma-buf, or returns the reason why the driver exports none, if
-    /// known.
+    /// Exports the memory as a dma-buf. If the driver exports no dma-buf, the error names the
+    /// reason, if known.
     fn dma_buf(&self, memory: &Memory) -> Result<std::os::fd::OwnedFd, Unable> {
         let (Gpu::Cuda(context), Memory::Cuda(memory)) = (&self.gpu, memory) else {
             return Err(Unable::Impossible(
-                "the stand-in GPU exports none".to_owned(),
+                "the stand-in GPU exports no dma-buf".to_owned(),
             ));
         };
         let has = context.gpu().has_dma_buf();
@@ -297,7 +297,7 @@ impl Real {
             (Err(error), Ok(true)) => Err(error.into()),
             // An old driver supports neither the export nor the query.
             (Err(error), Ok(false) | Err(_)) => Err(Unable::Impossible(format!(
-                "the GPU's driver exports none: {error:#}"
+                "the GPU's driver exports no dma-buf: {error:#}"
             ))),
         }
     }
@@ -308,7 +308,7 @@ impl Real {
         if is_gpu {
             match module::last_refusal(&Live, std::process::id()) {
                 Ok(Some(reason)) => why = format!("{why}; the module: {reason}"),
-                Ok(None) => why.push_str("; the module wrote down no reason"),
+                Ok(None) => why.push_str("; the module recorded no reason"),
                 Err(Unseen::Absent) => {}
                 Err(unseen) => why = format!("{why}; the module's reasons: {unseen}"),
             }
@@ -374,9 +374,9 @@ impl Path {
         }
     }
 
-    /// Waits until the bytes of a WRITE are in the server's memory, which the completion of a WRITE
-    /// does not show. A READ of the last byte ends after the WRITEs before it. The device puts this
-    /// byte in separate host memory, and never writes to the source.
+    /// Waits until the bytes of a WRITE are in the server's memory. The completion of a WRITE does
+    /// not prove this, but a READ of the last byte ends after the earlier WRITEs. The device puts
+    /// the byte in separate host memory, and never writes to the source.
     fn placed(&mut self, hca: &rdma::Hca) -> Result<Status> {
         let memory = Mapping::anonymous(1)?;
         let region = hca.reg_mr(memory.span(0, 1)?)?;
@@ -422,7 +422,9 @@ impl Bench for Real {
 
     fn two_allocations(&mut self, head: usize, len: usize) -> Result<Memory, Unable> {
         let Gpu::Cuda(context) = &self.gpu else {
-            return Err(Unable::Impossible("only CUDA maps allocations".to_owned()));
+            return Err(Unable::Impossible(
+                "only CUDA can map two allocations side by side".to_owned(),
+            ));
         };
         match context.allocate_two(head, len) {
             Ok(memory) => Ok(Memory::Cuda(memory)),
@@ -559,7 +561,7 @@ impl Bench for Real {
         window: Window,
     ) -> Result<(Contact, Part)> {
         let part = region.part(window)?;
-        // The client has one transfer at a time.
+        // A client runs one transfer at a time.
         self.accepted = None;
         let hca = self.hca()?;
         let mut end = Endpoint::new(hca)?;

@@ -46,7 +46,7 @@ pub(crate) enum Name {
     Copies,
     /// Exports the memory as a dma-buf.
     Export,
-    /// The same as [`Name::Copies`] and [`Name::Export`], of memory in two allocations side by side.
+    /// The same as [`Name::Copies`] and [`Name::Export`], for two allocations side by side.
     ExportTwoAllocations,
     /// Registers host memory, for the other end of the transfers.
     HostMemory,
@@ -70,7 +70,7 @@ pub(crate) enum Name {
     FreeWhileRegistered,
     /// Kills a process with a registration in the middle of a transfer.
     KilledHolder,
-    /// At least one way moved bytes.
+    /// Checks that at least one way moved bytes.
     AnyWay,
     /// Looks for an RDMA device. The step is reported only if there is no device.
     RdmaDevice,
@@ -82,7 +82,8 @@ pub(crate) enum Name {
     CopiesOnServer,
     /// Registers GPU memory of the server.
     RegisterOnServer,
-    /// RDMA WRITE or READ by the client, between host or GPU memory of the client and the server.
+    /// This step and the next seven: RDMA WRITE or READ by the client, between host or GPU memory
+    /// of the client and the server.
     WriteClientHostToServerHost,
     ReadServerHostToClientHost,
     WriteClientGpuToServerHost,

@@ -2,8 +2,8 @@
 //! The command `verify`.
 //!
 //! The command registers GPU memory in every way, moves and compares bytes, frees memory under a
-//! registration, and kills a process that has a registration. The page docs/verify.md lists the
-//! proof and the limits of each step.
+//! registration, and kills a process that has a registration. The page docs/verify.md says what
+//! each step proves, and names the limits.
 //!
 //! [`steps`] contains the steps, which run on the devices of [`mod@bench`]. [`worker`] is the
 //! process that runs the steps, and [`supervisor`] watches the worker. [`mod@print`] prints the
@@ -46,7 +46,7 @@ pub(crate) use worker::run as run_part;
 /// Maximum size of a buffer. The message of a work request is limited to 2 GiB.
 const LONGEST: u64 = 1 << 30;
 
-/// This host: its GPUs, and where its devices are.
+/// This host: its devices, and the GPUs that can allocate memory.
 struct Here<'a> {
     args: &'a args::Verify,
     machine: Machine,
@@ -76,10 +76,10 @@ impl Here<'_> {
 /// Runs the command on this machine, even if `host` is a recording.
 ///
 /// # Errors
-/// The arguments name no existing device, or this machine can try no part of the request.
+/// The arguments name no existing device, or no step can be tried on this machine.
 pub(crate) fn run(host: &dyn Host, args: &args::Verify, out: &mut Out) -> Result<Status> {
     let size = size(args.size)?;
-    ensure!(args.timeout > 0, "--timeout: a step takes some time");
+    ensure!(args.timeout > 0, "--timeout: must be at least 1 s");
     let server = match args.host.as_deref() {
         None => None,
         Some(name) => Some((name, addresses(name)?)),
@@ -266,7 +266,7 @@ fn links(machine: &Machine, gpu: &Found, hca: &str) -> Links {
     }
 }
 
-/// Returns the first active port, or else the first port.
+/// Returns the first active port, or port 1 if no port is active.
 fn active_port(machine: &Machine, hca: &str) -> u8 {
     let mut ports = machine.hca(hca).into_iter().flat_map(|hca| &hca.ports);
     let is_active = |port: &&Port| {

@@ -19,7 +19,7 @@ pub(crate) fn is_loaded(host: &dyn Host) -> bool {
 }
 
 /// Returns `true` if the module may register a range over several allocations. NVIDIA's module
-/// registers none, and has no such parameter.
+/// registers no such range, and has no parameter `max_chunks`.
 pub(crate) fn joins_allocations(host: &dyn Host) -> bool {
     match Module::parameter(host, "max_chunks") {
         Ok(most) => most != "1",
@@ -38,7 +38,7 @@ fn of(text: &str, process: u32) -> impl Iterator<Item = Line<'_>> {
 fn same_numbers(host: &dyn Host) -> Seen<()> {
     match host.link("/proc/self/ns/pid") {
         Ok(namespace) if namespace != FIRST_NAMESPACE => Err(Unseen::Failed(
-            "not of use in another namespace of processes".to_owned(),
+            "not usable in another PID namespace".to_owned(),
         )),
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@
 //! no answer, so that the server reports the same steps.
 //!
 //! Nothing authenticates either end. A client can only use memory that the server's worker has
-//! allocated for this client. Lines, their number and the time for a line are limited.
+//! allocated for this client. The length and number of lines, and the time for a line, are limited.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -140,7 +140,8 @@ impl Lines {
         })
     }
 
-    /// Returns the next line, or an error if the other end has left.
+    /// Returns the next line. Returns an error if the connection is closed, or if the line is too
+    /// long or too late.
     fn line(&mut self) -> Result<String> {
         let begun = Instant::now();
         let mut part = [0; 4096];
@@ -236,7 +237,7 @@ impl Peer {
     }
 
     /// Sends a request, and waits for the answer. An error ends the connection: otherwise, a late
-    /// answer could be taken for that of the next request.
+    /// answer could be taken for the answer to the next request.
     pub(crate) fn call(&mut self, kind: Kind, request: Request) -> Result<Answer, Unable> {
         let call = || {
             self.0.say(&Line::Request(kind, request))?;
@@ -295,7 +296,7 @@ pub(crate) fn refuse(lines: &mut Lines, why: &anyhow::Error) -> Result<()> {
     lines.greet(Welcome::Refused(format!("{why:#}")))
 }
 
-/// A buffer of the server, and the buffer's region. The region ends before the memory.
+/// A buffer of the server, and the buffer's region. The region is dropped before the memory.
 struct Buffer<B: Bench> {
     region: Option<B::Region>,
     memory: B::Memory,

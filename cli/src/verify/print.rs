@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(status(&[Passed], None, true), Status::Ok);
         assert_eq!(status(&[Failed], None, false), Status::Findings);
         assert_eq!(status(&[], None, true), Status::Failed);
-        // No server answers one of two pairs, or any.
+        // First, no server answers for one of two pairs. Then, no server answers for any pair.
         let mut report = report(&[Failed, Passed], hca, false);
         report.pairs[0].steps[0].step = Name::Connect;
         assert_eq!(report.status(), Status::Findings);

@@ -54,7 +54,7 @@ pub(crate) fn run(
     }
 }
 
-/// Waits for the next client, until the deadline. Returns `None` if there is none.
+/// Waits for the next client. Returns `None` if no client connects before the deadline.
 fn accept(
     listener: &TcpListener,
     deadline: Option<Instant>,
@@ -68,7 +68,7 @@ fn accept(
         match listener.accept() {
             Ok(found) => return Ok(Some(found)),
             Err(error) => match error.kind() {
-                // The time is up, or the client has left again.
+                // The time is up, or the client has already left.
                 io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted => {}
                 _ => return Err(error),
             },
@@ -87,7 +87,7 @@ fn one_run(
         gpu_only: false,
         pairs: Vec::new(),
     };
-    // Other clients wait until this run has ended.
+    // Until this run has ended, clients of other addresses are refused.
     let (mut only, mut deadline) = (None, None);
     loop {
         let Some((client, address)) = accept(listener, deadline)? else {
@@ -102,7 +102,7 @@ fn one_run(
             }
         };
         only = Some(address.ip());
-        // Between hosts of one kind, equal indices have equal positions.
+        // On hosts of one model, GPUs of equal index are in equal positions.
         let at = hello.gpu_index.checked_rem(pairs.len());
         let &(index, gpu, hca) = at.and_then(|at| pairs.get(at)).context("no GPU")?;
         report.size = hello.size;

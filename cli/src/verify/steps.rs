@@ -161,7 +161,7 @@ pub(crate) trait Bench {
     fn about(&self) -> String;
     /// Allocates memory.
     fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Self::Memory, Unable>;
-    /// Allocates GPU memory in two allocations side by side, the first `head` bytes in the first.
+    /// Allocates GPU memory in two allocations side by side. The first allocation has `head` bytes.
     fn two_allocations(&mut self, head: usize, len: usize) -> Result<Self::Memory, Unable>;
     /// Fills all of a memory, with the processor or with the GPU's driver.
     fn fill(&mut self, memory: &Self::Memory, pattern: Pattern) -> anyhow::Result<()>;
@@ -243,7 +243,7 @@ pub(crate) struct Plan {
 
 /// Granularity of sizes: a page of the GPU.
 pub(crate) const GRANULE: u64 = 64 << 10;
-/// Number of bytes on both sides of the moved part that must not change.
+/// Number of bytes on each side of the moved part. These bytes must not change.
 const EDGE: u64 = 4 << 10;
 
 /// Result of a step that passed.
@@ -262,7 +262,7 @@ impl Found {
     }
 }
 
-/// Reasons why steps are left out.
+/// Reasons why steps are skipped.
 const NO_MEMORY: &str = "no GPU memory";
 const NO_NETWORK: &str = "bytes of host memory do not arrive: the network fails";
 const NOT_REGISTERED: &str = "GPU memory is not registered";
@@ -480,9 +480,7 @@ impl<B: Bench> Run<'_, B> {
             .filter(|&way| self.one_way(way, &memory, (&host.0, &host.1)))
             .collect();
         self.passes(None, Name::AnyWay, |_| match working.is_empty() {
-            true => Err(failed(
-                "GPU memory can be registered in no way, or no bytes move",
-            )),
+            true => Err(failed("GPU memory cannot be registered, or no bytes move")),
             false => Ok(Found::text(calls(working))),
         });
     }
@@ -534,7 +532,7 @@ impl<B: Bench> Run<'_, B> {
                 let ways: Vec<_> = ways.map(|(way, _)| *way).collect();
                 if ways.is_empty() {
                     return Err(failed(format!(
-                        "GPU memory of the {host} can be registered in no way, or no bytes move"
+                        "GPU memory of the {host} cannot be registered, or no bytes move"
                     )));
                 }
                 found.push(format!("{host}: {}", calls(ways)));
@@ -547,8 +545,8 @@ impl<B: Bench> Run<'_, B> {
     }
 
     /// Runs the steps of one way between two hosts. `gpus` has the GPU memory of the client and the
-    /// server, or the reason why there is none. An element of the result is `true` if all bytes of
-    /// that end moved.
+    /// server, or the reason why there is none. Returns for each host `true` if all transfers with
+    /// the host's GPU memory passed.
     fn one_way_between(
         &mut self,
         way: Way,
@@ -562,7 +560,7 @@ impl<B: Bench> Run<'_, B> {
                 run.register(way, known(client)?)
             }),
             self.step(Some(way), Name::RegisterOnServer, |run| {
-                // The time that a request takes is not the time of a registration.
+                // The duration of a request to the server is not the duration of a registration.
                 let region = run.bench.register(way, known(server)?)?;
                 Ok((region, run.of_size()))
             }),
@@ -629,7 +627,7 @@ impl<B: Bench> Run<'_, B> {
         }
     }
 
-    /// Runs the steps of one way. Returns `true` if bytes moved.
+    /// Runs the steps of one way. Returns `true` if all transfers passed.
     fn one_way(&mut self, way: Way, memory: &B::Memory, host: Registered<'_, B>) -> bool {
         let region = self.step(Some(way), Name::Register, |run| run.register(way, memory));
         let Some(region) = region else {
@@ -712,7 +710,8 @@ impl<B: Bench> Run<'_, B> {
         all
     }
 
-    /// Moves and compares bytes, then measures the bandwidth. `bound` is what the links allow.
+    /// Moves and compares bytes, then measures the bandwidth. `bound` is the bandwidth of the
+    /// links.
     fn one_move(
         &mut self,
         verb: Verb,
@@ -753,8 +752,8 @@ impl<B: Bench> Run<'_, B> {
         })
     }
 
-    /// Moves bytes out of and into one region over two allocations. The window of the transfer has
-    /// the border inside.
+    /// Moves bytes out of and into one region over two allocations. The window of the transfer
+    /// contains the border between the allocations.
     fn over_the_border(&mut self, way: Way, host: Registered<'_, B>) -> Result<Found, Unable> {
         let memory = self.two_allocations()?;
         let region = self.bench.register(way, &memory)?;
@@ -809,7 +808,7 @@ impl<B: Bench> Run<'_, B> {
                     Ok(self.bench.compare(host.0, &bytes.into())?.is_none())
                 };
                 if is(kept)? {
-                    Ok("held: the memory and its bytes stay until it is deregistered".to_owned())
+                    Ok("held: the memory and its bytes stay until the deregistration".to_owned())
                 } else {
                     let has = match &next {
                         Some((_, bytes)) if is(*bytes)? => "another allocation has",

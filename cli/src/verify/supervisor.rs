@@ -145,7 +145,7 @@ pub(crate) fn gpus(stand_in: bool, limit: Duration) -> Result<Vec<Found>> {
         match next(limit) {
             Err(RecvTimeoutError::Timeout) => {
                 break Err(anyhow!(
-                    "CUDA did not say within {} s which GPUs there are",
+                    "CUDA did not list the GPUs within {} s",
                     limit.as_secs()
                 ))
             }

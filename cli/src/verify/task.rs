@@ -3,8 +3,8 @@
 //!
 //! A child executes this program again, because a CUDA context does not survive a fork. A worker
 //! runs the steps of one pair and writes each step as a line of JSON. A holder holds a registration
-//! until the holder is killed. A child that hangs or dies is a result of the program, and does not
-//! end the program.
+//! until the holder is killed. A child that hangs or dies is reported as a result, and does not end
+//! the parent.
 //!
 //! This file defines the tasks of the child processes and starts the processes. [`super::worker`]
 //! contains the code of the processes.
@@ -110,7 +110,7 @@ pub(crate) fn command(role: &Role) -> Result<Command> {
 /// Message of a holder between two transfers.
 pub(super) const MOVES: &str = "moves";
 
-/// Handle of a holder in the worker that started it. The drop kills the holder.
+/// Handle of a holder in the worker that started the holder. Dropping the handle kills the holder.
 #[derive(Debug)]
 pub(crate) struct Holder {
     child: Child,
@@ -129,7 +129,7 @@ impl Holder {
         lines.read_line(&mut line)?;
         ensure!(
             line.trim_end() == MOVES,
-            "the process that was to hold a registration moved no bytes"
+            "the process that should hold a registration moved no bytes"
         );
         // The holder keeps writing, and must not wait for a reader.
         std::thread::spawn(move || io::copy(&mut lines, &mut io::sink()));

@@ -23,7 +23,7 @@ use super::{bench, peer, steps};
 fn end_with_reader() {
     std::thread::spawn(|| {
         let output = io::stdout();
-        // No event is requested, so that poll returns at an error only.
+        // No event is requested. poll then returns only on an error.
         let mut waited = [PollFd::new(&output, PollFlags::empty())];
         while poll(&mut waited, None).is_err() {}
         std::process::exit(3);
@@ -185,5 +185,5 @@ fn hold(task: Task, way: Way) -> Result<()> {
     }
 }
 
-/// Time for which the process to be killed moves bytes on one connection.
+/// Time for which a holder moves bytes on one connection.
 const ROUND: Duration = Duration::from_millis(50);

@@ -165,8 +165,8 @@ fn what_cannot_be_read_is_not_visible() {
             (|fixture| {
                 fixture.fact(Fact::Dcb, "{}");
             }) as fn(&mut Fixture),
-            "PFC not visible (its driver does not show it; that of a virtual function never does), ECN on priorities \
-             0-7",
+            "PFC not visible (the driver does not show it; the driver of a virtual function never does), ECN on \
+             priorities 0-7",
         ),
         (
             |fixture| drop(fixture.recording.facts.remove(&Fact::Dcb)),

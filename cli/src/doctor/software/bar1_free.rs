@@ -14,7 +14,7 @@ check! {
 /// 595.45.04), in bytes.
 const RESERVE: u64 = 36 << 20;
 
-/// Divisor: free BAR1 below a tenth is low.
+/// Divisor of the size of BAR1. The check warns if less than a tenth of BAR1 can be pinned.
 const TENTH: u64 = 10;
 
 fn mib(bytes: u64) -> String {
@@ -40,13 +40,13 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         if is_low {
             finding = finding
                 .why(
-                    "each registration takes its own size of BAR1, and nvidia.ko keeps 36 MiB; further registrations \
-                    are refused (no_room, EFAULT to the application)",
+                    "each registration occupies as much of BAR1 as its own size, and nvidia.ko keeps 36 MiB; further \
+                    registrations are refused (no_room, EFAULT to the application)",
                 )
                 .fix(
-                    "`peermemctl list --by-process` shows which processes hold it (peermem-rs); end them, or \
-                    register less; if BAR1 is smaller than the memory, turn on Resizable BAR and Above 4G Decoding \
-                    in the BIOS",
+                    "`peermemctl list --by-process` shows which processes hold BAR1 (only with peermem-rs); end these \
+                    processes, or register less; if BAR1 is smaller than the memory, turn on Resizable BAR and Above \
+                    4G Decoding in the BIOS",
                 );
         }
         findings.push(finding);

@@ -7,7 +7,7 @@ use crate::host::Unseen;
 use crate::software::Module;
 
 check! {
-    "clients": "the module's clients in ib_core, their kind, and whether they are this module's",
+    "clients": "the module's clients in ib_core, their kind, and whether they belong to this module",
     super::has_module, check, OfSoftware(tests::FAULTS)
 }
 
@@ -77,7 +77,7 @@ fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) ->
                 .warning(format!(
                     "the client nv_mem is version {shown}, but the loaded module is version {own}"
                 ))
-                .why("ib_core asks another module for GPU memory under that name")
+                .why("the client of that name in ib_core belongs to another module")
                 .fix(
                     "`lsmod | grep -i peer` shows both modules; unload the one that is not wanted",
                 ),

@@ -70,7 +70,7 @@ const CONSUMERS: &[Consumer] = &[
     older(
         "older FlagCX and TensorPipe",
         AnyOf(&[NV_MEM, BY_MODULE_NAME]),
-        "newer ones",
+        "newer FlagCX and TensorPipe",
     ),
     consumer("UCX from 1.18", AnyOf(&[NV_MEM, VERSION, FORERUNNER])),
     older("UCX to 1.17", AnyOf(&[NV_MEM]), "UCX 1.18"),
@@ -134,7 +134,7 @@ impl Probe {
             Self::UserOfIbCore => line_of(host, "ib_core")?
                 .filter(|line| line.contains("nvidia_peermem"))
                 .map(|_| "ib_core's line of lsmod".to_owned()),
-            Self::Registers => Some("it looks for nothing, and registers".to_owned()),
+            Self::Registers => Some("registers without a test, and handles the error".to_owned()),
         })
     }
 
@@ -189,8 +189,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
 fn why_not(probe: &Probe) -> &'static str {
     match probe {
         UserOfIbCore => {
-            ": it looks for the module in ib_core's line of lsmod, but OFED since 5.5 has peer memory in ib_uverbs, \
-             so it does not find NVIDIA's module either"
+            ": it looks for the module in ib_core's line of lsmod. OFED since 5.5 has peer memory in ib_uverbs, where \
+             this test finds no module, not even NVIDIA's"
         }
         SymbolAndNic(_) => ": it only knows other NICs",
         _ => "",
@@ -214,7 +214,7 @@ fn reported(scan: &Scan<'_>, module: &Module, blind: &[&Consumer]) -> Finding {
         // The build for the proprietary nvidia.ko lacks the parameter.
         (true, Err(Unseen::Absent)) => "NVIDIA's open kernel modules (nvidia-open) and peermem-rs built beside them: \
             beside the proprietary driver, peermem-rs cannot make the directory",
-        (true, _) => "see why the module could not make it: `dmesg | grep memory_peers`",
+        (true, _) => "see why the module could not make the directory: `dmesg | grep memory_peers`",
         (false, _) => "peermem-rs, which makes the directory if ib_core cannot",
     };
     Finding::new(level,

@@ -87,9 +87,10 @@ impl DmaBuf {
                 (Some(true), Some(_)) => self
                     .lacks
                     .push(format!("{} is older than 515", driver.named())),
-                (Some(false), _) => self
-                    .lacks
-                    .push(format!("{}: dma-buf needs the open one", driver.named())),
+                (Some(false), _) => self.lacks.push(format!(
+                    "{}: dma-buf needs the open nvidia.ko",
+                    driver.named()
+                )),
                 _ => self.unknown.push("nvidia.ko's flavour".to_owned()),
             },
             Ok(None) => self.lacks.push("nvidia.ko is not loaded".to_owned()),
@@ -131,8 +132,8 @@ impl DmaBuf {
         }
     }
 
-    /// Returns the level of a missing peer-memory module. `is_wanted`: somebody may have wanted the
-    /// module.
+    /// Returns the level of a missing peer-memory module. `is_wanted` is `true` if somebody wants
+    /// the module on this machine.
     pub(super) fn level_without_module(&self, is_wanted: bool) -> Level {
         match self.works() {
             Some(true) if !is_wanted => Level::Note,
@@ -223,7 +224,7 @@ mod tests {
         "ours loaded beside the proprietary driver, and the file that is installed is another build",
             "note dma-buf: …proprietary" => proprietary;
         // The module works, but dma-buf does not.
-        "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf needs the open one" => |fixture| {
+        "NVIDIA's beside the proprietary driver", "note dma-buf: …dma-buf needs the open nvidia.ko" => |fixture| {
             nvidias(fixture, "570.86.15");
             fixture.file(&format!("{PEERS}/nv_mem/version"), "570.86.15\n");
             proprietary(fixture);

@@ -51,7 +51,8 @@ fn fix(scan: &Scan<'_>) -> String {
     format!(
         "`sudo systemctl enable --now nvidia-fabricmanager`, in exactly the driver's version{version}; `sudo \
          systemctl status nvidia-fabricmanager` says why it does not start; in a virtual machine the host's fabric \
-         manager has to activate the machine's partition; on GB200 and GB300 it runs on the switch trays"
+         manager has to activate the machine's partition; on GB200 and GB300 the fabric manager runs on the \
+         switch trays"
     )
 }
 

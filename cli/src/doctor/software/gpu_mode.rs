@@ -35,7 +35,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let persistent = Module::parameter(scan.host, "persistent_api_support");
     let pins = match persistent.as_deref() {
-        Ok("0") => "persistent_api_support=0 is set, so the module asks for other pins first",
+        Ok("0") => "persistent_api_support=0 is set, so the module first asks for pins that are not persistent",
         _ => "if registrations are refused (pin_unsupported), load the module with persistent_api_support=0",
     };
     for (subject, gpu, _) in known(scan) {
@@ -45,7 +45,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 note("MIG is on")
                     .why(
                         "the header of NVIDIA's interface (nv-p2p.h) says that persistent pins, the module's default, \
-                        are not supported on MIG; drivers since 555 have code for it",
+                        are not supported on MIG; drivers since 555 have code for persistent pins on MIG",
                     )
                     .fix(pins),
             );
@@ -54,21 +54,21 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Some(Virtualization::Vgpu) => findings.push(
                 note("this is a virtual GPU")
                     .why(
-                        "memory can be pinned if the vGPU has RDMA, which its profile on the host decides; according \
-                        to nv-p2p.h, persistent pins, the module's default, are not supported",
+                        "memory can be pinned if the vGPU's profile on the host allows RDMA; according to nv-p2p.h, \
+                        persistent pins, the module's default, are not supported",
                     )
                     .fix(pins),
             ),
             Some(Virtualization::HostVgpu | Virtualization::HostVsga) => findings.push(
-                note("this GPU is shared out to virtual machines").why("registrations here use up the virtual \
-                    machines' BAR1"),
+                note("this GPU is shared between virtual machines").why("registrations on the host use up the \
+                    virtual machines' BAR1"),
             ),
             _ => {}
         }
         if gpu.persistence_mode == Some(false) {
             findings.push(
                 note("persistence mode is off")
-                    .why("the driver stops the GPU when its last user goes, and starting it takes seconds each time")
+                    .why("the driver stops the GPU when its last user exits, and each start takes seconds")
                     .fix("`sudo systemctl enable --now nvidia-persistenced`"),
             );
         }

@@ -3,9 +3,9 @@
 //!
 //! The log is a ring buffer, and only its present contents are examined. Lines about loading matter
 //! only while the module is not loaded, and [`super::module`] reports such lines. Lines about a
-//! device are reported only if the device was found, or is gone.
+//! device are reported only if the scan found the device, or if the device is gone from PCI.
 //!
-//! Reports of several lines have their own files: [`super::xid`], [`super::oops`],
+//! The code for reports of several lines is in separate files: [`super::xid`], [`super::oops`],
 //! [`super::pci_log`].
 
 use std::collections::BTreeMap;
@@ -50,8 +50,8 @@ const PATTERNS: &[Pattern] = &[
         of_device: false,
         why: "NVIDIA's module met memory that was freed while it was registered; NVIDIA calls this harmless, but \
         users saw crashes after it (nv_peer_memory#120)",
-        fix: Some("install driver 560 or newer, whose module registers memory that cannot be revoked; or use \
-            peermem-rs"),
+        fix: Some("install driver 560 or newer, whose module makes registrations that cannot be revoked; or \
+            use peermem-rs"),
     },
     Pattern {
         level: Level::Fault,
@@ -62,7 +62,7 @@ const PATTERNS: &[Pattern] = &[
         them (error 802, \"system not yet initialized\") until the fabric manager has set the switches up again",
         fix: Some("`sudo systemctl status nvidia-fabricmanager` says whether it runs, and why not; end the programs \
         that use the GPUs, `sudo nvidia-smi --gpu-reset` for all GPUs and NVSwitches at once, `sudo systemctl \
-        restart nvidia-fabricmanager`, or reboot; if it happens again, report it to the vendor with the line"),
+        restart nvidia-fabricmanager`, or reboot; if it happens again, report it to the vendor with the log line"),
     },
     Pattern {
         level: Level::Warning,
@@ -73,8 +73,8 @@ const PATTERNS: &[Pattern] = &[
         of_device: true,
         why: "the IOMMU stopped a transfer of this device: the bytes did not arrive, and usually no program got an \
             error",
-        fix: Some("boot with iommu=pt, if the machine can do without translation; otherwise report this with the \
-        line"),
+        fix: Some("boot with iommu=pt, if the machine can do without translation; otherwise report this to \
+        the vendor with the log line"),
     },
     Pattern {
         level: Level::Warning,
@@ -106,9 +106,9 @@ const PATTERNS: &[Pattern] = &[
                 .any(|words| line.contains(words))
         },
         of_device: true,
-        why: "the NIC's firmware reported trouble; queues and regions of that time may be gone",
-        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the line if it happens \
-        again"),
+        why: "the NIC's firmware reported trouble; queues and memory regions of that time may be lost",
+        fix: Some("update the NIC's firmware (`mlxfwmanager`); report it to the vendor with the log line if it \
+        happens again"),
     },
     Pattern {
         level: Level::Warning,
@@ -120,10 +120,10 @@ const PATTERNS: &[Pattern] = &[
                 && ![" ACCESS_REG(", " QUERY_"].iter().any(|words| line.contains(words))
         },
         of_device: true,
-        why: "the NIC's firmware refused a command of the driver: the region, queue or other object that it was for was \
-        not made or changed, and the program got an error",
-        fix: Some("compare the time with that of the program's error; \"bad resource\" and \"limits exceeded\" mean that \
-        the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
+        why: "the NIC's firmware refused a command of the driver: a memory region, queue or other object was not made or \
+        changed, and the program got an error",
+        fix: Some("compare the time of the line with the time of the program's error; \"bad resource\" and \"limits \
+        exceeded\" mean that the NIC has no more of these objects (`rdma resource show`); otherwise update the NIC's firmware \
         (`mlxfwmanager`), and report the syndrome to the vendor"),
     },
 ];

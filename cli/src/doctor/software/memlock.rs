@@ -68,7 +68,7 @@ fn needed(memory: u64, (all, count): (u64, u64), limit: u64) -> String {
     match limit < memory {
         true => format!("a GPU has {}", said(memory)),
         false => format!(
-            "a GPU's {} count {} when {count} RDMA devices register them",
+            "a GPU's {} count as {} if {count} RDMA devices register them",
             said(memory),
             said(all)
         ),
@@ -138,7 +138,7 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
         needed(memory, (all, count), soft)
     );
     let fix = if hard >= all {
-        "`ulimit -l unlimited` in the shell, or what the hard limit allows"
+        "`ulimit -l unlimited` in the shell, or the value that the hard limit allows"
     } else {
         "\"* - memlock unlimited\" in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit \
         memlock=-1 or the capability IPC_LOCK"
@@ -146,8 +146,8 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
     Some(Subject::Machine.warning(found).why(WHY).fix(fix))
 }
 
-/// Returns `false` if a process has another user namespace than the first. ib_core ignores its
-/// capabilities then.
+/// Returns `false` if a process has another user namespace than the first. ib_core then ignores the
+/// process's capabilities.
 fn in_first_namespace(scan: &Scan<'_>, process: &str) -> Seen<bool> {
     if process == "self" {
         return Ok(true);
@@ -187,7 +187,10 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
         } else {
             Level::Note
         };
-        let mut found = format!("what {name} starts may lock {} at most", said(hard));
+        let mut found = format!(
+            "processes that {name} starts may lock {} at most",
+            said(hard)
+        );
         if hard >= memory {
             found = format!("{found}, and {}", needed(memory, of_all, hard));
         }
@@ -195,13 +198,14 @@ fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
             .why(WHY)
             .fix(match is_batch {
                 true if name.starts_with("slurm") => {
-                    "LimitMEMLOCK=infinity in its unit (systemctl edit), and restart it; jobs also take the limit of the \
-                    shell that submits them, unless slurm.conf has PropagateResourceLimitsExcept=MEMLOCK"
+                    "LimitMEMLOCK=infinity in the service's unit (systemctl edit), and a restart of the service; jobs \
+                    also take the limit of the shell that submits them, unless slurm.conf has \
+                    PropagateResourceLimitsExcept=MEMLOCK"
                 }
-                true => "LimitMEMLOCK=infinity in its unit (systemctl edit), and restart it",
+                true => "LimitMEMLOCK=infinity in the service's unit (systemctl edit), and a restart of the service",
                 false => {
-                    "for containers --ulimit memlock=-1 or the capability IPC_LOCK; or LimitMEMLOCK=infinity in its \
-                    unit (systemctl edit), and restart it"
+                    "for containers --ulimit memlock=-1 or the capability IPC_LOCK; or LimitMEMLOCK=infinity in the \
+                    service's unit (systemctl edit), and a restart of the service"
                 }
             });
         // A service may run a process for each job, and all these processes cause the same finding.
@@ -227,7 +231,8 @@ mod tests {
             fixture.file("/proc/self/limits", &software::limits("8388608"));
             fixture.file("/proc/self/status", "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n");
         };
-        "a batch system that may lock little", "warning memlock: …what slurmd starts may lock 8 MiB at most" =>
+        "a batch system that may lock little",
+            "warning memlock: …processes that slurmd starts may lock 8 MiB at most" =>
             |fixture| fixture.fact(Fact::Services, "slurmd 2201 8388608 8388608\nslurmd 2202 8388608 8388608\n");
         "containers that may lock little", "note memlock: …--ulimit memlock=-1" =>
             |fixture| fixture.fact(Fact::Services, "containerd 900 65536 8388608\n");

@@ -9,8 +9,8 @@ use crate::finding::{Finding, Level, Subject};
 use crate::software::{is_ours, log, Module, MODULE};
 
 check! {
-    "module": "whether nvidia_peermem is loaded, or why not; whose it is; whether it fits the driver; whether its \
-        file would load",
+    "module": "whether nvidia_peermem is loaded, or why not; whether it is NVIDIA's or peermem-rs; whether it fits the \
+        driver; whether its file would load",
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
@@ -49,7 +49,7 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
         return vec![Subject::Machine.warning(format!(
             "nv_peer_mem is loaded beside {}", module.named()
         ))
-        .why("both are clients of ib_core for the same memory, and ib_core first asks the one that came first")
+        .why("both are clients of ib_core for the same memory, and ib_core first asks the client that registered first")
         .fix("`rmmod nv_peer_mem`, and remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms)")];
     }
     let driver = software.nvidia().and_then(|it| it.version.as_ref());
@@ -99,7 +99,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         (None, _, Some(refused)) if refused.is_of_file && module_file::would_load(scan) => (
             format!("nvidia_peermem is not loaded; at the last attempt, the kernel's log said: {}", refused.line),
             format!(
-                "`sudo modprobe nvidia-peermem`: according to its file, it would load now; otherwise {}",
+                "`sudo modprobe nvidia-peermem`: according to its file, the module would load now; otherwise {}",
                 refused.advice
             ),
         ),
@@ -128,13 +128,13 @@ fn missing(scan: &Scan<'_>) -> Finding {
         ),
         (None, Err(_), None) => (
             "nvidia_peermem is not loaded".to_owned(),
-            "`sudo modprobe nvidia-peermem`; its message says more".to_owned(),
+            "`sudo modprobe nvidia-peermem`; modprobe's message says more".to_owned(),
         ),
     };
     Finding::new(level, Subject::Machine, found)
         .why(format!(
-            "{because}ib_core asks it about each address that is not host memory; libfabric's verbs provider and \
-            RCCL assume without a check that it is loaded, because ib_core has the function; {}",
+            "{because}ib_core asks nvidia_peermem about each address that is not host memory; libfabric's verbs \
+            provider and RCCL assume that nvidia_peermem is loaded if ib_core has the function to register; {}",
             alternative.said()
         ))
         .costs(alternative.costs_without_module())
@@ -145,8 +145,8 @@ fn missing(scan: &Scan<'_>) -> Finding {
 fn signature(scan: &Scan<'_>) -> &'static str {
     match module_file::is_enforced(scan) {
         true => {
-            "; this kernel only accepts signed modules: sign it with a key that the machine knows (docs/install.md, \
-            Secure Boot)"
+            "; this kernel only accepts signed modules: sign the module with a key that the machine knows \
+            (docs/install.md, Secure Boot)"
         }
         false => "",
     }

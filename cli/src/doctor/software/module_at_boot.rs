@@ -50,14 +50,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         findings.push(
             note("openibd is installed, but nothing was found that loads nvidia_peermem after openibd restarts")
                 .why(
-                    "openibd does not know the module: its restart fails while the module is loaded, or unloads the \
-                    module and does not load it again (packaging/peermem-rs.service)",
+                    "openibd does not know the module: a restart of openibd fails while the module is loaded, or \
+                    unloads the module and does not load it again (packaging/peermem-rs.service)",
                 )
                 .fix(if module.is_ours {
                     "`sudo systemctl enable peermem-rs`, which starts and stops with openibd"
                 } else {
                     "a drop-in of openibd.service with \"ExecStartPost=/sbin/modprobe nvidia-peermem\"; peermem-rs \
-                    brings a service"
+                    includes a service"
                 }),
         );
     }

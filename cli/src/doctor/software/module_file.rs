@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Reasons why the module would not load, or would not work, from the module's file and without
-//! modprobe.
+//! Reasons why the module would not load, or would not work. The reasons come from the module's
+//! file, and modprobe is not run.
 //!
 //! The kernel checks the signature, the version magic, and then each symbol
 //! (`kernel/module/main.c`, `version.c`). The first mismatch is the reason.
@@ -74,8 +74,8 @@ pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
     })?;
     Some(Cause {
         found: format!("the loaded {name} is not the one in {path}"),
-        why: "it was upgraded after it was loaded, or an older one was loaded from the initramfs; modules for the \
-            new one may not load beside the old one",
+        why: "the file was upgraded after the module was loaded, or the initramfs contains an older module; modules \
+            for the new version may not load beside the old version",
         fix: "rebuild the initramfs if it contains the module, and reboot; or `sudo systemctl restart openibd` for \
             OFED's modules"
             .to_owned(),
@@ -113,7 +113,7 @@ fn unsigned(scan: &Scan<'_>, module: &File) -> Option<Cause> {
         found: format!("{} is not signed, and this kernel only accepts signed modules", module.path),
         why: "Secure Boot, lockdown or module.sig_enforce requires a signature: modprobe says \"Key was rejected by \
             service\" or \"Operation not permitted\"",
-        fix: "sign it with a key that the machine knows (docs/install.md, Secure Boot)".to_owned(),
+        fix: "sign the module with a key that the machine knows (docs/install.md, Secure Boot)".to_owned(),
     })
 }
 
@@ -180,8 +180,8 @@ fn unknown_symbol(files: &Files) -> Option<Cause> {
     })?;
     Some(Cause {
         found: format!("{} calls {name}, but no installed module has it", module.path),
-        why: "OFED was removed, or the driver is older than the one it was built with: \"Unknown symbol\" in the \
-            kernel's log",
+        why: "OFED was removed, or the driver is older than the driver that the module was built with: the kernel's \
+            log has \"Unknown symbol\"",
         fix: rebuild(module),
     })
 }
@@ -195,8 +195,8 @@ fn before_ofed(scan: &Scan<'_>, files: &Files) -> Option<Cause> {
             .any(|file| file.exports.contains_key(REGISTER));
     (is_exported && !module.needs.contains_key(REGISTER)).then(|| Cause {
         found: format!("{} was built without OFED: it never calls {REGISTER}", module.path),
-        why: "it was built where there was no peer memory, so its init only fails: modprobe says \"Invalid argument\", \
-            and the kernel's log says nothing",
+        why: "it was built on a system without peer memory, so its init always fails: modprobe says \"Invalid \
+            argument\", and the kernel's log says nothing",
         fix: rebuild(module),
     })
 }

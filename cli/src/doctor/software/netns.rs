@@ -21,9 +21,9 @@ pub(crate) const DRIVERS: [&str; 8] = [
 
 /// Advice on access to devices of another network namespace. The kernel's mode can change only
 /// while there is a single namespace.
-pub(crate) const FIX: &str = "run it in the network namespace of the host (docker run --network host, hostNetwork: true in \
-Kubernetes), or give it the devices from there: `sudo rdma dev set mlx5_0 netns NAME`; 'options ib_core netns_mode=1' in \
-/etc/modprobe.d and a reboot share them between all namespaces (`rdma system show`)";
+pub(crate) const FIX: &str = "use the network namespace of the host (docker run --network host, hostNetwork: true in \
+Kubernetes), or move the devices from there into this namespace: `sudo rdma dev set mlx5_0 netns NAME`; 'options ib_core \
+netns_mode=1' in /etc/modprobe.d and a reboot share the devices between all namespaces (`rdma system show`)";
 
 /// Returns `true` if a NIC has an RDMA device that this network namespace does not show.
 pub(crate) fn is_elsewhere(scan: &Scan<'_>, at: Address) -> bool {

@@ -54,7 +54,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             } else if is_old {
                 findings.push(
                     Subject::Machine.note(format!("{}, older than 535", driver.named())).why(
-                        "all its pins of GPU memory can be revoked at any time, and it is too old for peermem-rs",
+                        "all pins of GPU memory by this driver can be revoked at any time, and the driver is too old \
+                        for peermem-rs",
                     ),
                 );
             } else {
@@ -90,7 +91,7 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         Ok(nvml) => nvml,
         Err(_) if scan.machine.gpus.iter().all(|gpu| gpu.is_stand_in) => {
             return Some(Subject::Machine.note(
-                "no NVML: the GPU is the test VM's stand-in, and what NVML says about other GPUs is not judged".to_owned()
+                "no NVML: the GPU is the test VM's stand-in, so values that only NVML reports are not judged".to_owned()
             ));
         }
         Err(why) => {

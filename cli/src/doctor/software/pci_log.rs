@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! PCI faults in the kernel log: BARs without an address, and links that went down.
 //!
-//! Both kinds of fault may be over: the kernel tries again, and also logs success.
+//! A fault of either kind may be over: the kernel tries again, and logs success, too.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use crate::machine::pci::Address;
 use crate::software::log::{addresses, counted, Record};
 
 const NO_PLACE: &str =
-    "the firmware gave the device no address space of that size: a BAR without a place cannot be \
-reached over PCIe";
+    "the firmware gave the device no address space of that size: a BAR without an address cannot \
+be reached over PCIe";
 const PLACE: &str = "in the firmware's setup: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with \
 pci=realloc; in a virtual machine: UEFI firmware, and a larger 64-bit window for PCI";
 
@@ -208,7 +208,8 @@ fn links(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding>
         findings.push(
             Finding::new(level, subject, counted(&seen.losses))
                 .why(format!(
-                    "the port cut off the device below it: transfers failed, and a driver rarely recovers from that. {state}"
+                    "the port cut off the device below it: transfers failed, and a driver rarely recovers from a lost \
+                     link. {state}"
                 ))
                 .fix(
                     "reboot if the device is gone; check seating, riser, cable and power of the device; `dmesg | \

@@ -51,8 +51,8 @@ fn lacking(scan: &Scan<'_>) -> Finding {
         format!("the loaded ib_core{kernel} has no peer memory: no {REGISTER}"),
     )
     .why(
-        "nvidia_peermem registers there. Mainline's ib_core never had peer memory; the ib_core of MLNX_OFED, of \
-        DOCA-OFED and of some distributions' kernels has it",
+        "nvidia_peermem registers with ib_core's peer memory. Mainline's ib_core never had peer memory; the ib_core of \
+        MLNX_OFED, of DOCA-OFED and of some distributions' kernels has it",
     )
     .costs(alternative.costs_without_module())
     .fix(format!(

@@ -35,8 +35,8 @@ fn processes(host: &dyn Host) -> Vec<String> {
         .collect()
 }
 
-/// Returns `true` if a line of `/proc/PID/maps` is a mapping of the library, also of a file that
-/// was replaced since.
+/// Returns `true` if a line of `/proc/PID/maps` is a mapping of the library. The library's file may
+/// have been replaced since.
 fn is_library(line: &str) -> bool {
     let path = line.trim_end().trim_end_matches(" (deleted)");
     path.ends_with(&format!("/{LIBRARY}"))
@@ -65,7 +65,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
         true => Finding::new(Level::Warning, Subject::Machine, found)
             .why(format!("it cannot help: {}", dma_buf.said()))
             .costs("these processes get EFAULT from ibv_reg_mr on GPU memory")
-            .fix("make dma-buf work, or load nvidia_peermem (docs/dma-buf.md says which)"),
+            .fix("make dma-buf work, or load nvidia_peermem (docs/dma-buf.md says when to use which)"),
     };
     vec![finding]
 }

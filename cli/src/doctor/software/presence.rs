@@ -24,13 +24,13 @@ fn unread(unread: &Unread) -> Finding {
         ),
         Listed::Hca(name) => (
             format!("the RDMA device {name}"),
-            "`rdma link show` lists those that the kernel has".to_owned(),
+            "`rdma link show` lists the RDMA devices that the kernel has".to_owned(),
         ),
     };
     match &unread.why {
         Unseen::Failed(why) => Subject::Machine
             .warning(format!("{what} is listed, but cannot be read: {why}"))
-            .why("Nothing is known about it: what depends on it is judged as if it did not exist.")
+            .why("Nothing is known about the device. Other checks behave as if it did not exist.")
             .fix(fix),
         why => Scan::unseen(Subject::Machine, what, why),
     }
@@ -56,7 +56,8 @@ fn without_hca(scan: &Scan<'_>) -> Finding {
     if let Some(first) = elsewhere.first() {
         return Subject::Machine
             .fault(format!(
-                "no RDMA device in this network namespace; {} (the first: {first}) have RDMA devices in another one",
+                "no RDMA device in this network namespace; {} (the first: {first}) have RDMA devices in another \
+                 namespace",
                 counted(elsewhere.len(), "NIC")
             ))
             .why(
@@ -74,8 +75,8 @@ fn without_hca(scan: &Scan<'_>) -> Finding {
     if first.is_empty() && !loaded.is_empty() {
         let found = format!("{found}, although {} is loaded", loaded.join(", "));
         return Subject::Machine.fault(found).why(why).fix(format!(
-            "{}; a NIC without RoCE has none either: `devlink dev param show`, enable_roce; `dmesg | grep -i -e mlx5 -e \
-             infiniband` says why a driver made none",
+            "{}; a NIC with RoCE turned off has no RDMA device either: `devlink dev param show`, enable_roce; `dmesg | \
+             grep -i -e mlx5 -e infiniband` says why a driver made none",
             netns::FIX
         ));
     }
@@ -95,8 +96,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Subject::Machine
                 .fault("no NVIDIA GPU on PCI")
                 .why("GPUDirect RDMA moves bytes between a GPU's memory and an RDMA device")
-                .fix("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists those that PCI \
-                knows"),
+                .fix("in a virtual machine or a container, give it the GPU; `lspci -d 10de:` lists NVIDIA's \
+                devices on PCI"),
         );
     }
     if scan.machine.hcas.is_empty() && !unread_hcas.is_empty() {
@@ -109,8 +110,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Subject::Machine
                 .fault("ib_uverbs is not loaded")
                 .why(
-                    "Programs open RDMA devices through it (/dev/infiniband/uverbs*), and in MLNX_OFED since 5.5 and \
-                    DOCA-OFED it has the interface for peer memory, too.",
+                    "Programs open RDMA devices through ib_uverbs (/dev/infiniband/uverbs*). In MLNX_OFED since 5.5 \
+                    and in DOCA-OFED, ib_uverbs also has the interface for peer memory.",
                 )
                 .fix("`sudo modprobe ib_uverbs`"),
         );

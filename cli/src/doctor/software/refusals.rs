@@ -29,7 +29,7 @@ fn seconds(time: Time) -> u64 {
     time.0 / 1_000_000
 }
 
-/// Returns the last refusal for each reason, with the number of all of them.
+/// Returns the last refusal for each reason, with the number of refusals for that reason.
 fn by_reason(text: &str) -> BTreeMap<String, Refusal> {
     let mut all: BTreeMap<String, Refusal> = BTreeMap::new();
     for mut one in records(text, Refusal::of).records {
@@ -59,7 +59,8 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// Returns `true` for peermem-rs. NVIDIA's nvidia_peermem has no such files.
+/// Returns `true` if peermem-rs is loaded. NVIDIA's nvidia_peermem has neither counters nor a list
+/// of refusals.
 fn applies(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.software().loaded().is_some_and(|it| it.is_ours)
 }

@@ -11,8 +11,8 @@ check! {
     applies, check, OfSoftware(tests::FAULTS)
 }
 
-const WHY: &str = "programs open an RDMA device by this file: without it libibverbs leaves the device out, and NCCL says \
-\"NET/IB : No device found\"";
+const WHY: &str = "programs open an RDMA device through this file: without it, libibverbs omits the device, and NCCL \
+says \"NET/IB : No device found\"";
 
 /// Device file of an RDMA device.
 struct File {
@@ -102,7 +102,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 Err(Unseen::Denied) => at(Level::Warning, format!("this user may not open {path}"))
                     .why(WHY)
                     .fix(
-                        "rdma-core's udev rules give it the mode 0666 (ls -l /dev/infiniband); in a container also \
+                        "rdma-core's udev rules give the file the mode 0666 (ls -l /dev/infiniband); in a container also \
                         --device=/dev/infiniband",
                     ),
                 Err(why) => at(Level::Fault, format!("{path} cannot be opened: {why}"))

@@ -53,8 +53,8 @@ fn is_quiet(number: u32) -> bool {
     )
 }
 
-/// Table of Xids that need an action: first number, last number, action, and meaning. Any other Xid,
-/// except [`RECOVERY`] and those that [`is_quiet`], needs an inspection by a person.
+/// Table of Xids that need an action: first number, last number, action, and meaning. Any other Xid
+/// needs an inspection by a person, except [`RECOVERY`] and the Xids of [`is_quiet`].
 const CODES: &[(u32, u32, Action, &str)] = &[
     (46, 46, Reset, "the GPU stopped processing"),
     (48, 48, Reset, "an uncorrectable ECC error in the GPU's memory"),
@@ -63,9 +63,9 @@ const CODES: &[(u32, u32, Action, &str)] = &[
     (63, 63, Check, "the GPU found bad memory, and puts a spare row in its place at the next reset"),
     (64, 64, Reset, "bad memory of the GPU could not be remapped"),
     (74, 74, Check, "an NVLink of the GPU failed"),
-    (78, 78, Check, "a virtual GPU did not start: the driver's or the GPU's firmware does not fit"),
+    (78, 78, Check, "a virtual GPU did not start: the driver's or the GPU's firmware is not compatible"),
     (OFF_THE_BUS, OFF_THE_BUS, Reboot, "the GPU has fallen off the bus: nothing reaches it any more"),
-    (95, 95, Reset, "an error in the GPU's memory was not contained, and any application may be hit"),
+    (95, 95, Reset, "an error in the GPU's memory was not contained, and may affect any application"),
     (109, 109, Reset, "the GPU did not switch contexts in time"),
     (110, 110, Reset, "a security fault of the GPU"),
     (119, 119, Reset, "the GPU's system processor (GSP) did not answer the driver: calls into nvidia.ko for this GPU hang or fail"),
@@ -76,10 +76,10 @@ const CODES: &[(u32, u32, Action, &str)] = &[
     (144, 150, Check, "an error on NVLink"),
     (151, 151, Reboot, "the keys of confidential computing could not be changed"),
     (155, 155, Reset, "an NVLink was taken down"),
-    (156, 156, Reset, "a part of the GPU was retired, and a reset puts that into effect"),
+    (156, 156, Reset, "a part of the GPU was retired, which takes effect at a reset"),
     (158, 158, Reset, "a fatal timeout of the GPU"),
     (159, 159, Check, "an error between the GPU and the processor (C2C)"),
-    (167, 167, Check, "the GPU waited in vain for PCIe"),
+    (167, 167, Check, "the GPU waited for PCIe until a timeout"),
     (169, 169, Check, "a microcontroller of the GPU halted"),
     // Xids 171 and 172 appear beside Xid 48.
     (171, 171, Reset, "an uncorrectable ECC error in the GPU's DRAM"),
@@ -244,14 +244,13 @@ fn fix(action: Action, number: u32, subject: &Subject) -> String {
             "reboot; if it happens again, check power, seating and cooling of the GPU".to_owned()
         }
         (Reboot, _) => {
-            "reboot; if it happens again, report it to the vendor with the line".to_owned()
+            "reboot; if it happens again, report it to the vendor with the log line".to_owned()
         }
         (Reset, 48 | 64 | 95 | 140 | 171 | 172) => format!(
-            "{reset}; `nvidia-smi -q -d ECC,ROW_REMAPPER` says whether memory is worn out, and then the GPU has to be \
-             replaced"
+            "{reset}; `nvidia-smi -q -d ECC,ROW_REMAPPER` says whether memory is worn out; if it is, replace the GPU"
         ),
         (Reset, _) => {
-            format!("{reset}; if it happens again, update the driver, and report it to the vendor with the line")
+            format!("{reset}; if it happens again, update the driver, and report it to the vendor with the log line")
         }
         (_, 63) => format!("at the next opportunity {reset}; `nvidia-smi -q -d ROW_REMAPPER` shows what is pending"),
         (_, 74 | 144..=150) => "`nvidia-smi nvlink -e` counts the errors of each link; if it happens again, reset \

@@ -33,7 +33,7 @@ impl Fixture {
     }
 }
 
-/// Checks that each fault makes its findings, and none else that is worse than ok.
+/// Checks that each fault causes its findings, and no other finding that is worse than ok.
 pub(in crate::doctor) fn each_is_told<'a>(
     faults: impl IntoIterator<Item = &'a Fault<Fixture>>,
     healthy: fn() -> Fixture,
@@ -275,8 +275,8 @@ fn every_machine_is_told_of_as_before() {
     }
 }
 
-/// JSON of a machine with one fault, with its commands apart, and JSON of the machine's only pair in
-/// full.
+/// Compares the JSON of a machine with one fault, whose commands are listed separately. Then
+/// compares the JSON of the machine's only pair in full.
 #[test]
 fn json_is_as_before() {
     let fixture = fixture::acs();
@@ -337,7 +337,7 @@ fn a_large_machine_is_told_of_in_little() {
     }
 }
 
-/// Each number names its source, or is computed from values that were read.
+/// Each number in a finding's costs names its source, or is computed from values that were read.
 #[test]
 fn costs_name_their_source() {
     for (name, fixture) in fixture::all() {

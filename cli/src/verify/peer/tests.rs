@@ -139,7 +139,7 @@ fn no_answer_follows_an_error() {
     assert_eq!(why(there.join().unwrap()), "the connection was closed");
 }
 
-/// Returns the error of a client whose server sends this, and the client's first line.
+/// Returns the error of a client whose server sends `answer`, and the client's first line.
 fn answered(answer: &'static str) -> (String, String) {
     let (listener, server) = listener();
     let there = thread::spawn(move || {
@@ -181,7 +181,7 @@ fn another_version_or_program_is_told() {
     assert_eq!(error, "the server there: why");
 }
 
-/// Returns the error of a server whose client sends this, and the server's answer.
+/// Returns the error of a server whose client sends `text`, and the server's answer.
 fn greeting_of(text: &[u8], only: Option<IpAddr>) -> (String, String) {
     let (listener, server) = listener();
     let mut client = TcpStream::connect(server.addresses[0]).unwrap();

@@ -15,7 +15,7 @@ pub(crate) enum Fault {
     NoGpuMemory,
     /// The server uses no GPU.
     NoServerGpu,
-    /// GPU memory of the server can be registered in no way.
+    /// No way registers GPU memory of the server.
     NoServerModule,
     /// The GPU's driver loses a byte.
     CopiesLie,
@@ -708,7 +708,8 @@ fn steps_between(faults: &[Fault]) -> Vec<Step> {
     steps_on(&mut Fake::with(faults), &plan)
 }
 
-/// Returns the transfers between two hosts, without or with those of host memory alone.
+/// Returns the transfers between two hosts. If `with_host` is set, the result includes transfers
+/// between host memory and host memory.
 fn between(with_host: bool) -> impl Iterator<Item = Name> {
     let all = BETWEEN_HOSTS.into_iter();
     all.filter(move |(_, _, kinds)| with_host || *kinds != [Kind::Host; 2])

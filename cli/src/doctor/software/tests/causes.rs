@@ -80,11 +80,11 @@ faults! {
         );
     };
     "128 GiB of locked memory for 80 GiB with several NICs",
-        "warning memlock: …may lock 131072 MiB…a GPU's 81920 MiB count 737280 MiB when 9 RDMA devices register them" =>
+        "warning memlock: …may lock 131072 MiB…a GPU's 81920 MiB count as 737280 MiB if 9 RDMA devices register them" =>
         |fixture| limited(fixture, 128 << 30);
     "locked memory for all NICs" => |fixture| limited(fixture, 9 * (80 << 30));
     "slurmd with locked memory for one NIC",
-        "warning memlock: …what slurmd starts may lock 131072 MiB at most…9 RDMA devices" =>
+        "warning memlock: …processes that slurmd starts may lock 131072 MiB at most…9 RDMA devices" =>
         |fixture| fixture.fact(Fact::Services, "slurmd 2201 137438953472 137438953472\n");
     "RDMA devices of another network namespace",
         "fault presence: …9 NICs…network namespace…hostNetwork…rdma dev set" =>
