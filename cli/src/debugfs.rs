@@ -373,7 +373,8 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }
 
-/// Defines the record of a line, and its parser. Each field is read by an expression.
+/// Defines the record of a line, and its parser. The expression of a field reads the field from the
+/// line.
 macro_rules! record {
     (
         $(#[$meta:meta])* $record:ident($line:ident);
