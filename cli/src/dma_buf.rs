@@ -103,7 +103,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Returns the lines and their meanings. A line means a device only inside a list of devices.
+/// Returns the lines and their meanings. A line counts as a device only inside a list of devices.
 fn lines(text: &str) -> impl Iterator<Item = (&str, Line<'_>)> {
     let mut is_attached = false;
     text.lines().map(move |line| {

@@ -139,8 +139,7 @@ impl Finding {
         parts.skip(1).step_by(2).collect()
     }
 
-    /// Sets the fix. Removes commands that contain a name which a shell would take apart without
-    /// quotes.
+    /// Sets the fix. Removes commands that contain a name that needs quotes in a shell.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(without_unfit(fix.into()));
         self

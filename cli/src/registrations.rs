@@ -51,7 +51,7 @@ impl HcaId {
     }
 }
 
-/// A registration, with the machine's knowledge of its process and devices.
+/// A registration, with information about its process and its devices.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Registration {
     /// Line of the module's list.
@@ -212,8 +212,8 @@ impl Stranded {
 
     /// Consequence of a lost GPU. There is no fix.
     pub(crate) const WHY: &'static str =
-        "a callback would run in nvidia_peermem, which therefore cannot be unloaded before; nor can nvidia.ko, whose \
-        functions it uses: both stay until the machine restarts";
+        "a callback would run in nvidia_peermem, which uses functions of nvidia.ko; without the callback, neither \
+        module can be unloaded until the machine restarts";
 }
 
 /// Selects registrations that hold memory of their process. Other registrations hold nothing, or no
@@ -524,7 +524,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a count of one bit for each byte.
+        /// Compares the result with a count of the distinct bytes.
         #[test]
         fn what_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)

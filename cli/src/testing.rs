@@ -224,7 +224,7 @@ pub(crate) fn is_like(text: &str, form: &str) -> bool {
     })
 }
 
-/// Defines a test that functions panic for no text.
+/// Defines a test that calls functions with random text. The functions must not panic.
 macro_rules! no_panic {
     ($name:ident: $($function:expr),+) => {
         proptest::proptest! {

@@ -51,8 +51,9 @@ fn in_root(path: &str) -> Option<(&str, &str)> {
 /// Opens a regular file below the root directory of a process, or a regular file that a process has
 /// mapped. Returns `None` for all other paths.
 ///
-/// The process controls these paths. Symbolic links therefore cannot leave its root directory.
-/// Other files than regular files are not opened, because an open can change the state of a device.
+/// The process controls these paths. Symbolic links therefore cannot leave the root directory of
+/// the process. Only regular files are opened, because opening a device can change the device's
+/// state.
 fn open_of_process(path: &str) -> Option<io::Result<fs::File>> {
     const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
     let place = match in_root(path) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Findings about one process of a job. Each check has its name, a function, and its faults in
+//! Findings about one process of a job. Each check has a name, a function, and injected faults in
 //! `tests.rs`.
 
 use super::libraries::{Library, PRELOAD};
@@ -63,7 +63,7 @@ fn at(level: Level, found: impl Into<String>) -> Finding {
     Finding::new(level, Subject::Job, found)
 }
 
-/// Reports what could not be read.
+/// Returns the finding about data that could not be read.
 fn unseen(what: impl AsRef<str>, why: &Unseen) -> Finding {
     Scan::unseen(Subject::Job, what, why)
 }
@@ -185,7 +185,7 @@ fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Fin
         Err(why) => Finding {
             needs_root: false,
             ..unseen(
-                "whether nvidia_peermem is loaded, the only way with this setting",
+                "whether nvidia_peermem is loaded, which this setting requires",
                 why,
             )
         },
@@ -349,7 +349,7 @@ fn too_far(it: &At<'_>, near: &Near, class: Class) -> Finding {
     ))
 }
 
-/// Judges what GPU-initiated communication needs, if the process asks for it.
+/// Checks the requirements of GPU-initiated communication, if the process enables it.
 fn ibgda(it: &At<'_>) -> Vec<Finding> {
     let value = |name: &str| it.member.setting(name);
     let forces = |name: &str| value(name).filter(|it| it.effect == Effect::Forces);

@@ -27,9 +27,9 @@ pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
-    /// At most one bridge on the way: one switch.
+    /// Behind one switch, or on one bus.
     Pix,
-    /// Several bridges, but no host bridge.
+    /// Behind several switches, but not through a host bridge.
     Pxb,
     /// Through one host bridge: the processor.
     Phb,
@@ -305,8 +305,8 @@ impl Machine {
         self.hcas.iter().find(|hca| hca.name == name)
     }
 
-    /// Returns this machine's counterpart of an RDMA device from another machine or another time.
-    /// Names may change at a boot, but addresses do not.
+    /// Returns this machine's counterpart of an RDMA device from another machine, or from an
+    /// earlier recording. Names may change at a boot, but addresses do not.
     pub(crate) fn same_hca(&self, hca: &Hca) -> Option<&Hca> {
         let mut hcas = self.hcas.iter();
         let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
@@ -323,7 +323,7 @@ impl Machine {
             .find(|pair| pair.gpu == gpu && pair.hca == hca)
     }
 
-    /// Returns the pairs of a GPU, which are adjacent.
+    /// Returns the pairs of a GPU, which are adjacent in `pairs`.
     pub(crate) fn pairs_of(&self, gpu: Address) -> &[Pair] {
         let first = self.pairs.partition_point(|pair| pair.gpu < gpu);
         let rest = self.pairs.get(first..).unwrap_or_default();
@@ -453,7 +453,7 @@ impl Machine {
             0 if one.root == other.root => Class::Phb,
             0 => match (one.numa, other.numa) {
                 (Some(a), Some(b)) if a == b => Class::Node,
-                // On a machine with one node, the firmware reports no node.
+                // On a machine with one node, the firmware may report no node.
                 _ if self.has_one_node() => Class::Node,
                 _ => Class::Sys,
             },
@@ -476,8 +476,8 @@ impl Machine {
 
     fn pair(&self, gpu: &Gpu, hca: &Hca) -> Pair {
         let own = self.pair_by(gpu, hca, hca.at);
-        // Data Direct needs a common switch: for memory elsewhere, nvidia.ko gives no PCI address
-        // (nv-dmabuf.c).
+        // Data Direct needs a common switch. Without a common switch, nvidia.ko provides no PCI
+        // address of the memory (nv-dmabuf.c).
         let direct = hca.data_direct.map(|at| Pair {
             own: Some(Box::new(own.clone())),
             ..self.pair_by(gpu, hca, Some(at))

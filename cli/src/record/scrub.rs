@@ -286,7 +286,7 @@ impl Others {
     /// Replaces the name of a control group, which may name a user, job or container.
     fn group(&mut self, name: &str) -> String {
         const KNOWN: [&str; 4] = ["system.slice", "user.slice", "init.scope", ""];
-        // The word after the dot names a controller's file.
+        // Names that start with `rdma.` or `cgroup.` are files of the kernel.
         if KNOWN.contains(&name) || name.starts_with("rdma.") || name.starts_with("cgroup.") {
             return name.to_owned();
         }

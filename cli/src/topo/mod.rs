@@ -265,8 +265,8 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
     known(numa)
 }
 
-/// Formats the link between a device and the port above it, with the best rate of both ends if that
-/// differs.
+/// Formats the link between a device and the port above it, with the best rate of both ends if the
+/// current rate differs.
 fn link(machine: &Machine, at: Option<Address>) -> String {
     let text = at.and_then(|at| machine.link(at)).map(rates);
     known(text)

@@ -48,8 +48,9 @@ pub fn wait_for_answers(exponent: u8, retries: u8) {
 /// Calls [`wait_for_answers`] with a long timeout, for an emulated machine.
 ///
 /// One part of such a machine may stand still while another runs. A retry of a late request is at
-/// best extra work, and rxe reports some repeated READs as complete although they are not. The wire
-/// loses no packets, and a waiter notices a completion that never comes.
+/// best extra work, and rxe reports some repeated READs as complete although they are not. The
+/// emulated wire loses no packets, so retries are not needed. If a completion never comes, the
+/// waiter's own timeout expires.
 pub fn wait_for_emulated_answers() {
     wait_for_answers(21, 7);
 }
@@ -336,7 +337,7 @@ impl Completions {
             if idle < 50 {
                 std::thread::yield_now();
             } else {
-                // The device's work runs on the same few processors as this thread.
+                // A software device such as rxe runs on the same few processors as this thread.
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
