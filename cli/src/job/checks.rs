@@ -513,7 +513,7 @@ fn preload(it: &At<'_>) -> Vec<Finding> {
             format!("LD_PRELOAD={} names the preload library, but it is not mapped", setting.value),
         )
         .why("The dynamic linker did not find the file, or the program is static or set-user-ID.")
-        .fix("the full path of the library as the job sees it, in the container, too")]
+        .fix("set LD_PRELOAD to the full path of the library as the job sees it, also in a container")]
         }
         _ => Vec::new(),
     }

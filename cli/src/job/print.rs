@@ -17,8 +17,8 @@ use crate::{list, render};
 
 /// Note below the output.
 pub(super) const FIRST_ENVIRONMENT: &str =
-    "Variables are those that the process started with (/proc/PID/environ). What the program set later, in itself or \
-     through Python's os.environ, is not visible.";
+    "Variables are those that the process started with (/proc/PID/environ). Later changes by the program, for example \
+     through Python's os.environ, are not visible.";
 
 /// Maximum number of other processes that are named.
 const MOST_OTHERS: usize = 8;

@@ -94,8 +94,8 @@ fn matrix(machine: &Machine, out: &mut Out) {
         out.gap();
         out.paragraph(
             "",
-            "By the RDMA devices' own functions, which nvidia_peermem uses, as does a dma-buf that is registered \
-             without asking for Data Direct:",
+            "By the RDMA devices' own functions, which nvidia_peermem uses. A dma-buf that is registered without Data \
+             Direct also uses them:",
         );
         out.gap();
         classes(machine, out, |pair| class_of(pair.by_own_function()));
@@ -410,8 +410,8 @@ fn notes(machine: &Machine, out: &mut Out) {
     }
     for gpu in machine.gpus.iter().filter(|gpu| gpu.is_coherent) {
         notes.push(format!(
-            "GPU {}: its memory is part of the processor's (Grace), reached by NVLink-C2C; BAR1 is not \
-             the way to all of it.",
+            "GPU {}: its memory is part of the processor's memory (Grace), reached by NVLink-C2C; BAR1 does \
+             not reach all of it.",
             gpu.index
         ));
     }
