@@ -40,7 +40,7 @@ pub(crate) struct Common {
     /// Prints one JSON object; docs/peermemctl.md lists its keys
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// When to print colours; `auto` needs a terminal and no NO_COLOR
+    /// When to print colours; `auto` means on a terminal, unless NO_COLOR is set
     #[arg(
         long,
         global = true,

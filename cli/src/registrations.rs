@@ -99,7 +99,8 @@ impl Serialize for Registration {
 }
 
 impl Registration {
-    /// Identity of the process. The old and the new process of a reused number count as two.
+    /// Identity of the process. The old and the new process of a reused process ID count as two
+    /// processes.
     pub(crate) fn owner(&self) -> (Option<u32>, bool) {
         let is_reused = self.process.state == State::Reused;
         (self.line.tgid, is_reused)

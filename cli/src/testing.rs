@@ -272,7 +272,7 @@ fn a_machine_is_the_same_from_its_file() {
     }
 }
 
-/// The file of the README's machine is up to date.
+/// The recording that the README uses is up to date.
 #[test]
 fn the_large_machine_is_written_down() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();

@@ -339,8 +339,8 @@ type Sum = (u64, u64, Option<u64>);
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, Sum> = BTreeMap::new();
     for one in &listing.registrations {
-        // A registration over several GPUs is counted only for the first. A registration in several
-        // series would make sums wrong.
+        // A registration over several GPUs is counted only for its first GPU. If such a
+        // registration were in several series, sums over the series would be wrong.
         let gpu = one.gpus.first();
         let labels = vec![
             known(gpu.map(|gpu| &gpu.address)),

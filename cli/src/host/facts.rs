@@ -97,8 +97,8 @@ fn sees_machine(host: &dyn Host) -> bool {
 pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
     const CLASS: &str = "/sys/class/infiniband_verbs";
     let names = host.names(CLASS)?;
-    // A container that sees the host's processes is an observer of the host. The lack of device
-    // files in such a container says nothing about the host.
+    // A container that sees the host's processes only observes the host. The lack of device files
+    // in such a container says nothing about the host.
     if host.has(DEVICE_FILES) == Ok(false) && sees_machine(host) {
         return Err(Unseen::Failed(
             "not in this container, which sees the host's processes".to_owned(),

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unseen {
-    /// Nothing is there, which is a valid answer.
+    /// The path or value does not exist, which is a valid answer.
     #[error("not there")]
     Absent,
     /// This process lacks the privileges.
@@ -42,7 +42,7 @@ pub(crate) enum Fact {
     User,
     /// Seconds since boot on the monotonic clock, with a fraction.
     Monotonic,
-    /// Kernel log since boot in the format of `/dev/kmsg`, one record a line:
+    /// Kernel log since boot in the format of `/dev/kmsg`, with one record on each line:
     /// `priority,sequence,microseconds,…;text`.
     KernelLog,
     /// NVML's answers, as the JSON of [`nvml`].
@@ -61,8 +61,8 @@ pub(crate) enum Fact {
     /// Memory regions of each RDMA device that the kernel tracks, as the JSON of
     /// [`nldev`].
     MemoryRegions,
-    /// Device files of RDMA devices, one a line: RDMA device, file, and `ok`, `absent`, `denied` or
-    /// `failed WHY`.
+    /// Device files of RDMA devices. Each line has the RDMA device, the file, and `ok`, `absent`,
+    /// `denied` or `failed WHY`.
     Verbs,
     /// State of NVIDIA's fabric manager: `running` or `not running`.
     FabricManager,

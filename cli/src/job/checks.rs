@@ -85,7 +85,7 @@ fn visible(it: &At<'_>) -> Vec<Finding> {
     .collect()
 }
 
-/// Answers whether the process uses GPUDirect RDMA now.
+/// Reports whether the process uses GPUDirect RDMA now.
 fn gpudirect(it: &At<'_>) -> Vec<Finding> {
     let registered = &it.member.registered;
     let has_both = it.member.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty())
@@ -398,8 +398,8 @@ fn ibgda(it: &At<'_>) -> Vec<Finding> {
     }
 }
 
-/// Returns `true` if NVSHMEM uses IBGDA without the driver's setting: from 3.4.5 on (its release
-/// notes), unless the GPU must ring the doorbells.
+/// Returns `true` if NVSHMEM can use IBGDA without the driver's setting. According to its release
+/// notes, NVSHMEM 3.4.5 and newer can, unless the GPU must ring the doorbells.
 fn falls_back(it: &At<'_>) -> bool {
     let handler = it.member.setting("NVSHMEM_IBGDA_NIC_HANDLER");
     let is_for_gpu =
@@ -413,8 +413,9 @@ fn falls_back(it: &At<'_>) -> bool {
     !is_for_gpu && libraries.peek().is_some() && libraries.all(is_new)
 }
 
-/// Libraries that changed their probe for the module. An entry has the library's name, the first
-/// version with the new probe, and the name of older versions in `doctor`'s check of consumers.
+/// Libraries whose newer versions detect the module in another way. An entry has the library's
+/// name, the first version with the new detection, and the name of older versions in `doctor`'s
+/// check of consumers.
 const PROBES: [(&str, [u32; 3], &str); 3] = [
     ("NCCL", [2, 23, 0], "NCCL to 2.22"),
     ("UCX", [1, 18, 0], "UCX to 1.17"),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Variables of a process: its first environment, and the files that NCCL adds to it.
+//! Variables of a process: its first environment, and the files from which NCCL reads more
+//! variables.
 //!
 //! `/proc/PID/environ` is the memory in which the kernel put the environment at `execve`. Later
 //! changes (`setenv`, `os.environ`) do not appear there, and a program that sets its title may have

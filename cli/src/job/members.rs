@@ -7,7 +7,7 @@ use crate::args;
 use crate::host::{Host, Seen, Unseen};
 use crate::process;
 
-/// Identity of a process, which a later process with the same number does not share.
+/// Identity of a process. A later process with the same ID has another identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) pid: u32,

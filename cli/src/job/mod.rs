@@ -127,7 +127,7 @@ impl Registered {
             }
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
-                // An entry of a former process with this number is not about this process.
+                // An entry of a former process with this ID does not count.
                 let mut own = holders
                     .filter(|one| one.pid == Some(pid) && one.process.state != State::Reused);
                 let own = own.next();
@@ -160,7 +160,7 @@ impl Registered {
         }
         let are_elsewhere = shared.listing.is_ok() && it.registrations.is_none();
         match it.registrations {
-            // The module's list alone proves the use.
+            // A registration in the module's list proves the use.
             Some(1..) => it.gpudirect = Some(Verdict::Yes),
             None if are_elsewhere && it.gpudirect == Some(Verdict::No) => {
                 it.gpudirect = Some(Verdict::Unknown);

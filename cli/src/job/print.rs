@@ -15,7 +15,7 @@ use crate::render::{counted, known, Paint, Table};
 use crate::report::Out;
 use crate::{list, render};
 
-/// Note below the output.
+/// Note on the origin of the variables.
 pub(super) const FIRST_ENVIRONMENT: &str =
     "Variables are those that the process started with (/proc/PID/environ). Later changes by the program, for example \
      through Python's os.environ, are not visible.";

@@ -17,7 +17,7 @@ use crate::software::nccl;
 pub(super) enum Effect {
     /// The software does not use GPUDirect RDMA.
     Forbids,
-    /// The software may not use a part of GPUDirect RDMA.
+    /// The software does not use a part of GPUDirect RDMA.
     Limits,
     /// The software uses GPUDirect RDMA or fails.
     Forces,
@@ -71,7 +71,7 @@ fn truth(value: &str) -> Option<bool> {
     }
 }
 
-/// Returns a word in lower case, or `None` for an empty one.
+/// Returns a word in lower case, or `None` for an empty word.
 fn word(value: &str) -> Option<String> {
     Some(value.to_ascii_lowercase()).filter(|word| !word.is_empty())
 }

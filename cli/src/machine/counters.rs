@@ -102,7 +102,7 @@ pub(crate) const COUNTERS: &[Counter] = &[
 /// AER's files, by severity, mildest first.
 pub(crate) const SEVERITIES: [&str; 3] = ["correctable", "nonfatal", "fatal"];
 
-/// All counters, at one time.
+/// Values of all counters at one time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counters {
     /// Time of the reading, in seconds since boot. `None`: unknown.

@@ -116,8 +116,9 @@ pub(crate) struct Pair {
     /// Bridges on the path, from the GPU's side to the NIC's: switch ports and root ports. Host
     /// bridges and `meet` are not included.
     pub(crate) bridges: Vec<Address>,
-    /// Lowest bridge above both ends, usually a switch's upstream port. A transfer turns round
-    /// inside or below this bridge. `None`: the transfer turns round in a host bridge.
+    /// Lowest bridge above both ends, usually a switch's upstream port. A transfer goes up to this
+    /// bridge at most, and then down to the other end. `None`: the transfer goes up to a host
+    /// bridge.
     pub(crate) meet: Option<Address>,
     /// Maximum bandwidth of the slower end's link, in Mb/s. 0: unknown.
     pub(crate) megabits: u64,
@@ -485,7 +486,7 @@ impl Machine {
         direct.filter(|pair| pair.meet.is_some()).unwrap_or(own)
     }
 
-    /// Returns the pair with `nic`, one of the RDMA device's functions.
+    /// Returns the pair whose NIC end is `nic`, one of the RDMA device's functions.
     fn pair_by(&self, gpu: &Gpu, hca: &Hca, nic: Option<Address>) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,

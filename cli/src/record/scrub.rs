@@ -3,7 +3,8 @@
 //!
 //! Two measures remove secrets. Files with arbitrary contents are kept only in part ([`part_of`]
 //! keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere. Senders should
-//! still read a recording first: names that people gave, for example to network interfaces, stay.
+//! still read a recording before they send it, because names that people chose, for example names
+//! of network interfaces, stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;

@@ -355,7 +355,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
     out.table(&table);
 }
 
-/// Returns the place where a transfer turns round.
+/// Returns text about the place where the two ends of a path meet.
 fn meeting(machine: &Machine, pair: &Pair) -> String {
     match pair.meet {
         Some(at) => format!("meet below {at}, {}", kind(machine, at)),
