@@ -17,7 +17,7 @@ Examples:
 
 /// Text below the options of `verify`.
 const TWO_ALLOCATIONS: &str =
-    "Two steps register a range that spans two allocations, as PyTorch's expandable segments do.";
+    "Two steps use memory that spans two allocations, as in PyTorch's expandable segments.";
 
 /// Name of the hidden command that `verify` runs in its child processes.
 pub(crate) const VERIFY_PART: &str = "verify-part";
