@@ -13,18 +13,18 @@ Examples:
   sudo peermemctl doctor                      says what is wrong, and how to fix it
   sudo peermemctl doctor --pair 0,mlx5_0      shows all details of one path
   sudo peermemctl record -o host.json         records the state of this machine in a file
-  peermemctl doctor --machine host.json       looks for causes in such a file, on any machine";
+  peermemctl doctor --machine host.json       examines the recorded machine, on any machine";
 
 /// Text below the options of `verify`.
 const TWO_ALLOCATIONS: &str =
-    "Two steps use a range over two allocations, as in PyTorch's expandable segments.";
+    "Two steps use memory that spans two allocations, as in PyTorch's expandable segments.";
 
 /// Name of the hidden command that `verify` runs in its child processes.
 pub(crate) const VERIFY_PART: &str = "verify-part";
 
 /// Shows, checks and proves the path between NVIDIA GPUs and RDMA devices.
 ///
-/// Exit status: 0 all is well, 1 something was found, 2 could not look.
+/// Exit status: 0 all is well, 1 something is wrong, 2 the command failed.
 #[derive(Debug, Parser)]
 #[command(name = "peermemctl", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
@@ -40,7 +40,7 @@ pub(crate) struct Common {
     /// Prints one JSON object; docs/peermemctl.md lists its keys
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// When to print colours; `auto` needs a terminal and no NO_COLOR
+    /// When to print colours; `auto` means on a terminal, unless NO_COLOR is set
     #[arg(
         long,
         global = true,
@@ -76,7 +76,7 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Lists registrations of GPU memory, and the processes that use GPUDirect RDMA (root)
     List(List),
-    /// Shows what decides about GPUDirect RDMA in the processes of one job
+    /// Shows the settings, libraries and NICs that decide about GPUDirect RDMA in one job
     Job(Job),
     /// Shows the module's counters: registrations, refusals by reason, BAR1 by GPU (root)
     Stats(Stats),
@@ -97,7 +97,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns `true` for a monitoring plugin, which has exit statuses of its own.
+    /// Returns `true` for a monitoring plugin, which has its own exit statuses.
     pub(crate) fn is_plugin(&self) -> bool {
         matches!(self, Self::Doctor(args) if args.nagios)
     }
@@ -194,7 +194,7 @@ pub(crate) struct Expectation {
     /// Compares devices, ports, links and versions with this recording of the healthy machine
     #[arg(long, value_name = "FILE")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Compares counts, links, rates and versions with this file; --write-expect prints one
+    /// Compares counts, links, rates and versions with this file; --write-expect prints such a file
     #[arg(long, value_name = "FILE")]
     pub(crate) expect: Option<PathBuf>,
 }
@@ -291,7 +291,7 @@ pub(crate) struct Processes {
     /// All processes of a Kubernetes pod, by the pod's UID
     #[arg(long, value_name = "UID")]
     pub(crate) pod: Option<String>,
-    /// All processes of a control group and of those below it, as in /proc/PID/cgroup
+    /// All processes of a control group and of the groups below it, as in /proc/PID/cgroup
     #[arg(long, value_name = "PATH")]
     pub(crate) cgroup: Option<String>,
 }
@@ -374,7 +374,7 @@ pub(crate) struct Export {
     pub(crate) listen: Option<Listen>,
     #[command(flatten)]
     pub(crate) expectation: Expectation,
-    /// Leaves out the findings of doctor, which are most of the work of a scrape
+    /// Leaves out the findings of doctor, which take most of the time of a scrape
     #[arg(long, conflicts_with_all = ["baseline", "expect"])]
     pub(crate) no_doctor: bool,
 }

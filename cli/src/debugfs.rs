@@ -56,7 +56,7 @@ pub(crate) enum Missing {
          module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
     )]
     NoFiles,
-    /// Unknown format version, or an invalid version line, unchanged.
+    /// Unknown format version, or the whole of an invalid version line.
     #[error(
         "the module's files have the format {format}, but this program knows only {first} to {last}: use the \
          peermemctl that came with the module",
@@ -373,7 +373,8 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }
 
-/// Defines the record of a line, and its parser. Each field is read by an expression.
+/// Defines the record of a line, and its parser. The expression of a field reads the field from the
+/// line.
 macro_rules! record {
     (
         $(#[$meta:meta])* $record:ident($line:ident);

@@ -36,7 +36,7 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
     match host.bytes(FILE) {
         Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)).map_err(Unseen::Failed),
         Err(Unseen::Absent) => match debugfs::is_mounted(host) {
-            // The kernel has no dma-bufs.
+            // The kernel was built without dma-buf.
             Ok(()) => Ok(Vec::new()),
             Err(Missing::Denied) => Err(Unseen::Denied),
             Err(why) => Err(Unseen::Failed(why.to_string())),
@@ -103,7 +103,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Returns the lines and their meanings. A device counts only in a list of devices.
+/// Returns the lines and their meanings. A line counts as a device only inside a list of devices.
 fn lines(text: &str) -> impl Iterator<Item = (&str, Line<'_>)> {
     let mut is_attached = false;
     text.lines().map(move |line| {
@@ -157,7 +157,7 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
     }
 }
 
-/// Removes the names that users gave to dma-bufs, and all lines that are not read here.
+/// Removes the names that users gave to dma-bufs, and all lines that `parse` ignores.
 pub(crate) fn without_names(text: &str) -> String {
     let mut kept = String::new();
     for (line, meaning) in lines(text) {

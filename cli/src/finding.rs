@@ -139,7 +139,7 @@ impl Finding {
         parts.skip(1).step_by(2).collect()
     }
 
-    /// Sets the fix. Leaves out commands with a name that a shell command would have to quote.
+    /// Sets the fix. Removes commands that contain a name that needs quotes in a shell.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(without_unfit(fix.into()));
         self

@@ -93,7 +93,7 @@ fn address_of(gpu: &str, listing: &Listing) -> anyhow::Result<Address> {
     match machine.gpus.iter().find(|gpu| gpu.index == index) {
         Some(gpu) => Ok(gpu.at),
         None => bail!(
-            "there is no GPU {index}: {} seen, from 0",
+            "there is no GPU {index}: {} GPUs are visible, numbered from 0",
             machine.gpus.len()
         ),
     }

@@ -83,8 +83,8 @@ fn main() -> ExitCode {
     ExitCode::from(status.code())
 }
 
-/// Prints a usage error, or the help text. A monitoring system takes exit status 2, which a usage
-/// error has, for CRITICAL, so `doctor --nagios` reports UNKNOWN.
+/// Prints a usage error, or the help text. A usage error has exit status 2, which a monitoring
+/// system takes for CRITICAL. `doctor --nagios` therefore reports UNKNOWN.
 fn misused(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let has = |word: &str| words.iter().any(|one| one == word);

@@ -154,7 +154,7 @@ impl Answer {
         }
     }
 
-    /// Takes a datagram with one or more messages.
+    /// Processes a datagram with one or more messages.
     fn take(&mut self, datagram: &[u8]) -> Result<(), Refused> {
         self.size = self.size.saturating_add(datagram.len());
         if self.size > MOST {

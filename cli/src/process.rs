@@ -106,8 +106,8 @@ impl Mapped {
 pub(crate) struct Processes<'a> {
     host: &'a dyn Host,
     is_elsewhere: bool,
-    /// Lead of the clock of `/proc/PID/stat` over the monotonic clock, in microseconds: time in
-    /// suspend.
+    /// Time that the machine has spent in suspend, in microseconds. The clock of `/proc/PID/stat`
+    /// counts this time, and the monotonic clock does not.
     suspended: u64,
     users: BTreeMap<u32, String>,
     known: BTreeMap<u32, Entry>,
@@ -192,8 +192,8 @@ impl<'a> Processes<'a> {
         }
         let entry = self.known.get(&number).ok_or(State::NotVisible)?;
         match (entry.start, then) {
-            // Both times are rounded down, one to a tick, and the clocks were read at different
-            // moments.
+            // The comparison tolerates one second, because both times are rounded, and the clocks
+            // were read at different moments.
             (Some(start), Some(then)) if then.until(start) > 1_000_000 => Err(State::Reused),
             _ => Ok(entry),
         }

@@ -51,7 +51,7 @@ impl HcaId {
     }
 }
 
-/// A registration, with the machine's knowledge of its process and devices.
+/// A registration, with information about its process and its devices.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Registration {
     /// Line of the module's list.
@@ -99,7 +99,8 @@ impl Serialize for Registration {
 }
 
 impl Registration {
-    /// Identity of the process. The old and the new process of a reused number count as two.
+    /// Identity of the process. The old and the new process of a reused process ID count as two
+    /// processes.
     pub(crate) fn owner(&self) -> (Option<u32>, bool) {
         let is_reused = self.process.state == State::Reused;
         (self.line.tgid, is_reused)
@@ -212,8 +213,8 @@ impl Stranded {
 
     /// Consequence of a lost GPU. There is no fix.
     pub(crate) const WHY: &'static str =
-        "a callback would run in nvidia_peermem, which therefore cannot be unloaded before; nor can nvidia.ko, whose \
-        functions it uses: both stay until the machine restarts";
+        "a callback would run in nvidia_peermem, which uses functions of nvidia.ko; without the callback, neither \
+        module can be unloaded until the machine restarts";
 }
 
 /// Selects registrations that hold memory of their process. Other registrations hold nothing, or no
@@ -524,7 +525,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a count of one bit for each byte.
+        /// Compares the result with a count of the distinct bytes.
         #[test]
         fn what_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::args::{Color, Common};
 use crate::render::{clean, Paint, Table};
 
-/// Makes a JSON object whose keys are in this order.
+/// Makes a JSON object with the keys in the order of the arguments.
 macro_rules! object {
     ($($(#[$attribute:meta])* $key:ident: $value:expr),* $(,)?) => {{
         #[allow(non_camel_case_types, clippy::too_many_arguments)]
@@ -110,7 +110,7 @@ impl Out {
         }
     }
 
-    /// Creates an output that only gathers, for a test or for a command that runs another.
+    /// Creates an output that only gathers, for a test or for a command that runs another command.
     /// `Out::into_text` returns the text.
     pub(crate) fn gather(json: bool) -> Self {
         Self {
@@ -159,7 +159,7 @@ impl Out {
         self.gathered.push('\n');
     }
 
-    /// Prints an empty line, unless the output is empty or ends with one.
+    /// Prints an empty line, unless the output is empty or ends with an empty line.
     pub(crate) fn gap(&mut self) {
         if !self.gathered.is_empty() && !self.gathered.ends_with("\n\n") {
             self.gathered.push('\n');

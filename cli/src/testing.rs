@@ -224,7 +224,7 @@ pub(crate) fn is_like(text: &str, form: &str) -> bool {
     })
 }
 
-/// Defines a test that functions panic for no text.
+/// Defines a test that calls functions with random text. The functions must not panic.
 macro_rules! no_panic {
     ($name:ident: $($function:expr),+) => {
         proptest::proptest! {
@@ -272,7 +272,7 @@ fn a_machine_is_the_same_from_its_file() {
     }
 }
 
-/// The file of the README's machine is up to date.
+/// The recording that the README uses is up to date.
 #[test]
 fn the_large_machine_is_written_down() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();

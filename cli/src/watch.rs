@@ -47,7 +47,7 @@ pub(crate) fn repeat(
     }
 }
 
-/// Prints the time of a repeated round, unless the round stands alone on a terminal.
+/// Prints the time of a repeated round, unless a terminal shows only this round.
 pub(crate) fn heading(now: Option<Time>, out: &mut Out) {
     if let (true, Some(now)) = (out.wants_heading(), now) {
         out.line(format!("--- {:.6} s", now.seconds()));

@@ -215,7 +215,7 @@ fn broken() -> Node {
     })
 }
 
-/// Returns a node with a rail down.
+/// Returns a node on which one RDMA port is down.
 fn slow() -> Node {
     Node::new(|machine| {
         let mut json: serde_json::Value = serde_json::from_str(&machine).unwrap();

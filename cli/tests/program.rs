@@ -204,7 +204,8 @@ fn columns_are_heeded() {
 struct Running(Child);
 
 impl Running {
-    /// Returns the exit status of a process that must end. `why` says why it may not.
+    /// Returns the exit status of a process that must end. `why` is the message if the process does
+    /// not end.
     fn status(&mut self, why: &str) -> Option<i32> {
         let begin = Instant::now();
         loop {
@@ -249,7 +250,7 @@ fn a_fifo_that_nobody_writes_to_is_no_recording() {
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
 }
 
-/// The client stays, and does not end the worker.
+/// The client stays connected, so only the end of the server can end the worker.
 #[test]
 fn a_worker_ends_with_its_server() {
     let task = format!(
@@ -267,7 +268,7 @@ fn a_worker_ends_with_its_server() {
         .spawn();
     let mut running = Running(child.unwrap());
     let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
-    // The worker has then greeted the client.
+    // The worker prints this line after it has greeted the client.
     let mut said = lines.by_ref().map_while(Result::ok);
     assert!(said.any(|line| line.contains("about")));
     drop(lines);

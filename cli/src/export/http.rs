@@ -45,8 +45,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Result of a scan: the metrics, or an error message.
 type Scan = Result<Arc<str>, Arc<str>>;
 
-/// Serves until the listener is gone, which does not happen while the system runs. Calls `scan` on
-/// the current thread.
+/// Serves without end, because the accepting thread never ends. Calls `scan` on the current thread.
 pub(crate) fn serve(
     listener: TcpListener,
     limits: Limits,

@@ -339,8 +339,8 @@ type Sum = (u64, u64, Option<u64>);
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
     let mut sums: BTreeMap<Vec<String>, Sum> = BTreeMap::new();
     for one in &listing.registrations {
-        // A registration over several GPUs is counted only for the first. A registration in several
-        // series would make sums wrong.
+        // A registration over several GPUs is counted only for its first GPU. If such a
+        // registration were in several series, sums over the series would be wrong.
         let gpu = one.gpus.first();
         let labels = vec![
             known(gpu.map(|gpu| &gpu.address)),
@@ -571,16 +571,18 @@ fn findings(
 ) -> anyhow::Result<bool> {
     let mut scan = doctor::Scan::new(host, machine);
     expectation.of(&mut scan);
-    // The counters have their own metrics, and a single scan cannot see whether they grow.
-    // Each scrape would read the mapped files of all processes.
+    // The check of counters is skipped because the counters have their own metrics, and a single
+    // scan cannot see growth. The check of preload libraries is skipped because it would read the
+    // mapped files of all processes at each scrape.
     let skip = [doctor::COUNTERS, doctor::PRELOAD].map(str::to_owned);
     let selection = doctor::Selection {
         skip: &skip,
         ..doctor::Selection::default()
     };
     let findings = doctor::examine(&scan, selection)?;
-    // Every level that alerts use starts at 0, so that no series comes and goes. A check that had
-    // nothing to examine gets no series, because its 0 would mean that all is well.
+    // Every level that alerts use starts at 0, so that its series exists from the first scrape on.
+    // A check that had nothing to examine gets no series, because its 0 would mean that all is
+    // well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     let is_skipped = |name: &str| skip.iter().any(|it| it == name);
     for check in doctor::checks_of(&scan).filter(|check| !is_skipped(check.name)) {

@@ -24,7 +24,7 @@ use crate::report::Out;
 /// cannot listen on the address.
 pub(crate) fn run(host: &dyn Host, args: &args::Export, out: &mut Out) -> anyhow::Result<Status> {
     if out.is_json() {
-        anyhow::bail!("export has no JSON: its metrics have a format of their own; list, stats and doctor have it");
+        anyhow::bail!("export cannot print JSON: metrics have their own format; list, stats and doctor can print JSON");
     }
     let expectation = Expectation::load(&args.expectation)?;
     if let Some(listen) = &args.listen {
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(mode & 0o777, 0o644);
         }
         let names: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
-        assert_eq!(names.len(), 1, "nothing is left beside it");
+        assert_eq!(names.len(), 1, "the temporary file is left");
         assert!(replace(&directory.path().join("not there/x"), "").is_err());
     }
 }

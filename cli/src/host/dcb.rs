@@ -172,7 +172,8 @@ mod tests {
             dscp: [(26, 3), (48, 6)].into(),
         };
         assert_eq!(parse(&answer()), Ok(dcb.clone()));
-        // A driver without either attribute, with and without the nested flag of newer kernels.
+        // A driver that reports neither attribute, with and without the nested flag of newer
+        // kernels.
         let bare = |kind| [MESSAGE.to_vec(), attribute(kind, &[])].concat();
         assert_eq!(parse(&bare(DCB_ATTR_IEEE)), Ok(Dcb::default()));
         assert_eq!(parse(&bare(0x8000 | DCB_ATTR_IEEE)), Ok(Dcb::default()));
@@ -181,7 +182,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Dcb>(&text).unwrap(), dcb);
     }
 
-    /// Asks this machine's kernel about every interface. The loopback has no DCB.
+    /// Asks this machine's kernel about every interface. The loopback interface has no DCB.
     #[test]
     fn this_kernel_is_asked() {
         let said = Interfaces::ask(&Live).unwrap();

@@ -10,7 +10,7 @@ use super::{Host, Seen, Unseen};
 /// Function that registers a peer-memory module with ib_core.
 pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
 
-/// Functions that show where peer memory and dma-buf come from.
+/// Functions whose modules provide peer memory and dma-buf.
 const SYMBOLS: [&str; 6] = [
     REGISTER,
     "ib_umem_dmabuf_get",
@@ -23,8 +23,8 @@ const SYMBOLS: [&str; 6] = [
 /// suffix.
 const DMA_BUF: &str = "_reg_user_mr_dmabuf";
 
-/// Services that start RDMA processes and pass on their limits. sshd is not in the list, because
-/// PAM sets the limits of a login.
+/// Services that start RDMA processes. The processes inherit the service's limits. sshd is not in
+/// the list, because PAM sets the limits of a login.
 const SERVICES: [&str; 9] = [
     "containerd",
     "crio",
@@ -56,7 +56,7 @@ fn symbol(line: &str) -> Option<String> {
 }
 
 /// Returns [`Fact::KernelSymbols`](super::Fact::KernelSymbols). Reads the whole file, about 10 MB,
-/// because modules come last.
+/// because the symbols of modules come last.
 pub(super) fn symbols() -> Seen<String> {
     let mut lines = Vec::new();
     for line in BufReader::new(fs::File::open("/proc/kallsyms")?).lines() {
@@ -97,8 +97,8 @@ fn sees_machine(host: &dyn Host) -> bool {
 pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
     const CLASS: &str = "/sys/class/infiniband_verbs";
     let names = host.names(CLASS)?;
-    // A container that sees the host's processes is an observer of the host. The lack of device
-    // files in such a container says nothing about the host.
+    // A container that sees the host's processes only observes the host. The lack of device files
+    // in such a container says nothing about the host.
     if host.has(DEVICE_FILES) == Ok(false) && sees_machine(host) {
         return Err(Unseen::Failed(
             "not in this container, which sees the host's processes".to_owned(),

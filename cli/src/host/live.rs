@@ -39,7 +39,7 @@ impl From<io::Error> for Unseen {
     }
 }
 
-/// Splits a path below `/proc/PID/root` into this root directory of a process and the rest.
+/// Splits a path below `/proc/PID/root` into `/proc/PID/root/` and the rest.
 fn in_root(path: &str) -> Option<(&str, &str)> {
     let (pid, inside) = path.strip_prefix("/proc/")?.split_once('/')?;
     let below = inside.strip_prefix("root/")?;
@@ -48,11 +48,12 @@ fn in_root(path: &str) -> Option<(&str, &str)> {
     is_pid.then_some((root, below))
 }
 
-/// Opens a regular file below the root directory of a process, or one that a process has mapped.
-/// Returns `None` for all other paths.
+/// Opens a regular file below the root directory of a process, or a regular file that a process has
+/// mapped. Returns `None` for all other paths.
 ///
-/// The process may have put anything there: symbolic links stay below its root directory, and
-/// nothing but a regular file is opened, because opening a device can change the device's state.
+/// The process controls these paths. Symbolic links therefore cannot leave the root directory of
+/// the process. Only regular files are opened, because opening a device can change the device's
+/// state.
 fn open_of_process(path: &str) -> Option<io::Result<fs::File>> {
     const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
     let place = match in_root(path) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Access to a machine, either this one ([`live::Live`]) or a recorded one
-//! ([`recording::Recording`]). A missing answer of a recording is [`Unseen::NotRecorded`], never
-//! "not there".
+//! ([`recording::Recording`]). An answer that a recording lacks is [`Unseen::NotRecorded`], never
+//! [`Unseen::Absent`].
 
 pub(crate) mod address;
 pub(crate) mod dcb;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unseen {
-    /// Nothing is there, which is a valid answer.
+    /// The path or value does not exist, which is a valid answer.
     #[error("not there")]
     Absent,
     /// This process lacks the privileges.
@@ -42,28 +42,27 @@ pub(crate) enum Fact {
     User,
     /// Seconds since boot on the monotonic clock, with a fraction.
     Monotonic,
-    /// Kernel log since boot in the format of `/dev/kmsg`, one record a line:
+    /// Kernel log since boot in the format of `/dev/kmsg`, with one record on each line:
     /// `priority,sequence,microseconds,…;text`.
     KernelLog,
     /// NVML's answers, as the JSON of [`nvml`].
     Nvml,
-    /// Symbols of `/proc/kallsyms` that show where peer memory and dma-buf come from, one a line
-    /// without the address: `T ib_register_peer_memory_client [ib_uverbs]`.
+    /// Symbols of `/proc/kallsyms` whose modules provide peer memory and dma-buf. Each line is a
+    /// symbol without its address: `T ib_register_peer_memory_client [ib_uverbs]`.
     KernelSymbols,
     /// Contents of the files of the peer-memory module and of the modules that it calls, as the
     /// JSON of [`module_files`].
     ModuleFiles,
-    /// Running services that pass on their limits to RDMA processes, one a line: name, process ID,
-    /// and the soft and hard limit on locked memory. A limit is a number of bytes, `unlimited`, or
-    /// `?`.
+    /// Running services whose limits RDMA processes inherit. Each line has name, process ID, and
+    /// the soft and hard limit on locked memory. A limit is a number of bytes, `unlimited`, or `?`.
     Services,
     /// PFC and DSCP of the network interfaces, as the JSON of [`dcb`].
     Dcb,
     /// Memory regions of each RDMA device that the kernel tracks, as the JSON of
     /// [`nldev`].
     MemoryRegions,
-    /// Device files of RDMA devices, one a line: RDMA device, file, and `ok`, `absent`, `denied` or
-    /// `failed WHY`.
+    /// Device files of RDMA devices. Each line has the RDMA device, the file, and `ok`, `absent`,
+    /// `denied` or `failed WHY`.
     Verbs,
     /// State of NVIDIA's fabric manager: `running` or `not running`.
     FabricManager,
@@ -114,7 +113,7 @@ pub(crate) trait Host {
         }
     }
 
-    /// Returns the numbers of the processes, in the order of their names.
+    /// Returns the process IDs, sorted as text.
     fn processes(&self) -> Seen<Vec<u32>> {
         let names = self.names("/proc")?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())

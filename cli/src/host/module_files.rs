@@ -51,7 +51,7 @@ pub(crate) struct Files {
 pub(crate) struct File {
     /// Path below the modules' directory.
     pub(crate) path: String,
-    /// Reason why the rest is unknown.
+    /// Reason why the other fields are unknown.
     pub(crate) unread: Option<String>,
     /// Name in the kernel: `nvidia` for Debian's `nvidia-current-open.ko`.
     pub(crate) name: Option<String>,
@@ -69,7 +69,7 @@ pub(crate) struct File {
 }
 
 impl Files {
-    /// Returns `None` if modprobe has no such module.
+    /// Returns the files, or `None` if modprobe knows no peer-memory module.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Option<Self>> {
         match Self::of(host) {
             Ok(files) => Ok(Some(files)),
@@ -83,7 +83,8 @@ impl Recorded for Files {
     const FACT: Fact = Fact::ModuleFiles;
     const MISREAD: &'static str = "the modules' files";
 
-    /// Caches the last result, because the exporter asks each time and files seldom change.
+    /// Caches the last result, because the exporter asks at each scrape, and the files seldom
+    /// change.
     fn ask(host: &dyn Host) -> Seen<Self> {
         static LAST: Mutex<Option<(Vec<Stamp>, Files)>> = Mutex::new(None);
         let kernel = host.text("/proc/sys/kernel/osrelease")?;
@@ -304,7 +305,7 @@ impl File {
     }
 }
 
-/// Splits bytes into texts that end with a zero.
+/// Splits bytes into strings that end with a NUL.
 fn strings(bytes: &[u8]) -> Vec<&str> {
     let texts = bytes.split(|byte| *byte == 0);
     let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
@@ -460,7 +461,7 @@ mod tests {
         assert!(file.has_crcs() && !file.is_signed);
         bytes.extend(SIGNATURE);
         assert!(File::parse("a.ko", &bytes, None).is_signed);
-        // Rust's names are too long for `__versions`.
+        // Names of Rust symbols are too long for `__versions`.
         let names = [REGISTER, "\0nvidia_p2p_get_pages\0"].concat();
         let extended: [(&str, &[u8]); 3] = [
             ("__versions", &versions),

@@ -98,8 +98,8 @@ impl Recorded for Tracked {
     const MISREAD: &'static str = "the list is not understood";
 
     fn ask(host: &dyn Host) -> Seen<Self> {
-        // Without a device, this function asks nothing. A socket of this protocol would make the
-        // kernel load ib_core.
+        // Without a device, this function sends no request. A socket of this protocol would make
+        // the kernel load ib_core.
         match host.names(CLASS) {
             Ok(names) if names.is_empty() => Ok(Self::default()),
             Err(Unseen::Absent) if host.has("/sys/class") == Ok(false) => {
@@ -127,7 +127,7 @@ fn tracked() -> Result<Tracked, Refused> {
             socket.ask((command, NLM_F_DUMP), &[], &[index])
         };
         let regions = list(RES_MR_GET).and_then(|messages| regions(&messages));
-        // Without domains, less is known about the owners of regions.
+        // An error is ignored here: without the list of domains, more regions have no known owner.
         let domains = list(RES_PD_GET).and_then(|messages| domains(&messages));
         devices.push(Device {
             name,
@@ -349,8 +349,7 @@ mod tests {
         for entry in [no_length, short_length, long_pid] {
             assert!(regions(&[message(40, &[entry])]).is_err());
         }
-        // The message is truncated inside the table. A message that ends before the table lists
-        // nothing.
+        // Truncated messages are refused, or read as an empty list if they end before the table.
         let whole = message(40, &[region(4096, 2, Some(1))]);
         for length in 0..whole.len() {
             let read = regions(&[whole[..length].to_vec()]);

@@ -31,8 +31,8 @@ const MOST_LINKS: usize = 40;
 /// A machine's answers.
 ///
 /// A path is first looked up as given, then with its links followed. A path without an answer is
-/// [`Unseen::Absent`] if a recorded directory above it does not list it, and
-/// [`Unseen::NotRecorded`] otherwise.
+/// [`Unseen::Absent`] if the recorded list of a directory above the path lacks the path. Otherwise,
+/// the path is [`Unseen::NotRecorded`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Recording {
@@ -416,7 +416,8 @@ impl<'a> Recorder<'a> {
         answer: Seen<T>,
         keep: impl FnOnce(&mut Recording, &T),
     ) -> Seen<T> {
-        // The trait's methods do not call one another on this host, so the cell is not borrowed.
+        // The cell is not borrowed here, because no method of this host calls another method of
+        // this host.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
             match &answer {
                 Ok(value) => keep(&mut recording, value),

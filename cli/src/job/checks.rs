@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Findings about one process of a job. Each check has its name, a function, and its faults in
+//! Findings about one process of a job. Each check has a name, a function, and injected faults in
 //! `tests.rs`.
 
 use super::libraries::{Library, PRELOAD};
@@ -63,7 +63,7 @@ fn at(level: Level, found: impl Into<String>) -> Finding {
     Finding::new(level, Subject::Job, found)
 }
 
-/// Reports what could not be read.
+/// Returns the finding about data that could not be read.
 fn unseen(what: impl AsRef<str>, why: &Unseen) -> Finding {
     Scan::unseen(Subject::Job, what, why)
 }
@@ -85,7 +85,7 @@ fn visible(it: &At<'_>) -> Vec<Finding> {
     .collect()
 }
 
-/// Answers whether the process uses GPUDirect RDMA now.
+/// Reports whether the process uses GPUDirect RDMA now.
 fn gpudirect(it: &At<'_>) -> Vec<Finding> {
     let registered = &it.member.registered;
     let has_both = it.member.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty())
@@ -185,7 +185,7 @@ fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Fin
         Err(why) => Finding {
             needs_root: false,
             ..unseen(
-                "whether nvidia_peermem is loaded, the only way with this setting",
+                "whether nvidia_peermem is loaded, which this setting requires",
                 why,
             )
         },
@@ -349,7 +349,7 @@ fn too_far(it: &At<'_>, near: &Near, class: Class) -> Finding {
     ))
 }
 
-/// Judges what GPU-initiated communication needs, if the process asks for it.
+/// Checks the requirements of GPU-initiated communication, if the process enables it.
 fn ibgda(it: &At<'_>) -> Vec<Finding> {
     let value = |name: &str| it.member.setting(name);
     let forces = |name: &str| value(name).filter(|it| it.effect == Effect::Forces);
@@ -398,8 +398,8 @@ fn ibgda(it: &At<'_>) -> Vec<Finding> {
     }
 }
 
-/// Returns `true` if NVSHMEM uses IBGDA without the driver's setting: from 3.4.5 on (its release
-/// notes), unless the GPU must ring the doorbells.
+/// Returns `true` if NVSHMEM can use IBGDA without the driver's setting. According to its release
+/// notes, NVSHMEM 3.4.5 and newer can, unless the GPU must ring the doorbells.
 fn falls_back(it: &At<'_>) -> bool {
     let handler = it.member.setting("NVSHMEM_IBGDA_NIC_HANDLER");
     let is_for_gpu =
@@ -413,8 +413,9 @@ fn falls_back(it: &At<'_>) -> bool {
     !is_for_gpu && libraries.peek().is_some() && libraries.all(is_new)
 }
 
-/// Libraries that changed their probe for the module. An entry has the library's name, the first
-/// version with the new probe, and the name of older versions in `doctor`'s check of consumers.
+/// Libraries whose newer versions detect the module in another way. An entry has the library's
+/// name, the first version with the new detection, and the name of older versions in `doctor`'s
+/// check of consumers.
 const PROBES: [(&str, [u32; 3], &str); 3] = [
     ("NCCL", [2, 23, 0], "NCCL to 2.22"),
     ("UCX", [1, 18, 0], "UCX to 1.17"),
@@ -513,7 +514,7 @@ fn preload(it: &At<'_>) -> Vec<Finding> {
             format!("LD_PRELOAD={} names the preload library, but it is not mapped", setting.value),
         )
         .why("The dynamic linker did not find the file, or the program is static or set-user-ID.")
-        .fix("the full path of the library as the job sees it, in the container, too")]
+        .fix("set LD_PRELOAD to the full path of the library as the job sees it, also in a container")]
         }
         _ => Vec::new(),
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Variables of a process: its first environment, and the files that NCCL adds to it.
+//! Variables of a process: its first environment, and the files from which NCCL reads more
+//! variables.
 //!
 //! `/proc/PID/environ` is the memory in which the kernel put the environment at `execve`. Later
 //! changes (`setenv`, `os.environ`) do not appear there, and a program that sets its title may have
@@ -55,7 +56,7 @@ pub(super) struct Variable {
 pub(super) struct Environment<'a> {
     host: &'a dyn Host,
     pid: u32,
-    /// In NCCL's order.
+    /// Sources in NCCL's order of precedence.
     pub(super) sources: Vec<Source>,
 }
 
@@ -144,7 +145,7 @@ impl<'a> Environment<'a> {
 impl Variables for Environment<'_> {
     fn setting(&self, name: &str) -> Option<Setting> {
         let mut sources = self.sources.iter();
-        // NCCL's files are for NCCL's variables.
+        // NCCL reads only its own variables from its files.
         sources.find_map(|source| {
             let is_read = source.place == FIRST || name.starts_with("NCCL_");
             let value = source.get(name).filter(|_| is_read)?.to_owned();
@@ -162,8 +163,8 @@ impl Variables for Environment<'_> {
     }
 }
 
-/// Returns the home directory in the `/etc/passwd` that the process sees. In a user namespace of
-/// its own, the process has another user ID there.
+/// Returns the home directory in the `/etc/passwd` that the process sees. If the process runs in
+/// its own user namespace, that file has another user ID for the process.
 fn home_of(host: &dyn Host, pid: u32, uid: u32) -> Option<String> {
     let map = host
         .text(&format!("/proc/{pid}/uid_map"))
@@ -178,7 +179,7 @@ fn home_of(host: &dyn Host, pid: u32, uid: u32) -> Option<String> {
     })
 }
 
-/// Returns a user ID as the process sees it, by `/proc/PID/uid_map`.
+/// Translates a user ID into the user namespace of the process, by its `/proc/PID/uid_map`.
 fn inside(map: &str, uid: u32) -> u32 {
     let mapped = map.lines().find_map(|line| {
         let numbers: Vec<u32> = line

@@ -138,7 +138,8 @@ fn library_of(path: &str) -> Option<(usize, &'static Known)> {
     })
 }
 
-/// Returns the version in a file's name, if the name has more than the number of the interface.
+/// Returns the version in a file's name. Returns `None` for a name such as `libnccl.so.2`, which
+/// contains only the number of the binary interface.
 fn version_in_name(path: &str) -> Option<String> {
     let (_, version) = path.rsplit('/').next()?.split_once(".so.")?;
     let parts: Vec<&str> = version.split('.').collect();
@@ -216,8 +217,8 @@ impl<'a> Reader<'a> {
         version_of_package(&names, package)
     }
 
-    /// Searches the library for its version. The file of the mapping is read where that is
-    /// possible (root only), because the path may lead to another file by now.
+    /// Searches the library for its version. Reads the mapped file itself if possible (root only),
+    /// because its path may lead to another file by now.
     fn of_text(&self, pid: u32, known: &Known, mapping: &Mapping<'_>) -> Option<String> {
         let before = known.text?;
         let key = (mapping.file.0.to_owned(), mapping.file.1.to_owned());

@@ -7,7 +7,7 @@ use crate::args;
 use crate::host::{Host, Seen, Unseen};
 use crate::process;
 
-/// Identity of a process, which a later process with the same number does not share.
+/// Identity of a process. A later process with the same ID has another identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) pid: u32,
@@ -19,7 +19,7 @@ impl Identity {
     pub(super) fn of(host: &dyn Host, pid: u32) -> Seen<Self> {
         let stat = host.text(&format!("/proc/{pid}/stat"));
         let stat = stat.map_err(|why| match why {
-            // The error of a process that ends between opening and reading.
+            // ESRCH: the process ended between the open and the read.
             Unseen::Failed(text) if text.contains("os error 3") => Unseen::Absent,
             why => why,
         })?;
@@ -43,7 +43,8 @@ enum Group {
     Path(String),
     /// A Slurm job: a component `job_NUMBER`.
     Slurm(String),
-    /// A pod: a component `podUID` (cgroupfs), or one that ends with `-podUID.slice` (systemd).
+    /// A pod: a component `podUID` (cgroupfs), or a component that ends with `-podUID.slice`
+    /// (systemd).
     Pod(String),
 }
 
@@ -77,13 +78,14 @@ impl Group {
     }
 }
 
-/// Returns the paths in a `/proc/PID/cgroup`: one of version 2, and any of version 1.
+/// Returns the paths in a `/proc/PID/cgroup`: the path of cgroup version 2, and all paths of
+/// version 1.
 pub(super) fn groups(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2))
 }
 
-/// Returns the processes that the command line selects. Returns an error if there is no such
-/// process, or none is visible.
+/// Returns the processes that the command line selects. Returns an error if no visible process
+/// matches.
 pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<Vec<u32>> {
     let group = match (&wanted.pid, &wanted.slurm, &wanted.pod, &wanted.cgroup) {
         (Some(pid), ..) => return Ok(vec![of_thread(host, *pid)?]),
@@ -118,7 +120,7 @@ pub(super) fn find(host: &dyn Host, wanted: &args::Processes) -> anyhow::Result<
     }
 }
 
-/// Returns the process with this number. A thread's number stands for its process.
+/// Returns the process with this ID. For the ID of a thread, returns the thread's process.
 fn of_thread(host: &dyn Host, pid: u32) -> anyhow::Result<u32> {
     match host.text(&format!("/proc/{pid}/status")) {
         Ok(status) => Ok(process::of_status(&status, pid)),

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The command `job`: what decides about GPUDirect RDMA in the processes of one job.
+//! The command `job`: settings, libraries and NICs that decide about GPUDirect RDMA in the
+//! processes of one job.
 //!
 //! [`members`] finds the processes. [`environment`] and [`libraries`] read one process,
-//! [`settings`] and [`nics`] say what its variables mean on this machine, and [`checks`] judges.
-//! A value that could not be read is reported as such, and never as good.
+//! [`settings`] and [`nics`] interpret the variables of the process, and [`checks`] makes findings.
+//! A value that could not be read is reported as not visible, and never as good.
 
 mod checks;
 mod environment;
@@ -126,7 +127,7 @@ impl Registered {
             }
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
-                // An entry of a former process with this number is not about this process.
+                // An entry of a former process with this ID does not count.
                 let mut own = holders
                     .filter(|one| one.pid == Some(pid) && one.process.state != State::Reused);
                 let own = own.next();
@@ -159,7 +160,7 @@ impl Registered {
         }
         let are_elsewhere = shared.listing.is_ok() && it.registrations.is_none();
         match it.registrations {
-            // The module's list alone proves the use.
+            // A registration in the module's list proves the use.
             Some(1..) => it.gpudirect = Some(Verdict::Yes),
             None if are_elsewhere && it.gpudirect == Some(Verdict::No) => {
                 it.gpudirect = Some(Verdict::Unknown);
@@ -202,7 +203,7 @@ struct Member {
     lock: Option<Finding>,
 }
 
-/// Serializes what could not be read as null.
+/// Serializes a value, or null if the value could not be read.
 fn seen<T: Serialize, S: serde::Serializer>(
     it: &Seen<T>,
     serializer: S,
@@ -267,7 +268,7 @@ impl Member {
         (!has_ended).then_some(member)
     }
 
-    /// Returns `true` if the process may have to do with GPUs or RDMA.
+    /// Returns `true` if the process may use GPUs or RDMA.
     fn is_concerned(&self) -> bool {
         fn has<T>(seen: &Seen<Vec<T>>) -> bool {
             match seen {
@@ -320,7 +321,7 @@ fn open_files(host: &dyn Host, pid: u32, directory: &str) -> Seen<BTreeSet<Strin
     for name in host.names(&descriptors)? {
         match host.link(&format!("{descriptors}/{name}")) {
             Ok(target) => {
-                // The file may have been made anew.
+                // The device file may have been deleted and created again.
                 let path = target.strip_suffix(" (deleted)").unwrap_or(&target);
                 found.extend(path.strip_prefix(directory).map(str::to_owned));
             }
@@ -410,8 +411,7 @@ impl Job {
         job
     }
 
-    /// Enters the findings of all processes. A finding that several processes share is entered
-    /// once.
+    /// Stores the findings of all processes. A finding that several processes share is stored once.
     fn judge(&mut self, shared: &Shared<'_>) {
         let suggested = self.suggested_nccl_ib_hca.as_deref();
         let of = |member: &Member| {
@@ -441,8 +441,8 @@ impl Job {
     }
 }
 
-/// Runs the command. Returns an error if there is no such process, or all processes ended while
-/// they were read.
+/// Runs the command. Returns an error if no process matches, or all processes ended while they were
+/// read.
 pub(crate) fn run(host: &dyn Host, args: &args::Job, out: &mut Out) -> anyhow::Result<Status> {
     let pids = members::find(host, &args.processes)?;
     let machine = Machine::scan(host).context("the machine's PCI devices")?;

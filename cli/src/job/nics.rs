@@ -40,7 +40,7 @@ fn value<S: serde::Serializer>(
     setting.as_ref().map(|it| &it.value).serialize(serializer)
 }
 
-/// An element of a list: a name, or its beginning, and a port.
+/// An element of a list: the name of a device or the beginning of names, and an optional port.
 struct Word<'a> {
     name: &'a str,
     port: Option<u32>,
@@ -75,7 +75,8 @@ impl<'a> Word<'a> {
     }
 }
 
-/// Returns `true` if a device has an active port, or its state is unknown.
+/// Returns `true` if a device has a port that is active or whose state is unknown, or no visible
+/// port.
 fn is_active(hca: &Hca) -> bool {
     let mut ports = hca.ports.iter();
     hca.ports.is_empty() || ports.any(|port| port.state.is_none() || port.is_active())
@@ -127,7 +128,7 @@ impl Choice {
         let names = |hcas: Vec<&Hca>| hcas.iter().map(|hca| hca.name.clone()).collect();
         let is_netdev = |word: &str| {
             let ports = machine.hcas.iter().flat_map(|hca| &hca.ports);
-            // UCX's list may have network interfaces.
+            // UCX's list may contain network interfaces.
             library == "UCX" && ports.flat_map(|port| &port.netdevs).any(|own| own == word)
         };
         let is_lost = |word: &&&str| {
@@ -146,7 +147,7 @@ impl Choice {
     }
 }
 
-/// The nearest RDMA devices of a GPU, and the nearest of those that the process may use.
+/// The nearest RDMA devices of a GPU, and the nearest devices among those that the process may use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Near {
     pub(super) gpu: usize,
@@ -185,7 +186,7 @@ impl Near {
 }
 
 /// Returns a value of `NCCL_IB_HCA` with the nearest RDMA devices of these GPUs, or `None` if a GPU
-/// has none. `=` makes NCCL take the names as they are.
+/// has no such device. `=` makes NCCL match exact names instead of prefixes.
 pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<String> {
     let mut wanted = BTreeSet::new();
     for gpu in gpus {
@@ -205,8 +206,8 @@ pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<S
     (!words.is_empty()).then(|| format!("={}", words.join(",")))
 }
 
-/// Returns the words for a device: its name, or if only some of its ports are active, each of
-/// these.
+/// Returns the words for a device. If only some of its ports are active, there is one word for each
+/// active port. Otherwise, the only word is the device's name.
 fn words_of(hca: &Hca) -> Vec<String> {
     let active: Vec<u32> = hca
         .ports

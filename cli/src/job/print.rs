@@ -15,10 +15,10 @@ use crate::render::{counted, known, Paint, Table};
 use crate::report::Out;
 use crate::{list, render};
 
-/// Note on the variables.
+/// Note on the origin of the variables.
 pub(super) const FIRST_ENVIRONMENT: &str =
-    "Variables are those that the process started with (/proc/PID/environ). What the program set later, in itself or \
-     through Python's os.environ, is not visible.";
+    "Variables are those that the process started with (/proc/PID/environ). Later changes by the program, for example \
+     through Python's os.environ, are not visible.";
 
 /// Maximum number of other processes that are named.
 const MOST_OTHERS: usize = 8;
@@ -219,7 +219,7 @@ fn finding(found: &Found, out: &mut Out) {
     out.gap();
 }
 
-/// Names the processes that have nothing to do with GPUs and RDMA, and those that ended.
+/// Prints the processes that use neither GPUs nor RDMA, and the processes that ended.
 fn others(job: &Job, with_all: bool, out: &mut Out) {
     let most = if with_all { usize::MAX } else { MOST_OTHERS };
     if !job.others.is_empty() {

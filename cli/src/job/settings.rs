@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Variables that force, forbid or limit GPUDirect RDMA, and what each value means. One entry of
-//! [`RULES`] has everything about a variable.
+//! Variables that force, forbid or limit GPUDirect RDMA, and what each value means. Each entry of
+//! [`RULES`] describes one variable.
 //!
 //! Sources: NCCL's page "Environment Variables" and the names in libnccl 2.32.3; UCX's `ib_md.c`
 //! and its page on transports; NVSHMEM's page "Environment Variables" and its release notes. None
@@ -17,7 +17,7 @@ use crate::software::nccl;
 pub(super) enum Effect {
     /// The software does not use GPUDirect RDMA.
     Forbids,
-    /// The software may not use a part of GPUDirect RDMA.
+    /// The software does not use a part of GPUDirect RDMA.
     Limits,
     /// The software uses GPUDirect RDMA or fails.
     Forces,
@@ -71,13 +71,13 @@ fn truth(value: &str) -> Option<bool> {
     }
 }
 
-/// Returns a word in lower case, or `None` for an empty one.
+/// Returns a word in lower case, or `None` for an empty word.
 fn word(value: &str) -> Option<String> {
     Some(value.to_ascii_lowercase()).filter(|word| !word.is_empty())
 }
 
-/// Defines [`RULES`]. Each rule reads the value by an expression, and lists the cases of the result
-/// with their effects and meanings. The software does not know a value without a case.
+/// Defines [`RULES`]. The expression of a rule parses the value. The cases of the rule give the
+/// effect and the meaning of each result. A value without a case is unknown to the software.
 macro_rules! rules {
     ($($library:literal $name:literal, |$value:ident| $by:expr => {
         $($case:pat => $effect:ident, $meaning:literal;)*
@@ -184,7 +184,8 @@ rules! {
 
 /// Parses `UCX_TLS`. The first result is `true` if UCX may use a transport of RDMA, and the second
 /// if UCX may use a transport of GPU memory. The value is a list of transports. After a `^`, the
-/// list has the transports that UCX does not use. `ib` and `cuda` stand for several.
+/// list has the transports that UCX does not use. `ib` and `cuda` stand for several transports
+/// each.
 fn transports(value: &str) -> (bool, bool) {
     let (is_excluding, list) = match value.strip_prefix('^') {
         Some(list) => (true, list),

@@ -284,7 +284,7 @@ fn each_fault_is_reported() {
         let found = findings(&fixture);
         let its = found.iter().filter(|it| is_like(it, says[0]));
         assert_eq!(its.count(), 1, "{name}: {found:#?}");
-        // A fault causes one bad finding, without its consequences.
+        // A fault causes one bad finding. The consequences of the fault cause no finding.
         assert!(bad(&found) <= 1, "{name}: {found:#?}");
     }
 }
@@ -293,7 +293,7 @@ fn each_fault_is_reported() {
 fn a_selection_that_leaves_out_the_nearest() {
     let mut fixture = with_job(fixture::hgx());
     environ(&mut fixture, "NCCL_IB_HCA==mlx5_4");
-    // The path to mlx5_4 is a consequence.
+    // The selection forces the long path to mlx5_4, so the path causes no finding.
     fixture.session(
         "1$ job 4711
          leaves out the nearest RDMA device: GPU 0 has mlx5_0, mlx5_1 (PIX)
@@ -328,7 +328,7 @@ fn a_number_without_a_process() {
     }
 }
 
-/// A thread's number stands for its process.
+/// The ID of a thread stands for the thread's process.
 #[test]
 fn a_thread_is_its_process() {
     let mut fixture = healthy();
@@ -336,8 +336,8 @@ fn a_thread_is_its_process() {
     fixture.session("$ job 4712\n^ Process 4711 of alice: python3 train.py");
 }
 
-/// The files of a process that ends disappear, or its number becomes another's, after some reads of
-/// its start time.
+/// A process ends after some reads of its start time. Then its files disappear, or another process
+/// gets its ID.
 #[test]
 fn a_process_that_ends_meanwhile() {
     let ends = [
@@ -395,7 +395,7 @@ fn a_process_of_another_user() {
         fixture.deny(&format!("/proc/4711/{file}"));
     }
     fixture.deny("/sys/kernel/debug");
-    // Not everything is visible, so no process is left out as having nothing to do with GPUs.
+    // Not everything is visible, so `job` leaves out no process.
     fixture.session(
         "0$ job 4711
          GPUs open not visible without root

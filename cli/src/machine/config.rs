@@ -51,7 +51,8 @@ impl Acs {
     pub(crate) const UF: u16 = 1 << 4;
     /// P2P Egress Control.
     pub(crate) const EC: u16 = 1 << 5;
-    /// Direct Translated P2P: requests with an address that ATS has translated go straight.
+    /// Direct Translated P2P: a request with an address that ATS has translated goes directly to
+    /// the other device.
     pub(crate) const DT: u16 = 1 << 6;
 
     /// Returns the names of `bits`, as in lspci.

@@ -64,8 +64,9 @@ const fn hardware(name: &'static str, kind: Kind) -> Counter {
     }
 }
 
-/// The counters that matter, most telling first. Any RDMA device may have the first counters of the
-/// list. The names in `hw_counters` are those of mlx5, and of other drivers with the same counters.
+/// The counters that matter, most significant first. The names in `counters` are the same for all
+/// RDMA devices. The names in `hw_counters` are those of mlx5, and of other drivers with the same
+/// counters.
 pub(crate) const COUNTERS: &[Counter] = &[
     port("link_downed", Kind::Link),
     port("link_error_recovery", Kind::Link),
@@ -101,7 +102,7 @@ pub(crate) const COUNTERS: &[Counter] = &[
 /// AER's files, by severity, mildest first.
 pub(crate) const SEVERITIES: [&str; 3] = ["correctable", "nonfatal", "fatal"];
 
-/// All counters, at one time.
+/// Values of all counters at one time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counters {
     /// Time of the reading, in seconds since boot. `None`: unknown.

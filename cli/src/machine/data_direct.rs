@@ -61,7 +61,7 @@ fn field(mut item: &[u8], wanted: &[u8]) -> Option<String> {
     }
 }
 
-/// Returns VPD with this field only, or `None` if the value is too long.
+/// Returns VPD that contains only field V3, or `None` if the value is too long.
 pub(crate) fn vpd_of(v3: &str) -> Option<Vec<u8>> {
     let length = u8::try_from(v3.len()).ok()?;
     let [low, high] = u16::from(length).checked_add(3)?.to_le_bytes();
@@ -81,7 +81,8 @@ pub(super) fn assign(
     hcas: &mut [Hca],
 ) -> Result<(), Unseen> {
     let mut unseen = None;
-    // A device takes long to read its VPD. VPD is therefore read only where it matters.
+    // A read of VPD takes long. The VPD of RDMA devices is therefore read only if the machine has a
+    // Data Direct function.
     let mut chip = |at: Address| match host.bytes(&format!("{DEVICES}/{at}/vpd")) {
         Ok(vpd) => v3(&vpd),
         Err(why) => {
@@ -218,7 +219,7 @@ mod tests {
             assigned(&well),
             (vec![some(first), some(second)], vec![], true)
         );
-        // The class does not matter.
+        // The PCI class does not matter.
         let mut odd = well.clone();
         let own = odd.place(first);
         odd.file(&format!("{own}/class"), "0x020700\n");
@@ -275,7 +276,7 @@ mod tests {
             (Some(Class::Pxb), true, Some(Class::Node), nic, true)
         );
         assert_eq!(classes(&fixture, 0, "mlx5_0"), by_own);
-        // Only the chip decides.
+        // Only the chip's number decides.
         fixture.vpd("0000:03:00.0", "another");
         assert_eq!(
             classes(&fixture, 1, "mlx5_0"),

@@ -105,7 +105,7 @@ pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
         }
     });
     let mut hcas: Vec<Hca> = names.into_iter().map(|name| look_at(host, name)).collect();
-    // A NIC with an RDMA device of its own does not belong to another device.
+    // A function with its own RDMA device is not a member of another device.
     let own: BTreeMap<String, Address> = hcas
         .iter()
         .filter(|hca| !hca.is_software)
@@ -285,8 +285,8 @@ fn functions_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<Add
 }
 
 /// Returns the network interfaces that the traffic of `netdev` may use: itself, and the other
-/// members of its bond. If `with_lower` is set, for an interface that belongs to no NIC, also
-/// returns all interfaces below `netdev`.
+/// members of its bond. The caller sets `with_lower` for an interface that belongs to no NIC. The
+/// result then includes all interfaces below `netdev`.
 pub(crate) fn netdevs_of(host: &dyn Host, netdev: &str, with_lower: bool) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut todo = vec![netdev.to_owned()];

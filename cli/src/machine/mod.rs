@@ -27,9 +27,9 @@ pub(crate) use hca::{gid_indices, netdevs_of, Hca, Port};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Class {
-    /// At most one bridge on the way: one switch.
+    /// Behind one switch, or on one bus.
     Pix,
-    /// Several bridges, but no host bridge.
+    /// Behind several switches, but not through a host bridge.
     Pxb,
     /// Through one host bridge: the processor.
     Phb,
@@ -116,8 +116,9 @@ pub(crate) struct Pair {
     /// Bridges on the path, from the GPU's side to the NIC's: switch ports and root ports. Host
     /// bridges and `meet` are not included.
     pub(crate) bridges: Vec<Address>,
-    /// Lowest bridge above both ends, usually a switch's upstream port. A transfer turns round
-    /// inside or below this bridge. `None`: the transfer turns round in a host bridge.
+    /// Lowest bridge above both ends, usually a switch's upstream port. A transfer goes up to this
+    /// bridge at most, and then down to the other end. `None`: the transfer goes up to a host
+    /// bridge.
     pub(crate) meet: Option<Address>,
     /// Maximum bandwidth of the slower end's link, in Mb/s. 0: unknown.
     pub(crate) megabits: u64,
@@ -305,8 +306,8 @@ impl Machine {
         self.hcas.iter().find(|hca| hca.name == name)
     }
 
-    /// Returns this machine's counterpart of an RDMA device from another machine or another time.
-    /// Names may change at a boot, but addresses do not.
+    /// Returns this machine's counterpart of an RDMA device from another machine, or from an
+    /// earlier recording. Names may change at a boot, but addresses do not.
     pub(crate) fn same_hca(&self, hca: &Hca) -> Option<&Hca> {
         let mut hcas = self.hcas.iter();
         let is_it = |other: &&Hca| (other.at, &other.name) == (hca.at, &hca.name);
@@ -323,7 +324,7 @@ impl Machine {
             .find(|pair| pair.gpu == gpu && pair.hca == hca)
     }
 
-    /// Returns the pairs of a GPU, which are adjacent.
+    /// Returns the pairs of a GPU, which are adjacent in `pairs`.
     pub(crate) fn pairs_of(&self, gpu: Address) -> &[Pair] {
         let first = self.pairs.partition_point(|pair| pair.gpu < gpu);
         let rest = self.pairs.get(first..).unwrap_or_default();
@@ -453,7 +454,7 @@ impl Machine {
             0 if one.root == other.root => Class::Phb,
             0 => match (one.numa, other.numa) {
                 (Some(a), Some(b)) if a == b => Class::Node,
-                // On a machine with one node, the firmware reports no node.
+                // On a machine with one node, the firmware may report no node.
                 _ if self.has_one_node() => Class::Node,
                 _ => Class::Sys,
             },
@@ -476,8 +477,8 @@ impl Machine {
 
     fn pair(&self, gpu: &Gpu, hca: &Hca) -> Pair {
         let own = self.pair_by(gpu, hca, hca.at);
-        // Data Direct needs a common switch: for memory elsewhere, nvidia.ko gives no PCI address
-        // (nv-dmabuf.c).
+        // Data Direct needs a common switch. Without a common switch, nvidia.ko provides no PCI
+        // address of the memory (nv-dmabuf.c).
         let direct = hca.data_direct.map(|at| Pair {
             own: Some(Box::new(own.clone())),
             ..self.pair_by(gpu, hca, Some(at))
@@ -485,7 +486,7 @@ impl Machine {
         direct.filter(|pair| pair.meet.is_some()).unwrap_or(own)
     }
 
-    /// Returns the pair with `nic`, one of the RDMA device's functions.
+    /// Returns the pair whose NIC end is `nic`, one of the RDMA device's functions.
     fn pair_by(&self, gpu: &Gpu, hca: &Hca, nic: Option<Address>) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,

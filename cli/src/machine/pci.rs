@@ -19,7 +19,7 @@ pub(crate) struct Rate {
     pub(crate) width: u32,
 }
 
-/// Current rate of a link, and the best rate that this end supports.
+/// Current rate of a link, and the best supported rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) now: Rate,

@@ -34,8 +34,8 @@ pub(crate) fn run(
     out: &mut Out,
 ) -> anyhow::Result<Status> {
     let identity = match args.keep_identity {
-        true => "with what identifies the machine",
-        false => "without what identifies the machine",
+        true => "with data that identifies the machine",
+        false => "without data that identifies the machine",
     };
     let about = format!(
         "peermemctl {} record, {identity}",
@@ -91,7 +91,7 @@ mod tests {
                     }
                     let hosts = [&fixture.recording, &recording];
                     let [there, here] = hosts.map(|host| testing::says(host, line));
-                    // No output depends on an identity, except in cases such as bounds of versions.
+                    // No output of these commands depends on the removed data.
                     assert_eq!(there, here, "{name}: {line:?}, identity kept: {keep}");
                 }
             }

@@ -3,7 +3,8 @@
 //!
 //! Two measures remove secrets. Files with arbitrary contents are kept only in part ([`part_of`]
 //! keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere. Senders should
-//! still read a recording first: names that people gave, for example to network interfaces, stay.
+//! still read a recording before they send it, because names that people chose, for example names
+//! of network interfaces, stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
@@ -286,7 +287,7 @@ impl Others {
     /// Replaces the name of a control group, which may name a user, job or container.
     fn group(&mut self, name: &str) -> String {
         const KNOWN: [&str; 4] = ["system.slice", "user.slice", "init.scope", ""];
-        // The word after the dot names a controller's file.
+        // Names that start with `rdma.` or `cgroup.` are files of the kernel.
         if KNOWN.contains(&name) || name.starts_with("rdma.") || name.starts_with("cgroup.") {
             return name.to_owned();
         }

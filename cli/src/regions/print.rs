@@ -204,8 +204,8 @@ fn notes(usage: &Usage) -> Vec<String> {
         .collect();
     if !names.is_empty() {
         notes.push(format!(
-            "process {} has GPU memory registered that is in no memory region: by DEVX (as GPU-initiated communication \
-             does), or while this was read",
+            "process {} has registered GPU memory that is in no memory region: by DEVX (as GPU-initiated communication \
+             does), or during this scan",
             names.join(", ")
         ));
     }
@@ -216,7 +216,7 @@ fn notes(usage: &Usage) -> Vec<String> {
     let gone = count(gone.count());
     if gone > 0 {
         notes.push(format!(
-            "/proc no longer has {} of these, or does not show them",
+            "/proc no longer has {} of this list, or does not show them",
             counted(gone, "process")
         ));
     }

@@ -259,7 +259,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
     track(&mut alone, &[device("mlx5_0", &regions)]);
     let answer = json(&alone);
     is_told(&answer, Some(4711), "yes", [3, 0, 1, 0]);
-    // The kind of each of the four regions is unknown.
+    // It is unknown which three of the four regions are GPU memory.
     assert!(answer["processes"][0]["peer_memory"]["bytes"].is_null());
     // The reference count of our module is readable without root.
     let mut denied = ours("");
@@ -302,7 +302,8 @@ fn a_dma_buf_is_its_only_users() {
         attached(&mut fixture, "nv_dmabuf", device);
         assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
     }
-    // Two processes share a device, and the third process has another device.
+    // Two processes share a device. The regions of process 4711 on the other device are not
+    // affected.
     let mut shared = machine();
     attached(&mut shared, "nv_dmabuf", MLX5_1);
     let answer = json(&shared);
@@ -317,7 +318,7 @@ fn a_dma_buf_is_its_only_users() {
     track(&mut domain, &[first]);
     attached(&mut domain, "nv_dmabuf", MLX5_0);
     assert_eq!(of(&json(&domain), Some(4711)).0, "unknown");
-    // A process with more dma-bufs than regions uses DEVX.
+    // If no region matches a dma-buf, the process registered the dma-buf by DEVX.
     let mut more = machine();
     track(
         &mut more,
@@ -551,7 +552,7 @@ fn other_network_namespaces_may_have_devices() {
         let text = fixture.session(&format!("0$ list --all --pid 4800\n{without}"));
         assert_eq!(text.contains("nsenter"), exclusive, "{text}");
     }
-    // A visible device has no users elsewhere.
+    // A visible device has no users in other network namespaces.
     fixture.file(&format!("{MODULE}/refcnt"), "0\n");
     buffers(&mut fixture, &[("nv_dmabuf", "<none>", GIB, &[MLX5_0])]);
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 3, 0]);

@@ -191,8 +191,8 @@ impl Search<'_> {
             .collect()
     }
 
-    /// Returns the only process that uses these devices, or `None` if there are several or hidden
-    /// ones.
+    /// Returns the only process that uses these devices, or `None` if several processes or hidden
+    /// processes may use the devices.
     fn only_user_of(&self, devices: &Devices) -> Option<Owner> {
         match self.users_of(devices).as_slice() {
             [Owner::Process(pid)] if !self.hidden.may_use(devices) => Some(Owner::Process(*pid)),
@@ -236,7 +236,7 @@ impl Search<'_> {
             });
             match region {
                 region if is_mapped => holder.is_gpu(|holder| &mut holder.peer_memory, region),
-                // The memory is gone, and the region reaches nothing.
+                // The memory was revoked, so the region gives no access to GPU memory.
                 Some(bytes) => holder.other.add(1, bytes),
                 None => {}
             }

@@ -17,7 +17,7 @@ const MARKS: [&str; 4] = [
     "/var/run/secrets/kubernetes.io",
 ];
 /// Parts of the cgroup path of containers, and of Slurm's jobs. Slurm makes the kernel deny a job
-/// access to all other GPUs.
+/// access to GPUs that are not allocated to the job.
 const CGROUPS: [&str; 8] = [
     "/docker/",
     "docker-",

@@ -72,8 +72,8 @@ pub(crate) struct NotLoaded<'a> {
 /// Maximum time between lines from one attempt, in seconds.
 const ONE_TRY: u64 = 2;
 
-/// Returns the most telling line about the last attempt. The last of the kernel's own lines about
-/// an attempt contains "Unknown symbol".
+/// Returns the most telling line about the last attempt. An attempt may end with a line "Unknown
+/// symbol", which says less than the lines before.
 pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
     let reported =
         |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));

@@ -19,7 +19,7 @@ const OLD_LEVELS: [&str; 5] = ["LOC", "PIX", "PXB", "PHB", "SYS"];
 const DEFAULT: &str = "PXB";
 
 const ENVIRONMENT: &str = "/proc/self/environ";
-/// File of the machine.
+/// NCCL's configuration file of the machine.
 pub(crate) const FILE: &str = "/etc/nccl.conf";
 /// Topology file that NCCL reads by default.
 const VIRTUAL: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
@@ -42,7 +42,7 @@ pub(crate) trait Variables {
     fn sees(&self, path: &str) -> Seen<bool>;
 }
 
-/// The shell that started this program.
+/// Variables of the shell that started this program.
 struct Shell<'a>(&'a dyn Host);
 
 impl Variables for Shell<'_> {

@@ -194,7 +194,7 @@ fn what_is_counted_is_shown() {
     ] {
         testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
-    // A GPU that fell off the bus with a pin on it.
+    // A GPU that fell off the bus while memory was pinned.
     let mut lost = idle;
     lost.file(
         &format!("{FILES}/registrations"),
@@ -363,7 +363,7 @@ fn the_dashboard_asks_for_what_there_is() {
         }
         asked.extend(counters);
     }
-    // Each counter is in one panel.
+    // Every counter is in a panel.
     assert_eq!(asked, exported.counters);
 }
 
@@ -391,7 +391,7 @@ fn the_alerts_ask_for_what_there_is() {
 }
 
 /// On a machine without an RDMA device, most checks have nothing to examine. Such checks export no
-/// metric instead of 0.
+/// metric, rather than the value 0.
 #[test]
 fn a_check_that_did_not_run_has_no_metric() {
     let checks = |fixture: &Fixture| -> BTreeMap<String, f64> {
@@ -493,7 +493,7 @@ fn why_nothing_can_be_seen_is_said() {
     }
 }
 
-/// Moves the module's files to their place with the proprietary nvidia.ko.
+/// Moves the module's files to `/proc`, as for the proprietary nvidia.ko.
 fn in_proc(mut fixture: Fixture) -> Fixture {
     let files: Vec<(String, String)> = fixture
         .recording

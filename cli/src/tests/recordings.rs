@@ -7,8 +7,7 @@ use crate::finding::Status;
 use crate::host::recording::Recording;
 use crate::testing;
 
-/// Compares the output for a recording with the output on the machine itself, which also had
-/// colours.
+/// Compares the output for a recording with the output on the machine itself, without its colours.
 #[test]
 fn four_h200s_in_a_virtual_machine() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/four-h200s.json");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `topo --diff`: differences between a machine and a recording of the same machine or a similar
-//! one. Unlike `doctor --baseline`, this command judges nothing.
+//! `topo --diff`: differences between a machine and a recording of the same machine or of a similar
+//! machine. Unlike `doctor --baseline`, this command judges nothing.
 
 use serde::Serialize;
 
@@ -121,8 +121,8 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let new = now.hcas.iter().filter(|hca| then.same_hca(hca).is_none());
     changes.extend(new.map(|it| hca(it, None, Some(&at(it)))));
 
-    // Links between switches and root ports. The links of GPUs and NICs are compared with their
-    // devices.
+    // Links between switches and root ports. The links of GPUs and NICs are compared above, as
+    // facts of the devices.
     let ends = |at: Address| now.gpu(at).is_some() || now.hcas.iter().any(|hca| hca.at == Some(at));
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
@@ -149,7 +149,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     changes
 }
 
-/// Returns the change of a device that is there on one side only.
+/// Returns the change of a device that exists on one side only.
 fn one_side(device: String, what: &str, then: Option<&str>, now: Option<&str>) -> Change {
     Change {
         device,

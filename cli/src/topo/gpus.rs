@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Matrix of the GPUs: the NVLinks between two GPUs, or the class of the PCI path, as in
-//! `nvidia-smi topo -m`. The matrix also shows the GPU numbers of other programs.
+//! `nvidia-smi topo -m`. The matrix also shows the numbers that NVML and the device files give the
+//! GPUs.
 
 use std::collections::BTreeSet;
 

@@ -42,7 +42,7 @@ pub(super) fn topology<'a>(
             object! {
                 gpus: [one.index, other.index],
                 class: machine.class_of(one.at, other.at),
-                // `None`: NVML reports none.
+                // `None`: unknown.
                 nvlinks: links.map(|links| links.count),
                 nvswitch: links.map(|links| links.is_by_switch),
             }

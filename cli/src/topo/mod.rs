@@ -94,8 +94,8 @@ fn matrix(machine: &Machine, out: &mut Out) {
         out.gap();
         out.paragraph(
             "",
-            "By the RDMA devices' own functions, which nvidia_peermem uses, as does a dma-buf that is registered \
-             without asking for Data Direct:",
+            "By the RDMA devices' own functions, which nvidia_peermem uses. A dma-buf that is registered without Data \
+             Direct also uses them:",
         );
         out.gap();
         classes(machine, out, |pair| class_of(pair.by_own_function()));
@@ -265,8 +265,8 @@ fn node(machine: &Machine, at: Option<Address>) -> String {
     known(numa)
 }
 
-/// Formats the link between a device and the port above it, with the best rate of both ends if that
-/// differs.
+/// Formats the link between a device and the port above it, with the best rate of both ends if the
+/// current rate differs.
 fn link(machine: &Machine, at: Option<Address>) -> String {
     let text = at.and_then(|at| machine.link(at)).map(rates);
     known(text)
@@ -355,7 +355,7 @@ fn path(machine: &Machine, pair: &Pair, out: &mut Out) {
     out.table(&table);
 }
 
-/// Returns the place where a transfer turns round.
+/// Returns text about the place where the two ends of a path meet.
 fn meeting(machine: &Machine, pair: &Pair) -> String {
     match pair.meet {
         Some(at) => format!("meet below {at}, {}", kind(machine, at)),
@@ -410,8 +410,8 @@ fn notes(machine: &Machine, out: &mut Out) {
     }
     for gpu in machine.gpus.iter().filter(|gpu| gpu.is_coherent) {
         notes.push(format!(
-            "GPU {}: its memory is part of the processor's (Grace), reached by NVLink-C2C; BAR1 is not \
-             the way to all of it.",
+            "GPU {}: its memory is part of the processor's memory (Grace), reached by NVLink-C2C; BAR1 does \
+             not reach all of it.",
             gpu.index
         ));
     }

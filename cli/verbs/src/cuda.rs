@@ -156,7 +156,7 @@ impl Failed {
     }
 }
 
-/// An error of a library or a GPU without a function.
+/// Error for a function that the library or the GPU lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unsupported(String);
@@ -405,7 +405,7 @@ impl Context {
             &raw const properties,
             GRANULARITY_MINIMUM
         )?;
-        let tail = len.checked_sub(head).context("more than all of it")?;
+        let tail = len.checked_sub(head).context("head exceeds len")?;
         ensure!(head > 0 && tail > 0 && granule > 0, "{head:#x}+{tail:#x}");
         let size = head.max(tail).checked_next_multiple_of(granule);
         let size = size.context("the size of an allocation")?;
@@ -435,7 +435,7 @@ impl Context {
             parts: Some(parts),
             freed: false,
         };
-        // A failure frees the parts.
+        // If `fill` failed, the drop of `memory` frees the parts.
         mapped?;
         let access = Access {
             location,
@@ -487,7 +487,7 @@ impl Parts {
                 0
             )?;
             let mapped = call!(cuda, map, "cuMemMap", at, self.size, 0, handle, 0);
-            // The mapping keeps the memory.
+            // The mapping keeps the memory allocated.
             let released = call!(cuda, release, "cuMemRelease", handle);
             mapped?;
             self.mapped += 1;

@@ -162,7 +162,7 @@ impl Mapping {
 
     /// Unmaps the first `len` bytes, which are whole pages.
     pub fn unmap_head(&mut self, len: usize) -> Result<()> {
-        ensure!(len < self.len, "all of the mapping");
+        ensure!(len < self.len, "no part of the mapping remains");
         // SAFETY: No reference into this part of the mapping exists. The code below removes the
         // part from `self`.
         let ret = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };

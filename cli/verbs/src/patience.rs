@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Maximum time that counts between two checks. In a longer interval, the caller did not run, and
-/// perhaps the awaited work did not run.
+/// Maximum time that counts between two checks. In a longer interval, the caller did not run. The
+/// awaited work perhaps did not run either.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// A timeout that counts only the time in which the caller kept checking. The timeout is made for

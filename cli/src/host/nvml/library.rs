@@ -201,8 +201,8 @@ macro_rules! of_device {
         fn $call(&self, device: Device) -> Result<$result, Code> {
             let of: fn($value) -> $result = $of;
             // SAFETY: In `nvml.h`, each function is `nvmlReturn_t (nvmlDevice_t, T *)`, where `T`
-            // has the layout of the type given here. An enum has small numbers, and thus the size
-            // of an unsigned int in C.
+            // has the layout of the type given here. The values of each enum are small, so the enum
+            // has the size of an unsigned int in C.
             Ok(of(unsafe { self.of_device::<$value>($function, device) }?))
         }
     )*};
@@ -228,7 +228,7 @@ impl Calls for Loaded {
     }
 
     fn start(&self) -> Result<(), Code> {
-        // The library counts its starts, and is never stopped.
+        // The library counts its starts. This program starts the library once, and never stops it.
         static ANSWER: OnceLock<Result<(), Code>> = OnceLock::new();
         *ANSWER.get_or_init(|| {
             // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`.

@@ -65,7 +65,7 @@ pub(crate) struct GpuReport {
     pub(crate) persistence_mode: Option<bool>,
     pub(crate) mig: Option<bool>,
     pub(crate) virtualization: Option<Virtualization>,
-    /// Performance state, from 0, at full speed, to 15. Idle GPUs are at 8 or higher.
+    /// Performance state, from 0 (full speed) to 15. Idle GPUs are at 8 or higher.
     pub(crate) performance_state: Option<u32>,
     /// Busy time during the last sample period of at most a second, in percent.
     pub(crate) utilization_percent: Option<u32>,
@@ -115,7 +115,7 @@ pub(crate) enum Virtualization {
     PassThrough,
     /// A share of a GPU, seen from a virtual machine.
     Vgpu,
-    /// A GPU that this host shares out.
+    /// A GPU that this host divides among virtual machines.
     HostVgpu,
     /// A GPU that renders for virtual machines.
     HostVsga,
@@ -144,8 +144,8 @@ impl Nvml {
         self.error.is_none() && self.gpu(at).is_none()
     }
 
-    /// Returns the NVLinks between the GPUs at these addresses, or `None` if they are unknown.
-    /// Through switches, the GPU with fewer links limits the number.
+    /// Returns the NVLinks between the GPUs at these addresses, or `None` if they are unknown. If
+    /// NVSwitches connect the GPUs, the GPU with fewer links limits the number.
     pub(crate) fn nvlinks(&self, one: Address, other: Address) -> Option<Nvlinks> {
         let of = |at: Address| self.gpu(at)?.nvlinks.as_ref();
         let (links, back) = (of(one)?, of(other)?);
@@ -287,7 +287,7 @@ mod tests {
     use super::library::{Code, Device};
     use super::*;
 
-    /// A library with fixed answers, one of whose calls fails.
+    /// A library with fixed answers. One of its calls may fail.
     struct Fake {
         start: Result<(), Code>,
         count: u32,

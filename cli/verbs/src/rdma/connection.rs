@@ -31,9 +31,9 @@ pub fn wait_for_completions(timeout: Duration) {
     COMPLETION_TIMEOUT.store(milliseconds, Ordering::Relaxed);
 }
 
-/// Timeout of a queue pair before it retries, as the exponent of `timeout`, and the number of
-/// retries.
+/// Time until a queue pair retries, as the exponent of [`wait_for_answers`].
 static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(17);
+/// Number of retries of a queue pair.
 static RETRIES: AtomicU8 = AtomicU8::new(7);
 
 /// Sets the timeout and the number of retries for the queue pairs of this process. The timeout is
@@ -48,8 +48,9 @@ pub fn wait_for_answers(exponent: u8, retries: u8) {
 /// Calls [`wait_for_answers`] with a long timeout, for an emulated machine.
 ///
 /// One part of such a machine may stand still while another runs. A retry of a late request is at
-/// best extra work, and rxe reports some repeated READs as complete although they are not. The wire
-/// loses no packets, and a waiter notices a completion that never comes.
+/// best extra work, and rxe reports some repeated READs as complete although they are not. The
+/// emulated wire loses no packets, so retries are not needed. If a completion never comes, the
+/// waiter's own timeout expires.
 pub fn wait_for_emulated_answers() {
     wait_for_answers(21, 7);
 }
@@ -107,7 +108,7 @@ impl Completion {
 pub struct Contact {
     queue_pair: u32,
     address: Address,
-    /// MTU, in the numbering of verbs.
+    /// MTU, as a value of `enum ibv_mtu`.
     mtu: u32,
 }
 
@@ -220,7 +221,7 @@ impl Endpoint {
             }
             Op::FetchAdd { add } => request.setup_atomic_fetch_add(remote.rkey, remote.addr, add),
         };
-        // SAFETY: The key limits what the device can reach: see the head of `rdma`.
+        // SAFETY: The key limits what the device can reach: see the documentation of `rdma`.
         unsafe { buffer.setup_sge(local.lkey, local.addr, local.len) };
         guard.post().with_context(|| format!("post {op}"))?;
         Ok(id)
@@ -231,7 +232,7 @@ impl Endpoint {
         let id = self.next_id;
         self.next_id += 1;
         let mut guard = self.qp.start_post_recv();
-        // SAFETY: The key limits what the device can reach: see the head of `rdma`.
+        // SAFETY: The key limits what the device can reach: see the documentation of `rdma`.
         unsafe {
             guard
                 .construct_wr(id)
@@ -336,7 +337,7 @@ impl Completions {
             if idle < 50 {
                 std::thread::yield_now();
             } else {
-                // The device's work runs on the same few processors as this thread.
+                // A software device such as rxe runs on the same few processors as this thread.
                 std::thread::sleep(Duration::from_micros(50));
             }
         }

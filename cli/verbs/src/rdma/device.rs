@@ -84,7 +84,7 @@ impl Refused {
     }
 }
 
-/// Returns the name of an errno of a registration, as in the documents.
+/// Returns the name of an errno of a registration, such as EFAULT.
 pub fn errno_name(errno: i32) -> String {
     let name = match errno {
         libc::EPERM => "EPERM",
@@ -294,7 +294,7 @@ impl Hca {
             )
         };
         if code != 0 {
-            // SAFETY: calloc made this, and nothing else has it.
+            // SAFETY: `calloc` allocated this memory, and nothing else refers to it.
             unsafe { libc::free(mr.as_ptr().cast()) };
             return Ok(Err(Refused {
                 call: "ibv_cmd_reg_dmabuf_mr",
@@ -304,7 +304,7 @@ impl Hca {
         Ok(self.region(REG_DMABUF_MR, mr.as_ptr(), span))
     }
 
-    /// Returns the region that `call` has made, or its error if there is none.
+    /// Returns the region that `call` has made, or the error of `call` if `mr` is null.
     fn region(
         &self,
         call: &'static str,
