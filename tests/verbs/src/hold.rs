@@ -69,7 +69,7 @@ impl Hold {
         drop(self);
     }
 
-    /// Releases all threads, and returns the result of one of these threads.
+    /// Releases all threads, and returns the result of `worker`.
     pub(crate) fn finish<T>(self, worker: Worker<T>) -> Result<T> {
         self.release();
         worker.done()

@@ -44,8 +44,8 @@ impl Drop for Parameter {
     }
 }
 
-/// Returns `true` if NVIDIA's own code pins GPU memory here (`--provider nvidia`, from 550, or
-/// `nvidia555`).
+/// Returns `true` if NVIDIA's own code pins GPU memory here: the code of driver 550
+/// (`--provider nvidia`) or of driver 555 (`nvidia555`).
 pub(crate) fn has_nvidias_upper_half() -> bool {
     env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider.starts_with("nvidia"))
 }

@@ -92,8 +92,7 @@ enum Verb {
         places: cases::cuda::Places,
         filter: Vec<String>,
     },
-    /// Run the cases of GPU memory by dma-buf whose names begin with a FILTER, and print the
-    /// results in KTAP
+    /// Run the dma-buf cases whose names begin with a FILTER, and print the results in KTAP
     Dmabuf {
         #[command(flatten)]
         places: cases::dmabuf::Places,

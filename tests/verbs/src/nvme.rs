@@ -275,8 +275,8 @@ impl Nvme {
             .context("create the submission queue")
     }
 
-    /// Makes the controller write its description of 4 KiB to the page at `dma`. The controller
-    /// makes a single write to memory, without a disk or a list.
+    /// Makes the controller write its description of 4 KiB to the page at `dma`. This command uses
+    /// neither the disk nor a scatter-gather list.
     pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
         ensure!(dma % PAGE == 0, "{dma:#x} is not the start of a page");
         let mut command = Command::new(0x06).data(dma);
@@ -402,7 +402,7 @@ impl Command {
         Self { words }
     }
 
-    /// Sets the only page, as a PRP entry.
+    /// Sets the command's only data page, as a PRP entry.
     fn data(mut self, dma: u64) -> Self {
         (self.words[6], self.words[7]) = (low(dma), high(dma));
         self

@@ -81,7 +81,7 @@ impl Row {
         Ok(Self { addr, parts })
     }
 
-    /// Returns the bytes from the start of the row to the end of the last allocation.
+    /// Returns the number of bytes from the start of the row to the end of the last allocation.
     pub(super) fn len(&self) -> Result<usize> {
         let last = self.parts.last().context("no allocation")?.mapping();
         Ok(usize::try_from(
@@ -145,8 +145,8 @@ fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
     Ok((result, activity))
 }
 
-/// Reads and writes all of the region in messages that cross the borders. Compares every byte of
-/// the row, inside and outside the region.
+/// Reads and writes all of the region in messages that cross the borders between allocations.
+/// Compares every byte of the row, inside and outside the region.
 fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) -> Result<()> {
     const STEP: usize = 3 * M2 / 4 + 4097;
     let all = row.len()?;
@@ -219,8 +219,8 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     Ok(())
 }
 
-/// Tests an allocation whose first unit alone fits into a hole of BAR1. The unit lies in the hole
-/// during the search, so the module must make a new final pin.
+/// Tests an allocation of which only the first unit fits into a hole of BAR1. The search pins this
+/// unit in the hole, so the module must make a new pin of the whole allocation at the end.
 fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
@@ -380,7 +380,7 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a search of several seconds ends with its process.
+/// Checks that a search of several seconds ends when its process is killed.
 fn killed(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     let before = Counters::read()?;

@@ -233,7 +233,7 @@ fn under_traffic(lab: &Lab) -> Result<()> {
 fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     const UNDER_WAY: usize = 16;
     let memory = lab.allocate_gpu(M2)?;
-    // A place that was used before still has its old bytes.
+    // The memory may still have the bytes of an earlier owner.
     memory.write(0, &Pattern::new(lab.setup.seed, 5).bytes(0, M2))?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;

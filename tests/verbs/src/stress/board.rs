@@ -226,9 +226,9 @@ impl Board {
         before.0[at] % 2 == 1 || before.0[at] != self.word(DISTURBED + at).load(SeqCst)
     }
 
-    /// Returns `true` if the session in `slot` may READ, which is not allowed while the network is
-    /// disturbed. If rxe loses a response or cannot send it, the requester takes the next response
-    /// for an error, and the error for a success.
+    /// Returns `true` if the session in `slot` may READ. A READ is not allowed while the network is
+    /// disturbed. If rxe loses a response or cannot send it, the requester treats the next response
+    /// as an error, and the error as a success.
     pub(super) fn begin_read(&self, slot: usize) -> bool {
         let word = self.word(READS + slot);
         word.store(1, SeqCst);

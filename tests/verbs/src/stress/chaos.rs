@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Disturbances while the sessions of a stress run work: the network, the RDMA devices, the GPUs
-//! and the module are removed and restored. One process makes one disturbance at a time, in an
-//! order from the seed and at counts of operations.
+//! and the module are removed and restored. One process makes one disturbance at a time. The seed
+//! determines their order, and the count of operations determines when each disturbance begins.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -82,7 +82,7 @@ fn pause(choice: &mut Choice, most: u64) {
 fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let mut busy = false;
-    // In one of four cases, the sessions are not asked for few regions before the unload.
+    // In one case of four, the sessions keep their regions while the module is to be unloaded.
     let thin = choice.below(4) > 0;
     board.thin(thin);
     for _ in 0..if thin { ATTEMPTS } else { ATTEMPTS / 10 } {

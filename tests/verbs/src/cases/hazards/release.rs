@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Hazards G to I: releases after a step that failed, or whose result was changed.
+//! Hazards G to I, and parts of N and P: releases after a failed step or a changed result.
 
 use anyhow::{ensure, Result};
 
