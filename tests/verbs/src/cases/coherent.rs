@@ -126,8 +126,8 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Returns the page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. This zone also contains
-/// the GPU memory that the driver has given to the kernel.
+/// Returns the page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. This zone also
+/// contains the GPU memory that the driver has given to the kernel.
 fn movable_zone() -> Result<Option<Range<u64>>> {
     let text = fs::read_to_string("/proc/zoneinfo")?;
     let zone = text.split("\nNode ").find(|zone| {

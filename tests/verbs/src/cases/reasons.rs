@@ -32,8 +32,8 @@ use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
-/// Number of refusals that the module keeps in `refusals`. [`NON_GPU`] is the number of refusals that
-/// the module keeps in `non_gpu`.
+/// Number of refusals that the module keeps in `refusals`. [`NON_GPU`] is the number of refusals
+/// that the module keeps in `non_gpu`.
 const REFUSALS: usize = 128;
 const NON_GPU: usize = 32;
 
@@ -347,8 +347,8 @@ fn success(lab: &Lab) -> Result<()> {
 }
 
 /// Tests another driver's client, which takes ranges that nvidia.ko does not know. The other client
-/// is loaded before or after this module. The module must count these ranges separately and leave no
-/// other trace. A range that neither client takes must be refused as usual.
+/// is loaded before or after this module. The module must count these ranges separately and leave
+/// no other trace. A range that neither client takes must be refused as usual.
 fn another_clients_memory(lab: &Lab) -> Result<()> {
     const OTHER: &str = "other_client";
     const TIMES: u64 = 3;

@@ -294,8 +294,8 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         note(&format!("bytes_held_{gib}_gib"), held.held);
         note(&format!("bytes_at_most_{gib}_gib"), held.peak);
         note(&format!("own_{gib}_gib"), own);
-        // A margin of a quarter allows for interrupts, but not for a cost that grows faster than the
-        // memory.
+        // A margin of a quarter allows for interrupts, but not for a cost that grows faster than
+        // the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
             ensure!(i128::from(own) <= most, "{gib} GiB: {own}, not {most}");

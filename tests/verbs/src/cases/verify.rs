@@ -183,7 +183,8 @@ fn all_is_well(lab: &Lab) -> Result<()> {
         ensure!(step["outcome"] == "not_possible_here", "{step}");
     }
     ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
-    // The stand-in has no dma-buf, which the answer must report without a failure.
+    // `verify` does not export the stand-in's memory as a dma-buf, and must report this without a
+    // failure.
     let steps = answer.steps().iter();
     let mut of_dma_buf = steps.filter(|step| step["way"] == "dma_buf");
     ensure!(
