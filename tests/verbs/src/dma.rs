@@ -256,7 +256,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
         };
         let of_tables = matches!(kind, "map" | "unmap");
         if !of_tables {
-            ensure!(rest.starts_with(device), "another device's: {line}");
+            ensure!(rest.starts_with(device), "event of another device: {line}");
             // A driver of the device would map host memory, which this program does not expect.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
@@ -432,8 +432,8 @@ impl Faults {
         Ok(())
     }
 
-    /// Takes the one fault of an access to the page at `addr`. Call [`Self::pace`] before that
-    /// access.
+    /// Waits for the fault of an access to the page at `addr`, which must be the only new fault.
+    /// Call [`Self::pace`] before the access.
     pub(crate) fn take(&mut self, access: Access, addr: u64) -> Result<()> {
         let mut found = Vec::new();
         let came = sys::wait_until(Duration::from_secs(60), || {

@@ -69,7 +69,7 @@ impl Faults {
             "0"
         };
         for kind in KINDS {
-            // Most allocations may sleep.
+            // Allocations that may sleep must fail too. Most allocations may sleep.
             faults.set(kind, "ignore-gfp-wait", "N")?;
             faults.set(kind, "verbose", verbose)?;
             faults.set(kind, "verbose_ratelimit_interval_ms", "0")?;

@@ -104,8 +104,8 @@ enum Verb {
         kind: cases::dmabuf::Kind,
         times: u32,
     },
-    /// Run the cases between two hosts whose names begin with a FILTER, on both hosts at the same
-    /// time, and print the results in KTAP
+    /// Run the two-host cases whose names begin with a FILTER, on both hosts at the same time, and
+    /// print the results in KTAP
     Pair(cases::pair::Options),
     /// Test loading of the module where it cannot work, or where only signed modules load, and
     /// print the results in KTAP

@@ -48,8 +48,7 @@ const LIST: usize = 5;
 /// Size of the controller's memory, in bytes: one page of the GPU.
 pub(crate) const MEMORY: usize = 64 << 10;
 
-/// Time limit of the controller. An emulated controller starts sooner, but the kernel's driver
-/// takes a while to unbind.
+/// Time limit for the controller to start, to stop, or to complete a command.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Status of a completion. 0 is success.
@@ -290,7 +289,7 @@ impl Nvme {
         let len: u64 = segments.iter().map(|segment| segment.len).sum();
         ensure!(
             len > 0 && len % BLOCK == 0 && len <= self.longest,
-            "{len:#x} bytes by one command"
+            "{len:#x} bytes in one command"
         );
         let mut command = Command::new(if op == Op::Write { 0x01 } else { 0x02 });
         command.words[1] = 1;

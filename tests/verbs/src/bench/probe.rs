@@ -32,7 +32,7 @@ struct Calls {
 struct Calibration {
     /// Cycles that are added to each call of a module function.
     function: i64,
-    /// Cycles that each call of nvidia.ko adds to the module's part.
+    /// Cycles that each call to nvidia.ko adds to the module's part.
     provider_call: i64,
 }
 

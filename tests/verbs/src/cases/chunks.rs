@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Ranges over several adjacent allocations, which allocators on `cuMemMap` make (PyTorch's
 //! `expandable_segments`). Each range is one registration. The cases compare every byte and check
-//! the number of nvidia.ko's calls.
+//! the number of calls to nvidia.ko.
 //!
 //! NVIDIA's nvidia-peermem refuses all these ranges, so each case only checks for `EFAULT` there.
 
@@ -468,7 +468,10 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
         all_refused(lab, &local, &region, PARTS)?;
-        ensure!(stranger.bytes(0, M2)? == theirs, "the new owner's");
+        ensure!(
+            stranger.bytes(0, M2)? == theirs,
+            "the new owner's bytes changed"
+        );
         drop(theirs_too);
         // The other two parts are still pinned. One part is freed with a callback, and the region
         // releases the last part.
@@ -502,7 +505,10 @@ fn part_stays(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     for (part, view) in views.iter().enumerate() {
         let next = lab.gpu(part % 2)?.allocate(M2, Placement::Any)?;
-        ensure!(!places.contains(&next.bar_address()), "given away in use");
+        ensure!(
+            !places.contains(&next.bar_address()),
+            "pages in use were given away"
+        );
         let remote = region.part((part * M2) as u64, M2 as u64)?;
         connection.transfer(Op::Write, local.part(0, M2)?, remote)?;
         ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "part {part}");

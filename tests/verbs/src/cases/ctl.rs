@@ -98,7 +98,11 @@ impl Answer {
 
     /// Returns the printed object of a command that succeeded.
     fn success(&self, schema: &str) -> Result<Value> {
-        ensure!(self.status == 0, "its status is {}", self.status);
+        ensure!(
+            self.status == 0,
+            "peermemctl ended with status {}",
+            self.status
+        );
         self.json(schema)
     }
 
@@ -629,7 +633,11 @@ fn export(machine: &Machine) -> Result<()> {
     let child = holder(machine)?;
     let exported = Answer::of(Command::new("peermemctl").arg("export"))?;
     child.kill()?;
-    ensure!(exported.status == 0, "its status is {}", exported.status);
+    ensure!(
+        exported.status == 0,
+        "peermemctl ended with status {}",
+        exported.status
+    );
     let samples = exported
         .out
         .lines()

@@ -334,7 +334,7 @@ fn refusals(lab: &Lab) -> Result<()> {
         ensure!(found.is_err(), "{place}: {found:?}");
         live("dmabufs_live", 0)?;
     }
-    // The offset in the dma-buf and the I/O address must have the same offset in a page.
+    // The offset in the dma-buf and the I/O address must be equal modulo the page size.
     let buffer = export(lab, &memory, GRANULE)?;
     let apart = memory.span(1, 4096)?;
     let found = try_register(lab, &buffer, 0, apart)?;

@@ -378,7 +378,7 @@ fn information(module: &Path, field: &str) -> Result<BTreeSet<String>> {
     Ok(output.lines().map(str::to_owned).collect())
 }
 
-/// `lsmod` and `/sys/module` of the loaded module.
+/// Data about the loaded module from `/sys/module`.
 struct Loaded {
     files: BTreeSet<String>,
     parameters: BTreeSet<String>,

@@ -431,7 +431,7 @@ const TIB: u64 = 1 << 40;
 const PAGES: u64 = 1 << 32;
 
 /// Returns an address with [`PAGES`] free pages after it, and the page size. If pages have 4 KiB,
-/// the range is below everything in a small program. If pages have 64 KiB, the range is above the
+/// the range is below all mappings of a small program. If pages have 64 KiB, the range is above the
 /// addresses that the kernel chooses.
 fn free_pages() -> Result<(u64, u64)> {
     let page = sys::page_size();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Failing calls of nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
+//! Failing calls to nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
 //! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. `input` tests
 //! wrong results of nvidia.ko, and `sweep` makes each call fail in turn.
 
@@ -151,7 +151,10 @@ fn given_to_others(lab: &Lab) -> Result<()> {
     ensure!(other.bar_address() == place);
     holds(&other, &others)?;
     holds(&one, &ones)?;
-    ensure!(one.bar_address() != place, "both have one place");
+    ensure!(
+        one.bar_address() != place,
+        "both allocations have the same place"
+    );
 
     let _again = lab.near.reg_mr(one.span(0, M2)?)?;
     holds(&one, &ones)?;

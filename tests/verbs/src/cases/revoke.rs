@@ -265,7 +265,10 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         if completion.status != Status::Success {
             break completion.status;
         }
-        ensure!(late.is_none_or(|late| completion.id < late), "too late");
+        ensure!(
+            late.is_none_or(|late| completion.id < late),
+            "a request that was posted after the free has succeeded"
+        );
         done += 1;
         let freed = free.has_ended()?;
         let id = near.post(op, from, to)?;
@@ -281,7 +284,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     }
 
     let (view, theirs) = free.done()??;
-    ensure!(view.bytes(0, M2)? == theirs, "changed after the free");
+    ensure!(view.bytes(0, M2)? == theirs, "bytes changed after the free");
     if op == Op::Read {
         const PIECE: usize = 64;
         let got = local.bytes(0, M2)?;

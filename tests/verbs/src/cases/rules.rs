@@ -66,8 +66,8 @@ fn in_module(place: &str) -> bool {
         .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
 }
 
-/// Frees memory while nvidia.ko's get is stopped after it has published the pin and before it
-/// returns.
+/// Stops nvidia.ko's get after it has published the pin and before it returns. Frees the memory
+/// meanwhile.
 fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
@@ -441,7 +441,10 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         .as_ref()
         .err()
         .and_then(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
-    ensure!(errno == Some(libc::EINVAL), "one more: {full:?}");
+    ensure!(
+        errno == Some(libc::EINVAL),
+        "a guest was admitted to a full list: {full:?}"
+    );
     let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;

@@ -129,8 +129,8 @@ const PLACES: &[Place] = &[
     place("free_dma_mapping", EIO, Seen::Nothing),
 ];
 
-/// Returns the number of the module's calls of nvidia.ko at `place`, with memory of [`Shape::Run`]
-/// that the client of mode `serving` serves.
+/// Returns the number of the module's calls to nvidia.ko at `place`. The memory has [`Shape::Run`],
+/// and the client of mode `serving` serves the memory.
 fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
         (PinMode::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,

@@ -183,7 +183,7 @@ impl Board {
         self.word(PROGRESS + slot).store(0, SeqCst);
     }
 
-    /// Starts or ends a disturbance, alternately.
+    /// Starts a disturbance of `place`, or ends the current one.
     pub(super) fn disturb(&self, place: Place) {
         self.word(DISTURBED + place.word()).fetch_add(1, SeqCst);
     }

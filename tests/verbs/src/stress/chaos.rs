@@ -119,7 +119,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     let board = &world.board;
     let gpu = choice.below(world.gpus.len() as u64) as usize;
     let bdf = &world.gpus[gpu];
-    // In an epoch with a full BAR, a refusal does not show that the GPU is being unbound.
+    // No prober runs in a tight epoch, because a full BAR also causes refusals there.
     let state = SharedWords::new(2)?;
     let (ready, over) = (&state.all()[0], &state.all()[1]);
     let set = |word: &std::sync::atomic::AtomicU64| {

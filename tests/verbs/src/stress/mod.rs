@@ -3,11 +3,11 @@
 //! descriptors, exit and are killed. Meanwhile the network, the RDMA devices, the GPUs and the
 //! module are removed and restored.
 //!
-//! The run has epochs. The seed and the number of an epoch determine its actions. An epoch ends
-//! with everything at rest: nvidia.ko holds nothing, there is no region and no reference to the
-//! module, and the module is unloaded. Later epochs therefore do not depend on earlier epochs, and
-//! an epoch can be repeated by its number. The machine determines how the processes of an epoch
-//! interleave.
+//! The run has epochs. The seed and the number of an epoch determine the actions of the epoch. An
+//! epoch ends with everything at rest: nvidia.ko holds nothing, there is no region and no reference
+//! to the module, and the module is unloaded. Later epochs therefore do not depend on earlier
+//! epochs, and an epoch can be repeated by its number. The machine determines how the processes of
+//! an epoch interleave.
 
 mod board;
 mod bystanders;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! One process of a stress run. The process allocates, registers, transfers, frees, forks, passes
-//! descriptors, and ends in one of several ways. The seed determines its actions. The results
-//! depend on all processes.
+//! descriptors, and ends in one of several ways. The seed determines the actions of the process.
+//! The results depend on all processes.
 //!
 //! Each piece of memory has a copy of its expected content. Every byte of an allocation is compared
 //! before the allocation is freed, so the next owner of the memory detects a late write. After a

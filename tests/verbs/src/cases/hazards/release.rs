@@ -147,7 +147,8 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
         &format!("a lost pin, and {} lines in the kernel log", lines.len()),
     );
     if bench.is_ours() {
-        // Frees the lost pin. Another module may keep the GPU in use for ever.
+        // Frees the lost pin. With another module, the GPU may stay in use, and the unbind would
+        // wait for ever.
         rebind(bench.gpu.bdf())?;
     }
     Ok(())

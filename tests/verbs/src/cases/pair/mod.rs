@@ -202,7 +202,9 @@ impl Host {
                 Ok(datapath::listens(verify::PORT)? || server.is_finished())
             })?;
             self.peer.wait()?;
-            server.join().map_err(|_| anyhow!("a panic"))??
+            server
+                .join()
+                .map_err(|_| anyhow!("the server's thread panicked"))??
         };
         answer.expect(failed)?;
         let pair = &answer.json["pairs"][0];
