@@ -185,8 +185,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Registers the first 2 MiB of `memory`, and makes the controller write a page of the region.
-    /// Returns the region, a view of the memory through the BAR, the DMA address of the page, and
-    /// the offset of the page in the view.
+    /// Returns the region, a view of the memory through the BAR, and the page's DMA address and
+    /// offset in the view.
     fn reached(&mut self, memory: &Allocation) -> Result<(Mapped, BarView, u64, usize)> {
         let region = self.register(memory, 0, M2)?;
         let view = memory.bar_view()?;

@@ -130,7 +130,7 @@ fn goes_back(lab: &Lab) -> Result<()> {
 }
 
 /// Checks that a revocable pin that another process releases stays charged until the memory is
-/// freed, because nvidia.ko does not put the pin for that process.
+/// freed. nvidia.ko does not put the pin for that process.
 fn orphans(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     limited(lab, || {

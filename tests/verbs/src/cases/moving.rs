@@ -163,8 +163,8 @@ pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
 /// by the same factor.
 ///
 /// Before Linux 6.2, a READ has only 4 MiB, because rxe loses replies to a longer READ and waits
-/// before it asks again. On Linux 6.1, a READ between buffers of host memory took 0.7 s for 4 MiB,
-/// 21 s for 8 MiB, 67 s for 16 MiB, and more than 120 s for 32 MiB.
+/// before it asks again. On Linux 6.1, a READ between host buffers took 0.7 s for 4 MiB, 21 s for
+/// 8 MiB, 67 s for 16 MiB, and more than 120 s for 32 MiB.
 fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut mover = Mover::new(lab, op)?;
     let longest = match op {

@@ -115,8 +115,8 @@ fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
 }
 
 /// Checks the bytes of two allocations that use the same range of BAR1 in turn. An unpinned
-/// allocation keeps its bytes but leaves its range to the next pin, so a module that unpins too
-/// early would read another owner's bytes.
+/// allocation keeps its bytes but leaves its range to the next pin. A module that unpins too early
+/// would read another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
         return ktap::skip("memory never changes its place in the BAR here");

@@ -577,8 +577,8 @@ fn files(lab: &Lab) -> Result<()> {
 
 /// Checks that an open file keeps the module loaded, and that a close during `rmmod` is safe.
 ///
-/// The case opens no file while the module is unloaded, because debugfs warns about an open between
-/// the two steps in which the kernel marks a module as going.
+/// The case opens no file while the module is unloaded. The kernel marks a module as going in two
+/// steps, and debugfs warns about an open between these steps.
 fn unload(lab: &Lab) -> Result<()> {
     const ROUNDS: usize = 5;
     begin(lab)?;

@@ -443,7 +443,7 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         .and_then(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
     ensure!(
         errno == Some(libc::EINVAL),
-        "a guest was admitted to a full list: {full:?}"
+        "a full list did not refuse a guest with EINVAL: {full:?}"
     );
     let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;

@@ -207,8 +207,8 @@ impl Board {
 
     /// Returns `true` if a session's failure is excused. A failure is excused if a disturbance was
     /// in progress at `before`, the time of the request, or has begun since. A failure is also
-    /// excused if the session has lost a device since `opened`, because a session checks its
-    /// devices only between steps, which may be long.
+    /// excused if the session has lost a device since `opened`. A session checks its devices only
+    /// between steps, and a step may be long.
     pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
         self.disturbed_since(before) || self.uprooted_since(opened)
     }

@@ -4,7 +4,7 @@
 //!
 //! A schedule is the same for every module. A schedule prints the module's behaviour in lines
 //! `# saw …`, and each defect in a line `# wrong …`. If a thread never returns from the kernel or
-//! is killed there, later results would be unreliable, so the schedule switches the machine off
+//! is killed there, later results would be unreliable. The schedule then switches the machine off
 //! after its result.
 
 mod costs;

@@ -612,8 +612,8 @@ impl Session<'_> {
         if met > 0 {
             self.connection = None;
         }
-        // This check must follow the end of the queue pairs, because the first packets of a WRITE
-        // may still arrive after the WRITE has failed at its source.
+        // This check must follow the end of the queue pairs. The first packets of a WRITE may still
+        // arrive after the WRITE has failed at its source.
         for (target, data) in failed {
             self.settle(*target, data)?;
         }
