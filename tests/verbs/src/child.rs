@@ -38,16 +38,16 @@ pub(crate) enum Role {
 /// Time at which a guest closes the GPU to which it was admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GivesUp {
-    /// Before the deregistration, which precedes its exit
+    /// Before the deregistration. The guest deregisters before it exits
     Early,
-    /// At its exit, before the HCA: the kernel first closes the file that was opened last, and
-    /// deregisters at the close of the HCA
+    /// At the guest's exit, before the HCA. The kernel first closes the file that was opened last,
+    /// and deregisters when it closes the HCA
     First,
-    /// At its exit, after the HCA
+    /// At the guest's exit, after the HCA
     Last,
 }
 
-/// Number of requests of a busy child in flight.
+/// Number of requests that a busy child keeps in flight.
 const UNDER_WAY: usize = 8;
 /// Number of completions that a busy child reports, one line each. A pipe has room for all lines,
 /// so the child never waits for a reader.

@@ -69,8 +69,8 @@ impl Counters {
             .with_context(|| format!("counter {name} has decreased"))
     }
 
-    /// Returns the number of live pins of both modes, and of mapped dma-bufs, which hold memory like
-    /// persistent pins.
+    /// Returns the number of live pins of both modes, plus the number of mapped dma-bufs. A mapped
+    /// dma-buf holds memory like a persistent pin.
     pub(crate) fn live_pins(&self) -> Result<u64> {
         Ok(self.get("pins_live")?
             + self.get("pins_persistent_live")?
@@ -150,7 +150,7 @@ pub(crate) fn callbacks_are(before: &Counters, expected: u64) -> Result<()> {
     ktap::expect("callbacks", callbacks, expected)
 }
 
-/// Successful calls of nvidia.ko, summed over both modes.
+/// Numbers of successful calls to nvidia.ko, summed over both modes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Activity {
     pub(crate) pins: u64,

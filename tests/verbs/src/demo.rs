@@ -114,15 +114,15 @@ struct Measurement {
     version: String,
     bytes: u64,
     address: u64,
-    /// nvidia.ko's pins and unpins from before the registration to after the deregistration.
+    /// Number of nvidia.ko's pins, and of its unpins, for the registration and deregistration.
     pins: u64,
     unpins: u64,
     /// Scatter-list entries that rxe received.
     entries: u64,
 }
 
-/// Registers and deregisters contiguous GPU memory at an address that is aligned to the length: the
-/// largest power of two, up to 1 GiB, for which the first GPU's BAR has room beside other memory.
+/// Registers and deregisters contiguous GPU memory. The length is the largest power of two up to
+/// 1 GiB and up to half of the first GPU's BAR. The address is aligned to the length.
 fn measure(lab: &Lab) -> Result<Measurement> {
     let bytes = (1_u64 << (lab.gpu(0)?.bar_len() / 2).ilog2()).min(1 << 30);
     let memory = allocate_aligned(lab, bytes, bytes)?;
@@ -177,7 +177,7 @@ fn machine(lab: &Lab) -> Result<()> {
         gpu.bar_len() >> 20
     );
     println!(
-        "  RDMA devices {} and {}, each on a NIC of its own",
+        "  RDMA devices {} and {}, each on its own NIC",
         lab.near.name(),
         lab.far.name()
     );
@@ -319,7 +319,7 @@ fn freed_persistent(lab: &Lab) -> Result<()> {
     println!("   persistent (default): {live} pin keeps the pages, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
     ensure!(
         status == Status::Success && live == 1 && after == 0,
-        "the persistent mode does not hold"
+        "the persistent mode did not keep the pages until ibv_dereg_mr"
     );
     Ok(())
 }
@@ -334,7 +334,7 @@ fn freed_revocable(setup: &Setup) -> Result<()> {
         println!("   revocable (persistent_api_support=0): {live} pins, a WRITE ends with {status:?}; after ibv_dereg_mr {after} pins");
         ensure!(
             status == Status::RemoteAccessError && live == 0 && after == 0,
-            "the revocable mode does not hold"
+            "the revocable mode did not revoke the region at the free"
         );
         Ok(())
     })

@@ -33,7 +33,7 @@ pub(crate) enum Guard {
     Passthrough,
     /// An IOMMU that translates, and invalidates unmapped addresses some time later.
     Lazy,
-    /// An IOMMU that translates, and has invalidated the addresses when the unmapping returns.
+    /// An IOMMU that translates, and invalidates the addresses before the unmapping returns.
     Strict,
 }
 
@@ -256,7 +256,7 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
         };
         let of_tables = matches!(kind, "map" | "unmap");
         if !of_tables {
-            ensure!(rest.starts_with(device), "another device's: {line}");
+            ensure!(rest.starts_with(device), "event of another device: {line}");
             // A driver of the device would map host memory, which this program does not expect.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
@@ -354,13 +354,13 @@ pub(crate) struct Fault {
     pub(crate) addr: u64,
 }
 
-/// Number of consecutive accesses that the kernel reports before it is silent for the rest of five
-/// seconds. The next access must come after [`INTERVAL`], whenever the kernel began to count. The
-/// kernel measures time in [`sys::jiffies`].
+/// Number of accesses that the kernel's rate limit lets through in a period of five seconds. After
+/// [`INTERVAL`], the period is over, whenever it began. The kernel measures time in
+/// [`sys::jiffies`].
 ///
-/// For Intel's IOMMU, the kernel prints ten messages in five seconds. A fault takes three messages,
-/// one of which is the check for another fault. For an SMMU, the kernel prints ten events, and
-/// QEMU's SMMU has one event for each word that the device reads or writes.
+/// For Intel's IOMMU, the limit is ten messages. A fault counts as three messages, because the
+/// kernel's check for another fault also counts. For an SMMU, the limit is ten events. QEMU's SMMU
+/// has one event for each word that the device reads or writes.
 const BURST: usize = if cfg!(target_arch = "aarch64") { 1 } else { 3 };
 const INTERVAL: Duration = Duration::from_millis(5500);
 
@@ -432,8 +432,8 @@ impl Faults {
         Ok(())
     }
 
-    /// Takes the one fault of an access to the page at `addr`. Call [`Self::pace`] before that
-    /// access.
+    /// Waits for the fault of an access to the page at `addr`, which must be the only new fault.
+    /// Call [`Self::pace`] before the access.
     pub(crate) fn take(&mut self, access: Access, addr: u64) -> Result<()> {
         let mut found = Vec::new();
         let came = sys::wait_until(Duration::from_secs(60), || {
@@ -538,9 +538,10 @@ fn parse_dmar(rest: &str) -> Option<Fault> {
     })
 }
 
-/// Parses `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`, with
-/// the words before this message. The next message also has the direction, but has no end of line,
-/// so it arrives only with the message after it.
+/// Parses `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`.
+/// `words` come from the messages before this message, and contain the direction. The next message
+/// also has the direction. But that message has no end of line, so it only arrives together with a
+/// later message.
 fn parse_event(event: &str, words: &[u64]) -> Option<(Fault, u64)> {
     const READ: u64 = 1 << 35;
     let (_, rest) = event.split_once(" client: ")?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernel's fault injection: the n-th allocation of this thread fails, counted among all
-//! allocations or among the allocations below certain functions. Only debug kernels have fault
-//! injection.
+//! The kernel's fault injection: the n-th allocation of this thread fails. The count includes all
+//! allocations, or only the allocations by certain functions and their callees. Only debug kernels
+//! have fault injection.
 
 use std::fs;
 use std::fs::File;
@@ -33,8 +33,8 @@ const OTHERS: [&str; 2] = ["fail_usercopy", "fail_futex"];
 pub(crate) enum Counted {
     /// All allocations of the thread.
     All,
-    /// Slab objects that are allocated while a function in `below` runs, and none in `except`.
-    /// Pages do not count, because their number depends on the state of the slab allocator.
+    /// Slab objects that are allocated while a function in `below` runs and no function in `except`
+    /// runs. Pages do not count, because their number depends on the state of the slab allocator.
     Objects {
         below: Range<u64>,
         except: Option<Range<u64>>,
@@ -69,7 +69,7 @@ impl Faults {
             "0"
         };
         for kind in KINDS {
-            // Most allocations may sleep.
+            // Allocations that may sleep must fail too. Most allocations may sleep.
             faults.set(kind, "ignore-gfp-wait", "N")?;
             faults.set(kind, "verbose", verbose)?;
             faults.set(kind, "verbose_ratelimit_interval_ms", "0")?;
@@ -189,7 +189,7 @@ impl Symbols {
         Self::parse(&text)
     }
 
-    /// Parses lines of `address type name [module]`. Functions have type T or W in either case.
+    /// Parses lines of `address type name [module]`. Functions have type T, t, W or w.
     fn parse(text: &str) -> Result<Self> {
         let mut all = Vec::new();
         for line in text.lines() {
@@ -233,8 +233,8 @@ impl Symbols {
         Ok(start..end)
     }
 
-    /// Returns the range of the only function of a module that is a method `method` and has the
-    /// type `with` in its name. Rust's mangled names have a length before each part.
+    /// Returns the range of a module's only function whose name contains the type `with` and the
+    /// method `method`. Rust's mangled names have a length before each part.
     pub(crate) fn method(&self, module: &str, with: &str, method: &str) -> Result<Range<u64>> {
         let part = |name: &str| format!("{}{name}", name.len());
         let mut found = self.0.iter().filter(|(_, name, of)| {

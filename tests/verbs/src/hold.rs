@@ -69,7 +69,7 @@ impl Hold {
         drop(self);
     }
 
-    /// Releases all threads, and returns the result of one of these threads.
+    /// Releases all threads, and returns the result of `worker`.
     pub(crate) fn finish<T>(self, worker: Worker<T>) -> Result<T> {
         self.release();
         worker.done()
@@ -171,7 +171,7 @@ impl<T> Worker<T> {
     }
 
     /// Waits until the thread ends, or sleeps in a function whose name (with its module: `f[m]`)
-    /// contains one of `functions`. Returns `true` if it has ended.
+    /// contains one of `functions`. Returns `true` if the thread has ended.
     pub(crate) fn ended_or_in(&mut self, functions: &[&str]) -> Result<bool> {
         self.ended_or_at(&format!("{functions:?}"), |place| {
             functions.iter().any(|function| place.contains(function))

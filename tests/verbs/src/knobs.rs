@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Settings of the kernel's modules at run time: their parameters, and calls of the stand-in GPU
+//! Settings of the kernel's modules at run time: their parameters, and calls to the stand-in GPU
 //! that fail on request (see `tests/gpu`).
 
 use std::path::PathBuf;
@@ -44,8 +44,8 @@ impl Drop for Parameter {
     }
 }
 
-/// Returns `true` if NVIDIA's own code pins GPU memory here (`--provider nvidia`, from 550, or
-/// `nvidia555`).
+/// Returns `true` if NVIDIA's own code pins GPU memory here: the code of driver 550
+/// (`--provider nvidia`) or of driver 555 (`nvidia555`).
 pub(crate) fn has_nvidias_upper_half() -> bool {
     env::var("TESTVM_PROVIDER").is_ok_and(|provider| provider.starts_with("nvidia"))
 }
@@ -68,8 +68,8 @@ fn failure(place: &str) -> String {
     format!("/sys/kernel/debug/nvidia/fail/{place}")
 }
 
-/// Makes the stand-in's next call at `place` fail with `errno`: with `libc::EIO`, the call returns
-/// `-EIO`.
+/// Makes the next call to the stand-in at `place` fail with `errno`. For example, the call returns
+/// `-EIO` if `errno` is `libc::EIO`.
 pub(crate) fn fail_next(place: &str, errno: i32) -> Result<()> {
     fail_nth(place, 1, errno)
 }

@@ -12,8 +12,8 @@ use crate::counters::Counters;
 use crate::lab::{Lab, Setup};
 use crate::sys;
 
-/// A test case: its group and name joined by a dot, and the function that runs it on a [`Lab`] or
-/// another bench.
+/// A test case: its group and name joined by a dot, and the function that runs the case on a
+/// [`Lab`] or another type of bench.
 pub(crate) struct Case<Bench: 'static = Lab> {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Bench) -> Result<()>,
@@ -158,7 +158,8 @@ pub(crate) fn check_rest(before: &Counters) -> Result<()> {
     settled(|| Counters::read()?.leftovers(before))
 }
 
-/// Waits until `left` returns nothing. Fails with its result at the end of the time limit.
+/// Waits until `left` returns nothing. At the end of the time limit, fails with the last result of
+/// `left`.
 pub(crate) fn settled(mut left: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
     let mut found = Vec::new();
     let clean = sys::wait_until(SETTLE, || {

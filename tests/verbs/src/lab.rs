@@ -12,7 +12,7 @@ use crate::rdma::{Hca, Op, Part, Status};
 use crate::sys::{Mapping, Placement, Span};
 use crate::{counters, ktap, rdma};
 
-/// Granule of the GPU's memory, as the length of memory.
+/// Size of a granule of the GPU's memory, as a `usize`.
 pub(crate) const M2: usize = GRANULE as usize;
 
 /// The peermem module under test.
@@ -20,8 +20,8 @@ pub(crate) const M2: usize = GRANULE as usize;
 pub(crate) enum Peermem {
     Ours,
     Nvidia,
-    /// No module, but the library that registers GPU memory by dma-buf, which this program and its
-    /// children have preloaded.
+    /// No module. This program and its children preload the library that registers GPU memory by
+    /// dma-buf.
     Preload,
     None,
 }
@@ -86,8 +86,8 @@ impl Setup {
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let asked = counters::module_parameter("nvidia_peermem", "persistent_api_support");
-        // Driver 550 has no parameter for the mode. ib_core asks the callback client first, and
-        // asks the other client if the device cannot revoke.
+        // Driver 550 has no parameter for the mode. ib_core asks the client with a callback first.
+        // If the device cannot revoke, ib_core asks the client without a callback.
         let revokes = match asked.as_deref() {
             None => self.peermem == Peermem::Nvidia,
             Some(value) => value == "0",
@@ -177,7 +177,7 @@ impl Lab {
         self.gpu(0)?.allocate(len, Placement::Any)
     }
 
-    /// Skips the case if it needs a peermem module and there is none.
+    /// Skips the case if there is neither a peermem module nor the preloaded library.
     pub(crate) fn needs_module(&self) -> Result<()> {
         if self.setup.peermem == Peermem::None {
             return ktap::skip("no peermem module is loaded");
@@ -194,8 +194,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case unless our module is loaded, because the case asks for more than other
-    /// modules do.
+    /// Skips the case unless our module is loaded. The case tests behaviour that other modules
+    /// lack.
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
             return ktap::skip(format_args!(

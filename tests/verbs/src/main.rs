@@ -92,8 +92,7 @@ enum Verb {
         places: cases::cuda::Places,
         filter: Vec<String>,
     },
-    /// Run the cases of GPU memory by dma-buf whose names begin with a FILTER, and print the
-    /// results in KTAP
+    /// Run the dma-buf cases whose names begin with a FILTER, and print the results in KTAP
     Dmabuf {
         #[command(flatten)]
         places: cases::dmabuf::Places,
@@ -105,8 +104,8 @@ enum Verb {
         kind: cases::dmabuf::Kind,
         times: u32,
     },
-    /// Run the cases between two hosts whose names begin with a FILTER, on both hosts at the same
-    /// time, and print the results in KTAP
+    /// Run the two-host cases whose names begin with a FILTER, on both hosts at the same time, and
+    /// print the results in KTAP
     Pair(cases::pair::Options),
     /// Test loading of the module where it cannot work, or where only signed modules load, and
     /// print the results in KTAP

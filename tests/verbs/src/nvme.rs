@@ -48,8 +48,7 @@ const LIST: usize = 5;
 /// Size of the controller's memory, in bytes: one page of the GPU.
 pub(crate) const MEMORY: usize = 64 << 10;
 
-/// Time limit of the controller. An emulated controller starts sooner, but the kernel's driver
-/// takes a while to unbind.
+/// Time limit for the controller to start, to stop, or to complete a command.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Status of a completion. 0 is success.
@@ -275,8 +274,8 @@ impl Nvme {
             .context("create the submission queue")
     }
 
-    /// Makes the controller write its description of 4 KiB to the page at `dma`. The controller
-    /// makes a single write to memory, without a disk or a list.
+    /// Makes the controller write its description of 4 KiB to the page at `dma`. This command uses
+    /// neither the disk nor a scatter-gather list.
     pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
         ensure!(dma % PAGE == 0, "{dma:#x} is not the start of a page");
         let mut command = Command::new(0x06).data(dma);
@@ -290,7 +289,7 @@ impl Nvme {
         let len: u64 = segments.iter().map(|segment| segment.len).sum();
         ensure!(
             len > 0 && len % BLOCK == 0 && len <= self.longest,
-            "{len:#x} bytes by one command"
+            "{len:#x} bytes in one command"
         );
         let mut command = Command::new(if op == Op::Write { 0x01 } else { 0x02 });
         command.words[1] = 1;
@@ -402,7 +401,7 @@ impl Command {
         Self { words }
     }
 
-    /// Sets the only page, as a PRP entry.
+    /// Sets the command's only data page, as a PRP entry.
     fn data(mut self, dma: u64) -> Self {
         (self.words[6], self.words[7]) = (low(dma), high(dma));
         self

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The copy of this program on the other of two hosts. The two copies exchange their progress and
-//! their data by TCP.
+//! The copy of this program on the other host. The two copies exchange their progress and their
+//! data by TCP.
 
 use std::io;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,8 +17,8 @@ use crate::sys;
 
 const PORT: u16 = 7477;
 
-/// Time limit for the connection to the other host, and for each of its messages. All programs have
-/// shorter limits.
+/// Time limit for the connection to the other host, and for each message from that host. All
+/// programs that a case runs have shorter limits.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A line of JSON.
@@ -169,7 +169,8 @@ mod tests {
         [near, far].map(|stream| Peer::of(stream).expect("an end"))
     }
 
-    /// Returns the results of a case on both hosts, from its result on each.
+    /// Ends a case on two hosts with the results `near` and `far`. Returns the result of
+    /// [`Peer::end`] on each host.
     fn both(near: Result<()>, far: Result<()>) -> [Result<()>; 2] {
         let [mut one, mut other] = ends();
         let far = std::thread::spawn(move || other.end(far));

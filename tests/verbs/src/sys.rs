@@ -77,7 +77,7 @@ pub(crate) fn kill(pid: Pid) {
     let _ = process::kill_process(pid, Signal::KILL);
 }
 
-/// A process that is stopped until this is dropped.
+/// A process that is stopped until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Stopped(Pid);
 
@@ -108,7 +108,8 @@ pub(crate) fn parent() -> Option<Pid> {
     process::getppid()
 }
 
-/// Returns the current time in jiffies, in which the kernel measures its own intervals.
+/// Returns the current time by the kernel's count of jiffies. The kernel measures its own time
+/// limits in jiffies.
 pub(crate) fn jiffies() -> Result<Duration> {
     // SAFETY: `times()` accepts a null pointer, and then only returns the kernel's count.
     let now = unsafe { libc::times(ptr::null_mut()) };
@@ -334,8 +335,8 @@ pub(crate) fn become_user(uid: u32) -> io::Result<()> {
     }
 }
 
-/// Sets RLIMIT_MEMLOCK, which does not bind root, and which a process may raise again. `None` means
-/// no limit.
+/// Sets RLIMIT_MEMLOCK. The limit does not bind root, and the process may raise the limit again.
+/// `None` means no limit.
 pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     let limit = Rlimit {
         current: bytes,
@@ -346,8 +347,8 @@ pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
 
 /// Runs `body` in the parent while a forked child has all the parent's open files. Then lets
 /// the child close these files and waits for the child. If `body` closes a file, the child is the
-/// last to close it. The child closes while it is running, because the module asks nvidia.ko before
-/// it puts pins of a process that exits. The calling process must have only one thread.
+/// last to close it. The child closes its files before it exits, because the module asks nvidia.ko
+/// before it puts pins of an exiting process. The calling process must have only one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A thread that has sent its result may not be gone yet.
     let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;
@@ -362,7 +363,7 @@ pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result
     result
 }
 
-/// Returns the calling thread's name in /proc/self/task.
+/// Returns the calling thread's ID, which is the name of its folder in /proc/self/task.
 pub(crate) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -405,7 +406,7 @@ impl Finished {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// Checks that the program failed with `words`.
+    /// Checks that the program failed and that its output contains `words`.
     pub(crate) fn failed_with(&self, words: &str) -> Result<()> {
         let failed = !self.success() && self.output.contains(words);
         ensure!(failed, "{:?}: {}", self.status, self.tail(10));
@@ -523,7 +524,7 @@ pub(crate) fn unnamed_file() -> Result<File> {
     Ok(File::from(file))
 }
 
-/// Returns the content of a file, wherever its position is.
+/// Returns the content of a file from its start, whatever the current file position.
 pub(crate) fn whole(file: &File) -> Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len())?];
     std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0)?;
@@ -601,11 +602,11 @@ pub(crate) fn state(folder: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// The kernel's log from a moment on.
+/// A reader of the kernel's log that starts at a given position.
 #[derive(Debug)]
 pub(crate) struct KernelLog {
     file: File,
-    /// Number of the next record, after the first one.
+    /// Number of the next record. `None` before the first record is read.
     next: Cell<Option<u64>>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Life {
     /// Cost of the module, in cycles.
     pub(crate) register: i64,
     pub(crate) deregister: i64,
-    /// Time of the whole call in the application.
+    /// Duration of the application's call, in nanoseconds.
     pub(crate) reg_mr_ns: u64,
     pub(crate) dereg_mr_ns: u64,
 }
@@ -72,7 +72,7 @@ pub(crate) fn least(lab: &Lab, span: Span) -> Result<Life> {
 }
 
 /// GPU memory with one page for each of `number` regions, and one more page. Regions do not share a
-/// page: before rxe unmaps a page, the kernel searches all mappings of the page.
+/// page, because the kernel searches all mappings of a page before rxe unmaps the page.
 pub(crate) struct Pages {
     pub(crate) memory: Allocation,
     number: usize,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `gdr bench`: measures the part of the module's cost that only a virtual machine shows.
-//! `runner bench` runs it with our module and with NVIDIA's nvidia-peermem. The program prints a
-//! line `figure NAME VALUE` for each figure.
+//! `runner bench` runs `gdr bench` with our module and with NVIDIA's nvidia-peermem. The program
+//! prints a line `figure NAME VALUE` for each figure.
 //!
 //! Instruction counts need a machine whose clock counts instructions (`--icount --smp 1`), where
 //! one nanosecond is one instruction. Concurrent threads need several processors.
@@ -42,15 +42,15 @@ pub(crate) struct Options {
 enum Part {
     /// Instructions and kernel memory of one registration, the kernel's services included
     Registrations,
-    /// Instructions from the free of an allocation to its end, with many regions on it
+    /// Instructions that the free of an allocation takes, with many regions on the allocation
     Revocation,
     /// Threads that register concurrently, compared with as many threads that only call nvidia.ko
     Threads,
 }
 
-/// Each row has a name, the layout of the GPU's memory by its name in the stand-in, the bytes, and
-/// the number of samples. The minimum is the result, because interrupts are not part of the
-/// module's cost.
+/// Each row has a name, the stand-in's name of the memory layout, the length in bytes, and the
+/// number of samples. The result is the minimum of the samples, because interrupts are not part of
+/// the module's cost.
 const SHAPES: [(&str, &str, u64, usize); 4] = [
     ("64KiB", "contiguous", PAGE, 16),
     ("1GiB-contiguous", "contiguous", GIB, 3),
@@ -84,8 +84,8 @@ fn figure(name: &str, value: impl std::fmt::Display) {
     println!("figure {name} {value}");
 }
 
-/// Reports the module's cost of a registration's life: instructions, including the kernel functions
-/// that the module calls, and kernel memory.
+/// Reports the module's cost of a registration and its deregistration: instructions and kernel
+/// memory. The instructions include the kernel functions that the module calls.
 fn registrations(lab: &Lab) -> Result<()> {
     // The module's first registration allocates a record of its GPU.
     let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
@@ -142,17 +142,17 @@ fn free(lab: &Lab, number: usize) -> Result<u128> {
     Ok(elapsed.as_nanos())
 }
 
-/// Length of a window in which the rounds of all threads are counted. Windows of both kinds of work
-/// alternate.
+/// Length of a window in which the rounds of all threads are counted. Windows of
+/// [`Work::Register`] and [`Work::Pin`] alternate.
 const WINDOW: Duration = Duration::from_millis(400);
 const WINDOWS: usize = 5;
 
 /// Time limit until each thread has done a round.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Duration of the stand-in's pin and unpin, which sleep with its lock held. The values are 20
-/// times the published 70 and 38 µs of a V100, because an emulated processor is about 20 times
-/// slower.
+/// Duration of the stand-in's pin and unpin, which sleep with the stand-in's lock held. The values
+/// are 20 times the published 70 and 38 µs of a V100, because an emulated processor is about 20
+/// times slower.
 const PRICES: [(&str, &str); 2] = [("pin_us", "1400"), ("unpin_us", "760")];
 
 /// Work that a thread repeats on its own 64 KiB of memory.

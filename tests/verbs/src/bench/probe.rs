@@ -14,7 +14,7 @@ const MEMORY: &str = "/sys/kernel/debug/bench/memory";
 const TABLE: &str = "/sys/kernel/debug/bench/table";
 const PAGE_ORDER: &str = "/sys/kernel/debug/bench/page_order";
 
-/// Number of kinds of nvidia.ko's calls. [`MAP`] and [`UNMAP`] are indices into the kinds of a
+/// Number of kinds of calls to nvidia.ko. [`MAP`] and [`UNMAP`] are indices into the kinds of a
 /// line.
 const KINDS: usize = 5;
 const MAP: usize = 2;
@@ -32,11 +32,11 @@ struct Calls {
 struct Calibration {
     /// Cycles that are added to each call of a module function.
     function: i64,
-    /// Cycles that each call of nvidia.ko adds to the module's part.
+    /// Cycles that each call to nvidia.ko adds to the module's part.
     provider_call: i64,
 }
 
-/// Sums of one function.
+/// Calls of one module function, and the calls to nvidia.ko that it made.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Function {
     all: Calls,
@@ -205,8 +205,8 @@ impl Held {
     }
 }
 
-/// Refusal of all allocations by the module's functions that need more than one page in one piece,
-/// until dropped.
+/// Refusal of large allocations, until dropped. The page allocator refuses each request of the
+/// module's functions for more than one contiguous page.
 pub(crate) struct PageOrder(());
 
 /// Counts of allocations that are larger than a page.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Buffers of consumers in the counters, at the devices and in `peermemctl list`.
+//! Checks of the consumers' buffers: in the stand-in's counters, at the devices and in
+//! `peermemctl list`.
 
 use std::collections::BTreeSet;
 
@@ -88,8 +89,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Checks that `processes` have registered the buffers. Each buffer has a region and a pin for
-    /// each of its parts. Our module also lists a registration for each buffer.
+    /// Checks that `processes` have registered the buffers. Each buffer has one region, and one pin
+    /// for each of its parts. Our module also lists one registration for each buffer.
     pub(super) fn are_held(
         self,
         setup: &Setup,

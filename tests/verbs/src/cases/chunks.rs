@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Ranges over several adjacent allocations, which allocators on `cuMemMap` make (PyTorch's
 //! `expandable_segments`). Each range is one registration. The cases compare every byte and check
-//! the number of nvidia.ko's calls.
+//! the number of calls to nvidia.ko.
 //!
 //! NVIDIA's nvidia-peermem refuses all these ranges, so each case only checks for `EFAULT` there.
 
@@ -81,7 +81,7 @@ impl Row {
         Ok(Self { addr, parts })
     }
 
-    /// Returns the bytes from the start of the row to the end of the last allocation.
+    /// Returns the number of bytes from the start of the row to the end of the last allocation.
     pub(super) fn len(&self) -> Result<usize> {
         let last = self.parts.last().context("no allocation")?.mapping();
         Ok(usize::try_from(
@@ -145,8 +145,8 @@ fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
     Ok((result, activity))
 }
 
-/// Reads and writes all of the region in messages that cross the borders. Compares every byte of
-/// the row, inside and outside the region.
+/// Reads and writes all of the region in messages that cross the borders between allocations.
+/// Compares every byte of the row, inside and outside the region.
 fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) -> Result<()> {
     const STEP: usize = 3 * M2 / 4 + 4097;
     let all = row.len()?;
@@ -219,8 +219,8 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     Ok(())
 }
 
-/// Tests an allocation whose first unit alone fits into a hole of BAR1. The unit lies in the hole
-/// during the search, so the module must make a new final pin.
+/// Tests an allocation of which only the first unit fits into a hole of BAR1. The search pins this
+/// unit in the hole, so the module must make a new pin of the whole allocation at the end.
 fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
@@ -380,7 +380,7 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a search of several seconds ends with its process.
+/// Checks that a search of several seconds ends when its process is killed.
 fn killed(lab: &Lab) -> Result<()> {
     lab.needs_ours()?;
     let before = Counters::read()?;
@@ -468,7 +468,10 @@ fn part_freed(lab: &Lab) -> Result<()> {
         let theirs = Pattern::new(lab.setup.seed, 3).bytes(0, M2);
         stranger.write(0, &theirs)?;
         all_refused(lab, &local, &region, PARTS)?;
-        ensure!(stranger.bytes(0, M2)? == theirs, "the new owner's");
+        ensure!(
+            stranger.bytes(0, M2)? == theirs,
+            "the new owner's bytes changed"
+        );
         drop(theirs_too);
         // The other two parts are still pinned. One part is freed with a callback, and the region
         // releases the last part.
@@ -502,7 +505,10 @@ fn part_stays(lab: &Lab) -> Result<()> {
     let mut connection = rdma::connect(&lab.near, &lab.far)?;
     for (part, view) in views.iter().enumerate() {
         let next = lab.gpu(part % 2)?.allocate(M2, Placement::Any)?;
-        ensure!(!places.contains(&next.bar_address()), "given away in use");
+        ensure!(
+            !places.contains(&next.bar_address()),
+            "pages in use were given away"
+        );
         let remote = region.part((part * M2) as u64, M2 as u64)?;
         connection.transfer(Op::Write, local.part(0, M2)?, remote)?;
         ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "part {part}");

@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case] = cases![
     "coherent.moved_by_the_kernel" => moved,
 ];
 
-/// Allocates GPU memory in the CPU-cached range until the result is dropped.
+/// Makes later allocations of GPU memory lie in the CPU-cached range, until the result is dropped.
 fn coherent(lab: &Lab) -> Result<Parameter> {
     lab.needs_module()?;
     match counters::module_parameter("nvidia", "coherent_mib").as_deref() {
@@ -108,7 +108,7 @@ fn mapped_for(lab: &Lab, memory: &Allocation, reason: &str) -> Result<()> {
 }
 
 /// Frees memory under a live registration, in either mode. Expects that no callback comes and that
-/// the HCA continues.
+/// the HCA can still access the memory.
 fn not_revoked(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
     lab.needs_ours()?;
@@ -126,8 +126,8 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Returns the page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. The kernel also uses
-/// this zone for GPU memory that it was given.
+/// Returns the page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. This zone also
+/// contains the GPU memory that the driver has given to the kernel.
 fn movable_zone() -> Result<Option<Range<u64>>> {
     let text = fs::read_to_string("/proc/zoneinfo")?;
     let zone = text.split("\nNode ").find(|zone| {

@@ -144,7 +144,7 @@ const CONSUMERS: &[Consumer] = consumers![
         AnyOf(&[NV_MEM, MODULE, FORERUNNER]) => Module;
     "ucx-to-1.17": "UCX src/uct/ib/base/ib_md.c",
         AnyOf(&[NV_MEM]) => MemoryPeers;
-    "ucx-on-efa": "UCX src/uct/ib/base/ib_md.c, on Amazon's NICs alone",
+    "ucx-on-efa": "UCX src/uct/ib/base/ib_md.c, only on Amazon's NICs",
         AnyOf(&[EFA]) => Never;
     "nvshmem-from-3.4.5": "NVSHMEM transport_ib_common.cpp:25",
         AnyOf(&[NV_MEM, BY_MODULE_NAME, MODULE]) => Module;
@@ -160,7 +160,7 @@ const CONSUMERS: &[Consumer] = consumers![
         AnyOf(&[NV_MEM]) => MemoryPeers;
     "open-mpi-openib": "Open MPI, btl/openib of 4.x",
         Readable(NV_MEM) => MemoryPeers;
-    "libfabric-verbs": "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a NIC named mlx*, bnxt_re* or roce*, of which there is none here",
+    "libfabric-verbs": "libfabric prov/verbs/src/verbs_osd.h:59; it also wants a NIC named mlx*, bnxt_re* or roce*, and this machine has none",
         Line("/proc/kallsyms", SYMBOL) => Core;
     "rccl": "RCCL since ROCm/rccl#1328",
         Line("/proc/kallsyms", SYMBOL) => Core;
@@ -176,7 +176,7 @@ const CONSUMERS: &[Consumer] = consumers![
         AnyOf(&[REFERENCES]) => Module;
     "node-feature-discovery": "gpu-operator, label nvidia.com/peermem.capable",
         Shell("cut -d ' ' -f 1 /proc/modules | grep -qx nvidia_peermem") => Module;
-    "doca-driver-build": "doca-driver-build entrypoint.sh:1592: unloads the module if so",
+    "doca-driver-build": "doca-driver-build entrypoint.sh:1592: unloads the module if it has no users",
         Holds(REFERENCES, "0") => Module;
     "gpud": "gpud, the line of ib_core in lsmod",
         Shell(r"lsmod | grep -E '^ib_core\s.*\bnvidia_peermem\b'") => UserOfCore;
@@ -255,7 +255,9 @@ fn find_as_nvidias(lab: &Lab) -> Result<()> {
                 "# {name}: differs, because ib_core has no memory_peers on this kernel, and our module makes its own"
             );
         } else {
-            wrong.push(format!("{name} finds {ours}, of NVIDIA's {theirs}"));
+            wrong.push(format!(
+                "{name} finds {ours}, but {theirs} with NVIDIA's module"
+            ));
         }
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("; "));

@@ -98,7 +98,11 @@ impl Answer {
 
     /// Returns the printed object of a command that succeeded.
     fn success(&self, schema: &str) -> Result<Value> {
-        ensure!(self.status == 0, "its status is {}", self.status);
+        ensure!(
+            self.status == 0,
+            "peermemctl ended with status {}",
+            self.status
+        );
         self.json(schema)
     }
 
@@ -158,8 +162,8 @@ fn gpus() -> Result<Vec<Place>> {
         .collect()
 }
 
-/// Returns all complaints of `doctor`, and notes its other findings. The exit status of `doctor`
-/// must match its findings.
+/// Prints all findings of `doctor`, and returns its complaints. The exit status of `doctor` must
+/// match its findings.
 fn complaints(answer: &Answer) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for finding in list(&answer.json("peermemctl.doctor")?, "findings")? {
@@ -297,7 +301,7 @@ fn at_rest(machine: &Machine) -> Result<Vec<String>> {
         expected.extend(gpus.iter().map(|gpu| complaint("bar1", gpu.address())));
     }
     if machine.setup.translating_iommu {
-        // The NIC of each GPU's best pair.
+        // rxe0 is the NIC of each GPU's best pair.
         expected.push(complaint("iommu", "rxe0"));
     }
     if machine.topology == "sockets" {
@@ -373,8 +377,8 @@ fn module_taken_out(machine: &Machine) -> Result<()> {
     complains_of(&answer?, &expected)
 }
 
-/// Checks the complaint about a limit of 64 KiB, which many distributions set at login, for root
-/// without CAP_IPC_LOCK.
+/// Checks the complaint about a memlock limit of 64 KiB, for root without CAP_IPC_LOCK. Many
+/// distributions set this limit at login.
 fn locked_memory(machine: &Machine) -> Result<()> {
     let limited = Answer::of(Command::new("setpriv").args([
         "--bounding-set=-ipc_lock",
@@ -454,7 +458,8 @@ fn all_regions(prefix: &[&str]) -> Result<Value> {
 /// Number of regions, and their bytes if known.
 type Regions = (u64, Option<u64>);
 
-/// Returns the process's verdict on GPUDirect RDMA, and its peer-memory, other and unknown regions.
+/// Returns the verdict on a process's use of GPUDirect RDMA, and the process's peer-memory, other
+/// and unknown regions.
 fn usage(answer: &Value, pid: u32) -> Result<(String, [Regions; 3])> {
     let its = list(answer, "processes")?
         .iter()
@@ -484,7 +489,8 @@ fn regions_by_rdma() -> Result<(u64, u64)> {
     Ok((all.len() as u64, lengths.sum()))
 }
 
-/// Compares `list --all` with host memory of this process and GPU memory of another process.
+/// Checks the output of `list --all` for regions of host memory in this process and regions of GPU
+/// memory in another process.
 fn listed_all(machine: &Machine) -> Result<()> {
     const LENGTHS: [usize; 2] = [64 << 10, 5 << 20];
     let peermem = machine.setup.peermem;
@@ -627,7 +633,11 @@ fn export(machine: &Machine) -> Result<()> {
     let child = holder(machine)?;
     let exported = Answer::of(Command::new("peermemctl").arg("export"))?;
     child.kill()?;
-    ensure!(exported.status == 0, "its status is {}", exported.status);
+    ensure!(
+        exported.status == 0,
+        "peermemctl ended with status {}",
+        exported.status
+    );
     let samples = exported
         .out
         .lines()

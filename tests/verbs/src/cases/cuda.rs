@@ -7,8 +7,8 @@
 //! on the wire at the end. Without a module, there must be no pins, mappings or listed
 //! registrations.
 //!
-//! These cases do not use a [`Lab`](crate::lab::Lab), because no consumer needs its devices and
-//! GPUs.
+//! These cases do not use a [`Lab`](crate::lab::Lab), because no consumer needs the devices and
+//! GPUs of a `Lab`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,8 +54,8 @@ impl Places {
         command
     }
 
-    /// Returns the command for a program that uses `device`. The program searches UCX's libraries
-    /// first, then those in `more`.
+    /// Returns the command for a program that uses `device`. The program searches for libraries in
+    /// UCX's directory, then beside the stand-in for CUDA's library, and then in `more`.
     pub(super) fn over_ucx(
         &self,
         program: &Path,
@@ -87,7 +87,7 @@ impl Places {
             // UCX asks CUDA about each address, because UCX's memory hooks missed some addresses in
             // Open MPI programs.
             .env("UCX_MEMTYPE_CACHE", "n")
-            // Without this variable, UCX copies on rxe.
+            // Without this variable, UCX on rxe copies the data instead of registering the memory.
             .env("UCX_RNDV_THRESH", "8192");
         // Open MPI was built for another prefix.
         for prefix in ["OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"] {
@@ -139,8 +139,8 @@ pub(super) struct Consumers {
     pub(super) places: Places,
 }
 
-/// One of perftest's programs at both ends, and the minimum bytes that the client's and the
-/// server's device send.
+/// A program of perftest or UCX that runs at both ends, and the minimum numbers of bytes that the
+/// client's and the server's device send.
 pub(super) struct Pair {
     pub(super) name: &'static str,
     pub(super) program: &'static str,
@@ -314,8 +314,8 @@ impl Consumers {
         Ok(())
     }
 
-    /// Checks that `verify` passes with memory from CUDA, as the cases of `verify` check without
-    /// CUDA.
+    /// Checks that `peermemctl verify` passes with memory from CUDA. The group `verify` of cases
+    /// tests `peermemctl verify` without CUDA.
     fn verify(&self) -> Result<()> {
         let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;

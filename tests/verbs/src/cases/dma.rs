@@ -45,7 +45,7 @@ pub(super) const CASES: &[Case] = cases![
     "dma.provider_maps" => provider_maps,
 ];
 
-/// A controller that runs on registrations of one mode, with the watchers of the IOMMU.
+/// A controller whose memory is registered in one mode, and the watchers of the IOMMU.
 struct Bench<'a> {
     lab: &'a Lab,
     mode: PinMode,
@@ -92,8 +92,8 @@ fn one_mode(lab: &Lab, mode: PinMode, body: fn(&mut Bench<'_>) -> Result<()>) ->
     }
 }
 
-/// Tests persistent mode with `provider_maps=1`, in which the module maps page by page at
-/// nvidia.ko's addresses.
+/// Tests persistent mode with `provider_maps=1`. nvidia.ko then maps page by page, and the module
+/// uses nvidia.ko's DMA addresses.
 fn provider_maps(lab: &Lab) -> Result<()> {
     needs_controller(lab)?;
     lab.needs_ours()?;
@@ -171,7 +171,8 @@ impl<'a> Bench<'a> {
         self.lab.gpu(gpu)?.allocate(len, Placement::Any)
     }
 
-    /// Allocates two pieces of memory as long as `bytes`, which are on two GPUs if there are two.
+    /// Allocates one piece of memory for each of `bytes`, and writes the bytes. The two pieces are
+    /// on two GPUs if there are two.
     fn allocate_pair(&self, bytes: [&[u8]; 2]) -> Result<[Allocation; 2]> {
         let memories = [
             self.allocate(0, bytes[0].len())?,
@@ -184,7 +185,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Registers the first 2 MiB of `memory`, and makes the controller write a page of the region.
-    /// Returns the region, and the DMA address of the page and its offset in the returned view.
+    /// Returns the region, a view of the memory through the BAR, and the page's DMA address and
+    /// offset in the view.
     fn reached(&mut self, memory: &Allocation) -> Result<(Mapped, BarView, u64, usize)> {
         let region = self.register(memory, 0, M2)?;
         let view = memory.bar_view()?;
@@ -238,8 +240,8 @@ impl<'a> Bench<'a> {
         Ok(entries)
     }
 
-    /// Returns the first of enough disk blocks for `len` bytes that no transfer has used yet.
-    /// Starts over when the disk is full.
+    /// Returns the first block of a range on the disk that has room for `len` bytes and that no
+    /// transfer has used yet. When the disk is full, starts over at block 0.
     fn blocks(&mut self, len: u64) -> u64 {
         const DISK: u64 = 64 << 20;
         let blocks = len.div_ceil(BLOCK);
@@ -364,13 +366,13 @@ pub(super) fn arrives(from: &Hca, region: &Region, to: &Hca, bytes: &[u8]) -> Re
     same(&host, bytes)
 }
 
-/// Checks that the HCA reads the same bytes from the region, through the addresses in its scatter
-/// list, which the controller also uses.
+/// Checks that the HCA reads the same bytes from the region through the DMA addresses in the
+/// scatter list. The controller uses the same addresses.
 fn same_by_rdma(bench: &Bench<'_>, mapped: &Mapped, expected: &[u8]) -> Result<()> {
     arrives(&bench.lab.near, &mapped.region, &bench.lab.far, expected)
 }
 
-/// Copies from one GPU through the disk to another GPU, from one block to 4 MiB.
+/// Copies from one GPU through the disk to another GPU, in lengths from one block to 4 MiB.
 fn gpu_to_gpu(bench: &mut Bench<'_>) -> Result<()> {
     const LEN: usize = 3 * M2;
     let bytes = bench.pattern(1).bytes(0, LEN);
@@ -552,8 +554,8 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     let place = memory.bar_address();
     bench.trace.unmapping(&probed.pages, || memory.free())?;
 
-    // The addresses of the old mapping are cached for the next mapping of the same length. The new
-    // mapping has another length.
+    // The kernel caches the addresses of the old mapping for the next mapping of the same length,
+    // so the new mapping has another length.
     let pin = |next: &Allocation| bench.register(next, 0, M2 / 2);
     let next = bench.lab.gpu(0)?.allocate_there(M2, place, pin)?;
     let (next, own) = next.context("no other allocation got the freed place")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPU memory by dma-buf on an ib_core without peer memory: the driver's export and rxe's regions by
-//! themselves, and the library that a program preloads (`preload/`).
+//! GPU memory by dma-buf on an ib_core without peer memory: the driver's export and rxe's regions
+//! without the preload library, and programs with the preload library (`preload/`).
 //!
 //! The library's cases start this program again ([`register`]) with the library and a stand-in for
 //! CUDA's library, which knows all memory of the stand-in GPU.
@@ -158,7 +158,8 @@ fn parts_of_pages(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the stand-in exports the ranges that two H200 export, and no others.
+/// Checks that the stand-in exports exactly the ranges that NVIDIA's driver exported on two H200
+/// GPUs.
 fn export_rules(lab: &Lab) -> Result<()> {
     let gpu = lab.gpu(0)?;
     let start = sys::free_address(3 * GRANULE, GRANULE)?;
@@ -333,7 +334,7 @@ fn refusals(lab: &Lab) -> Result<()> {
         ensure!(found.is_err(), "{place}: {found:?}");
         live("dmabufs_live", 0)?;
     }
-    // The offset in the dma-buf and the I/O address must agree below a page.
+    // The offset in the dma-buf and the I/O address must be equal modulo the page size.
     let buffer = export(lab, &memory, GRANULE)?;
     let apart = memory.span(1, 4096)?;
     let found = try_register(lab, &buffer, 0, apart)?;
@@ -349,7 +350,7 @@ fn refusals(lab: &Lab) -> Result<()> {
 pub(crate) enum Kind {
     Gpu,
     Host,
-    /// GPU memory, with a flag that dma-buf regions do not take.
+    /// GPU memory, with a flag that dma-buf regions do not support.
     Bind,
     /// GPU memory and some bytes after it.
     Behind,
@@ -403,8 +404,9 @@ pub(crate) fn register(setup: &Setup, kind: Kind, times: u32) -> Result<()> {
     Ok(())
 }
 
-/// Runs the child, with the library in mode `library` (empty: the library's default) unless `None`.
-/// Checks the child's first error (0: no error), and the lines that the library logs.
+/// Runs the child. `library` is the mode of the preload library. `None` means no library, and an
+/// empty string means the library's default mode. Checks the child's first error (0: no error), and
+/// the lines that the library logs.
 fn expect(
     bench: &Bench,
     kind: &str,
@@ -476,7 +478,8 @@ fn answers(bench: &Bench) -> Result<()> {
     expect(bench, "gpu", Some("off"), 1, libc::EFAULT, &[])?;
     expect(bench, "bind", Some(""), 1, libc::EFAULT, &["MW_BIND"])?;
     expect(bench, "behind", Some(""), 1, libc::EFAULT, &[past_the_end])?;
-    // The last obstacle fails only one registration, so the library's second attempt would succeed.
+    // The last obstacle makes only one registration fail, so the library's second attempt would
+    // succeed.
     for obstacle in OBSTACLES
         .iter()
         .filter(|obstacle| !obstacle.words.is_empty())

@@ -117,9 +117,10 @@ fn fails_to_revoke(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Makes the HCA's driver fail after it has got its umem. The driver then releases the umem:
-/// `peer_fail_setup` without stopping the notifier, whose lock the driver still holds, and
-/// `peer_fail_create` after it has stopped the notifier, which it has never activated.
+/// Makes the HCA's driver fail after it has got its umem. The driver then releases the umem. In the
+/// case of `peer_fail_setup`, the driver does not stop the notifier, and still holds the notifier's
+/// lock. In the case of `peer_fail_create`, the driver first stops the notifier, which it has never
+/// activated.
 fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     lab.needs_module()?;
     let memory = lab.allocate_gpu(M2)?;
@@ -136,8 +137,9 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
     write_ends(lab, region.part(0, SOME as u64)?, Status::Success)
 }
 
-/// Tests both clients with one HCA, as with mlx5, which has regions and queues. When the allocation
-/// is freed, one client loses its half, and the other client keeps its half.
+/// Tests both clients with one HCA. mlx5 uses both clients: it can revoke its regions, but not its
+/// queues. When the allocation is freed, the revocable client loses its half, and the persistent
+/// client keeps its half.
 fn both_clients(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;

@@ -121,8 +121,8 @@ fn expected_clients(lab: &Lab) -> &'static [&'static str] {
     }
 }
 
-/// Returns the client that serves rxe. The first client takes memory that rxe can lose, and the
-/// second client takes all other memory.
+/// Returns the client that serves rxe. The first client serves rxe if rxe can revoke its regions.
+/// Otherwise, the second client serves rxe.
 fn serving(lab: &Lab) -> &'static str {
     let clients = expected_clients(lab);
     match (clients, lab.setup.mode()) {
@@ -230,7 +230,7 @@ fn statistics(lab: &Lab) -> Result<()> {
 }
 
 /// Checks that a revocation counts as a deallocation at once. The bytes must count when the
-/// application deregisters, unless ib_core unmaps.
+/// application deregisters, unless ib_core already unmaps at the revocation.
 fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     lab.needs_mode(PinMode::Revocable)?;
@@ -307,7 +307,7 @@ fn reader_across_unload(lab: &Lab) -> Result<()> {
     let replaced = Replaced::begin()?;
     gone(MEMORY_PEERS)?;
     unreadable(&open, libc::ENODEV).context("after the unload")?;
-    // The reader's buffer still has the text that was printed before.
+    // The reader's buffer still has the text from before the unload.
     let rest = half_read.read(&mut [0; 64])?;
     ensure!(rest > 0, "the rest of the text in the buffer is lost");
     replaced.end()?;
@@ -378,7 +378,7 @@ fn information(module: &Path, field: &str) -> Result<BTreeSet<String>> {
     Ok(output.lines().map(str::to_owned).collect())
 }
 
-/// `lsmod` and `/sys/module` of the loaded module.
+/// Data about the loaded module from `/sys/module`.
 struct Loaded {
     files: BTreeSet<String>,
     parameters: BTreeSet<String>,

@@ -431,7 +431,7 @@ const TIB: u64 = 1 << 40;
 const PAGES: u64 = 1 << 32;
 
 /// Returns an address with [`PAGES`] free pages after it, and the page size. If pages have 4 KiB,
-/// the range is below everything in a small program. If pages have 64 KiB, the range is above the
+/// the range is below all mappings of a small program. If pages have 64 KiB, the range is above the
 /// addresses that the kernel chooses.
 fn free_pages() -> Result<(u64, u64)> {
     let page = sys::page_size();
@@ -465,7 +465,8 @@ fn full_bar1(lab: &Lab, row: &mut Row) -> Result<()> {
     Ok(())
 }
 
-/// A user without an entry in any system file. Root has no limit on locked memory.
+/// ID of a user without an entry in any system file. The attempt does not run as root, because root
+/// has no limit on locked memory.
 const NOBODY: u32 = 54_322;
 
 fn memlock(bytes: u64) -> impl Fn(&Lab, &mut Row) -> Result<()> {
@@ -507,7 +508,7 @@ fn fork_safe(lab: &Lab, row: &mut Row) -> Result<()> {
 }
 
 fn container(namespaces: &'static [&str]) -> impl Fn(&Lab, &mut Row) -> Result<()> {
-    // A user namespace cannot unmount an earlier mount, but can mount over it.
+    // A process in a user namespace cannot unmount an earlier mount, but can mount over it.
     const ENTER: &str =
         "mount -t tmpfs none /sys/kernel/debug && mount -o remount,bind,ro /sys && \
                          ! [ -e /sys/kernel/debug/nvidia ] && \

@@ -16,7 +16,7 @@ use crate::{ktap, module, sys};
 /// The limit in MiB, enough for two regions of 2 MiB.
 const LIMIT_MIB: usize = 4;
 const FULL: usize = LIMIT_MIB << 20;
-/// A user without an entry in any system file.
+/// ID of a user without an entry in any system file.
 const OTHER: u32 = 54_321;
 
 pub(super) const CASES: &[Case] = cases![
@@ -80,7 +80,7 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
 /// Runs `body` as another user in a child, with its own HCA.
 fn as_another_user(lab: &Lab, body: impl FnOnce(&Hca) -> Result<()>) -> Result<()> {
     let status = in_child(lab.near.name(), |hca| {
-        // Memory that is locked for the HCA also counts against the user.
+        // Memory that the HCA locks also counts against the user's RLIMIT_MEMLOCK.
         sys::lock_any_memory()?;
         sys::become_user(OTHER)?;
         body(hca).map(|()| 0)
@@ -106,7 +106,7 @@ fn each_user(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Deregisters in a child of another user, which has inherited the file.
+/// Deregisters in a child that runs as another user and has inherited the file.
 fn released_by_another_user(lab: &Lab, region: Region) -> Result<()> {
     let region = RefCell::new(Some(region));
     as_another_user(lab, |_| {
@@ -130,7 +130,7 @@ fn goes_back(lab: &Lab) -> Result<()> {
 }
 
 /// Checks that a revocable pin that another process releases stays charged until the memory is
-/// freed, because nvidia.ko does not put the pin for that process.
+/// freed. nvidia.ko does not put the pin for that process.
 fn orphans(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     limited(lab, || {

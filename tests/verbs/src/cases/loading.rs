@@ -3,8 +3,8 @@
 //! with signature checks accepts.
 //!
 //! These cases do not use a [`Lab`], because they remove the module's neighbours, up to all of
-//! RDMA, which a `Lab` would keep loaded. A case is skipped on any machine but the one that it is
-//! for (`beside` or `signed` of the runner).
+//! RDMA, which a `Lab` would keep loaded. Each case runs on only one machine of the runner
+//! (`beside` or `signed`), and is skipped on all others.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -115,7 +115,7 @@ fn no_peer_memory() -> Result<()> {
                 ib_core of MLNX_OFED or DOCA-OFED, or use software that registers GPU memory by dma-buf, without this module";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &module::file()?, SEE_DMESG, line)?;
-    // Nothing keeps nvidia.ko loaded.
+    // Checks that nothing keeps nvidia.ko loaded.
     succeed("rmmod", ["nvidia"])?;
     succeed("modprobe", ["nvidia"])?;
     Ok(())
@@ -270,7 +270,7 @@ fn nvidias() -> Result<()> {
 
 fn unload_with_users(name: &str) -> Result<()> {
     for user in sys::names(format!("/sys/module/{name}/holders"))? {
-        // The user may have been unloaded with the users of another module.
+        // This holder may already have been unloaded as a holder of another module.
         if Path::new("/sys/module").join(&user).exists() {
             unload_with_users(&user)?;
         }
@@ -285,7 +285,7 @@ fn delete_links() -> Result<()> {
     Ok(())
 }
 
-/// Loads the module by hand without ib_core. modprobe loads everything again.
+/// Runs `insmod` without ib_core. Then modprobe must load the module and everything that it needs.
 fn no_ib_core() -> Result<()> {
     needs_peer_memory()?;
     delete_links()?;

@@ -42,7 +42,7 @@ fn bounce_buffers_forced(lab: &Lab) -> Result<()> {
 
 /// Unbinds a GPU under a persistent pin. nvidia.ko counts the pin as a use of the GPU, so the
 /// unbind waits for the end of the use, and `nvidia-smi --gpu-reset` is refused. During the wait,
-/// the region still reads the memory.
+/// transfers still reach the memory.
 fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Persistent)?;
     let stage = Stage::open(lab)?;

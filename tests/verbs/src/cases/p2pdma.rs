@@ -33,8 +33,8 @@ fn needs_p2pdma(lab: &Lab) -> Result<()> {
     }
 }
 
-/// Checks that the client of the mode takes the memory, the module maps it, and the registration
-/// names its GPU.
+/// Checks that the mode's client takes the memory, that the module maps the memory, and that the
+/// registration names the GPU.
 fn mapped(lab: &Lab) -> Result<()> {
     needs_p2pdma(lab)?;
     reasons::begin(lab)?;

@@ -39,7 +39,10 @@ fn outlive(lab: &Lab) -> Result<()> {
 
         let mut connection = rdma::connect(&lab.near, &lab.far)?;
         connection.transfer(Op::Write, local.part(0, M2)?, region.part(0, M2 as u64)?)?;
-        ensure!(view.bytes(0, M2)? == local.expected(0, M2)?, "bytes");
+        ensure!(
+            view.bytes(0, M2)? == local.expected(0, M2)?,
+            "the pages have other bytes"
+        );
         drop(region);
         counters::pins_are(0).context("after deregistration")?;
     }
@@ -80,7 +83,10 @@ fn reused(lab: &Lab) -> Result<()> {
     let (from, to) = (local.part(1, 4096)?, second_region.part(0, 4096)?);
     connection.transfer(Op::Write, from, to)?;
     let found = second.bytes(0, M2)?;
-    ensure!(found[..4096] == *local.expected(1, 4096)?, "no new bytes");
+    ensure!(
+        found[..4096] == *local.expected(1, 4096)?,
+        "the WRITE did not reach the new pages"
+    );
     ensure!(
         found[4096..] == kept[4096..],
         "the bytes after the written ones changed"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Failing calls of nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
+//! Failing calls to nvidia.ko: the module must return an error and leave nothing behind. NVIDIA's
 //! nvidia-peermem checks few of these errors, and loses the pin if an unpin fails. `input` tests
 //! wrong results of nvidia.ko, and `sweep` makes each call fail in turn.
 
@@ -115,8 +115,8 @@ fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
 }
 
 /// Checks the bytes of two allocations that use the same range of BAR1 in turn. An unpinned
-/// allocation keeps its bytes but leaves its range to the next pin, so a module that unpins too
-/// early would read another owner's bytes.
+/// allocation keeps its bytes but leaves its range to the next pin. A module that unpins too early
+/// would read another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
         return ktap::skip("memory never changes its place in the BAR here");
@@ -151,7 +151,10 @@ fn given_to_others(lab: &Lab) -> Result<()> {
     ensure!(other.bar_address() == place);
     holds(&other, &others)?;
     holds(&one, &ones)?;
-    ensure!(one.bar_address() != place, "both have one place");
+    ensure!(
+        one.bar_address() != place,
+        "both allocations have the same place"
+    );
 
     let _again = lab.near.reg_mr(one.span(0, M2)?)?;
     holds(&one, &ones)?;

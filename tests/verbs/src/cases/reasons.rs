@@ -32,8 +32,8 @@ use crate::sys::{KernelLog, Mapping, Placement, Span};
 use crate::{ktap, module, module_files, sys};
 
 const EVENT: &str = "/sys/kernel/tracing/events/nvidia_peermem/refused";
-/// Number of refused ranges of a GPU that the module keeps. [`NON_GPU`] is the number of other
-/// refused ranges that the module keeps.
+/// Number of refusals that the module keeps in `refusals`. [`NON_GPU`] is the number of refusals
+/// that the module keeps in `non_gpu`.
 const REFUSALS: usize = 128;
 const NON_GPU: usize = 32;
 
@@ -346,9 +346,9 @@ fn success(lab: &Lab) -> Result<()> {
     no_refusals()
 }
 
-/// Tests another driver's client, loaded before or after this module, which takes ranges that
-/// nvidia.ko does not know. The module must count these ranges separately and leave no other trace.
-/// A range that neither client takes must be refused as usual.
+/// Tests another driver's client, which takes ranges that nvidia.ko does not know. The other client
+/// is loaded before or after this module. The module must count these ranges separately and leave
+/// no other trace. A range that neither client takes must be refused as usual.
 fn another_clients_memory(lab: &Lab) -> Result<()> {
     const OTHER: &str = "other_client";
     const TIMES: u64 = 3;
@@ -566,7 +566,7 @@ fn files(lab: &Lab) -> Result<()> {
         let expected = in_proc().map_or(mode, |_| 0o400);
         ensure!(found == expected, "{name}: {found:o}");
     }
-    // Each count has a line from the beginning.
+    // Each counter has a line as soon as the module is loaded.
     let all = lines("counters")?;
     let refused = all.iter().filter(|line| line.contains_key("reason"));
     let refused = refused.count();
@@ -577,8 +577,8 @@ fn files(lab: &Lab) -> Result<()> {
 
 /// Checks that an open file keeps the module loaded, and that a close during `rmmod` is safe.
 ///
-/// The case opens no file while the module is unloaded, because debugfs warns about an open between
-/// the two steps in which the kernel marks a module as going.
+/// The case opens no file while the module is unloaded. The kernel marks a module as going in two
+/// steps, and debugfs warns about an open between these steps.
 fn unload(lab: &Lab) -> Result<()> {
     const ROUNDS: usize = 5;
     begin(lab)?;

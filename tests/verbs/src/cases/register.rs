@@ -276,8 +276,8 @@ fn no_module(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Registers small buffers. Allocations are rounded up, so nvidia.ko's pages around a small buffer
-/// exist.
+/// Registers small buffers. The GPU driver rounds allocations up to granules, so all GPU pages of a
+/// small buffer exist in full.
 fn rounded_allocation(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     for len in [4096, 65536, M2 + 4096] {

@@ -115,7 +115,7 @@ fn one(lab: &Lab) -> Result<()> {
         none()?;
         note("line", format_args!("{line:?}"));
     }
-    // The region does not have whole pages, but the list shows the pinned range.
+    // The region begins and ends inside a page. The list shows the range of the pinned pages.
     let region = lab.near.reg_mr(memory.span(100, M2)?)?;
     let (start, len) = (memory.mapping().addr(), M2 + 0x1_0000);
     has(&only()?, &format!("addr={start:#x} len={len}"))?;
@@ -174,8 +174,8 @@ fn revoked(lab: &Lab) -> Result<()> {
     none()
 }
 
-/// Tests a registration that another process releases. For that process, nvidia.ko does not put the
-/// pin.
+/// Tests a registration that another process releases. nvidia.ko does not put the pin for that
+/// process.
 fn kept(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     begin(lab)?;
@@ -242,7 +242,7 @@ fn readers(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let span = memory.span(0, M2)?;
     let register = |hca: &Hca| -> Result<Region> { Ok(hca.reg_mr(span)?) };
-    // More text than a reader's buffer holds.
+    // The lines of these registrations do not fit into a reader's buffer.
     let stay = (0..STAY)
         .map(|_| register(&lab.near))
         .collect::<Result<Vec<_>>>()?;
@@ -307,7 +307,7 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     }
     let mut released = 0;
     while !regions.is_empty() {
-        // The dropped registration is neither the first nor the last.
+        // The dropped registration is in the middle of the list.
         drop(regions.remove(regions.len() / 2));
         released += 1;
         agree(MOST as u64, released)?;

@@ -233,7 +233,7 @@ fn under_traffic(lab: &Lab) -> Result<()> {
 fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     const UNDER_WAY: usize = 16;
     let memory = lab.allocate_gpu(M2)?;
-    // A place that was used before still has its old bytes.
+    // The memory may still have the bytes of an earlier owner.
     memory.write(0, &Pattern::new(lab.setup.seed, 5).bytes(0, M2))?;
     let local = Arena::on_host(lab, M2, 1)?;
     let region = region_over(lab, &memory)?;
@@ -265,7 +265,10 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         if completion.status != Status::Success {
             break completion.status;
         }
-        ensure!(late.is_none_or(|late| completion.id < late), "too late");
+        ensure!(
+            late.is_none_or(|late| completion.id < late),
+            "a request that was posted after the free has succeeded"
+        );
         done += 1;
         let freed = free.has_ended()?;
         let id = near.post(op, from, to)?;
@@ -281,7 +284,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
     }
 
     let (view, theirs) = free.done()??;
-    ensure!(view.bytes(0, M2)? == theirs, "changed after the free");
+    ensure!(view.bytes(0, M2)? == theirs, "bytes changed after the free");
     if op == Op::Read {
         const PIECE: usize = 64;
         let got = local.bytes(0, M2)?;

@@ -66,8 +66,8 @@ fn in_module(place: &str) -> bool {
         .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
 }
 
-/// Frees memory while nvidia.ko's get is stopped after it has published the pin and before it
-/// returns.
+/// Stops nvidia.ko's get after it has published the pin and before it returns. Frees the memory
+/// meanwhile.
 fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
@@ -282,7 +282,7 @@ fn served_by_the_other(lab: &Lab, name: &str, value: &str, reason: Option<&str>)
     Ok(())
 }
 
-/// Uses addresses above all BARs of the machine that a device can still reach.
+/// Uses addresses that are above all BARs of the machine, but that a device can still reach.
 fn outside_bar(lab: &Lab) -> Result<()> {
     const FAR: u64 = 1 << 30;
     let mut end = 0;
@@ -318,8 +318,8 @@ fn struct_page(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Releases a region in another process. For that process, nvidia.ko does not put the pin.
-/// Everything must stay until the callback.
+/// Releases a region in another process. nvidia.ko does not put the pin for that process. The pin
+/// and the reference to the module must stay until the callback.
 fn foreign_release(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -373,7 +373,7 @@ fn registered_by_a_guest(
     guest.join()
 }
 
-/// Checks that only `memory` holds the module, and that its callback finds its pin.
+/// Checks that only the pin of `memory` holds the module, and that the callback finds the pin.
 fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     let events = || -> Result<[u64; 2]> {
         let late = module_files::event("late_callback")?;
@@ -399,8 +399,8 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
 }
 
 /// Checks that a full list of processes admits no other process. Then checks that the module makes
-/// no put for a process that has left the list before the kernel deregisters, because nvidia.ko
-/// would return 0 and still call back.
+/// no put for a process that has left the list before the kernel deregisters. For such a put,
+/// nvidia.ko would return 0 and still call back.
 fn exit_unlisted(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -441,7 +441,10 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         .as_ref()
         .err()
         .and_then(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
-    ensure!(errno == Some(libc::EINVAL), "one more: {full:?}");
+    ensure!(
+        errno == Some(libc::EINVAL),
+        "a full list did not refuse a guest with EINVAL: {full:?}"
+    );
     let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
@@ -471,7 +474,7 @@ fn late_callback(lab: &Lab) -> Result<()> {
     let result = asked_from_then_on(lab, &stage);
     // The module would continue to ask until it is unloaded.
     again.end()?;
-    // In any other case, a callback after a put is an error.
+    // The counter is reset, because a callback after a put is an error in all other test cases.
     let after_put = stage.counted("callbacks_after_put")?;
     Counters::reset()?;
     result?;
@@ -504,8 +507,8 @@ fn needs_hold_points() -> Result<()> {
 
 const INIT: &str = "/sys/kernel/debug/nvidia_peermem_points/hold/init";
 
-/// Checks that the module takes no range before it is complete, while its first client is
-/// registered and its second client is not.
+/// Checks that the module takes no range while its first client is registered and its second client
+/// is not.
 fn not_ready(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     needs_hold_points()?;
@@ -583,8 +586,8 @@ fn exit_fence(lab: &Lab) -> Result<()> {
 }
 
 /// Makes the revocable client fail to pin a range that could be pinned a moment later. The
-/// persistent client must not take this range. The persistent client must take the same range, from
-/// the same thread, for an HCA for which the revocable client is not asked.
+/// persistent client must not take this range. If the HCA cannot revoke, ib_core does not ask the
+/// revocable client. The persistent client must then take the same range from the same thread.
 fn refused_by_the_first(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     lab.needs_both_clients()?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Large scale: many registrations, many processes, much memory in one registration. The cost of a
 //! registration must not grow with the number or size of other registrations. The memory of N
-//! registrations must be N times the memory of one registration. No allocation may need more than a
-//! page in one piece.
+//! registrations must be N times the memory of one registration. No allocation may need more than
+//! one contiguous page.
 //!
 //! These cases need a machine that counts instructions, with `tests/bench` loaded. The cases `few`
 //! are large enough to show a walk over all registrations. The cases `many` have the numbers that
@@ -199,7 +199,7 @@ fn processes(lab: &Lab, number: usize) -> Result<()> {
     let words = SharedWords::new(2)?;
     let said = |word: usize| words.all()[word].load(std::sync::atomic::Ordering::SeqCst);
     let say = |word: usize| words.all()[word].fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-    // A wait for a byte of a pipe is interruptible.
+    // The processes wait for a byte of this pipe, because such a wait is interruptible.
     let (mut word, mut end) = sys::pipe()?;
 
     let memory = available_kib()?;
@@ -294,7 +294,8 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         note(&format!("bytes_held_{gib}_gib"), held.held);
         note(&format!("bytes_at_most_{gib}_gib"), held.peak);
         note(&format!("own_{gib}_gib"), own);
-        // A quarter allows for interrupts, but not for a cost that grows faster than the memory.
+        // A margin of a quarter allows for interrupts, but not for a cost that grows faster than
+        // the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
             ensure!(i128::from(own) <= most, "{gib} GiB: {own}, not {most}");
@@ -308,7 +309,8 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the expected entries of `memory` at its current place, cut where entries end.
+/// Returns the expected entries of `memory` at its current place, split at each
+/// [`ENTRY_BOUNDARY`].
 fn entries_of(memory: &Allocation) -> Result<Vec<(u64, u64)>> {
     let len = u64::try_from(memory.mapping().len())?;
     let addr = memory.mapping().addr();
@@ -328,8 +330,8 @@ fn entries_of(memory: &Allocation) -> Result<Vec<(u64, u64)>> {
 /// byte.
 const PLACES: u64 = 64;
 
-/// Registers on a host without two adjacent free pages. Every entry must be correct, and bytes must
-/// arrive.
+/// Registers as on a host that has no two adjacent free pages. Every entry must be correct, and
+/// bytes must arrive.
 fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
     needs_measures(lab)?;
     for &(layout, len) in kinds {

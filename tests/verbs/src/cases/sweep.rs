@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Failures in turn: the first, the second, … call of nvidia.ko or allocation of the kernel in a
-//! registration fails, until a run passes. After each failure nothing may be left, and the next
-//! registration must work.
+//! Sweeps of failures. In each run, one call to nvidia.ko or one kernel allocation fails during a
+//! registration: in the first run the first call, in the second run the second call, and so on. A
+//! sweep ends when a run passes. After each failure nothing may be left, and the next registration
+//! must work.
 //!
 //! Counts of the module's own calls and allocations are exact. A changed count means a new or
 //! removed call or allocation that nobody has reviewed.
@@ -115,7 +116,7 @@ const EIO: &[i32] = &[libc::EIO];
 const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
 const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
 
-/// Places of calls that can fail. [`lost_puts`] tests the puts whose failure loses something.
+/// Places of calls that can fail. [`lost_puts`] tests the puts whose failure loses a pin.
 const PLACES: &[Place] = &[
     place("get_pages", PINNING, Seen::Refused),
     place("get_pages_register", REGISTER, Seen::Refused),
@@ -128,8 +129,8 @@ const PLACES: &[Place] = &[
     place("free_dma_mapping", EIO, Seen::Nothing),
 ];
 
-/// Returns the number of the module's calls of nvidia.ko at `place`, with memory of [`Shape::Run`]
-/// that the client of mode `serving` serves.
+/// Returns the number of the module's calls to nvidia.ko at `place`. The memory has [`Shape::Run`],
+/// and the client of mode `serving` serves the memory.
 fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
         (PinMode::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
@@ -143,9 +144,9 @@ fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     }
 }
 
-/// Makes each call of nvidia.ko fail in turn, in each way of a registration.
+/// Makes each call to nvidia.ko fail in turn, for each [`Way`].
 fn calls(lab: &Lab, setting: Setting) -> Result<()> {
-    // Without this parameter, nvidia.ko maps only one page, for the first registration.
+    // Without `PROVIDER_MAPS`, nvidia.ko maps only one page, for the first registration.
     module::unload()?;
     let [mode, peerdirect] = setting.parameters();
     module::load(&[mode, peerdirect, module::PROVIDER_MAPS.to_owned()])?;
@@ -153,7 +154,7 @@ fn calls(lab: &Lab, setting: Setting) -> Result<()> {
     let mut hits = 0;
     let mut sweeps = 0;
     let mut by_place: BTreeMap<&str, u32> = BTreeMap::new();
-    // An HCA that cannot lose memory reaches the calls of the second client.
+    // If the HCA cannot revoke its regions, ib_core uses the second client.
     let both = [PinMode::Persistent, PinMode::Revocable];
     let clients = match setting.mode {
         PinMode::Persistent => &both[..1],
@@ -424,8 +425,8 @@ fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
     match (mode, way, shape) {
         // The context and its counters, a pin for each chunk, the region, two scatter lists.
         (PinMode::Persistent, Way::Registration, Shape::Chunks) => (5 + CHUNKS as u32, lists),
-        // The context and its counters, the region, two scatter lists. For each attempted pin also
-        // the callback's entry, its lock and its place in the table. The attempts are the whole
+        // The context and its counters, the region, two scatter lists. Each attempted pin adds the
+        // callback's entry, its lock and its place in the table. The attempts are one for the whole
         // range, one for each chunk, and two for chunks that may continue.
         (PinMode::Revocable, Way::Registration, Shape::Chunks) => {
             (5 + 3 * (1 + CHUNKS as u32 + 2), lists)
@@ -482,8 +483,8 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
 fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
-    // Once the revocable client has taken the memory, it needs no more allocations, because nothing
-    // translates here.
+    // Once the revocable client has taken the memory, it needs no more allocations, because no
+    // IOMMU translates here.
     let (client, unmapped) = match setting.mode {
         PinMode::Persistent => ("PersistentMr", libc::ENOMEM),
         PinMode::Revocable => ("RevocableMr", 0),

@@ -63,7 +63,7 @@ impl Shape {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
-    /// A call of nvidia.ko at `place` fails with `errno`.
+    /// A call to nvidia.ko at `place` fails with `errno`.
     Call { place: &'static str, errno: i32 },
     /// An allocation of the thread fails.
     Allocation,
@@ -185,7 +185,10 @@ impl<'a> Bench<'a> {
     /// Runs `way` once with the n-th fault.
     pub(super) fn run(&self, way: Way, shape: Shape, fault: Fault, nth: u32) -> Result<Ended> {
         if shape == Shape::Chunks {
-            ensure!(way == Way::Registration, "{way:?} of one allocation alone");
+            ensure!(
+                way == Way::Registration,
+                "{way:?} supports only one allocation"
+            );
             let row = Row::of(self.lab, &[1; CHUNKS])?;
             return self.registration(row.span(0, row.len()?)?, fault, nth);
         }
@@ -267,8 +270,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Runs `way` with the first fault, the second, … until it passes, and returns the number of
-    /// faults. `check` checks each run in which a fault occurred.
+    /// Runs `way` with the first fault, the second, … until a run passes without a fault. Returns
+    /// the number of faults. `check` checks each run in which a fault occurred.
     pub(super) fn sweep(
         &mut self,
         way: Way,

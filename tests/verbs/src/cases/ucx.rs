@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Unmodified UCX by itself: its `ucx_perftest` between two processes with GPU memory at both ends,
-//! and its cache of registrations when memory is freed (`tests/cuda/ucp.c`). Both also run with
-//! memory of several allocations, as with PyTorch's expandable segments.
+//! and its cache of registrations when memory is freed (`tests/cuda/ucp.c`). Both programs also run
+//! with memory of several allocations, as with PyTorch's expandable segments.
 //!
 //! Without a peermem module, UCX moves the same bytes by copies through the host: see
 //! [`cuda`](super::cuda). UCX looks for a module's files, or registers dma-bufs itself, so a
@@ -314,7 +314,7 @@ fn stops(program: &mut Running, said: &str) -> Result<()> {
     })?;
     ensure!(
         stopped && program.is_running()?,
-        "it never came to {said:?}:\n{}",
+        "the program did not print {said:?} and stop:\n{}",
         program.so_far()?
     );
     Ok(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `peermemctl verify` on this machine. `verify` must pass on a machine without faults. `verify`
-//! must find each fault in its place, under its name, and no other fault. The check after each case
+//! must report each injected fault at the right step, and no other fault. The check after each case
 //! shows that nothing is left behind.
 
 use std::process::Command;
@@ -55,7 +55,7 @@ impl Answer {
 
     /// Runs `command`, which must run `peermemctl` with the arguments that are appended here.
     pub(super) fn by(mut command: Command, arguments: &[&str]) -> Result<Self> {
-        // The test VM can be very slow, and nothing here should hang.
+        // The time limit is long, because the test VM can be very slow.
         command.args(["verify", "--json", "--timeout", "600"]);
         let output = command
             .args(arguments)
@@ -196,13 +196,14 @@ fn all_is_well(lab: &Lab) -> Result<()> {
             "{killed}"
         );
     }
-    // The case `cuda.verify` has memory in two allocations.
+    // These steps need memory of two allocations, which only the case `cuda.verify` has.
     for step in ["export_two_allocations", "two_allocations"] {
         let step = answer.step(step)?;
         ensure!(step["outcome"] == "not_possible_here", "{step}");
     }
     ensure!(answer.found("any_way")? == "ibv_reg_mr", "{}", answer.json);
-    // The stand-in has no dma-buf, which the answer must report without a failure.
+    // `verify` does not export the stand-in's memory as a dma-buf, and must report this without a
+    // failure.
     let steps = answer.steps().iter();
     let mut of_dma_buf = steps.filter(|step| step["way"] == DMA_BUF);
     ensure!(

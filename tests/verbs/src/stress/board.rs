@@ -183,7 +183,7 @@ impl Board {
         self.word(PROGRESS + slot).store(0, SeqCst);
     }
 
-    /// Starts or ends a disturbance, alternately.
+    /// Starts a disturbance of `place`, or ends the current one.
     pub(super) fn disturb(&self, place: Place) {
         self.word(DISTURBED + place.word()).fetch_add(1, SeqCst);
     }
@@ -207,8 +207,8 @@ impl Board {
 
     /// Returns `true` if a session's failure is excused. A failure is excused if a disturbance was
     /// in progress at `before`, the time of the request, or has begun since. A failure is also
-    /// excused if the session has lost a device since `opened`, because a session checks its
-    /// devices only between steps, which may be long.
+    /// excused if the session has lost a device since `opened`. A session checks its devices only
+    /// between steps, and a step may be long.
     pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
         self.disturbed_since(before) || self.uprooted_since(opened)
     }
@@ -226,9 +226,9 @@ impl Board {
         before.0[at] % 2 == 1 || before.0[at] != self.word(DISTURBED + at).load(SeqCst)
     }
 
-    /// Returns `true` if the session in `slot` may READ, which is not allowed while the network is
-    /// disturbed. If rxe loses a response or cannot send it, the requester takes the next response
-    /// for an error, and the error for a success.
+    /// Returns `true` if the session in `slot` may READ. A READ is not allowed while the network is
+    /// disturbed. If rxe loses a response or cannot send it, the requester treats the next response
+    /// as an error, and the error as a success.
     pub(super) fn begin_read(&self, slot: usize) -> bool {
         let word = self.word(READS + slot);
         word.store(1, SeqCst);

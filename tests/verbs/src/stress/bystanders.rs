@@ -46,8 +46,8 @@ pub(super) fn keep(world: &World, plan: &Plan, from: &UnixDatagram) -> Result<()
 }
 
 /// Returns `true` if `errno` is a correct refusal of memory of a GPU that is being unbound, after
-/// `refusals` refusals. The memory is gone, or was freed during the registration. The second case
-/// happens at most once, and only in revocable mode.
+/// `refusals` refusals. `EFAULT` means that the memory is gone. `EINVAL` means that the memory was
+/// freed during the registration, which happens at most once, and only in revocable mode.
 fn refuses_unbound(mode: PinMode, errno: i32, refusals: u64) -> bool {
     match errno {
         libc::EFAULT => true,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Disturbances while the sessions of a stress run work: the network, the RDMA devices, the GPUs
-//! and the module are removed and restored. One process makes one disturbance at a time, in an
-//! order from the seed and at counts of operations.
+//! and the module are removed and restored. One process makes one disturbance at a time. The seed
+//! determines their order, and the count of operations determines when each disturbance begins.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -82,7 +82,7 @@ fn pause(choice: &mut Choice, most: u64) {
 fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let mut busy = false;
-    // In one of four cases, the sessions are not asked for few regions before the unload.
+    // In one case of four, the sessions keep their regions while the module is to be unloaded.
     let thin = choice.below(4) > 0;
     board.thin(thin);
     for _ in 0..if thin { ATTEMPTS } else { ATTEMPTS / 10 } {
@@ -119,7 +119,7 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     let board = &world.board;
     let gpu = choice.below(world.gpus.len() as u64) as usize;
     let bdf = &world.gpus[gpu];
-    // In an epoch with a full BAR, a refusal does not show that the GPU is being unbound.
+    // No prober runs in a tight epoch, because a full BAR also causes refusals there.
     let state = SharedWords::new(2)?;
     let (ready, over) = (&state.all()[0], &state.all()[1]);
     let set = |word: &std::sync::atomic::AtomicU64| {

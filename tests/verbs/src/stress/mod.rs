@@ -3,11 +3,11 @@
 //! descriptors, exit and are killed. Meanwhile the network, the RDMA devices, the GPUs and the
 //! module are removed and restored.
 //!
-//! The run has epochs. The seed and the number of an epoch determine its actions. An epoch ends
-//! with everything at rest: nvidia.ko holds nothing, there is no region and no reference to the
-//! module, and the module is unloaded. Later epochs therefore do not depend on earlier epochs, and
-//! an epoch can be repeated by its number. The machine determines how the processes of an epoch
-//! interleave.
+//! The run has epochs. The seed and the number of an epoch determine the actions of the epoch. An
+//! epoch ends with everything at rest: nvidia.ko holds nothing, there is no region and no reference
+//! to the module, and the module is unloaded. Later epochs therefore do not depend on earlier
+//! epochs, and an epoch can be repeated by its number. The machine determines how the processes of
+//! an epoch interleave.
 
 mod board;
 mod bystanders;
@@ -37,7 +37,7 @@ use board::{Board, Figure, Glance, Operation, SLOTS};
 use plan::Plan;
 use session::World;
 
-/// Time without an operation that counts as a hang.
+/// Time without any progress after which the run counts as hung.
 const STALL: Duration = Duration::from_secs(150);
 
 #[derive(Debug, clap::Args)]
@@ -56,7 +56,7 @@ pub(crate) struct Options {
     seconds: Option<u64>,
 }
 
-/// Descriptions of the faults that processes found, in a file that they share.
+/// Descriptions of the faults that processes found, in a file that all processes share.
 #[derive(Debug)]
 struct Faults(File);
 
@@ -297,7 +297,7 @@ impl Crew<'_> {
         Ok(())
     }
 
-    /// Kills sessions in the middle of any operation.
+    /// Kills each session that has done `shot_at` operations, in the middle of its next operation.
     fn shoot(&mut self) {
         for (slot, session) in self.slots.iter_mut().enumerate() {
             let Some(session) = session else { continue };
@@ -352,8 +352,8 @@ impl Crew<'_> {
             Ended::Killed(libc::SIGBUS) if board.gpu_gone_since(&session.opened) => {
                 board.note(Figure::Bus, 1);
             }
-            // Destructors of the crate sideway contain assertions, which fail if the device is
-            // gone.
+            // [`Faults::judged`] has already recorded the fault of a session that exits with an
+            // error.
             Ended::Exited(_) if board.has_failed() => {}
             _ => self.faults.add(
                 board,
@@ -414,7 +414,7 @@ fn balance() -> Result<()> {
     Ok(())
 }
 
-/// Writes the places where all user processes sleep to the kernel log.
+/// Writes to the kernel log where each user process sleeps.
 fn report_stall() {
     let Ok(mut log) = fs::OpenOptions::new().write(true).open("/dev/kmsg") else {
         return;

@@ -5,7 +5,7 @@ use crate::lab::PinMode;
 use crate::pattern::Choice;
 
 const LAYOUTS: [&str; 6] = ["contiguous", "64k", "2m", "descending", "random", "run"];
-/// Amount of BAR that can be pinned in an epoch in which the BAR is to run out, in MiB.
+/// Amount of BAR that can be pinned in a tight epoch, in MiB. See [`Plan::tight`].
 const TIGHT_MIB: u64 = 12;
 /// nvidia.ko's own reserve, in MiB.
 const RESERVE_MIB: u64 = 36;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! One process of a stress run. The process allocates, registers, transfers, frees, forks, passes
-//! descriptors, and ends in one of several ways. The seed determines its actions. The results
-//! depend on all processes.
+//! descriptors, and ends in one of several ways. The seed determines the actions of the process.
+//! The results depend on all processes.
 //!
 //! Each piece of memory has a copy of its expected content. Every byte of an allocation is compared
 //! before the allocation is freed, so the next owner of the memory detects a late write. After a
@@ -166,7 +166,7 @@ struct Session<'a> {
     gpus: Vec<Arc<Gpu>>,
 }
 
-/// Registers a range. Returns `None` if the range is refused with an excuse.
+/// Registers a range. Returns `None` if the range is refused and the refusal is excused.
 fn try_register(
     (world, plan, slot): (&World, &Plan, usize),
     opened: &Glance,
@@ -497,7 +497,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Returns the granules of the BAR in which a block lies now. A pin may have moved the block.
+    /// Returns the BAR granules that a block occupies now. A pin may have moved the block.
     fn granules(&self, block: &Block) -> Result<BTreeSet<u64>> {
         let gpu = &self.gpus[block.gpu];
         let len = block.expected.len() as u64;
@@ -548,7 +548,7 @@ impl<'a> Session<'a> {
 
     // Regions
 
-    /// Registers a range. Returns `None` if the range is refused with an excuse.
+    /// Registers a range. Returns `None` if the range is refused and the refusal is excused.
     fn try_register(&self, hca: &Hca, span: Span) -> Result<Option<Region>> {
         try_register((self.world, self.plan, self.slot), &self.opened, hca, span)
     }
@@ -699,7 +699,8 @@ impl<'a> Session<'a> {
         let descriptor = region.command_descriptor();
         let sent = sys::send_descriptor(self.world.keeper.as_fd(), descriptor)?;
         self.blocks[at].passed = true;
-        // The library must not drop these objects, because this process may not end them.
+        // The library must not drop these objects, because the last close of the descriptor ends
+        // them.
         mem::forget(region);
         mem::forget(hca);
         sys::close_behind(descriptor);

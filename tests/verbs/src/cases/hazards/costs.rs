@@ -51,7 +51,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let addr = memory.mapping().addr();
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
-    // The place that the pin gave the memory.
+    // Place in the BAR that the pin assigned to the memory.
     let place = memory.bar_address();
     // The neighbour keeps the place, so the new memory lies elsewhere.
     drop(memory);
@@ -98,8 +98,8 @@ fn entries(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Makes the DMA addresses descend while the memory ascends. Each entry must follow the addresses
-/// for the NIC.
+/// Makes nvidia.ko's DMA addresses descend while the addresses of the memory ascend. Each
+/// scatter-list entry must have the DMA address that nvidia.ko returned for its page.
 fn addresses_out_of_order(bench: &Bench) -> Result<()> {
     if bench.is_revocable() && bench.is_ours() {
         return ktap::skip("our module's revocable mode maps by itself");
@@ -108,8 +108,8 @@ fn addresses_out_of_order(bench: &Bench) -> Result<()> {
         return mapped_out_of_order(bench);
     }
     module::loaded_with_also(module::PROVIDER_MAPS, || mapped_out_of_order(bench))?;
-    // The reloaded module has not asked for anything yet, and the next schedules count calls or
-    // make them fail.
+    // The reloaded module has made no first registrations yet. The next schedules count calls, or
+    // make calls fail.
     bench.lab.first_registrations()
 }
 

@@ -4,7 +4,7 @@
 //!
 //! A schedule is the same for every module. A schedule prints the module's behaviour in lines
 //! `# saw …`, and each defect in a line `# wrong …`. If a thread never returns from the kernel or
-//! is killed there, later results would be unreliable, so the schedule switches the machine off
+//! is killed there, later results would be unreliable. The schedule then switches the machine off
 //! after its result.
 
 mod costs;
@@ -124,7 +124,7 @@ impl Bench {
         self.check_nothing_left()
     }
 
-    /// Checks that nvidia.ko holds nothing more of this schedule.
+    /// Checks that nvidia.ko no longer holds any object of this schedule.
     fn check_nothing_left(&self) -> Result<()> {
         let after = Counters::read()?;
         let mut left = Vec::new();
@@ -193,7 +193,7 @@ impl Bench {
 
 fn say(line: &str) {
     println!("{line}");
-    // The next call may be this machine's last.
+    // The next call may hang the machine.
     let _ = std::io::stdout().flush();
 }
 
@@ -279,7 +279,7 @@ pub(crate) fn run(names: &[String], setup: &Setup) -> Result<bool> {
     Ok(good)
 }
 
-/// Switches the machine off, because nothing in it can be taken down any more.
+/// Switches the machine off, because an orderly shutdown would hang.
 fn leave() -> Result<bool> {
     say("# the machine is lost");
     mark("end");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Hazards G to I: releases after a step that failed, or whose result was changed.
+//! Hazards G to I, and parts of N and P: releases after a failed step or a changed result.
 
 use anyhow::{ensure, Result};
 
@@ -147,7 +147,8 @@ fn put_out_of_memory(bench: &Bench) -> Result<()> {
         &format!("a lost pin, and {} lines in the kernel log", lines.len()),
     );
     if bench.is_ours() {
-        // Frees the lost pin. Another module may keep the GPU in use for ever.
+        // Frees the lost pin. With another module, the GPU may stay in use, and the unbind would
+        // wait for ever.
         rebind(bench.gpu.bdf())?;
     }
     Ok(())

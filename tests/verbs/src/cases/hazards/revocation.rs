@@ -120,8 +120,8 @@ fn reaches_next_owner_or_none(
     Ok(Some(written && found != own))
 }
 
-/// Writes bytes through `region` that no memory of the schedule holds. Returns `true` if the write
-/// succeeds.
+/// Writes through `region`. The written bytes occur nowhere else in the memory of the schedule.
+/// Returns `true` if the write succeeds.
 fn write_through(bench: &Bench, region: &Region) -> Result<bool> {
     let source = Arena::on_host(&bench.lab, M2, 1)?;
     let mut connection = rdma::connect(&bench.lab.near, &bench.hca)?;
@@ -276,8 +276,8 @@ fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     bench.check_end()
 }
 
-/// Tests two locks in opposite order. A deregistration calls `put_pages` with ib_core's
-/// `mapping_lock` held. A callback waits for `mapping_lock` with nvidia.ko's lock held.
+/// Tests two locks that two threads take in opposite order. A deregistration calls `put_pages` with
+/// ib_core's `mapping_lock` held. A callback waits for `mapping_lock` with nvidia.ko's lock held.
 fn put_under_mapping_lock(bench: &Bench) -> Result<()> {
     let (memory, region) = bench.registered()?;
     let (hold, mut deregistration) =
@@ -353,7 +353,7 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     drop(failing);
     let mut free = bench.start_free(&memory)?;
     ensure!(!free.ended_or_in(&["ib_invalidate_peer_memory"])?);
-    // Nothing can be taken down any more, whatever the result.
+    // Whatever the result, the objects of this schedule cannot be released any more.
     bench.lose();
     std::mem::forget(memory);
     hold.release();
@@ -394,7 +394,7 @@ fn core_locks_twice(bench: &Bench) -> Result<()> {
         bench.saw("the registration returns");
         return bench.check_nothing_left();
     }
-    // Nothing can be taken down any more.
+    // The objects of this schedule cannot be released any more.
     bench.lose();
     let mut free = bench.start_free(&memory)?;
     std::mem::forget(memory);

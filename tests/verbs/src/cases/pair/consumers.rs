@@ -93,7 +93,7 @@ impl Host {
     }
 
     /// Checks that this host has sent and received at least the expected bytes. `least` has the
-    /// first host's bytes first.
+    /// bytes that the first host sends, and then the bytes that the second host sends.
     fn moved(&self, wire: [u64; 2], mut least: [u64; 2]) -> Result<()> {
         if !self.is_first() {
             least.reverse();
@@ -111,7 +111,7 @@ impl Host {
         self.in_folder("nixl", Self::nixl_in)
     }
 
-    /// Runs `f` with its own folder.
+    /// Runs `f` with a new folder, and removes the folder afterwards.
     fn in_folder(&mut self, name: &str, f: fn(&mut Self, &Path) -> Result<()>) -> Result<()> {
         let folder = PathBuf::from(format!("/tmp/{name}"));
         fs::create_dir(&folder)?;
@@ -152,8 +152,8 @@ impl Host {
         self.ends(agent, &start, buffers, cuda::NIXL_LEN)
     }
 
-    /// Waits for a program that succeeds, and checks its pins and that both hosts have sent at least
-    /// `sent` bytes.
+    /// Waits for the end of a program, which must succeed. Checks its pins, and that both hosts
+    /// have sent at least `sent` bytes.
     fn ends(&self, program: Running, start: &Start, buffers: usize, sent: u64) -> Result<()> {
         let finished = program.finish(PATIENCE)?;
         let wire = start.wire(self.device())?;

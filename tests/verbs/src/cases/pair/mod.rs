@@ -84,7 +84,8 @@ const LOST: &str = "pair.lost_in_traffic";
 /// Time limit of a program.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Number of requests in flight. [`BEFORE`] requests end before an event.
+/// Number of requests in flight. [`BEFORE`] is the number of requests that succeed before the event
+/// of a case.
 const UNDER_WAY: usize = 8;
 const BEFORE: usize = 16;
 
@@ -171,7 +172,8 @@ impl Host {
         Pattern::new(self.setup.seed, u64::from(host))
     }
 
-    /// Checks that `peermemctl list` shows registrations in these states, and `pins` pins are live.
+    /// Checks that `peermemctl list` shows registrations in these states, and that `pins` pins are
+    /// live.
     fn holds(&self, states: &[&str], pins: u64) -> Result<()> {
         counters::pins_are(pins)?;
         if self.setup.peermem != Peermem::Ours {
@@ -188,7 +190,7 @@ impl Host {
     }
 
     /// Runs `peermemctl verify` on host 1, with host 2 as the server. Both hosts must report the same
-    /// steps, of which exactly these failed.
+    /// steps. Exactly the steps in `failed` must fail.
     fn verified(&mut self, failed: &[&str]) -> Result<Answer> {
         let address = self.peer.address().to_string();
         let answer = if self.is_first() {
@@ -200,7 +202,9 @@ impl Host {
                 Ok(datapath::listens(verify::PORT)? || server.is_finished())
             })?;
             self.peer.wait()?;
-            server.join().map_err(|_| anyhow!("a panic"))??
+            server
+                .join()
+                .map_err(|_| anyhow!("the server's thread panicked"))??
         };
         answer.expect(failed)?;
         let pair = &answer.json["pairs"][0];
@@ -236,7 +240,7 @@ impl Host {
         Ok(())
     }
 
-    /// Without the module of host 2, only the steps with the GPU of host 1 pass.
+    /// Runs `verify` while host 2 has no module. The steps with the GPU of host 1 must still pass.
     fn verify_without_module(&mut self) -> Result<()> {
         Lab::open(&self.setup)?.needs_module()?;
         let replaced = (!self.is_first()).then(Replaced::begin).transpose()?;
@@ -253,7 +257,8 @@ impl Host {
         Ok(())
     }
 
-    /// If the mappings of host 2 are wrong, exactly the steps with the GPU of host 2 fail.
+    /// Checks that with wrong mappings on host 2, exactly the steps with the GPU of host 2 and the
+    /// summary `any_way` fail.
     fn verify_wrong_bytes(&mut self) -> Result<()> {
         Lab::open(&self.setup)?.needs_mode(PinMode::Persistent)?;
         let failed = [
@@ -270,8 +275,9 @@ impl Host {
         module::loaded_with_also(module::PROVIDER_MAPS, || self.verified(&failed).map(drop))
     }
 
-    /// Checks that host 2 cannot unload its module while it has a registration. After the unload,
-    /// host 2 cannot register GPU memory, but can still use host 1's memory.
+    /// Checks that host 2 cannot unload its module while it has a registration. Host 2 then
+    /// deregisters and unloads the module. Without the module, host 2 cannot register GPU memory,
+    /// but can still use host 1's memory.
     fn unload_on_one(&mut self) -> Result<()> {
         let lab = Lab::open(&self.setup)?;
         lab.needs_module()?;
@@ -291,7 +297,7 @@ impl Host {
         mut end: Endpoint,
         theirs: Part,
     ) -> Result<()> {
-        // Without a reference, the module would be unloaded and wait for the region.
+        // Without a reference, the unload would begin, and then wait for the region.
         let references = counters::module_references(module::NAME)?;
         ensure!(references > 0, "no reference to the module under a region");
         module::must_stay().context("under a region")?;
@@ -367,7 +373,7 @@ impl Host {
         let view = memory.bar_view()?;
         let parts = [region.part(0, M2 as u64)?, stays.part(0, M2)?];
         let connected = self.connect(lab, &parts)?;
-        // Host 1 writes, and continues.
+        // Host 1 has begun to write, and continues.
         self.peer.wait()?;
         let before = Counters::read()?;
         memory.free()?;
@@ -409,8 +415,8 @@ impl Host {
         own.check()
     }
 
-    /// Switches host 2 off while host 1 writes into host 2's memory. Host 1 must get an error in
-    /// time, end without deregistering, and leave nothing behind.
+    /// Switches host 2 off while a process of host 1 writes into host 2's memory. The process must
+    /// get an error in time. It then exits without deregistering, and must leave nothing behind.
     fn lost_in_traffic(&mut self) -> Result<()> {
         Lab::open(&self.setup)?.needs_module()?;
         if !self.is_first() {

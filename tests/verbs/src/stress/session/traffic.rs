@@ -16,7 +16,7 @@ use crate::{counters, rdma, sys};
 
 /// Maximum number of requests in flight during a free.
 const IN_FLIGHT: u64 = 6;
-/// Number of bytes on each side of a transfer that are compared after it.
+/// Number of bytes on each side of a transfer's target that are compared after the transfer.
 const AROUND: usize = 64;
 
 /// Source or target of a transfer.
@@ -41,7 +41,7 @@ struct Doomed {
     /// The target and its new bytes. `None` if the target is the freed memory, which nobody reads
     /// any more.
     target: Option<(Spot, Vec<u8>)>,
-    /// Offset and new bytes in the freed memory, if that is the target.
+    /// Offset and new bytes in the freed memory, if the freed memory is the target.
     written: Option<(usize, Vec<u8>)>,
 }
 
@@ -55,7 +55,7 @@ fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bo
         | Status::LocalQueuePairOperationError
         | Status::RemoteOperationError
         | Status::WorkRequestFlushedError => true,
-        // A queue pair that has failed one of its own requests answers no requests of the other
+        // After one of its own requests has failed, a queue pair answers no requests of the other
         // side.
         Status::RetryCounterExceededError => ended
             .iter()
@@ -64,9 +64,9 @@ fn ends_revoked(initiator: Side, status: Status, ended: &[(Side, Status)]) -> bo
     }
 }
 
-/// Returns the side whose queue pair a repeated READ may have failed, if a request by `initiator`
-/// ended with `status`. If a peer resends an answered READ after the region is gone, rxe moves the
-/// queue pair that receives it to the error state.
+/// Returns the side whose queue pair may be in the error state because of a repeated READ, after a
+/// request by `initiator` ended with `status`. If a peer resends an answered READ after the region
+/// is gone, rxe moves the receiving queue pair to the error state.
 fn failed_by_repeat(initiator: Side, status: Status) -> Option<Side> {
     match status {
         Status::WorkRequestFlushedError => Some(initiator),
@@ -76,8 +76,8 @@ fn failed_by_repeat(initiator: Side, status: Status) -> Option<Side> {
 }
 
 impl Session<'_> {
-    /// Returns a region of `side`, or of either side. Returns host memory if there is no region and
-    /// `side` is given.
+    /// Returns a random region of `side`, or of both sides if `side` is `None`. If there is no
+    /// region, returns the host memory of `side`.
     pub(super) fn some_region(&mut self, side: Option<Side>) -> Option<Location> {
         let all: Vec<Location> = self
             .blocks
@@ -185,7 +185,7 @@ impl Session<'_> {
         for (at, byte) in found.iter().enumerate() {
             if *byte != old[at] && *byte != new[at] {
                 wrong!(
-                    "a transfer that failed has left {byte:02x} at {:?}+{:#x}, where {:02x} was and {:02x} was to come",
+                    "a failed transfer has left {byte:02x} at {:?}+{:#x}, which is neither the old byte {:02x} nor the new byte {:02x}",
                     spot.at,
                     spot.from + at,
                     old[at],
@@ -308,8 +308,8 @@ impl Session<'_> {
         counters::duplicate_requests(self.hca(side).name())
     }
 
-    /// Returns `true` if a failure of a request by `initiator` with `status` does not concern the
-    /// memory.
+    /// Returns `true` if a request by `initiator` may have failed with `status` for a reason other
+    /// than its memory.
     fn is_excused(&self, initiator: Side, status: Status, before: &Glance) -> bool {
         if self.world.board.excuses(before, &self.opened) {
             self.note_lost(status);
@@ -387,7 +387,8 @@ impl Session<'_> {
             return Ok(());
         };
         let (offset, len) = self.reach(remote);
-        // The place is aligned for the application, because all memory starts at a page boundary.
+        // An aligned offset is also an aligned address, because all memory starts at a page
+        // boundary.
         let first = offset.next_multiple_of(8);
         if first + 8 > offset + len {
             return Ok(());
@@ -458,7 +459,7 @@ impl Session<'_> {
         let most = (whole / count).min(HOST / IN_FLIGHT as usize);
         let mut doomed = Vec::new();
         for index in 0..count {
-            // Some requests are adjacent.
+            // The ranges of some requests are adjacent.
             let whole_part = self.once_in(4);
             let len = if whole_part {
                 most
@@ -611,8 +612,8 @@ impl Session<'_> {
         if met > 0 {
             self.connection = None;
         }
-        // This check must follow the end of the queue pairs, because the first packets of a WRITE
-        // may arrive after its source has failed the rest.
+        // This check must follow the end of the queue pairs. The first packets of a WRITE may still
+        // arrive after the WRITE has failed at its source.
         for (target, data) in failed {
             self.settle(*target, data)?;
         }
@@ -693,7 +694,7 @@ impl Session<'_> {
             .context("the bytes of a region whose memory was freed")
     }
 
-    /// Posts requests before the session ends without waiting for them.
+    /// Posts requests that are still in flight when the session ends.
     pub(super) fn leave_requests_under_way(&mut self, held: bool) -> Result<()> {
         if self.blocks.is_empty() || !self.connect()? {
             return Ok(());
