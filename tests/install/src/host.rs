@@ -220,9 +220,10 @@ impl Host {
             }
             let below = Path::new(file)
                 .strip_prefix(self.modules())
-                .with_context(|| format!("{file} is not the host's"))?;
-            // An `install` line passes arguments on, and its modprobe reads them again. The kernel
-            // uses the last value.
+                .with_context(|| format!("{file} is not a module of the host"))?;
+            // An `install` line passes the arguments on, and the modprobe that it runs reads them
+            // from the configuration again. Duplicates have no effect, because the kernel uses the
+            // last value.
             let mut arguments: Vec<&str> = Vec::new();
             for argument in rest.split_whitespace() {
                 if !arguments.contains(&argument) {
@@ -276,7 +277,7 @@ impl Host {
     /// Copies the parts of the repository that `make` and `dkms` need. Creates a kernel build
     /// folder that provides a prebuilt module instead of compiling one.
     ///
-    /// `suffix` is the compression of that kernel.
+    /// `suffix` is the compression suffix of that kernel's modules.
     pub(crate) fn sources(
         &self,
         folder: &str,
@@ -410,7 +411,10 @@ impl Host {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let why = said.lines().next().unwrap_or("dkms is not installed");
-            return Err(Skip(format!("no namespace with a root of its own here: {why}")).into());
+            return Err(Skip(format!(
+                "this machine allows no namespace with a separate root: {why}"
+            ))
+            .into());
         }
         Ok(())
     }

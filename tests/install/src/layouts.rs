@@ -328,7 +328,7 @@ fn blacklisted(log: Log) -> Result<()> {
 /// as docs/install.md explains.
 fn kept_out(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
-        // These distributions get an `install` line of ours.
+        // On these distributions, our package adds an `install` line.
         let debians = ["debian", "ubuntu"].contains(&layout.id);
         for (name, holds) in [("00-local.conf", true), ("zz-local.conf", !debians)] {
             let host = host(layout, "580.1")?;
@@ -336,7 +336,7 @@ fn kept_out(log: Log) -> Result<()> {
             let line = "install nvidia-peermem /bin/false\n";
             host.put(&format!("etc/modprobe.d/{name}"), line)?;
             log.equal(
-                &format!("{}: that in {name} holds", layout.name),
+                &format!("{}: the line in {name} takes effect", layout.name),
                 host.loads()? == NOTHING,
                 holds,
             )?;
@@ -345,7 +345,8 @@ fn kept_out(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a kernel without our module gets NVIDIA's module, if NVIDIA's has its own name.
+/// Checks that a kernel without our module gets NVIDIA's module. On Debian's layouts, NVIDIA's file
+/// has another name, and modprobe loads nothing.
 fn kernel_without(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
         let host = host(layout, "580.1")?;

@@ -32,7 +32,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Printer of the questions and answers.
+/// Prints questions and answers as notes.
 #[derive(Clone, Copy)]
 struct Log;
 

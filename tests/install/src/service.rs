@@ -50,7 +50,8 @@ const SCRIPT: &str = r#"
     unset DBUS_SESSION_BUS_ADDRESS
     /lib/systemd/systemd --user --unit=multi-user.target >log 2>&1 </dev/null &
     manager=$!
-    # systemctl does not wait for what a unit wants; and until the manager listens, this fails.
+    # systemctl does not wait for the units that a unit wants. Until the manager listens, systemctl
+    # fails.
     settle() {
         count=0
         until systemctl --user list-jobs 2>/dev/null | grep -q '^No jobs'; do
@@ -142,7 +143,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
             .chain(log.lines())
             .last()
             .unwrap_or("no reason given");
-        return Err(Skip(format!("no systemd of our own here: {why}")).into());
+        return Err(Skip(format!("this machine allows no separate systemd: {why}")).into());
     }
     if !output.status.success() {
         bail!(
@@ -183,7 +184,7 @@ fn told(log: Log, events: &[String], wanted: &[(&str, &str)]) -> Result<()> {
             Some(command) => seen.push((command.to_owned(), Vec::new())),
             None => seen
                 .last_mut()
-                .ok_or_else(|| anyhow!("an event before all: {event}"))?
+                .ok_or_else(|| anyhow!("an event before the first command: {event}"))?
                 .1
                 .push(event),
         }
@@ -205,7 +206,7 @@ fn with_openibd(log: Log) -> Result<()> {
         ("stop openibd", "removed openibd-stop"),
         ("start openibd", "openibd-start loaded"),
         ("try-restart openibd", whole),
-        // Units cannot handle a reload. The hooks are for this case.
+        // Dependencies between units have no effect on a reload. openibd's hooks are for this case.
         ("reload openibd", "openibd-reload"),
         ("stop peermem-rs", "removed"),
         ("start peermem-rs", "loaded"),

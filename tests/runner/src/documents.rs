@@ -111,8 +111,8 @@ impl Part {
     }
 }
 
-/// Returns the text between the markers of `name`, and the text before and after it including the
-/// markers.
+/// Splits a document at the markers of `name`: the text up to the begin marker, the text between
+/// the markers, and the text from the end marker on. The first and last part include their marker.
 pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
     let begin = format!("<!-- begin {name}: made by ");
     let end = format!("<!-- end {name} -->\n");
@@ -169,8 +169,8 @@ fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
     noted(test, name).with_context(|| format!("{} has no note {name}", test.name))
 }
 
-/// Returns the table of loom's models: the number of interleavings, and the parts that `can_fail`
-/// left out.
+/// Returns the table of loom's models with their numbers of interleavings, and the number of locks
+/// and rules that `can_fail` takes away.
 fn interleavings(runs: &[&[Test]]) -> Result<String> {
     let tests = || runs.iter().copied().flatten();
     let mut rows = tests()

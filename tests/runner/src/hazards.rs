@@ -81,7 +81,8 @@ impl Outcome {
 
     fn defects(&self) -> Option<String> {
         let oops = self.reports.iter().any(|report| report == OOPS);
-        // The kernel's state decides whether the defect kills a thread or the machine.
+        // After an oops, the kernel's state decides whether a thread or the whole VM dies, so the
+        // result names neither.
         let follows = |word: &str| word == DEATH || word.starts_with(KILLED);
         let mut words: Vec<&str> = Vec::new();
         for word in self.wrong.iter().chain(&self.reports) {
@@ -407,7 +408,7 @@ fn every_schedule(ran: &[Ran]) -> String {
     texts.collect()
 }
 
-/// Returns the same as `cell`, plus the results that are correct for both modules.
+/// Returns everything that one schedule showed with a module: correct results as well as defects.
 fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     let mut found: Vec<String> = ran
         .iter()
@@ -420,7 +421,7 @@ fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     found.join("<br>")
 }
 
-/// Returns the lines of a page that the committed one lacks.
+/// Returns the lines of the page `made` that the committed page lacks.
 fn differing(committed: &str, made: &str) -> Vec<String> {
     let old: BTreeSet<&str> = committed.lines().collect();
     let new: BTreeSet<&str> = made.lines().collect();
@@ -483,7 +484,7 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
     (tests, problems)
 }
 
-/// Runs all schedules. Also returns the committed page, and the page with the results.
+/// Runs all schedules. Returns the outcomes, the committed page, and the page with the new results.
 fn run_all(paths: &Paths) -> Result<(Vec<Ran>, [String; 2])> {
     let ran = MACHINES
         .iter()
@@ -622,7 +623,7 @@ mod tests {
         let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");
         let ran = sort_out(machine, &failed, &log, &[], true);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
-        // A VM that ends outside a schedule, and does not die, gives no result.
+        // A VM that times out before its first schedule is a problem.
         let ran = sort_out(machine, &said("1..1\n"), "", &[], true);
         assert!(!ran.problems.is_empty());
     }
@@ -638,7 +639,7 @@ mod tests {
         let died = outcome(&["x"], &[OOPS, DEATH]);
         assert_eq!(killed.defects().as_deref(), Some("x; an oops"));
         assert_eq!(killed.defects(), died.defects());
-        // Without an oops, the death is a defect of its own.
+        // Without an oops, the crash or hang counts as a separate defect.
         let hangs = outcome(&["x"], &[DEATH]);
         assert_eq!(
             hangs.defects().as_deref(),

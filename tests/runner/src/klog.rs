@@ -305,8 +305,7 @@ fn provoked(log: &str) -> impl Iterator<Item = Expectation> + '_ {
 /// Compares the reports of a log with those declared in `declared` and in the log. Each report
 /// counts for the first expectation that matches one of its lines.
 ///
-/// If a pattern matches only ordinary messages, which are no reports, the matching lines are
-/// counted.
+/// An ordinary line, outside all reports, also counts for the first expectation that matches it.
 pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
     let mut expectations = declared.to_vec();
     for new in provoked(log) {
@@ -429,8 +428,8 @@ mod tests {
         text.split(';').map(|part| part.parse().unwrap()).collect()
     }
 
-    /// Checks that the line before a replayed line stays if it is not the beginning of the replayed
-    /// line.
+    /// Checks that the line before the replay message is kept, unless the replayed line begins with
+    /// it.
     #[test]
     fn what_is_written_again_is_counted_once() {
         let replay = "** replaying previous printk message **";

@@ -72,7 +72,7 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
         apply(&work, patch, 0)?;
     }
     for file in stamp::files(&work)? {
-        // The build runs scripts of the copy.
+        // Keeps the permissions, because the build runs scripts of the copy.
         stamp::put(&file, &copy.join(file.strip_prefix(&work)?))?;
     }
     for file in stamp::files(&copy)? {

@@ -131,7 +131,7 @@ impl Paths {
                 continue;
             };
             for file in stamp::files(&self.repo.join(input))? {
-                // The build runs scripts of the copy.
+                // Keeps the permissions, because the build runs scripts of the copy.
                 stamp::put(&file, &copy.join(file.strip_prefix(&self.repo)?))?;
             }
             for file in stamp::files(&copy.join(input))? {

@@ -39,7 +39,8 @@ pub(crate) struct Selection {
     /// Runs only the row with exactly this name
     #[arg(long, requires = "filter")]
     exact: bool,
-    /// Also runs slow rows, and repeats unchanged ones; strict; without a filter, continues an interrupted pass
+    /// Also runs slow rows, and repeats unchanged rows; implies --strict; without a filter,
+    /// continues an interrupted pass
     #[arg(long)]
     full: bool,
     /// Starts a pass of --full from the beginning
@@ -152,7 +153,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         last_passes::write(paths, &History::load(paths))?;
     }
     let code = summary(&reports, began.elapsed());
-    // If a run failed, the pass continues with this run.
+    // If a run failed, the pass stays open, and the next call repeats this run.
     if let (0, Some(pass)) = (code, &suite.pass) {
         pass.end()?;
     }
@@ -294,7 +295,8 @@ impl Suite<'_> {
         }
         let mut report = one(self.paths, &self.toolchain, run, self.selection)?;
         report.before = self.history().time(run.name);
-        // An interrupted run has already reported a problem, and would report its missing tests too.
+        // A run with a problem may have stopped early. Its missing tests would only repeat the
+        // problem.
         if report.problems.is_empty() {
             report.problems = missing(run, &report.tests);
             if !self.selection.update_skips {
@@ -411,7 +413,7 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 
 const DEMO_OK: &str = "demo: ok";
 
-/// Runs the demo. The result is decided here, because the kernel log counts too.
+/// Runs the demo. This function decides the result, because the kernel log counts too.
 pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i32> {
     let options = Options {
         timeout: Some(600),

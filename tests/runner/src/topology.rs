@@ -15,12 +15,12 @@ pub(crate) enum Topology {
     Flat,
     /// Each device behind a root port of its own (PHB)
     RootPorts,
-    /// All GPUs and NIC 0 under one switch (PIX), NIC 1 under a second switch below it (PXB)
+    /// All GPUs and NIC 0 under one switch (PIX), NIC 1 under a second switch below the first (PXB)
     Switch,
     /// Two switches: even GPUs and NIC 0 under one, odd GPUs and NIC 1 under the other (PIX, PHB)
     Switches,
-    /// Two sockets: even GPUs and NIC 0 on the first, NIC 1 there behind a host bridge of its own, odd GPUs on the second
-    /// (PHB, NODE, SYS)
+    /// Two sockets: even GPUs and NIC 0 on the first, NIC 1 on the first behind another host
+    /// bridge, odd GPUs on the second (PHB, NODE, SYS)
     Sockets,
 }
 
@@ -28,8 +28,8 @@ pub(crate) const NICS: usize = 2;
 
 const HOST_BRIDGE: &str = "pcie.0";
 
-/// Bus numbers of the host bridges that a socket adds. The numbers leave enough room for the buses
-/// below each bridge.
+/// Bus numbers of the additional host bridges of [`Topology::Sockets`]. The numbers leave enough
+/// room for the buses below each bridge.
 const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
 
 /// QEMU arguments of a topology.

@@ -2,8 +2,8 @@
 //! A kernel's source tree and build tree in the cache.
 //!
 //! The source is unpacked once and kept. Our changes (patches, and files of the overlay) are
-//! applied to the source by contents. A changed patch modifies only the files that it changes, and
-//! make recompiles only these files. Flavours that differ only in configuration and compiler share
+//! written only to files whose contents differ. If a patch changes, make therefore recompiles only
+//! the files that the patch affects. Flavours that differ only in configuration and compiler share
 //! a source tree. Each flavour has its own output directory.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -384,8 +384,8 @@ impl Tree<'_> {
         stamp::set(&self.at("stamp"), key)
     }
 
-    /// Returns our changes without those to RDMA, and the key of the stock modules, which depend on
-    /// these changes.
+    /// Returns our changes except those to RDMA, and the key of the stock modules. The stock
+    /// modules depend on the returned changes.
     fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
         let pristine = self.pristine()?;
         let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));

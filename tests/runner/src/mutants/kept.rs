@@ -102,11 +102,11 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// Returns the sources of a test of a package on this machine: its module, and all files that
-/// belong to no other test.
+/// Returns the sources of a test that runs on this machine: the test's module, and all files of the
+/// package that belong to no other test.
 ///
-/// `test` begins with the name of its module, or the path of a module beside the file that it
-/// tests. For any other test, returns all sources.
+/// `test` is a path that begins with a module of the package, or with `src::` for a module beside
+/// the code under test. For any other path, returns all sources.
 fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     let directory = repo.join(host::directory(package));
     let mut files = stamp::files(&directory)?;
@@ -122,7 +122,7 @@ fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Matches the file names of cases, one or several in braces.
+/// Matches the paths by which a case names other cases' modules: one name, or several in braces.
 static USED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+|\{[^}]*\})"));
 

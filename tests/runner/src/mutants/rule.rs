@@ -97,7 +97,8 @@ impl Mutant {
             match key {
                 // These lines are for people.
                 "rule" | "removes" | "without" => {}
-                // Adds points where a test can pause both builds, with and without the rule.
+                // Names a patch for both builds, with and without the rule. The patch adds points
+                // where a test can pause.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
                 "sign" => mutant
@@ -128,7 +129,7 @@ impl Mutant {
             let in_machine = matches!(check.place, Place::Vm { .. });
             ensure!(
                 in_machine || !check.alone,
-                "{} is in no machine",
+                "{} has the line `alone`, but does not run in a VM",
                 check.test
             );
         }

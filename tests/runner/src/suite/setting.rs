@@ -27,7 +27,7 @@ fn coherent(vm: &mut vm::Options) {
     vm.mem += MIB + 512;
     let (reserved, start) = match vm.arch() {
         Arch::X86_64 => (format!("memmap={MIB}M$0x60000000"), 0x6000_0000),
-        // arm64 can only leave out the end of its memory, which begins at 1 GiB.
+        // On arm64, memory begins at 1 GiB, and the kernel can leave out only the end of it.
         Arch::Arm64 => {
             let kept = vm.mem - MIB;
             (format!("mem={kept}M"), u64::from(1024 + kept) << 20)

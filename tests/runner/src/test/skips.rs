@@ -90,7 +90,7 @@ impl Skips {
                         counts.insert(reason.clone(), count);
                     }
                 }
-                ensure!(!runs.is_empty(), "of no run: {line}");
+                ensure!(!runs.is_empty(), "the list belongs to no run: {line}");
             } else {
                 if std::mem::take(&mut is_list) {
                     runs.clear();

@@ -128,8 +128,8 @@ fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     }
     let mut processors = options.topology.processors(options.smp);
     // If no second processor can be added, QEMU translates locked instructions to ordinary ones,
-    // although its devices have their own threads. The kernel uses such instructions as barriers. A
-    // NIC then misses a notification and hangs forever.
+    // although its devices have their own threads. The kernel uses locked instructions as barriers.
+    // Without barriers, a NIC misses a notification and hangs forever.
     if options.smp == 1 && !options.icount {
         processors.push_str(",maxcpus=2");
     }

@@ -236,7 +236,7 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
         .replace(&root.display().to_string(), "")
 }
 
-/// Checks that the Kbuild and the script find the same OFED, because both look for it
+/// Checks that the Kbuild and the script find the same OFED, because each of them looks for OFED
 /// independently.
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
@@ -270,7 +270,7 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
         for place in places.iter().rev() {
             is_found(host.change(&format!("ofed_in {place}")), place);
         }
-        // If OFED's DKMS package left dangling links, the folder behind them counts all the same.
+        // Dangling links that OFED's DKMS package left must not hide a folder of lower precedence.
         for (index, place) in places.iter().enumerate() {
             let mut host = host.clone();
             for other in &places {
@@ -370,7 +370,7 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// Checks that the installed module counts during an installation, wherever it was compiled.
+/// Checks that an installation judges the installed module, wherever the module was compiled.
 #[test]
 fn installing_judges_what_is_installed() {
     for (field, licence, loads) in [
@@ -475,7 +475,7 @@ fn a_link_to_nothing_is_got_round() {
     }
     let again = host.run(&place, &["sh"]);
     assert_eq!((again.text, again.errors.as_str()), (said.text, ""));
-    // Repeats the check without -m, as the Makefile asks for the folder.
+    // Repeats the check without -m. The Makefile asks for the folder in this way.
     host.arguments.clear();
     let again = host.run(&place, &["sh"]);
     assert!(again.text.contains(&row), "{}", again.text);

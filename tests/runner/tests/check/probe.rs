@@ -405,7 +405,8 @@ fn functions_for_gpl_modules_only() {
     }
 }
 
-/// Tests the check of the linked module. It must find functions that the probes left in by mistake.
+/// Tests the check of the linked module. The check must find functions that the probes left in by
+/// mistake.
 #[test]
 fn a_linked_module_that_uses_them() {
     let place = Place::new();
