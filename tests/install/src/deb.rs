@@ -187,7 +187,7 @@ fn lintian(log: Log) -> Result<()> {
         .context("cannot start lintian")?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     log.equal("lintian", &said, String::new())?;
-    log.that("and its status says so", output.status.success())
+    log.that("the exit status of lintian is 0", output.status.success())
 }
 
 /// Script that lists everything that a package could leave behind, except dpkg's data on all

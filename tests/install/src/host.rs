@@ -330,7 +330,7 @@ impl Host {
     }
 
     /// Lists everything on the host, except parts of the test machine. Output of depmod is compared
-    /// as sets of lines, because its order is that of the file system.
+    /// as sets of lines, because its order depends on the file system.
     pub(crate) fn listing(&self) -> Result<Listing> {
         let mut listing = Listing::new();
         let mut folders = vec![self.root.clone()];

@@ -237,7 +237,7 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let after = host.listing()?;
     let key = format!("lib/modules/{RELEASE}/{}", layout.theirs);
     log.that(
-        "NVIDIA's file is what it was",
+        "NVIDIA's file is unchanged",
         after.get(&key) == before.get(&key),
     )?;
 
@@ -303,7 +303,7 @@ fn two_kernels(log: Log) -> Result<()> {
     log.that("the shared files stay", files()?)?;
     fs::remove_dir_all(host.path("lib/modules/7.9.0-2-other"))?;
     Way::Make.remove(&host, layout)?;
-    log.that("the shared files go with the last", !files()?)
+    log.that("the last removal removes the shared files", !files()?)
 }
 
 /// Checks that a blacklist for NVIDIA's module also applies to ours.
@@ -324,8 +324,8 @@ fn blacklisted(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an `install` line that blocks both modules takes effect if its file is read first,
-/// as docs/install.md explains.
+/// Checks an `install` line that blocks both modules. As docs/install.md explains, the line takes
+/// effect if its file is read first.
 fn kept_out(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
         // On these distributions, our package adds an `install` line.
@@ -417,13 +417,13 @@ fn hooks(log: Log) -> Result<()> {
     Way::Make.install(&host, layout, "1")?;
     let after = host.listing()?;
     log.that(
-        "a hook before stopping is there, and is this version's",
+        "the pre-stop hook is that of this version",
         after.get(pre).is_some_and(|text| {
             text.contains("pre-stop-hook.sh) systemctl stop peermem-rs.service")
         }),
     )?;
     log.that(
-        "the operator's hook after starting is what it was",
+        "the operator's post-start hook is unchanged",
         after.get(post) == before.get(post),
     )?;
     Way::Make.remove(&host, layout)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `packaging/peermem-rs.service` beside an openibd, with the real systemd as a user
-//! manager in its own namespaces.
+//! Tests of `packaging/peermem-rs.service` beside an openibd. The real systemd runs as a user
+//! manager in separate namespaces.
 //!
 //! openibd's unit has OFED's settings and records its calls. Recording commands replace modprobe
 //! and rmmod in our unit. The tests check when these commands run.
@@ -244,13 +244,13 @@ fn disabled(log: Log) -> Result<()> {
     log.that("enabled", wants.is_symlink())?;
     fs::remove_file(&wants)?;
     host.packaging("install")?;
-    log.that("disabled, stays so", !wants.is_symlink())?;
+    log.that("a disabled service stays disabled", !wants.is_symlink())?;
     let mut mask = tool("systemctl");
     mask.arg("--root").arg(host.path(""));
     run(mask.args(["mask", "peermem-rs.service"]))?;
     log.that("masked", masked.is_symlink())?;
     host.packaging("install")?;
-    log.that("masked, stays so", masked.is_symlink())?;
+    log.that("a masked service stays masked", masked.is_symlink())?;
     host.packaging("remove")?;
     log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
 }
@@ -276,12 +276,12 @@ fn moved(log: Log) -> Result<()> {
     let link = fs::read_link(wants("multi-user.target"))?;
     log.that("still enabled", link == Path::new("/").join(UNIT))?;
     log.that(
-        "and not enabled again",
+        "not enabled for openibd again",
         !wants("openibd.service").is_symlink(),
     )?;
     host.put(DECIDED, "[Service]\n")?;
     host.packaging("install")?;
-    log.that("an administrator's own stays", old.exists())?;
+    log.that("an administrator's own unit stays", old.exists())?;
     host.packaging("remove")?;
     log.that("removed", !old.exists() && !host.path(UNIT).exists())
 }

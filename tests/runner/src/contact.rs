@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! First use of the repository from awkward paths: a clone below /tmp, with a blank and a non-ASCII
-//! letter in its name, and a cache below /tmp. The VM mounts its own /tmp, and kbuild accepts no
-//! blanks.
+//! First use of the repository from awkward paths. The clone is below /tmp and has a blank and a
+//! non-ASCII letter in its name. The cache is below /tmp, too. The VM mounts its own /tmp, and
+//! kbuild accepts no blanks.
 
 use std::fs;
 use std::path::Path;

@@ -111,8 +111,8 @@ impl Part {
     }
 }
 
-/// Splits a document at the markers of `name`: the text up to the begin marker, the text between
-/// the markers, and the text from the end marker on. The first and last part include their marker.
+/// Splits a document at the markers of `name` into the text before, between and after them. The
+/// first part includes the begin marker, and the last part includes the end marker.
 pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
     let begin = format!("<!-- begin {name}: made by ");
     let end = format!("<!-- end {name} -->\n");

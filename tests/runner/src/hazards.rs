@@ -28,8 +28,8 @@ const LETTERS: [&str; 16] = [
     "A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P",
 ];
 
-/// Schedules that end with the loss of the machine, whatever a client does, and the defect that
-/// either module must show.
+/// Schedules that end with the loss of the VM, whatever a client does, and the defect that both
+/// modules must show.
 const UNPREVENTABLE: [(&str, &str); 2] = [
     (
         "driver_holds_lock",
@@ -223,7 +223,7 @@ fn sort_out(
         Some((before, _)) if hung => before,
         _ => log,
     };
-    // A schedule that killed the VM has no result of its own.
+    // The program prints no result for a schedule that killed the VM.
     let last = schedule_at(told, usize::MAX).unwrap_or("end");
     let died = last != "end" && !outcomes.iter().any(|(name, _)| name == last);
     if died {

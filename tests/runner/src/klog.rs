@@ -195,7 +195,8 @@ fn is_headline(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Returns `true` if a report without an end extends at least to this line, on either architecture.
+/// Returns `true` if a report without an end extends at least to this line. Lists the lines of both
+/// architectures.
 fn is_telling(text: &str) -> bool {
     ["Call Trace", "RIP:", "Call trace", "pc :"]
         .iter()

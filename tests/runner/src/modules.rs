@@ -31,7 +31,7 @@ struct Recipe<'a> {
     /// All files and directories that the product depends on.
     inputs: Vec<PathBuf>,
     variables: Vec<String>,
-    /// Patches to apply to a copy of the sources, which is then built.
+    /// Patches. If there are any, a copy of the sources is patched and built.
     patches: &'a [PathBuf],
 }
 
@@ -481,8 +481,8 @@ impl<'a> Builder<'a> {
     fn our_recipe(&self) -> Recipe<'_> {
         Recipe {
             source: self.paths.repo.clone(),
-            // Files that this machine has installed for its own kernel do not fit this kernel.
-            // Without the driver's symbols, the build works as it does beside a driver that DKMS
+            // Headers that are installed on this machine, for this machine's kernel, do not fit the
+            // VM's kernel. The build gets no symbols of the driver, as beside a driver that DKMS
             // built.
             variables: [
                 "NV_P2P_INCLUDE=",

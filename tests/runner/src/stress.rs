@@ -132,7 +132,7 @@ impl Machine {
         }
         println!("kernel log: {}", self.log.display());
         let others = match failed {
-            None if epoch > first => format!(" (or one from {first} on)"),
+            None if epoch > first => format!(" (or an earlier epoch, from {first} on)"),
             _ => String::new(),
         };
         println!(

@@ -283,7 +283,7 @@ impl Suite<'_> {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
         let machine = wanted(run);
-        // If no key can be made, the run cannot work either, and reports the reason.
+        // If no key can be made, the run itself fails for the same reason, and reports it.
         let key = kept::key(self.paths, run, machine.as_ref()).unwrap_or_default();
         if let Some(key) = key
             .as_ref()
@@ -376,7 +376,10 @@ fn agreement(reports: &mut [Report]) {
         };
         let Differences { problems, excused } = differences(&other.tests, &report.tests, &same);
         for (reason, tests) in excused {
-            println!("  {}, not as in {}: {reason}", report.run.name, same.run);
+            println!(
+                "  {} differs from {} as expected: {reason}",
+                report.run.name, same.run
+            );
             println!("      {}", tests.join(" "));
         }
         for problem in &problems {
@@ -496,7 +499,7 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
             Some(why) => differences.excused.entry(why).or_default().push(name),
             None => differences
                 .problems
-                .push(format!("{name}: {one} there, {other} here")),
+                .push(format!("{name}: {one} in the other run, {other} here")),
         }
     }
     differences
@@ -603,9 +606,9 @@ mod tests {
         };
         let found = differences(&one, &other, &same);
         let problems = [
-            "b: failed there, passed here",
-            "c: absent there, passed here",
-            "e: skipped there, passed here",
+            "b: failed in the other run, passed here",
+            "c: absent in the other run, passed here",
+            "e: skipped in the other run, passed here",
         ];
         assert_eq!(found.problems, problems);
         assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
@@ -615,8 +618,8 @@ mod tests {
         assert_eq!(
             found.problems,
             [
-                "b.1: passed there, absent here",
-                "b.2: absent there, passed here"
+                "b.1: passed in the other run, absent here",
+                "b.2: absent in the other run, passed here"
             ]
         );
     }
@@ -639,7 +642,7 @@ mod tests {
         ] {
             agreement(&mut reports);
             let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
-            assert_eq!(problems, ["a: passed there, failed here"]);
+            assert_eq!(problems, ["a: passed in the other run, failed here"]);
         }
         // A run without results has reported the reason.
         let mut reports = [first(), second(&[])];

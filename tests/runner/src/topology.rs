@@ -3,7 +3,7 @@
 //!
 //! QEMU's root ports have ACS. QEMU's switches (`x3130-upstream`, `xio3130-downstream`) have
 //! neither ACS nor `disable-acs`, so ACS on a switch port cannot be tested in a VM. A GPU is
-//! `ivshmem-plain`, which is not a PCI Express device, so it has no link either.
+//! `ivshmem-plain`, which is not a PCI Express device, so a GPU has no link.
 
 use clap::ValueEnum;
 

@@ -39,7 +39,7 @@ pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
-/// Debian 13's own kernel with its own ib_core, which has no peer memory, and an rxe that registers
+/// Debian 13's own kernel and ib_core, without peer memory, and with an rxe that registers
 /// dma-bufs.
 pub(crate) const DMABUF: &str = "6.12-dmabuf";
 
@@ -252,7 +252,7 @@ const FLAVOURS: &[Flavour] = &[
         mib: 3600,
         ..BUILT
     },
-    // Ubuntu's kernels for Grace have pages of 64 KiB, and Debian has no such image.
+    // Ubuntu's kernels for Grace have pages of 64 KiB. Debian has no image with such pages.
     Flavour {
         name: "6.12-arm64-64k",
         package: "linux-source-6.12",

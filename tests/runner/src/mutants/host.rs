@@ -175,7 +175,7 @@ fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
 }
 
 /// Parses the tests of a program's output. If the program `died` and no test has failed, `test`
-/// counts as failed: a panic in a destructor ends the program before the program can name the test.
+/// counts as failed. A panic in a destructor ends a program before the program can name the test.
 fn results(text: &str, test: &str, died: bool) -> Vec<Test> {
     let reader = Reader::of(Format::Cargo, text);
     let mut notes = vec!["the program died".to_owned()];

@@ -102,8 +102,8 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// Returns the sources of a test that runs on this machine: the test's module, and all files of the
-/// package that belong to no other test.
+/// Returns the sources of a test that runs on this machine. These are the test's module, and all
+/// files of the package that belong to no other test.
 ///
 /// `test` is a path that begins with a module of the package, or with `src::` for a module beside
 /// the code under test. For any other path, returns all sources.
@@ -126,8 +126,8 @@ fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
 static USED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+|\{[^}]*\})"));
 
-/// Returns the sources of a case of the verbs program: the file with the case's name, the files of
-/// other cases that this file uses, and the files that all cases use.
+/// Returns the sources of a case of the verbs program. These are the file with the case's name, the
+/// files of other cases that this file uses, and the files that all cases use.
 fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
     let sources = repo.join("tests/verbs/src");
     let mut found: BTreeSet<PathBuf> = fs::read_dir(&sources)?

@@ -470,8 +470,8 @@ mod tests {
             .collect()
     }
 
-    /// Returns the results of a VM's steps, one letter each: `p` for passed, `f` for failed with
-    /// the sign, `o` for failed without the sign, and a blank for no result.
+    /// Returns the results of a VM's steps, one letter each. `p` stands for passed, `f` for failed
+    /// with the sign, `o` for failed without the sign, and a blank for no result.
     fn seen(steps: &[Step<'_>], how: &str) -> Vec<Seen> {
         let step = |(step, how): (&Step<'_>, char)| {
             let rest = match how {

@@ -150,9 +150,10 @@ impl Mutant {
         Ok(files)
     }
 
-    /// Returns `true` if the portable build must show the mutant, too: the mutant changes a C file
-    /// of the module, or a Rust file that has `unsafe`. The portable build cannot have a mutant
-    /// whose patches add points for tests, because its bindings lack the functions of these points.
+    /// Returns `true` if the portable build must show the mutant, too. Such a mutant changes a C
+    /// file of the module, or a Rust file that has `unsafe`. The portable build cannot have a
+    /// mutant whose patches add points for tests, because its bindings lack the functions of these
+    /// points.
     pub(super) fn is_for_portable(&self, repo: &Path) -> Result<bool> {
         if !self.base().is_empty() {
             return Ok(false);

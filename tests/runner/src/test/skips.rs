@@ -59,8 +59,8 @@ impl Skips {
         Self::parse(&text).with_context(|| file.display().to_string())
     }
 
-    /// Parses the file: lines `short name = reason`, then the names of runs, and below them an
-    /// indented list: `  2 the reason; 1 short name`.
+    /// Parses the file. Lines `short name = reason` come first, then the names of runs. Below the
+    /// names is an indented list: ` 2 the reason; 1 short name`.
     fn parse(text: &str) -> Result<Self> {
         let head = text.lines().take_while(|line| line.starts_with('#'));
         let mut skips = Self {

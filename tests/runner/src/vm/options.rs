@@ -224,7 +224,7 @@ pub(crate) struct Options {
     pub(crate) frozen: bool,
 }
 
-/// A command line of options alone, after the program's name.
+/// A command line with only options, after the program's name.
 #[derive(clap::Parser)]
 struct Bare {
     #[command(flatten)]
