@@ -70,8 +70,8 @@ impl Package {
     }
 }
 
-/// Sequences of installations and removals, in every relevant order. The driver is once older and
-/// once newer than our version.
+/// Sequences of installations and removals, in every relevant order. The driver's version is lower
+/// than ours at first, and higher after the driver's upgrade.
 ///
 /// An upgrade removes and then adds, like dpkg, or adds and then removes, like rpm.
 const STORIES: &[(&str, &[Step])] = &[
@@ -326,8 +326,8 @@ fn one_name(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Runs `make install` with only a kernel as argument, on a separate host with real folders and the
-/// real depmod.
+/// Runs `make install` inside a host, with the default folders and the real depmod. KVER names the
+/// kernel.
 fn make_install(log: Log) -> Result<()> {
     let distribution = &DISTRIBUTIONS[0];
     let tree = Tree::new(distribution)?;

@@ -375,8 +375,8 @@ impl Host {
     /// Runs a command on the host: in a mount namespace with the host's root and this machine's
     /// programs.
     pub(crate) fn inside(&self, command: &str) -> Result<Output> {
-        // dkms keeps its sources below /usr/src. /lib, with the modules, and systemd's units are
-        // the host's own.
+        // /usr is this machine's, except /usr/src, where dkms finds sources, and the units of
+        // systemd. /lib, with the kernel modules, belongs to the host.
         const ENTER: &str = r#"
             set -e
             cd "$1"

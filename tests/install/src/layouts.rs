@@ -153,7 +153,7 @@ impl Way {
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
-            // Nothing is compiled here, and there is no compiler.
+            // Leaves out scripts/check, because nothing is compiled.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
             .arg(format!("DESTDIR={}", host.path("").display())))
@@ -214,7 +214,7 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
     )
 }
 
-/// Checks a layout from before the installation of our module until after its removal.
+/// Checks a layout before the installation of our module, after each step, and after the removal.
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;

@@ -28,7 +28,7 @@ ExecReload=NOTE openibd-reload
 /// Targets that units refer to by default.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n";
 
-/// Paths on the host: the unit, and its former place, where an administrator masks it.
+/// Paths on the host: the unit, and the unit's former place, where `systemctl mask` puts its link.
 const UNIT: &str = "usr/lib/systemd/system/peermem-rs.service";
 const DECIDED: &str = "etc/systemd/system/peermem-rs.service";
 

@@ -153,7 +153,7 @@ impl Machine {
     fn options(&self, mode: &str, module: Peermem) -> Options {
         let mut options = Options {
             peermem: module,
-            // The bench subtracts the stand-in's cost.
+            // The stand-in counts its own cost, which the bench subtracts.
             provider: Provider::Ours,
             kernel: kernel::DEFAULT.to_owned(),
             bench: true,

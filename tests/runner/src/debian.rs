@@ -282,8 +282,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// Lists all files that could have been left behind, except those that DKMS and depmod manage
-    /// themselves.
+    /// Lists the files in [`WATCHED`], except those in [`UNWATCHED`].
     fn files(&self) -> Result<BTreeSet<String>> {
         let find = format!("cd / && find $(ls -d {WATCHED} 2>/dev/null) {UNWATCHED}");
         let list = self.output(&find)?;

@@ -425,7 +425,7 @@ mod tests {
             "| a free | 2, all | UNMAPS | 1,216,312 |\n| a free | 3, 3 preemptions | UNMAPS | 20,379 |\n\n\
              Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.\n"
         );
-        // A model without output was not counted.
+        // A model without an `interleavings` note is an error.
         assert!(interleavings(&[&tests(&["models::a FAILED | model a free"])]).is_err());
     }
 

@@ -2,8 +2,9 @@
 //! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's nvidia-peermem and our
 //! module, and makes the page with the results.
 //!
-//! A VM may die. The result is then the VM's output until its death and its kernel's reports. The
-//! page is made only from results, so every run makes the same page, unless something has changed.
+//! A VM may die. The result then consists of the VM's output until its death and of the kernel's
+//! reports. The page is made only from results, so every run makes the same page, unless something
+//! has changed.
 
 mod machines;
 
@@ -41,7 +42,7 @@ const UNPREVENTABLE: [(&str, &str); 2] = [
     ),
 ];
 
-/// Schedules with their own section of the page.
+/// Schedules that have a section of the page.
 const SECTIONS: [&str; 3] = ["two_allocations", UNPREVENTABLE[0].0, UNPREVENTABLE[1].0];
 
 /// Returns the defect that a schedule must show with our module.

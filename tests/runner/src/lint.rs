@@ -158,7 +158,8 @@ const RIDDLES: [&str; 8] = ["What", "Whether", "Who", "Of", "As", "That", "So", 
 /// Returns the comments that begin with one of [`RIDDLES`], each with the number of its line.
 fn riddles(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
-    // A comment between `/*` and `*/` is open, and its paragraph has begun.
+    // `is_open` is `true` between `/*` and `*/`. `has_begun` is `true` after the first line of a
+    // paragraph.
     let (mut is_open, mut has_begun) = (false, false);
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();

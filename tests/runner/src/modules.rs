@@ -38,7 +38,7 @@ struct Recipe<'a> {
 /// Headers that all kernels of the test VM get.
 const OVERLAY: &str = "tests/kernel/overlay/include";
 
-/// The root of the module's Rust code.
+/// Root file of the module's Rust code.
 const ROOT: &str = "src/nvidia_peermem.rs";
 
 /// Returns the command that compiles the object of the Rust code below `root`, from the source in

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 pub(crate) enum Topology {
     /// All devices on the host bridge itself, without any port
     Flat,
-    /// Each device behind a root port of its own (PHB)
+    /// Each device behind a separate root port (PHB)
     RootPorts,
     /// All GPUs and NIC 0 under one switch (PIX), NIC 1 under a second switch below the first (PXB)
     Switch,

@@ -37,8 +37,8 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     set("Dir::Etc::Preferences", "/dev/null");
     set("Dir::Etc::PreferencesParts", "/dev/null");
     set("Dir::State", &path("state"));
-    // apt prefers an installed package to an older version in the suite, and would then find no
-    // place to download the package from.
+    // Hides this machine's installed packages. apt would prefer an installed package to an older
+    // version in the suite, and could not download it.
     set("Dir::State::status", "/dev/null");
     set("Dir::Cache", &path("cache"));
     // The files belong to this user. apt's unprivileged user could not write here, and apt would
@@ -115,7 +115,7 @@ pub(crate) fn make_root(
         ),
     )?;
     let mut command = as_root("env");
-    // No initial RAM disk, because nothing boots it.
+    // Makes no initial RAM disk, because no VM would use it.
     command
         .args(["INITRD=No", "mmdebstrap", "--mode=root"])
         .args(match foreign {

@@ -127,7 +127,7 @@ fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
     (steps, places)
 }
 
-/// Results of the first of several jobs that shared a VM.
+/// Results of the jobs that shared a VM.
 struct Settled {
     /// Results in the order of the jobs. Jobs without a result need another VM.
     results: Vec<Result<Vec<String>>>,
@@ -335,7 +335,7 @@ impl<'a> Machines<'a> {
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
                 let file = self.module(&options.kernel, step.patches)?;
-                // The name lives as long as the program, like the other names of this kind.
+                // Leaks the name, because the names in `drivers` live as long as the program.
                 boot.drivers.push((folder.leak(), file));
             }
         }

@@ -95,7 +95,7 @@ impl Mutant {
         };
         for (key, value) in header(text) {
             match key {
-                // These lines are for people.
+                // The runner does not use these lines.
                 "rule" | "removes" | "without" => {}
                 // Names a patch for both builds, with and without the rule. The patch adds points
                 // where a test can pause.

@@ -20,8 +20,8 @@ pub(super) fn apply(word: &str, vm: &mut vm::Options) -> Result<()> {
     Ok(())
 }
 
-/// Reserves RAM for a driver that keeps the RAM to itself. Also adds RAM with movable pages, for a
-/// driver that gives this RAM to the kernel.
+/// Reserves RAM as memory of coherent GPUs that the driver keeps to itself. Also adds movable RAM,
+/// as memory of coherent GPUs that the driver gives to the kernel.
 fn coherent(vm: &mut vm::Options) {
     const MIB: u32 = 128;
     vm.mem += MIB + 512;

@@ -33,8 +33,8 @@ pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
             boot.arch.console()
         ),
         &boot.arch.kernel_arguments(options.icount),
-        // The log waits for the serial port in a buffer of this size. The longer timeout keeps a
-        // paused VM from reporting a stall.
+        // The log waits for the serial port in a buffer of 1 MiB. The longer timeout keeps a paused
+        // VM from reporting a stall.
         "log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120",
     ]);
     if options.iommu != Iommu::Off && boot.arch == Arch::X86_64 {

@@ -230,7 +230,7 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
         .arg(format!("UTS_MACHINE={machine}"))
         .env_remove("MAKEFLAGS")
         .current_dir(&place.0);
-    // Links of a host lead nowhere outside its root, so the names stay as the Kbuild has them.
+    // No link of a host leads outside its root, so the output has the names that the Kbuild uses.
     output(&mut make)
         .trim()
         .replace(&root.display().to_string(), "")
@@ -345,7 +345,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 /// Checks the arguments of `make`, and the reason for the selected build.
 #[test]
 fn the_build_that_is_chosen() {
-    // Operations, the build, and the reason.
+    // Columns: operations, the build, and the reason.
     let table = "\
 | in-tree | this kernel has Rust
 ; without-tool bindgen | portable PEERMEM_NO_GPL_ONLY= | this kernel has Rust, and the in-tree build lacks bindgen
@@ -517,9 +517,9 @@ fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
 
 fn metadata_are_made_on_arm64(mut host: Host) {
     let crates = CRATES.join(" ");
-    // Imitates arch/arm64/Makefile, which uses the value in auto.conf. Another make writes
-    // auto.conf. This other make does not read .kernelvariables, and writes auto.conf again as long
-    // as .kernelvariables names another compiler.
+    // Imitates arch/arm64/Makefile, which uses the value in auto.conf. A second make writes
+    // auto.conf, and does not read .kernelvariables. The second make fails if .kernelvariables
+    // names another compiler.
     let makefile = format!(
         "-include $(O)/.kernelvariables\n\
          CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\

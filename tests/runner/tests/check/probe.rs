@@ -396,7 +396,8 @@ fn functions_for_gpl_modules_only() {
         let mut expected = with_exported(&newer);
         expected.retain(|name| {
             let is_gpl_only = name.contains("iova") || name.ends_with("map_phys");
-            // Both forms of `pagemap_of_pfn` are missing. The older form takes two arguments.
+            // Both forms of `pagemap_of_pfn` are missing, and the probe then reports the older
+            // form, with two arguments.
             !is_gpl_only
                 && name != "pagemap_of_pfn"
                 && !EXPORTS_ALONE.split(' ').any(|other| other == name)
