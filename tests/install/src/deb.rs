@@ -164,7 +164,7 @@ fn contents(log: Log) -> Result<()> {
         wanted.insert(name.to_owned());
     }
     let difference: Vec<&String> = found.symmetric_difference(&wanted).collect();
-    log.equal("files too many or too few", format!("{difference:?}"), "[]")?;
+    log.equal("surplus or missing files", format!("{difference:?}"), "[]")?;
 
     let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf";
     let configuration = run(tool("sh").args(["-c", script, "sh"]).arg(&package))?;
@@ -173,7 +173,7 @@ fn contents(log: Log) -> Result<()> {
         !configuration.contains("\nPOST_"),
     )?;
     log.that(
-        "it looks before it builds",
+        "dkms runs scripts/check before a build",
         configuration.contains("\nPRE_BUILD=\"scripts/check"),
     )
 }
@@ -187,7 +187,7 @@ fn lintian(log: Log) -> Result<()> {
         .context("cannot start lintian")?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     log.equal("lintian", &said, String::new())?;
-    log.that("and its status says so", output.status.success())
+    log.that("the exit status of lintian is 0", output.status.success())
 }
 
 /// Script that lists everything that a package could leave behind, except dpkg's data on all
@@ -229,7 +229,7 @@ fn life(log: Log) -> Result<()> {
         test -e /usr/lib/modprobe.d/00-peermem-rs.conf
         systemctl is-enabled peermem-rs
 
-        echo 'disabled, and upgraded: stays so'
+        echo 'disabled, then upgraded: the service stays disabled'
         systemctl disable peermem-rs
         dpkg -i /tmp/*_0.2.0_all.deb
         test -z "$(links)"
@@ -237,13 +237,13 @@ fn life(log: Log) -> Result<()> {
         test ! -e /usr/src/peermem-rs-0.1.0
         test -x /etc/infiniband/post-start-hook.sh
 
-        echo 'removed: what systemd remembers is left'
+        echo 'removed: only the state that systemd keeps is left'
         dpkg -r nvidia-peermem-rs-dkms
         list >/tmp/after
         test -z "$(new | grep -v '^/var/lib/systemd/deb-systemd-helper')"
         test -z "$(state)"
 
-        echo 'installed again, and purged: nothing is left'
+        echo 'installed again, then purged: nothing is left'
         dpkg -i /tmp/*_0.2.0_all.deb
         dpkg -P nvidia-peermem-rs-dkms
         list >/tmp/after
@@ -281,49 +281,49 @@ fn load(log: Log) -> Result<()> {
         fails() { if "$@"; then return 1; fi; }
         calls() { sed "s/ -m .*//" /tmp/calls | tr '\n' ','; }
 
-        echo 'it fits: it is loaded'
+        echo 'the module fits: it is loaded'
         echo ': installed' >/tmp/status; : >/tmp/log; echo 1 >/tmp/built; echo 1 >/tmp/wanted
         start
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,'
 
-        echo 'another ib_core: it is compiled anew, and the journal says why'
+        echo 'another ib_core: the module is compiled anew, and the journal says why'
         echo 2 >/tmp/wanted; echo 'nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client' >/tmp/log
         start
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,dkms build --force,dkms install --force,modprobe nvidia-peermem,'
         grep 'has changed (nvidia_peermem: disagrees about version of symbol ib_register' /tmp/said
 
-        echo 'it cannot be compiled: the journal has the compiler'
+        echo 'the module cannot be compiled: the journal has the output of the compiler'
         echo 3 >/tmp/wanted; touch /tmp/broken
         fails start
         grep 'no header' /tmp/said
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,dkms build --force,'
         rm /tmp/broken
 
-        echo 'another reason: nothing is compiled'
+        echo 'the module does not load for another reason: nothing is compiled'
         echo 'nvidia_peermem: persistent_api_support=7 is not allowed' >/tmp/log
         fails start
         test "$(calls)" = 'dkms status,modprobe nvidia-peermem,dmesg ,'
 
-        echo 'a kernel without the module: it is compiled before modprobe finds that of NVIDIA'
+        echo 'a kernel without our module: our module is compiled before modprobe finds the module of NVIDIA'
         : >/tmp/status
         start
         test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
 
-        echo 'the missing module cannot be compiled: that of NVIDIA is loaded, and the journal warns'
+        echo 'our missing module cannot be compiled: the module of NVIDIA is loaded, and the journal warns'
         : >/tmp/status; touch /tmp/broken
         start
         test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
         grep '^no headers' /tmp/said
         grep '^<4>peermem-rs: .*could not compile .* /var/lib/dkms/peermem-rs/0.1.0/build/make.log' /tmp/said
 
-        echo 'and that of NVIDIA is not there: the service fails'
+        echo 'the module of NVIDIA does not load either: the service fails'
         echo 4 >/tmp/wanted
         fails start
         test "$(calls)" = 'dkms status,dkms install,modprobe nvidia-peermem,'
         grep '^<4>peermem-rs: .*does not load either' /tmp/said
         cat /tmp/built >/tmp/wanted; rm /tmp/broken
 
-        echo 'several versions: the newest decides'
+        echo 'several versions of the source: the newest is compiled'
         for version in 0.9.0 0.10.0; do
             cp -r /usr/src/peermem-rs-0.1.0 /usr/src/peermem-rs-$version
             sed -i "s/^PACKAGE_VERSION=.*/PACKAGE_VERSION=\"$version\"/" /usr/src/peermem-rs-$version/dkms.conf
@@ -332,7 +332,7 @@ fn load(log: Log) -> Result<()> {
         grep -- '^dkms install .*-v 0.10.0 ' /tmp/calls
         rm -r /usr/src/peermem-rs-0.9.0 /usr/src/peermem-rs-0.10.0
 
-        echo 'without DKMS: as the kernel has it'
+        echo 'without a source for DKMS: modprobe runs alone'
         mv /usr/src/peermem-rs-0.1.0 /usr/src/away
         start
         test "$(calls)" = 'modprobe nvidia-peermem,'

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the real dkms, with its default folders, on synthetic hosts: a package of NVIDIA's
-//! beside ours.
+//! Tests of the real dkms, with its default folders, on synthetic hosts: NVIDIA's package beside
+//! ours.
 //!
 //! dkms' behaviour depends on the host's os-release. The tests use the shipped `dkms.conf`. The
-//! products of its make commands already exist. The results hold for the installed version of dkms,
-//! which the output notes.
+//! products of the make commands in `dkms.conf` already exist. The results hold for the installed
+//! version of dkms, which the output notes.
 
 use std::fs;
 
@@ -70,8 +70,8 @@ impl Package {
     }
 }
 
-/// Sequences of installations and removals, in every relevant order. The driver is once older and
-/// once newer than our version.
+/// Sequences of installations and removals, in every relevant order. The driver's version is lower
+/// than ours at first, and higher after the driver's upgrade.
 ///
 /// An upgrade removes and then adds, like dpkg, or adds and then removes, like rpm.
 const STORIES: &[(&str, &[Step])] = &[
@@ -122,7 +122,7 @@ impl<'a> Tree<'a> {
         Ok(Self { host, distribution })
     }
 
-    /// Unpacks a package's sources into the future /usr/src.
+    /// Unpacks a package's sources into the folder that becomes the host's /usr/src.
     fn unpack(&self, package: Package) -> Result<()> {
         let name = package.dkms_name(self.distribution).replace('/', "-");
         let folder = format!("synthetic/src/{name}");
@@ -201,8 +201,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Lists the host. Excludes the rest of the stand-ins for build folders, which dkms did not
-    /// create.
+    /// Lists the host's files, except logs and the stand-in for the kernel's build folder, which
+    /// dkms did not create.
     fn listing(&self) -> Result<Listing> {
         let mut listing = self.host.listing()?;
         listing.retain(|name, _| {
@@ -249,7 +249,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
             reference.step(*step)?;
         }
         // If no module loads, modprobe normally fails. Only a leftover `install` line of Debian's
-        // lets it succeed without effect.
+        // driver package lets modprobe succeed without effect.
         let loads = tree.host.loads().unwrap_or_else(|error| error.to_string());
         log.note(format!("{step:?}: {loads}"));
         let right = match wanted(&installed) {
@@ -277,7 +277,8 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     Ok(())
 }
 
-/// Shows why our file has its own name: with NVIDIA's name, one package removes the other's module.
+/// Shows why our file has its own name: with NVIDIA's name, one package removes the module of the
+/// other package.
 fn one_name(log: Log) -> Result<()> {
     let mut harmed = 0;
     for distribution in DISTRIBUTIONS.iter().filter(|one| one.id != "debian") {
@@ -325,8 +326,8 @@ fn one_name(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Runs `make install` with only a kernel as argument, on a separate host with real folders and the
-/// real depmod.
+/// Runs `make install` inside a host, with the default folders and the real depmod. KVER names the
+/// kernel.
 fn make_install(log: Log) -> Result<()> {
     let distribution = &DISTRIBUTIONS[0];
     let tree = Tree::new(distribution)?;

@@ -97,7 +97,7 @@ impl Module {
             stdin.write_all(self.source().as_bytes())?;
         }
         if !compiler.wait()?.success() {
-            bail!("gcc did not take:\n{}", self.source());
+            bail!("gcc did not compile:\n{}", self.source());
         }
         let object = fs::read(&file)?;
         fs::remove_file(&file)?;
@@ -120,7 +120,7 @@ impl Module {
         let out = fs::File::create(file)?;
         let mut arguments = vec!["-q", "-c"];
         if program == "xz" {
-            // The kernel's decompressor supports no other check.
+            // The kernel's decompressor supports no other integrity check.
             arguments.push("--check=crc32");
         }
         let mut child = Command::new(program)

@@ -220,9 +220,10 @@ impl Host {
             }
             let below = Path::new(file)
                 .strip_prefix(self.modules())
-                .with_context(|| format!("{file} is not the host's"))?;
-            // An `install` line passes arguments on, and its modprobe reads them again. The kernel
-            // uses the last value.
+                .with_context(|| format!("{file} is not a module of the host"))?;
+            // An `install` line passes the arguments on, and the modprobe that it runs reads them
+            // from the configuration again. Duplicates have no effect, because the kernel uses the
+            // last value.
             let mut arguments: Vec<&str> = Vec::new();
             for argument in rest.split_whitespace() {
                 if !arguments.contains(&argument) {
@@ -276,7 +277,7 @@ impl Host {
     /// Copies the parts of the repository that `make` and `dkms` need. Creates a kernel build
     /// folder that provides a prebuilt module instead of compiling one.
     ///
-    /// `suffix` is the compression of that kernel.
+    /// `suffix` is the compression suffix of that kernel's modules.
     pub(crate) fn sources(
         &self,
         folder: &str,
@@ -329,7 +330,7 @@ impl Host {
     }
 
     /// Lists everything on the host, except parts of the test machine. Output of depmod is compared
-    /// as sets of lines, because its order is that of the file system.
+    /// as sets of lines, because its order depends on the file system.
     pub(crate) fn listing(&self) -> Result<Listing> {
         let mut listing = Listing::new();
         let mut folders = vec![self.root.clone()];
@@ -374,8 +375,8 @@ impl Host {
     /// Runs a command on the host: in a mount namespace with the host's root and this machine's
     /// programs.
     pub(crate) fn inside(&self, command: &str) -> Result<Output> {
-        // dkms keeps its sources below /usr/src. /lib, with the modules, and systemd's units are
-        // the host's own.
+        // /usr is this machine's, except /usr/src, where dkms finds sources, and the units of
+        // systemd. /lib, with the kernel modules, belongs to the host.
         const ENTER: &str = r#"
             set -e
             cd "$1"
@@ -410,7 +411,10 @@ impl Host {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let why = said.lines().next().unwrap_or("dkms is not installed");
-            return Err(Skip(format!("no namespace with a root of its own here: {why}")).into());
+            return Err(Skip(format!(
+                "this machine allows no namespace with a separate root: {why}"
+            ))
+            .into());
         }
         Ok(())
     }

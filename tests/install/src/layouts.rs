@@ -153,7 +153,7 @@ impl Way {
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
-            // Nothing is compiled here, and there is no compiler.
+            // Leaves out scripts/check, because nothing is compiled.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
             .arg(format!("DESTDIR={}", host.path("").display())))
@@ -214,7 +214,7 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
     )
 }
 
-/// Checks a layout from before the installation of our module until after its removal.
+/// Checks a layout before the installation of our module, after each step, and after the removal.
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -237,7 +237,7 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let after = host.listing()?;
     let key = format!("lib/modules/{RELEASE}/{}", layout.theirs);
     log.that(
-        "NVIDIA's file is what it was",
+        "NVIDIA's file is unchanged",
         after.get(&key) == before.get(&key),
     )?;
 
@@ -303,7 +303,7 @@ fn two_kernels(log: Log) -> Result<()> {
     log.that("the shared files stay", files()?)?;
     fs::remove_dir_all(host.path("lib/modules/7.9.0-2-other"))?;
     Way::Make.remove(&host, layout)?;
-    log.that("the shared files go with the last", !files()?)
+    log.that("the last removal removes the shared files", !files()?)
 }
 
 /// Checks that a blacklist for NVIDIA's module also applies to ours.
@@ -324,11 +324,11 @@ fn blacklisted(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an `install` line that blocks both modules takes effect if its file is read first,
-/// as docs/install.md explains.
+/// Checks an `install` line that blocks both modules. As docs/install.md explains, the line takes
+/// effect if its file is read first.
 fn kept_out(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
-        // These distributions get an `install` line of ours.
+        // On these distributions, our package adds an `install` line.
         let debians = ["debian", "ubuntu"].contains(&layout.id);
         for (name, holds) in [("00-local.conf", true), ("zz-local.conf", !debians)] {
             let host = host(layout, "580.1")?;
@@ -336,7 +336,7 @@ fn kept_out(log: Log) -> Result<()> {
             let line = "install nvidia-peermem /bin/false\n";
             host.put(&format!("etc/modprobe.d/{name}"), line)?;
             log.equal(
-                &format!("{}: that in {name} holds", layout.name),
+                &format!("{}: the line in {name} takes effect", layout.name),
                 host.loads()? == NOTHING,
                 holds,
             )?;
@@ -345,7 +345,8 @@ fn kept_out(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a kernel without our module gets NVIDIA's module, if NVIDIA's has its own name.
+/// Checks that a kernel without our module gets NVIDIA's module. On Debian's layouts, NVIDIA's file
+/// has another name, and modprobe loads nothing.
 fn kernel_without(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
         let host = host(layout, "580.1")?;
@@ -416,13 +417,13 @@ fn hooks(log: Log) -> Result<()> {
     Way::Make.install(&host, layout, "1")?;
     let after = host.listing()?;
     log.that(
-        "a hook before stopping is there, and is this version's",
+        "the pre-stop hook is that of this version",
         after.get(pre).is_some_and(|text| {
             text.contains("pre-stop-hook.sh) systemctl stop peermem-rs.service")
         }),
     )?;
     log.that(
-        "the operator's hook after starting is what it was",
+        "the operator's post-start hook is unchanged",
         after.get(post) == before.get(post),
     )?;
     Way::Make.remove(&host, layout)?;

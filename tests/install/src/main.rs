@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Installs the module on synthetic hosts, and checks the results with kmod, dkms and systemd.
 //!
-//! The hosts are folders, laid out like those of NVIDIA's installer and the distributions. Their
+//! The hosts are folders with the layouts of NVIDIA's installer and of the distributions. Their
 //! modules are small ELF files that cannot be loaded. The tools that read these files are real. The
 //! program prints KTAP, with a note for each answer. Arguments select cases by parts of their
 //! names.
@@ -32,7 +32,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Printer of the questions and answers.
+/// Prints questions and answers as notes.
 #[derive(Clone, Copy)]
 struct Log;
 
@@ -55,7 +55,7 @@ impl Log {
     fn that(self, what: &str, holds: bool) -> Result<()> {
         self.note(format!("{what}: {}", if holds { "yes" } else { "no" }));
         if !holds {
-            bail!("it does not hold: {what}");
+            bail!("not true: {what}");
         }
         Ok(())
     }

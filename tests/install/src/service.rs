@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `packaging/peermem-rs.service` beside an openibd, with the real systemd as a user
-//! manager in its own namespaces.
+//! Tests of `packaging/peermem-rs.service` beside an openibd. The real systemd runs as a user
+//! manager in separate namespaces.
 //!
 //! openibd's unit has OFED's settings and records its calls. Recording commands replace modprobe
 //! and rmmod in our unit. The tests check when these commands run.
@@ -28,7 +28,7 @@ ExecReload=NOTE openibd-reload
 /// Targets that units refer to by default.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n";
 
-/// Paths on the host: the unit, and its former place, where an administrator masks it.
+/// Paths on the host: the unit, and the unit's former place, where `systemctl mask` puts its link.
 const UNIT: &str = "usr/lib/systemd/system/peermem-rs.service";
 const DECIDED: &str = "etc/systemd/system/peermem-rs.service";
 
@@ -50,7 +50,8 @@ const SCRIPT: &str = r#"
     unset DBUS_SESSION_BUS_ADDRESS
     /lib/systemd/systemd --user --unit=multi-user.target >log 2>&1 </dev/null &
     manager=$!
-    # systemctl does not wait for what a unit wants; and until the manager listens, this fails.
+    # systemctl does not wait for the units that a unit wants. Until the manager listens, systemctl
+    # fails.
     settle() {
         count=0
         until systemctl --user list-jobs 2>/dev/null | grep -q '^No jobs'; do
@@ -142,7 +143,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
             .chain(log.lines())
             .last()
             .unwrap_or("no reason given");
-        return Err(Skip(format!("no systemd of our own here: {why}")).into());
+        return Err(Skip(format!("this machine allows no separate systemd: {why}")).into());
     }
     if !output.status.success() {
         bail!(
@@ -183,7 +184,7 @@ fn told(log: Log, events: &[String], wanted: &[(&str, &str)]) -> Result<()> {
             Some(command) => seen.push((command.to_owned(), Vec::new())),
             None => seen
                 .last_mut()
-                .ok_or_else(|| anyhow!("an event before all: {event}"))?
+                .ok_or_else(|| anyhow!("an event before the first command: {event}"))?
                 .1
                 .push(event),
         }
@@ -205,7 +206,7 @@ fn with_openibd(log: Log) -> Result<()> {
         ("stop openibd", "removed openibd-stop"),
         ("start openibd", "openibd-start loaded"),
         ("try-restart openibd", whole),
-        // Units cannot handle a reload. The hooks are for this case.
+        // Dependencies between units have no effect on a reload. openibd's hooks are for this case.
         ("reload openibd", "openibd-reload"),
         ("stop peermem-rs", "removed"),
         ("start peermem-rs", "loaded"),
@@ -243,13 +244,13 @@ fn disabled(log: Log) -> Result<()> {
     log.that("enabled", wants.is_symlink())?;
     fs::remove_file(&wants)?;
     host.packaging("install")?;
-    log.that("disabled, stays so", !wants.is_symlink())?;
+    log.that("a disabled service stays disabled", !wants.is_symlink())?;
     let mut mask = tool("systemctl");
     mask.arg("--root").arg(host.path(""));
     run(mask.args(["mask", "peermem-rs.service"]))?;
     log.that("masked", masked.is_symlink())?;
     host.packaging("install")?;
-    log.that("masked, stays so", masked.is_symlink())?;
+    log.that("a masked service stays masked", masked.is_symlink())?;
     host.packaging("remove")?;
     log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
 }
@@ -275,12 +276,12 @@ fn moved(log: Log) -> Result<()> {
     let link = fs::read_link(wants("multi-user.target"))?;
     log.that("still enabled", link == Path::new("/").join(UNIT))?;
     log.that(
-        "and not enabled again",
+        "not enabled for openibd again",
         !wants("openibd.service").is_symlink(),
     )?;
     host.put(DECIDED, "[Service]\n")?;
     host.packaging("install")?;
-    log.that("an administrator's own stays", old.exists())?;
+    log.that("an administrator's own unit stays", old.exists())?;
     host.packaging("remove")?;
     log.that("removed", !old.exists() && !host.path(UNIT).exists())
 }

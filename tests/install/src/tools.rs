@@ -12,8 +12,8 @@ use anyhow::{ensure, Context as _, Result};
 use crate::host::{run, tool, Host, Listing};
 use crate::{repository, Case, Log};
 
-/// An unusual prefix, because the synthetic host has the usual one from this machine. Files below
-/// this prefix must not name the usual prefix.
+/// A prefix other than /usr, because /usr on a synthetic host is this machine's. Files below this
+/// prefix must not name /usr/bin/peermemctl.
 const PREFIX: &str = "/opt/tools";
 
 pub(crate) fn cases() -> Vec<Case> {

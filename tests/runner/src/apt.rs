@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Debian packages: packages to install, and packages that are only unpacked, from suites that this
-//! machine does not use.
+//! Debian packages. Some are installed on this machine, and others are only unpacked.
 //!
-//! Unpacked packages come through a private apt state in the cache. This state uses this machine's
-//! mirror and keys, so apt checks every signature as usual. This machine's sources stay unchanged.
+//! Packages of suites that this machine does not use come through a private apt state in the cache.
+//! This state uses this machine's mirror and keys, so apt checks every signature as usual. This
+//! machine's sources stay unchanged.
 
 mod archive;
 mod install;

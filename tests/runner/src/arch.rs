@@ -17,7 +17,7 @@ static TSC_KHZ: LazyLock<Option<u64>> = LazyLock::new(tsc_khz);
 
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
-    // Reads both clocks within 20 µs, so the interval below is known to a thousandth.
+    // Reads both clocks within 20 µs, so the error of the interval below is at most a thousandth.
     let read = || loop {
         let time = Instant::now();
         // SAFETY: Every x86-64 processor has this instruction, which accesses no memory. Linux

@@ -65,7 +65,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// Returns the contents of the file. A missing file has no figures.
+    /// Reads the figures from the file. Returns no figures if there is no file.
     fn read(repo: &Path) -> Result<Self> {
         match fs::read(file(repo)) {
             Ok(text) => serde_json::from_slice(&text).context("tests/cost/vm-figures.json"),
@@ -153,7 +153,7 @@ impl Machine {
     fn options(&self, mode: &str, module: Peermem) -> Options {
         let mut options = Options {
             peermem: module,
-            // The bench subtracts the stand-in's cost.
+            // The stand-in counts its own cost, which the bench subtracts.
             provider: Provider::Ours,
             kernel: kernel::DEFAULT.to_owned(),
             bench: true,
@@ -167,8 +167,8 @@ impl Machine {
             ..Options::default()
         };
         match (module, mode) {
-            // NVIDIA's nvidia-peermem has no parameter that selects the mode. NVIDIA's client
-            // without the callback serves NICs that cannot revoke.
+            // NVIDIA's nvidia-peermem has no parameter that selects the mode. Its persistent client
+            // serves NICs that cannot revoke. `peer_inval=0` makes rxe such a NIC.
             (Peermem::Nvidia, "persistent") => options.rxe_param.push("peer_inval=0".to_owned()),
             (Peermem::Ours, "revocable") => {
                 options.param.push("persistent_api_support=0".to_owned());

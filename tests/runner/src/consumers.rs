@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Third-party software that registers GPU memory, as published by its authors. The software is
-//! fetched and compiled when a run needs it, with the declarations of CUDA's driver API in
-//! `tests/cuda`, and linked to the stand-in for CUDA's library.
+//! fetched and compiled when a run needs it. Programs are compiled with the declarations of CUDA's
+//! driver API in `tests/cuda`, and linked to the stand-in for CUDA's library.
 
 use std::fs;
 use std::fs::Permissions;
@@ -298,7 +298,8 @@ pub(crate) fn ucx(paths: &Paths) -> Result<PathBuf> {
 }
 
 /// Renames the libraries to the names that the program uses. UCX loads its modules from `ucx`
-/// beside the libraries, under names with the same endings as the libraries' names.
+/// beside the libraries, and expects the suffix of the libraries' names (`.so.0`) in the modules'
+/// names.
 fn fetch_ucx(paths: &Paths, home: &Path) -> Result<()> {
     wheel(paths, "UCX: fetching its wheel, 43 MB", UCX, |unpacked| {
         fs::create_dir_all(home)?;

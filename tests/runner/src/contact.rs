@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! First use of the repository from awkward paths: a clone below /tmp, with a blank and a non-ASCII
-//! letter in its name, and a cache below /tmp. The VM mounts its own /tmp, and kbuild accepts no
-//! blanks.
+//! First use of the repository from awkward paths. The clone is below /tmp and has a blank and a
+//! non-ASCII letter in its name. The cache is below /tmp, too. The VM mounts its own /tmp, and
+//! kbuild accepts no blanks.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::stamp;
 /// Contents of a file that only the working directory has.
 const MARK: &str = "of the working directory";
 
-/// Boots a VM from a clone below /tmp, whose name has a blank and a non-ASCII letter. This VM
-/// compiles the modules and runs `make demo`. Boots another VM from a folder below /dev/shm.
+/// Compiles the modules in a clone below /tmp whose name has a blank and a non-ASCII letter, and
+/// runs `gdr demo` in a VM. Then boots another VM from a folder below /dev/shm.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let process = std::process::id();
     let clone = Folder::make(format!("/tmp/runner {process} clöne"))?;

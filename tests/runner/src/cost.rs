@@ -3,9 +3,9 @@
 //! counted without a VM and compared with `tests/cost/figures`.
 //!
 //! The module's object file is linked with the services of `tests/cost` into a user program, which
-//! uses the module to make registrations. Callgrind counts each instruction. The section of an
-//! instruction's address tells if the instruction belongs to the module or to an object of the
-//! kernel's build. For other services, calls are counted.
+//! uses the module to make registrations. Callgrind counts each instruction. The section that
+//! contains an instruction's address shows whether the instruction belongs to the module or to an
+//! object of the kernel's build. Calls of all other services are counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -94,7 +94,8 @@ const KERNEL_OBJECTS: &[&str] = &[
 /// Additional objects for the in-tree build.
 const RUST_OBJECTS: &[&str] = &["rust/core.o", "rust/helpers/helpers.o", "rust/kernel.o"];
 
-/// Sections of the program with all instructions of the module, and of the kernel's objects.
+/// Sections of the program: one with all instructions of the module, and one with all instructions
+/// of the kernel's objects.
 const MODULE_SECTION: &str = "cost_module";
 const KERNEL_SECTION: &str = "cost_kernel";
 
@@ -341,7 +342,7 @@ fn link(
             .arg(at("missing.o")),
     )?;
     joined("kernel.o", &["joined.o", "missing.o"].map(at))?;
-    // The C library has functions of the same names.
+    // Makes all other symbols local, because the C library has functions of the same names.
     output(
         Command::new("objcopy")
             .args(["--wildcard", "--keep-global-symbol=cost_*"])
@@ -491,7 +492,7 @@ fn write(counted: &Counted) -> String {
          #\n\
          # Cost of a registration with our module and with NVIDIA's: instructions of the module and of the kernel's\n\
          # objects, by callback; calls of the kernel's services and of nvidia.ko; objects that a registration holds.\n\
-         # Written by `make cost UPDATE=1`; tests/runner/README.md has how they are counted.\n\
+         # Written by `make cost UPDATE=1`; tests/runner/README.md says how they are counted.\n\
          #\n\
          {COMPILED}{}\n\n",
         counted.compilers

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Synthetic Debian hosts, as close to a user's host as possible. Each host has a Debian release
 //! with its stock kernel, and ib_core's modules in `updates` as with OFED. DKMS has installed the
-//! driver, and NVIDIA's own nvidia-peermem beside the driver.
+//! stand-in's driver and NVIDIA's own nvidia-peermem.
 //!
 //! DKMS installs our module in each way that is offered to users. A VM boots the host's root and
 //! loads the modules that `modprobe` finds. DKMS runs in a chroot, because its build would take an
@@ -40,7 +40,7 @@ pub(crate) struct Release {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// The source for DKMS, which makes the Rust metadata from the kernel's source.
+    /// The source, unpacked for DKMS. The build makes the Rust metadata from the kernel's source.
     Source,
     /// The archive made by `make dist`, unpacked for DKMS.
     Archive,
@@ -242,7 +242,7 @@ impl Host<'_> {
         }
         let headers = kernel.join("overlay/include/linux");
         self.put(&[headers], &format!("{home}/include"))?;
-        // The compiler finds cm_trace.h relative to a folder of this name.
+        // The path by which cm_trace.h is included starts in a folder of this name.
         let trace = self.root.join(home).join("include/trace");
         output(as_root("mkdir").arg("-p").arg(trace))?;
         let release = &self.release;
@@ -263,7 +263,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// Copies the driver's source to where its installer leaves it for DKMS.
+    /// Copies the driver's source to the folder in which the driver's installer leaves it for DKMS.
     fn put_driver(&self, control: &[PathBuf], version: &str) -> Result<()> {
         let home = format!("usr/src/nvidia-{version}");
         for (path, folder) in [
@@ -282,8 +282,7 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// Lists all files that could have been left behind, except those that DKMS and depmod manage
-    /// themselves.
+    /// Lists the files in [`WATCHED`], except those in [`UNWATCHED`].
     fn files(&self) -> Result<BTreeSet<String>> {
         let find = format!("cd / && find $(ls -d {WATCHED} 2>/dev/null) {UNWATCHED}");
         let list = self.output(&find)?;
@@ -478,7 +477,7 @@ const RELEASE: &str = "\
     git commit -qm release\n\
     RUSTC=/usr/bin/rustc make --no-print-directory dist-module";
 
-/// Output that the user must see in each step.
+/// Steps of the installation, with checks of the output that the user must see.
 impl Host<'_> {
     /// Checks that `scripts/check` reports that the headers lack metadata, and that the metadata
     /// can be made.
@@ -500,8 +499,8 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// Checks that files that need the kernel's own source and compiler are not made from another
-    /// source or compiler.
+    /// Checks that `scripts/headers` refuses to make the metadata without the kernel's own source,
+    /// or with another compiler.
     fn refusals(&self, source: &str) -> Result<Vec<String>> {
         let headers = format!("/{source}/scripts/headers -m KVER={}", self.release);
         let series = self.what.kernel;

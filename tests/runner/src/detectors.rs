@@ -51,8 +51,8 @@ const ARGUMENTS: &str =
 
 /// The slab allocator's caches for each processor keep pointers to allocated objects. Without
 /// slub_debug, kmemleak takes these pointers for references and misses the injected leak. If
-/// allocations fail, those caches are filled at unpredictable times, and no count would be exact.
-/// Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
+/// allocations fail, those caches are filled at unpredictable times, and no count of allocations
+/// would be exact. Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
 const NO_CACHES: &str = "slub_debug=Z";
 
 /// Limits the VM to four levels of page tables.
@@ -73,7 +73,7 @@ pub(crate) fn kernel_arguments(faults: bool) -> String {
     format!("{ARGUMENTS} {NO_CACHES} {off}")
 }
 
-/// Returns the messages of detectors that are switched off, even on purpose.
+/// Returns the messages of the two detectors that `--faults` switches off on purpose.
 pub(crate) fn switched_off() -> Result<[Expectation; 2]> {
     Ok([
         "kmemleak: Kernel memory leak detector disabled=1".parse()?,
@@ -222,7 +222,7 @@ fn dma_problems(run: &str) -> Vec<String> {
     };
     check("disabled", |value| value == "N");
     check("error_count", |value| value == "0");
-    // At 0, DMA debugging ran out of entries and switched itself off.
+    // 0 means that DMA debugging ran out of entries and switched itself off.
     check("min_free_entries", |value| {
         value.parse::<u64>().is_ok_and(|count| count > 0)
     });

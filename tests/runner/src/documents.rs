@@ -111,8 +111,8 @@ impl Part {
     }
 }
 
-/// Returns the text between the markers of `name`, and the text before and after it including the
-/// markers.
+/// Splits a document at the markers of `name` into the text before, between and after them. The
+/// first part includes the begin marker, and the last part includes the end marker.
 pub(crate) fn split<'a>(document: &'a str, name: &str) -> Result<[&'a str; 3]> {
     let begin = format!("<!-- begin {name}: made by ");
     let end = format!("<!-- end {name} -->\n");
@@ -169,8 +169,8 @@ fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
     noted(test, name).with_context(|| format!("{} has no note {name}", test.name))
 }
 
-/// Returns the table of loom's models: the number of interleavings, and the parts that `can_fail`
-/// left out.
+/// Returns the table of loom's models with their numbers of interleavings, and the number of locks
+/// and rules that `can_fail` takes away.
 fn interleavings(runs: &[&[Test]]) -> Result<String> {
     let tests = || runs.iter().copied().flatten();
     let mut rows = tests()
@@ -425,7 +425,7 @@ mod tests {
             "| a free | 2, all | UNMAPS | 1,216,312 |\n| a free | 3, 3 preemptions | UNMAPS | 20,379 |\n\n\
              Locks and rules that `can_fail.rs` takes away, each noticed by a model: 2.\n"
         );
-        // A model without output was not counted.
+        // A model without an `interleavings` note is an error.
         assert!(interleavings(&[&tests(&["models::a FAILED | model a free"])]).is_err());
     }
 

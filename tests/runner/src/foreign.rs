@@ -39,9 +39,9 @@ fn library() -> Result<String> {
     let owner = output(Command::new("dpkg-query").args(["-S", "/usr/bin/rustc"]))?;
     let package = owner.split(':').next().unwrap_or_default();
     let version = output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", package]))?;
-    let flavour = package
-        .strip_prefix("rustc")
-        .with_context(|| format!("/usr/bin/rustc is of {package}, which is no package of rustc"))?;
+    let flavour = package.strip_prefix("rustc").with_context(|| {
+        format!("/usr/bin/rustc belongs to {package}, which is no package of rustc")
+    })?;
     Ok(format!("libstd-rust{flavour}-dev={version}"))
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn key(arch: Arch) -> Result<String> {
     Ok(key.finish())
 }
 
-/// Returns `true` if a root for `arch` was made, from any packages.
+/// Returns `true` if a root for `arch` was made, even from an earlier list of packages.
 pub(crate) fn is_there(paths: &Paths, arch: Arch) -> bool {
     let stamp = format!("foreign/{}.stamp", arch.foreign().unwrap_or_default());
     paths.cache.join(stamp).exists()

@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-/// Environment of a test's command, without the directories that the caller put before the system's
-/// in PATH.
+/// Environment of a test's command: a PATH with only the system's directories, without the
+/// caller's.
 pub(crate) const SYSTEM_PROGRAMS: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Modules that are loaded before the root is mounted: those of the root file system and of the

@@ -2,8 +2,9 @@
 //! The known hazards: runs the schedules of `gdr hazards` against NVIDIA's nvidia-peermem and our
 //! module, and makes the page with the results.
 //!
-//! A VM may die. The result is then the VM's output until its death and its kernel's reports. The
-//! page is made only from results, so every run makes the same page, unless something has changed.
+//! A VM may die. The result then consists of the VM's output until its death and of the kernel's
+//! reports. The page is made only from results, so every run makes the same page, unless something
+//! has changed.
 
 mod machines;
 
@@ -28,8 +29,8 @@ const LETTERS: [&str; 16] = [
     "A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P",
 ];
 
-/// Schedules that end with the loss of the machine, whatever a client does, and the defect that
-/// either module must show.
+/// Schedules that end with the loss of the VM, whatever a client does, and the defect that both
+/// modules must show.
 const UNPREVENTABLE: [(&str, &str); 2] = [
     (
         "driver_holds_lock",
@@ -41,7 +42,7 @@ const UNPREVENTABLE: [(&str, &str); 2] = [
     ),
 ];
 
-/// Schedules with their own section of the page.
+/// Schedules that have a section of the page.
 const SECTIONS: [&str; 3] = ["two_allocations", UNPREVENTABLE[0].0, UNPREVENTABLE[1].0];
 
 /// Returns the defect that a schedule must show with our module.
@@ -81,7 +82,8 @@ impl Outcome {
 
     fn defects(&self) -> Option<String> {
         let oops = self.reports.iter().any(|report| report == OOPS);
-        // The kernel's state decides whether the defect kills a thread or the machine.
+        // After an oops, the kernel's state decides whether a thread or the whole VM dies, so the
+        // result names neither.
         let follows = |word: &str| word == DEATH || word.starts_with(KILLED);
         let mut words: Vec<&str> = Vec::new();
         for word in self.wrong.iter().chain(&self.reports) {
@@ -222,7 +224,7 @@ fn sort_out(
         Some((before, _)) if hung => before,
         _ => log,
     };
-    // A schedule that killed the VM has no result of its own.
+    // The program prints no result for a schedule that killed the VM.
     let last = schedule_at(told, usize::MAX).unwrap_or("end");
     let died = last != "end" && !outcomes.iter().any(|(name, _)| name == last);
     if died {
@@ -407,7 +409,7 @@ fn every_schedule(ran: &[Ran]) -> String {
     texts.collect()
 }
 
-/// Returns the same as `cell`, plus the results that are correct for both modules.
+/// Returns everything that one schedule showed with a module: correct results as well as defects.
 fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     let mut found: Vec<String> = ran
         .iter()
@@ -420,7 +422,7 @@ fn whole(ran: &[Ran], module: Peermem, name: &str) -> String {
     found.join("<br>")
 }
 
-/// Returns the lines of a page that the committed one lacks.
+/// Returns the lines of the page `made` that the committed page lacks.
 fn differing(committed: &str, made: &str) -> Vec<String> {
     let old: BTreeSet<&str> = committed.lines().collect();
     let new: BTreeSet<&str> = made.lines().collect();
@@ -483,7 +485,7 @@ fn verdicts(ran: &[Ran]) -> (Vec<Test>, Vec<String>) {
     (tests, problems)
 }
 
-/// Runs all schedules. Also returns the committed page, and the page with the results.
+/// Runs all schedules. Returns the outcomes, the committed page, and the page with the new results.
 fn run_all(paths: &Paths) -> Result<(Vec<Ran>, [String; 2])> {
     let ran = MACHINES
         .iter()
@@ -622,7 +624,7 @@ mod tests {
         let failed = said("1..1\n# failure: x was not reached\nnot ok 1 X.one\n");
         let ran = sort_out(machine, &failed, &log, &[], true);
         assert_eq!(ran.outcomes[0].1.broken.len(), 1);
-        // A VM that ends outside a schedule, and does not die, gives no result.
+        // A VM that times out before its first schedule is a problem.
         let ran = sort_out(machine, &said("1..1\n"), "", &[], true);
         assert!(!ran.problems.is_empty());
     }
@@ -638,7 +640,7 @@ mod tests {
         let died = outcome(&["x"], &[OOPS, DEATH]);
         assert_eq!(killed.defects().as_deref(), Some("x; an oops"));
         assert_eq!(killed.defects(), died.defects());
-        // Without an oops, the death is a defect of its own.
+        // Without an oops, the crash or hang counts as a separate defect.
         let hangs = outcome(&["x"], &[DEATH]);
         assert_eq!(
             hangs.defects().as_deref(),

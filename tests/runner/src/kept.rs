@@ -223,7 +223,7 @@ mod tests {
         let when = When::default();
         shelf.put("a: b", "key", &tests, &when).unwrap();
         let found = ["key", "other"].map(|key| shelf.get("a: b", key));
-        // The two runs' names give the same file name.
+        // The file name of `a; b` is also that of `a: b`.
         let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
         let kept = found[0].as_ref().unwrap();
         assert_eq!(kept.tests, tests);

@@ -195,7 +195,8 @@ fn is_headline(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Returns `true` if a report without an end extends at least to this line, on either architecture.
+/// Returns `true` if a report without an end extends at least to this line. Lists the lines of both
+/// architectures.
 fn is_telling(text: &str) -> bool {
     ["Call Trace", "RIP:", "Call trace", "pc :"]
         .iter()
@@ -305,8 +306,7 @@ fn provoked(log: &str) -> impl Iterator<Item = Expectation> + '_ {
 /// Compares the reports of a log with those declared in `declared` and in the log. Each report
 /// counts for the first expectation that matches one of its lines.
 ///
-/// If a pattern matches only ordinary messages, which are no reports, the matching lines are
-/// counted.
+/// An ordinary line, outside all reports, also counts for the first expectation that matches it.
 pub(crate) fn judge(log: &str, declared: &[Expectation]) -> Verdict {
     let mut expectations = declared.to_vec();
     for new in provoked(log) {
@@ -429,8 +429,8 @@ mod tests {
         text.split(';').map(|part| part.parse().unwrap()).collect()
     }
 
-    /// Checks that the line before a replayed line stays if it is not the beginning of the replayed
-    /// line.
+    /// Checks that the line before the replay message is kept, unless the replayed line begins with
+    /// it.
     #[test]
     fn what_is_written_again_is_counted_once() {
         let replay = "** replaying previous printk message **";

@@ -37,7 +37,7 @@ struct Linter<'a> {
     builder: &'a Builder<'a>,
     /// Directory that has `scripts/checkpatch.pl`.
     kernel_source: PathBuf,
-    /// The only files that slow checks look at. `None`: all files.
+    /// The files that slow checks look at, or `None` for all files.
     changed: Option<Vec<String>>,
 }
 
@@ -103,8 +103,8 @@ pub(crate) fn run(
     };
     let mut tests = Vec::new();
     for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
-        // VMs that are about to start wait for one check, and not for all checks. The VMs do not
-        // wait for cargo, which has its own lock.
+        // Takes the lock for each check separately, so that a VM that is about to start waits for
+        // one check, not for all. The check with cargo needs no lock, because cargo has its own.
         let _lock = (*name != CLIPPY_HOST)
             .then(|| Lock::take(paths, "modules"))
             .transpose()?;
@@ -158,7 +158,8 @@ const RIDDLES: [&str; 8] = ["What", "Whether", "Who", "Of", "As", "That", "So", 
 /// Returns the comments that begin with one of [`RIDDLES`], each with the number of its line.
 fn riddles(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
-    // A comment between `/*` and `*/` is open, and its paragraph has begun.
+    // `is_open` is `true` between `/*` and `*/`. `has_begun` is `true` after the first line of a
+    // paragraph.
     let (mut is_open, mut has_begun) = (false, false);
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
@@ -269,8 +270,8 @@ fn clippy_kernel(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Fails if a build in another directory changes the object, because the object's hash vouches for
-/// a release.
+/// Fails if the object depends on the directory in which it is built. Users verify a release by the
+/// object's hash.
 fn same_object(linter: &Linter<'_>) -> Result<()> {
     let folders = ["portable/", "src/", "rust-bindings/"];
     if linter.looks_at(|name| folders.iter().any(|folder| name.starts_with(folder))) {

@@ -31,14 +31,14 @@ struct Recipe<'a> {
     /// All files and directories that the product depends on.
     inputs: Vec<PathBuf>,
     variables: Vec<String>,
-    /// Patches to apply to a copy of the sources, which is then built.
+    /// Patches. If there are any, a copy of the sources is patched and built.
     patches: &'a [PathBuf],
 }
 
 /// Headers that all kernels of the test VM get.
 const OVERLAY: &str = "tests/kernel/overlay/include";
 
-/// The root of the module's Rust code.
+/// Root file of the module's Rust code.
 const ROOT: &str = "src/nvidia_peermem.rs";
 
 /// Returns the command that compiles the object of the Rust code below `root`, from the source in
@@ -150,7 +150,7 @@ impl<'a> Builder<'a> {
         self.gpu_with_upper_of("gpu-nvidia", &DRIVER)
     }
 
-    /// Builds the stand-in GPU's driver with the nv-p2p.c of 555 as its upper half.
+    /// Builds the stand-in GPU's driver with the nv-p2p.c of NVIDIA's driver 555 as its upper half.
     pub(crate) fn gpu_with_upper_555(&self) -> Result<PathBuf> {
         self.late().gpu_with_upper_of("gpu-nvidia-555", &DRIVER_555)
     }
@@ -195,8 +195,8 @@ impl<'a> Builder<'a> {
         self.make(&recipe)
     }
 
-    /// Builds neighbours that our module cannot work with, by their defect, and modules of OFED, by
-    /// their version.
+    /// Builds drivers that our module cannot work with, named by their defect, and modules of OFED,
+    /// named by their version.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         [
             ("older", "nvidia.ko"),
@@ -235,7 +235,7 @@ impl<'a> Builder<'a> {
         self.make(&recipe)
     }
 
-    /// Makes a recipe for our module link the object that serves all kernels.
+    /// Changes a recipe for our module so that the module links the object that serves all kernels.
     fn link(&self, recipe: &mut Recipe<'_>) -> Result<()> {
         let object = self.object(ROOT, self.kernel.arch)?;
         self.link_object(recipe, &object)
@@ -254,7 +254,7 @@ impl<'a> Builder<'a> {
         recipe.variables.extend([
             "PEERMEM_BUILD=portable".to_owned(),
             format!("PEERMEM_OBJECT={}", object.display()),
-            // This machine may have a driver of its own.
+            // The default would depend on this machine's own driver.
             format!(
                 "PEERMEM_NO_GPL_ONLY={}",
                 if self.no_gpl_only { "1" } else { "" }
@@ -263,8 +263,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Builds the object of the Rust code below this file. The object serves all kernels of this
-    /// architecture.
+    /// Builds the object of the Rust code whose root file is `root`. The object serves all kernels
+    /// of `arch`.
     fn object(&self, root: &str, arch: Arch) -> Result<PathBuf> {
         let machine = arch.machine();
         let products = self.paths.cache.join("modules/object").join(machine);
@@ -372,7 +372,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds the object of the kernel's services in a user process, for `cost.rs`.
+    /// Builds the object that implements the kernel's services in a user process, for `cost.rs`.
     pub(crate) fn services(&self) -> Result<PathBuf> {
         let inputs = [
             "tests/cost/Kbuild",
@@ -481,8 +481,8 @@ impl<'a> Builder<'a> {
     fn our_recipe(&self) -> Recipe<'_> {
         Recipe {
             source: self.paths.repo.clone(),
-            // Files that this machine has installed for its own kernel do not fit this kernel.
-            // Without the driver's symbols, the build works as it does beside a driver that DKMS
+            // Headers that are installed on this machine, for this machine's kernel, do not fit the
+            // VM's kernel. The build gets no symbols of the driver, as beside a driver that DKMS
             // built.
             variables: [
                 "NV_P2P_INCLUDE=",
@@ -594,7 +594,7 @@ impl<'a> Builder<'a> {
         if product.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(product);
         }
-        // Mutants share a directory, because most of its contents are the same for all.
+        // Mutants share a directory, because most compiled files are the same for all mutants.
         let (mut source, output) = if recipe.patches.is_empty() {
             let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
             (source, format!("{}.build", recipe.name))

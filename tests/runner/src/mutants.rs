@@ -59,7 +59,8 @@ fn tell(test: &Test, started: Instant) {
     }
 }
 
-/// Runs one test on both builds, and returns the signs that showed the mutant.
+/// Runs one test on the unchanged sources and on the mutant. Returns the signs that showed the
+/// mutant.
 fn on_host(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -67,7 +68,7 @@ fn on_host(
     check: &Check,
 ) -> Result<Vec<String>> {
     let Place::Host { package, release } = &check.place else {
-        bail!("{} is in a machine", check.test);
+        bail!("{} runs in a VM, not on this machine", check.test);
     };
     let run = |patches| {
         let programs = {
@@ -87,7 +88,8 @@ fn on_host(
 
 /// Returns the mutants whose name or test contains one of `words`, or all if there are none.
 ///
-/// The portable build differs only in the C files and in the files that wrap C.
+/// For the portable build, returns only mutants of C files and of Rust files that wrap C, with
+/// their tests in VMs. The builds differ only in these files.
 fn chosen(paths: &Paths, words: &[String], build: Build) -> Result<Vec<Mutant>> {
     let mut mutants = all(paths)?;
     for mutant in &mut mutants {

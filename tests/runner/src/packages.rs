@@ -36,7 +36,8 @@ const RDMA_CORE: [&str; 5] = [
     "libc6",
 ];
 
-/// Compiles peermemctl for old hosts, and packs it as two versions below `$1`.
+/// Compiles peermemctl for old hosts, and packs it as two versions below `$1`. Also compiles the
+/// programs that test the library.
 const PACK: &str = "\
     make --no-print-directory dist-tools TOOLS=\"$1/target\" ZIG=\"$1/zig\" DIST=\"$1/new\"\n\
     \"$1/zig/bin/pip\" install --quiet kubernetes-validate==1.37.0\n\

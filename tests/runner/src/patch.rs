@@ -52,7 +52,7 @@ pub(crate) fn patched(paths: &Paths, patches: &[PathBuf]) -> Result<PathBuf> {
     patched_as(paths, patches, "source")
 }
 
-/// Returns a patched copy like [`patched`], in a directory called `name`. A caller with its own
+/// Returns a patched copy like [`patched`], in a directory called `name`. A caller with a separate
 /// copy need not wait for the users of the shared copy.
 pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Result<PathBuf> {
     let copy = paths.cache.join("mutants").join(name);
@@ -72,7 +72,7 @@ pub(crate) fn patched_as(paths: &Paths, patches: &[PathBuf], name: &str) -> Resu
         apply(&work, patch, 0)?;
     }
     for file in stamp::files(&work)? {
-        // The build runs scripts of the copy.
+        // Keeps the permissions, because the build runs scripts of the copy.
         stamp::put(&file, &copy.join(file.strip_prefix(&work)?))?;
     }
     for file in stamp::files(&copy)? {

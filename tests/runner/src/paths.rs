@@ -15,7 +15,7 @@ use crate::stamp;
 
 const LOGS_KEPT: usize = 300;
 
-/// Number of kernel logs of flaky runs to keep, separately.
+/// Number of kernel logs of flaky runs to keep, in a separate folder.
 const FLAKY_LOGS_KEPT: usize = 60;
 
 /// Makes room for one more file in a directory whose file names sort by time.
@@ -131,7 +131,7 @@ impl Paths {
                 continue;
             };
             for file in stamp::files(&self.repo.join(input))? {
-                // The build runs scripts of the copy.
+                // Keeps the permissions, because the build runs scripts of the copy.
                 stamp::put(&file, &copy.join(file.strip_prefix(&self.repo)?))?;
             }
             for file in stamp::files(&copy.join(input))? {

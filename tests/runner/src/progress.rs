@@ -10,7 +10,7 @@ use std::{fs, thread};
 
 use anyhow::{bail, Context as _, Result};
 
-/// Number of last lines of a failed command's output to show.
+/// Number of lines to show from the end of a failed command's output.
 const TAIL: usize = 40;
 
 /// Formats a duration: "1 min 05 s", "3.2 s".

@@ -191,8 +191,8 @@ impl Reader {
         } else if line == "failures:" || line.starts_with("test result: ") {
             self.pending = None;
         } else if let Some(name) = &self.pending {
-            // This line follows the results of its program (`--show-output`). The line does not
-            // belong to a test of that name in an earlier program.
+            // The output of a test follows the results of the test's program (`--show-output`). An
+            // earlier program may have a test of the same name, so the search begins at the end.
             let of = |test: &&mut Test| test.name.trim_end_matches('\'') == name;
             let Some(test) = self.tests.iter_mut().rev().find(of) else {
                 return;

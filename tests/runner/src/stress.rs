@@ -2,9 +2,9 @@
 //! The stress run: boots one VM after the other until the time is over. Each VM runs some epochs of
 //! `gdr stress`.
 //!
-//! A file for each seed saves the progress after each epoch, so a run continues where the last run
-//! ended or was interrupted. If a VM's kernel log has a report, the VM's epochs are removed from
-//! the file again.
+//! The progress is saved after each epoch, in a file for each seed, kernel and number of
+//! operations. A run with the same values continues where the last run ended or was interrupted. If
+//! a VM's kernel log has a report, the VM's epochs are removed from the file again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -132,7 +132,7 @@ impl Machine {
         }
         println!("kernel log: {}", self.log.display());
         let others = match failed {
-            None if epoch > first => format!(" (or one from {first} on)"),
+            None if epoch > first => format!(" (or an earlier epoch, from {first} on)"),
             _ => String::new(),
         };
         println!(

@@ -39,7 +39,8 @@ pub(crate) struct Selection {
     /// Runs only the row with exactly this name
     #[arg(long, requires = "filter")]
     exact: bool,
-    /// Also runs slow rows, and repeats unchanged ones; strict; without a filter, continues an interrupted pass
+    /// Also runs slow rows, and repeats unchanged rows; implies --strict; without a filter,
+    /// continues an interrupted pass
     #[arg(long)]
     full: bool,
     /// Starts a pass of --full from the beginning
@@ -152,7 +153,7 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         last_passes::write(paths, &History::load(paths))?;
     }
     let code = summary(&reports, began.elapsed());
-    // If a run failed, the pass continues with this run.
+    // If a run failed, the pass stays open, and the next call repeats this run.
     if let (0, Some(pass)) = (code, &suite.pass) {
         pass.end()?;
     }
@@ -282,7 +283,7 @@ impl Suite<'_> {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
         let machine = wanted(run);
-        // If no key can be made, the run cannot work either, and reports the reason.
+        // If no key can be made, the run itself fails for the same reason, and reports it.
         let key = kept::key(self.paths, run, machine.as_ref()).unwrap_or_default();
         if let Some(key) = key
             .as_ref()
@@ -294,7 +295,8 @@ impl Suite<'_> {
         }
         let mut report = one(self.paths, &self.toolchain, run, self.selection)?;
         report.before = self.history().time(run.name);
-        // An interrupted run has already reported a problem, and would report its missing tests too.
+        // A run with a problem may have stopped early. Its missing tests would only repeat the
+        // problem.
         if report.problems.is_empty() {
             report.problems = missing(run, &report.tests);
             if !self.selection.update_skips {
@@ -374,7 +376,10 @@ fn agreement(reports: &mut [Report]) {
         };
         let Differences { problems, excused } = differences(&other.tests, &report.tests, &same);
         for (reason, tests) in excused {
-            println!("  {}, not as in {}: {reason}", report.run.name, same.run);
+            println!(
+                "  {} differs from {} as expected: {reason}",
+                report.run.name, same.run
+            );
             println!("      {}", tests.join(" "));
         }
         for problem in &problems {
@@ -411,7 +416,7 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 
 const DEMO_OK: &str = "demo: ok";
 
-/// Runs the demo. The result is decided here, because the kernel log counts too.
+/// Runs the demo. This function decides the result, because the kernel log counts too.
 pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
@@ -494,7 +499,7 @@ fn differences<'a>(one: &'a [Test], other: &'a [Test], same: &Same) -> Differenc
             Some(why) => differences.excused.entry(why).or_default().push(name),
             None => differences
                 .problems
-                .push(format!("{name}: {one} there, {other} here")),
+                .push(format!("{name}: {one} in the other run, {other} here")),
         }
     }
     differences
@@ -601,9 +606,9 @@ mod tests {
         };
         let found = differences(&one, &other, &same);
         let problems = [
-            "b: failed there, passed here",
-            "c: absent there, passed here",
-            "e: skipped there, passed here",
+            "b: failed in the other run, passed here",
+            "c: absent in the other run, passed here",
+            "e: skipped in the other run, passed here",
         ];
         assert_eq!(found.problems, problems);
         assert_eq!(found.excused, BTreeMap::from([("not here", vec!["d"])]));
@@ -613,8 +618,8 @@ mod tests {
         assert_eq!(
             found.problems,
             [
-                "b.1: passed there, absent here",
-                "b.2: absent there, passed here"
+                "b.1: passed in the other run, absent here",
+                "b.2: absent in the other run, passed here"
             ]
         );
     }
@@ -637,7 +642,7 @@ mod tests {
         ] {
             agreement(&mut reports);
             let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
-            assert_eq!(problems, ["a: passed there, failed here"]);
+            assert_eq!(problems, ["a: passed in the other run, failed here"]);
         }
         // A run without results has reported the reason.
         let mut reports = [first(), second(&[])];

@@ -3,7 +3,7 @@
 //!
 //! QEMU's root ports have ACS. QEMU's switches (`x3130-upstream`, `xio3130-downstream`) have
 //! neither ACS nor `disable-acs`, so ACS on a switch port cannot be tested in a VM. A GPU is
-//! `ivshmem-plain`, which is not a PCI Express device, so it has no link either.
+//! `ivshmem-plain`, which is not a PCI Express device, so a GPU has no link.
 
 use clap::ValueEnum;
 
@@ -13,14 +13,14 @@ use clap::ValueEnum;
 pub(crate) enum Topology {
     /// All devices on the host bridge itself, without any port
     Flat,
-    /// Each device behind a root port of its own (PHB)
+    /// Each device behind a separate root port (PHB)
     RootPorts,
-    /// All GPUs and NIC 0 under one switch (PIX), NIC 1 under a second switch below it (PXB)
+    /// All GPUs and NIC 0 under one switch (PIX), NIC 1 under a second switch below the first (PXB)
     Switch,
     /// Two switches: even GPUs and NIC 0 under one, odd GPUs and NIC 1 under the other (PIX, PHB)
     Switches,
-    /// Two sockets: even GPUs and NIC 0 on the first, NIC 1 there behind a host bridge of its own, odd GPUs on the second
-    /// (PHB, NODE, SYS)
+    /// Two sockets: even GPUs and NIC 0 on the first, NIC 1 on the first behind another host
+    /// bridge, odd GPUs on the second (PHB, NODE, SYS)
     Sockets,
 }
 
@@ -28,8 +28,8 @@ pub(crate) const NICS: usize = 2;
 
 const HOST_BRIDGE: &str = "pcie.0";
 
-/// Bus numbers of the host bridges that a socket adds. The numbers leave enough room for the buses
-/// below each bridge.
+/// Bus numbers of the additional host bridges of [`Topology::Sockets`]. The numbers leave enough
+/// room for the buses below each bridge.
 const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
 
 /// QEMU arguments of a topology.

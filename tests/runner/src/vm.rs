@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Boots a VM, runs one command in it, and reports the result of both.
+//! Boots a VM, runs one command in it, and reports how the command and the VM ended.
 //!
 //! [`Options`] has the VM's settings, [`Boot`] its kernel and modules, [`Channels`] the destination
 //! of its output, and [`Outcome`] the result. [`run`] does everything, and [`run_with`] also

@@ -37,8 +37,8 @@ fn apt(paths: &Paths, suite: &str, program: &str) -> Command {
     set("Dir::Etc::Preferences", "/dev/null");
     set("Dir::Etc::PreferencesParts", "/dev/null");
     set("Dir::State", &path("state"));
-    // apt prefers an installed package to an older version in the suite, and would then find no
-    // place to download the package from.
+    // Hides this machine's installed packages. apt would prefer an installed package to an older
+    // version in the suite, and could not download it.
     set("Dir::State::status", "/dev/null");
     set("Dir::Cache", &path("cache"));
     // The files belong to this user. apt's unprivileged user could not write here, and apt would
@@ -87,8 +87,8 @@ pub(crate) fn own_sources() -> Result<(String, String)> {
 }
 
 /// Makes a root directory from `sources` of `release`, with the given packages. Uses this machine's
-/// access to the mirror. If `foreign` names an architecture that this machine cannot run, the
-/// packages are unpacked but not configured.
+/// apt settings for access to the mirror. If `foreign` names an architecture that this machine
+/// cannot run, the packages are unpacked but not configured.
 pub(crate) fn make_root(
     paths: &Paths,
     stage: &mut Stage,
@@ -115,7 +115,7 @@ pub(crate) fn make_root(
         ),
     )?;
     let mut command = as_root("env");
-    // No initial RAM disk, because nothing boots it.
+    // Makes no initial RAM disk, because no VM would use it.
     command
         .args(["INITRD=No", "mmdebstrap", "--mode=root"])
         .args(match foreign {
@@ -139,11 +139,11 @@ pub(crate) fn make_root(
     stage.lines(&mut command, &log).map(drop)
 }
 
-/// Separates a suite's name from Debian's name of a foreign architecture, for the packages of that
+/// Separator in names such as `sid-for-arm64`: a suite, and Debian's name of a foreign
 /// architecture.
 const OF: &str = "-for-";
 
-/// Returns the suites with packages for `architecture`, or `suites` if it is `None`.
+/// Returns the suites with packages for `architecture`, or `suites` if `architecture` is `None`.
 pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<String> {
     suites
         .iter()
@@ -174,7 +174,8 @@ fn apt_get(
     stage.files(&mut command, &log(paths))
 }
 
-/// Calls a function with the first suite for which it succeeds. `what` is the thing to fetch.
+/// Calls `fetch` with one suite after the other until a call succeeds. `what` names the thing to
+/// fetch in the error message.
 fn in_first<T>(suites: &[&str], what: &str, mut fetch: impl FnMut(&str) -> Result<T>) -> Result<T> {
     let mut problems = Vec::new();
     for suite in suites {
@@ -186,7 +187,7 @@ fn in_first<T>(suites: &[&str], what: &str, mut fetch: impl FnMut(&str) -> Resul
     bail!("{what} could not be fetched:\n{}", problems.join("\n"))
 }
 
-/// Returns the first file in a directory whose name the function accepts.
+/// Returns the first file in a directory whose name `is_it` accepts.
 fn find(directory: &Path, what: &str, is_it: impl Fn(&str) -> bool) -> Result<PathBuf> {
     fs::read_dir(directory)?
         .filter_map(|entry| Some(entry.ok()?.path()))

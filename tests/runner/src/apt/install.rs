@@ -75,7 +75,8 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .stderr(Stdio::null())
         .output()
         .context("cannot start dpkg-query; the test runner needs Debian")?;
-    // The exit status is an error if some packages are unknown, which is no failure here.
+    // If dpkg does not know some of the packages, dpkg-query exits with an error. Here, that is no
+    // failure.
     Ok(String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| {
@@ -116,7 +117,7 @@ fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     Ok(needs)
 }
 
-/// Returns the first package of each need that apt would install in a sufficient version.
+/// Returns, for each need, the first package that apt would install in a sufficient version.
 fn choose<'a>(needs: &[Need<'a>]) -> Vec<Option<&'a str>> {
     let policies = policies(needs.iter().flat_map(|need| need.packages.iter().copied()));
     let candidates = candidates(&policies);
@@ -250,7 +251,7 @@ pub(crate) fn unpack_own(
 
 /// Returns the contents of one file of a package of this machine's release.
 pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8>> {
-    let mut stage = Stage::begin(format!("package {package}: fetching {file} of it"));
+    let mut stage = Stage::begin(format!("package {package}: fetching {file}"));
     let root = paths.run_directory()?;
     unpack_own(paths, &mut stage, &[package], &root)?;
     let contents = fs::read(root.join(file)).with_context(|| format!("{package} has no {file}"))?;
@@ -266,8 +267,9 @@ pub(crate) fn install_all(paths: &Paths) -> Result<()> {
     install(paths, &all_needs(""))
 }
 
-/// Returns the packages that [`install_all`] and `install(paths, more)` would install. Each need
-/// gives the first package that apt knows, or else its first package.
+/// Returns the packages that [`install_all`] and `install(paths, more)` would install. For each
+/// need, this is the first package that apt offers in a sufficient version, or else the first
+/// alternative.
 pub(crate) fn missing_all(more: &str) -> Result<Vec<String>> {
     let list = all_needs(more);
     let missing = missing(&list)?;

@@ -142,7 +142,7 @@ pub(super) fn machine_archive() -> Result<Source> {
     archive(&machine_sources(), &codename()?).context(NO_ARCHIVE)
 }
 
-/// Returns the machine's archive of a suite. Security updates may have an archive of their own.
+/// Returns the machine's archive of a suite. Security updates may have a separate archive.
 pub(super) fn archive_of(sources: &[Source], codename: &str, suite: &str) -> Option<Source> {
     let own = format!("{codename}-security");
     let security = sources

@@ -18,8 +18,7 @@ const PAGE: &str = "docs/performance.md";
 const README: &str = "README.md";
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Number of 64 KiB pages in 1 GiB, minus one: the additional pages compared with a registration of
-/// one page.
+/// Number of 64 KiB pages by which a registration of 1 GiB exceeds a registration of one page.
 const MORE_PAGES: f64 = 16_383.0;
 
 /// Published costs of nvidia.ko on a V100, in nanoseconds (gdrcopy: 69.6 and 37.8 µs for 64 KiB;
@@ -79,7 +78,7 @@ fn number(value: f64) -> String {
     documents::grouped(&format!("{value:.0}"))
 }
 
-/// A goal: its limits in both modes, and its value in each mode that has one.
+/// A goal: a limit for each mode, and a function that returns the value in a mode, if there is one.
 struct Goal {
     name: &'static str,
     limits: [f64; 2],
@@ -119,8 +118,9 @@ const GOALS: &[Goal] = goals! {
         |it, mode| worst(THREADS.map(|threads| it.lost(OURS, mode, threads))), unknown;
 };
 
-/// Rows of the first table: figures measured in the VM, or sums of counts of our in-tree build, by
-/// shape, kind and name.
+/// Rows of the first table: a title and a figure. `64KiB.pins` is measured in the VM. `64KiB calls`
+/// is a sum of counts, by shape, kind and name. Counts of our module are those of the in-tree
+/// build.
 const SUMMARY: &str = "\
 pins by nvidia.ko | 64KiB.pins
 unpins by nvidia.ko | 64KiB.unpins
@@ -203,7 +203,8 @@ impl Figures {
         found.map_or(NONE, String::as_str)
     }
 
-    /// Returns a count of a registration. `registration` is "nvidia-", mode and shape.
+    /// Returns a count of a registration. `registration` consists of mode and shape, after the
+    /// prefix "nvidia-" for NVIDIA's module.
     fn count(&self, registration: &str, kind: Kind, name: Option<&str>) -> f64 {
         // CAST: The value is far below 2⁵².
         cost::sum(&self.counted.figures, registration, kind, name) as f64
@@ -298,7 +299,8 @@ impl Figures {
         Some(format!("With NVIDIA's module this ratio is {theirs:.3}."))
     }
 
-    /// Returns the cost of a revocation of one region of 10,000, relative to one of 100.
+    /// Returns the cost of revoking one of 10,000 regions, relative to the cost of revoking one of
+    /// 100.
     fn growth(&self, module: &str, mode: &str) -> Option<f64> {
         let of = |regions: u32| self.vm(module, mode, &format!("free.{regions}"));
         Some(of(10_000)? / of(100)? / 100.0)

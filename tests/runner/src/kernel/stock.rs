@@ -93,7 +93,7 @@ impl Tree<'_> {
         let mut sources = find(suites, self.flavour.package)?;
         sources.retain(|source| source.package == self.flavour.package);
         let images = find(&of_arch, &format!("linux-image-{series}"))?;
-        // These programs run on this machine.
+        // The programs of linux-kbuild run on this machine, whatever the kernel's architecture is.
         let programs = find(suites, &format!("linux-kbuild-{series}"))?;
         let found = sources.iter().find_map(|source| {
             let of_source = |package: &&apt::Candidate| package.version == source.version;
@@ -136,7 +136,7 @@ impl Tree<'_> {
         let root = self.at("root");
         apt::unpack(self.paths, &mut stage, suites, &packages, &root)?;
         apt::unpack(self.paths, &mut stage, &of_arch, &packages_of_arch, &root)?;
-        // The C library of a container may be from another release.
+        // The headers' programs may need a newer C library than this machine has.
         apt::unpack(
             self.paths,
             &mut stage,
@@ -175,7 +175,7 @@ impl Tree<'_> {
                 .env("XZ_OPT", "-T0"),
             &self.log(),
         )?;
-        // The compiler finds cm_trace.h relative to a folder of this name.
+        // The path by which cm_trace.h is included starts in a folder of this name.
         fs::create_dir_all(source.join("include/trace"))?;
         fs::remove_file(&archive)?;
         Ok(())
@@ -343,8 +343,8 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Returns one table of exported symbols. Modules built here replace the image's modules of the
-/// same names.
+/// Returns one table of exported symbols. Symbols of modules built here replace the image's symbols
+/// of the same names.
 fn merged(of_image: &str, ours: &str) -> String {
     let symbol = |line: &'_ str| line.split('\t').nth(1).map(str::to_owned);
     let replaced: BTreeSet<String> = ours.lines().filter_map(symbol).collect();

@@ -9,20 +9,20 @@ use crate::arch::Arch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
     Nothing,
-    /// All runs that have no kernel of their own.
+    /// All runs in VMs for which `tests/runner/suite` names no kernel.
     All,
     /// The runs that `tests/runner/suite` repeats on kernels of this kind:
     /// - `arm64`: only runs that depend on page size, processor or IOMMU, because each VM is emulated
     ///   and slower.
     /// - `stock`: runs that depend on the kernel's own ib_core, rxe, locks and DMA mapping.
-    /// - `oldest`: every callback of ib_core in both modes, and everything that the verbs cases show
-    ///   of the kernel's rxe.
+    /// - `oldest`: the verbs cases in both modes, which use every callback of ib_core and test the
+    ///   kernel's rxe.
     Kind(&'static str),
 }
 
 pub(crate) const DEFAULT: &str = "7.3";
 
-/// The kernel series before the default one, which has a different `kernel` crate.
+/// The kernel series before the default series. Its `kernel` crate differs from the default's.
 pub(crate) const EARLIER: &str = "7.2";
 
 /// Configuration fragment for a kernel that checks module signatures and trusts a key of the test
@@ -39,7 +39,7 @@ pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
-/// Debian 13's own kernel with its own ib_core, which has no peer memory, and an rxe that registers
+/// Debian 13's own kernel and ib_core, without peer memory, and with an rxe that registers
 /// dma-bufs.
 pub(crate) const DMABUF: &str = "6.12-dmabuf";
 
@@ -135,8 +135,8 @@ const BUILT: Flavour = Flavour {
     mib: 650,
 };
 
-/// Defaults for built arm64 kernels. A root, programs and a kernel would be too much for the first
-/// `make test` on a machine.
+/// Defaults for built arm64 kernels. `make test` does not use these kernels, because the first run
+/// on a machine would also have to make a root, programs and a kernel.
 const BUILT_ARM64: Flavour = Flavour {
     arch: Arch::Arm64,
     instead: Some("linux-source-7."),
@@ -252,7 +252,7 @@ const FLAVOURS: &[Flavour] = &[
         mib: 3600,
         ..BUILT
     },
-    // Ubuntu's kernels for Grace have pages of 64 KiB, and Debian has no such image.
+    // Ubuntu's kernels for Grace have pages of 64 KiB. Debian has no image with such pages.
     Flavour {
         name: "6.12-arm64-64k",
         package: "linux-source-6.12",

@@ -2,8 +2,8 @@
 //! A kernel's source tree and build tree in the cache.
 //!
 //! The source is unpacked once and kept. Our changes (patches, and files of the overlay) are
-//! applied to the source by contents. A changed patch modifies only the files that it changes, and
-//! make recompiles only these files. Flavours that differ only in configuration and compiler share
+//! written only to files whose contents differ. If a patch changes, make therefore recompiles only
+//! the files that the patch affects. Flavours that differ only in configuration and compiler share
 //! a source tree. Each flavour has its own output directory.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +25,8 @@ use crate::{apt, patch, stamp};
 /// The makefile that compiles the RDMA modules outside the kernel's tree.
 pub(super) const STOCK_KBUILD: &str = "tests/debian/ofed/Kbuild";
 
-/// Parts of the source that no kernel of the test VM compiles, which are two thirds of the source.
-/// Files for Kconfig and make stay.
+/// Parts of the source that no kernel of the test VM compiles. These parts are two thirds of the
+/// source. Files for Kconfig and make stay.
 const NOT_UNPACKED: &str = "Documentation/*.rst Documentation/devicetree/*.yaml drivers/gpu/drm/*/*.[ch] drivers/media/*.[ch] \
     drivers/net/ethernet/*.[ch] drivers/net/wireless/*.[ch] drivers/scsi/*/*.[ch] drivers/staging/*.[ch] sound/*.[ch] \
     tools/perf/* tools/testing/selftests/*";
@@ -208,8 +208,8 @@ impl Tree<'_> {
         for stale in ["source", "pristine"] {
             let _ = fs::remove_dir_all(self.shared(stale));
         }
-        // make compares times. Compiled files may be newer than the files of a source that was just
-        // unpacked.
+        // Removes the build trees. make compares times, and old object files may be newer than the
+        // files of the new source.
         let kernels = self.paths.cache.join("kernel");
         for flavour in all().filter(|other| other.source() == self.flavour.source()) {
             let _ = fs::remove_dir_all(kernels.join(flavour.name).join("build"));
@@ -384,8 +384,8 @@ impl Tree<'_> {
         stamp::set(&self.at("stamp"), key)
     }
 
-    /// Returns our changes without those to RDMA, and the key of the stock modules, which depend on
-    /// these changes.
+    /// Returns our changes except those to RDMA, and the key of the stock modules. The stock
+    /// modules depend on the returned changes.
     fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
         let pristine = self.pristine()?;
         let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));

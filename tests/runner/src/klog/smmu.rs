@@ -158,8 +158,8 @@ mod tests {
             let text = format!(r"arm-smmu-v3 \S+: (un)?priv data {access} s1={count}");
             text.parse().unwrap()
         };
-        // The last two events belong to the second access, because QEMU checks once before an
-        // access begins.
+        // The three read events belong to one access, because QEMU checks the address once before
+        // the access begins.
         assert!(judge(&log, &[kind("write", 1), kind("read", 1)]).is_clean());
         assert!(!judge(&log, &[kind("write", 1), kind("read", 0)]).is_clean());
         assert_eq!(judge(&log, &[kind("read", 1)]).undeclared.len(), 1);

@@ -80,7 +80,7 @@ fn driver_files(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
     control.chain(upper).collect()
 }
 
-/// Returns all files taken from the driver's package, and its version.
+/// Returns all files taken from the driver's package, and the driver's version.
 fn driver_source(paths: &Paths, driver: &Driver) -> Result<(Vec<PathBuf>, String)> {
     let directory = paths.cache.join(driver.directory);
     let version = directory.join("version");

@@ -32,8 +32,8 @@ pub(super) fn directory(package: &str) -> String {
     }
 }
 
-/// Returns the test programs of a package, compiled from patched sources, or from the previous
-/// compilation.
+/// Returns the test programs of a package, compiled from patched sources. Uses the programs of the
+/// previous compilation if no input has changed.
 pub(super) fn programs(
     paths: &Paths,
     toolchain: &Toolchain,
@@ -174,8 +174,8 @@ fn asleep(process: &Path) -> Option<BTreeMap<PathBuf, String>> {
     Some(threads)
 }
 
-/// Parses the tests of a program's output. A program that `died` did so in a test: a panic in a
-/// destructor ends the program before it can name the test.
+/// Parses the tests of a program's output. If the program `died` and no test has failed, `test`
+/// counts as failed. A panic in a destructor ends a program before the program can name the test.
 fn results(text: &str, test: &str, died: bool) -> Vec<Test> {
     let reader = Reader::of(Format::Cargo, text);
     let mut notes = vec!["the program died".to_owned()];

@@ -102,11 +102,11 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// Returns the sources of a test of a package on this machine: its module, and all files that
-/// belong to no other test.
+/// Returns the sources of a test that runs on this machine. These are the test's module, and all
+/// files of the package that belong to no other test.
 ///
-/// `test` begins with the name of its module, or the path of a module beside the file that it
-/// tests. For any other test, returns all sources.
+/// `test` is a path that begins with a module of the package, or with `src::` for a module beside
+/// the code under test. For any other path, returns all sources.
 fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     let directory = repo.join(host::directory(package));
     let mut files = stamp::files(&directory)?;
@@ -122,12 +122,12 @@ fn of_package(repo: &Path, package: &str, test: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Matches the file names of cases, one or several in braces.
+/// Matches the paths by which a case names other cases' modules: one name, or several in braces.
 static USED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:crate::cases|super)::(\w+|\{[^}]*\})"));
 
-/// Returns the sources of a case of the verbs program: the file with the case's name, the files of
-/// other cases that this file uses, and the files that all cases use.
+/// Returns the sources of a case of the verbs program. These are the file with the case's name, the
+/// files of other cases that this file uses, and the files that all cases use.
 fn of_verbs(repo: &Path, case: &str) -> Result<Vec<PathBuf>> {
     let sources = repo.join("tests/verbs/src");
     let mut found: BTreeSet<PathBuf> = fs::read_dir(&sources)?

@@ -3,9 +3,9 @@
 //!
 //! A VM runs steps. Each step loads a module and runs a case on it (`tests/vm/mutants`). Mutants
 //! whose only sign is a failing case share a VM. The unchanged module must pass the same case
-//! before and after each mutant, so that no mutant affects the next one's result. A mutant that
-//! affects the next one's result gets its own VM, and the remaining mutants get another VM. Mutants
-//! that cause a kernel report or a hang never share a VM.
+//! before and after each mutant. If the unchanged module fails after a mutant, that mutant gets its
+//! own VM, and the remaining mutants get another VM. Mutants that cause a kernel report or a hang
+//! never share a VM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -127,7 +127,7 @@ fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
     (steps, places)
 }
 
-/// Results of the first of several jobs that shared a VM.
+/// Results of the jobs that shared a VM.
 struct Settled {
     /// Results in the order of the jobs. Jobs without a result need another VM.
     results: Vec<Result<Vec<String>>>,
@@ -143,8 +143,8 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
         };
         let test = &job.check.test;
         if let Err(error) = before.passed(test) {
-            // The step after a mutant has already shown anything that the mutant left behind. This
-            // failure therefore belongs to the unchanged module.
+            // If the previous mutant had left something behind, the step after that mutant would
+            // have failed. This failure therefore belongs to the unchanged module.
             let own = jobs[results.len()..]
                 .iter()
                 .take_while(|other| other.base() == job.base());
@@ -260,8 +260,8 @@ impl<'a> Machines<'a> {
         job.signs(without)
     }
 
-    /// Runs the KUnit tests on the mutant. Before that, runs the tests on the unchanged module,
-    /// unless they have already passed on it.
+    /// Runs the KUnit tests on the mutant. The unchanged module must pass the tests first, and its
+    /// result is kept for the following mutants.
     fn kunit(&mut self, job: &Job<'a>) -> Result<Vec<String>> {
         let words = job.place().0;
         let base = (words, job.mutant.base());
@@ -335,7 +335,7 @@ impl<'a> Machines<'a> {
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
                 let file = self.module(&options.kernel, step.patches)?;
-                // The name lives as long as the program, like the other names of this kind.
+                // Leaks the name, because the names in `drivers` live as long as the program.
                 boot.drivers.push((folder.leak(), file));
             }
         }
@@ -470,8 +470,8 @@ mod tests {
             .collect()
     }
 
-    /// Returns the results of a VM's steps, one letter each: passed, failed with the sign, failed
-    /// without it, nothing.
+    /// Returns the results of a VM's steps, one letter each. `p` stands for passed, `f` for failed
+    /// with the sign, `o` for failed without the sign, and a blank for no result.
     fn seen(steps: &[Step<'_>], how: &str) -> Vec<Seen> {
         let step = |(step, how): (&Step<'_>, char)| {
             let rest = match how {

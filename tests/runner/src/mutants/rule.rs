@@ -95,9 +95,10 @@ impl Mutant {
         };
         for (key, value) in header(text) {
             match key {
-                // These lines are for people.
+                // The runner does not use these lines.
                 "rule" | "removes" | "without" => {}
-                // Adds points where a test can pause both builds, with and without the rule.
+                // Names a patch for both builds, with and without the rule. The patch adds points
+                // where a test can pause.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
                 "sign" => mutant
@@ -128,7 +129,7 @@ impl Mutant {
             let in_machine = matches!(check.place, Place::Vm { .. });
             ensure!(
                 in_machine || !check.alone,
-                "{} is in no machine",
+                "{} has the line `alone`, but does not run in a VM",
                 check.test
             );
         }
@@ -149,9 +150,10 @@ impl Mutant {
         Ok(files)
     }
 
-    /// Returns `true` if the portable build must show the mutant, too: the mutant changes a C file
-    /// of the module, or a Rust file that has `unsafe`. The portable build cannot have a mutant
-    /// whose patches add points for tests, because its bindings lack the functions of these points.
+    /// Returns `true` if the portable build must show the mutant, too. Such a mutant changes a C
+    /// file of the module, or a Rust file that has `unsafe`. The portable build cannot have a
+    /// mutant whose patches add points for tests, because its bindings lack the functions of these
+    /// points.
     pub(super) fn is_for_portable(&self, repo: &Path) -> Result<bool> {
         if !self.base().is_empty() {
             return Ok(false);

@@ -10,7 +10,7 @@ use crate::results::{Test, Verdict};
 pub(super) struct Seen {
     pub(super) tests: Vec<Test>,
     pub(super) hung: bool,
-    /// `true` if the run came to an end with any result.
+    /// `true` if the run ended, whatever its result is.
     pub(super) ended: bool,
     /// Problems besides failed tests: for a VM, the reports of its kernel.
     pub(super) problems: Vec<String>,

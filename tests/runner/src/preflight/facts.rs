@@ -15,7 +15,7 @@ use crate::progress::output;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
     Root,
-    /// sudo works without a password, or on a terminal where the user can type it.
+    /// sudo works without a password, or on a terminal where the user can type the password.
     Sudo,
     /// sudo needs a password, and there is no terminal.
     Mute,

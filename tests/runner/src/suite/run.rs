@@ -36,8 +36,8 @@ pub(crate) struct Same {
     /// Reasons for skipping. If one run skips a test for such a reason, the other run may have any
     /// result. Such a test is listed.
     pub(crate) but_for: &'static [&'static str],
-    /// `true` if either run may have groups of tests that the other lacks. A group is the part of a
-    /// test's name before the dot.
+    /// `true` if each of the two runs may have groups of tests that the other run lacks. A group is
+    /// the part of a test's name before the dot.
     pub(crate) in_part: bool,
 }
 

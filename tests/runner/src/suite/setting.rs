@@ -20,14 +20,14 @@ pub(super) fn apply(word: &str, vm: &mut vm::Options) -> Result<()> {
     Ok(())
 }
 
-/// Reserves RAM for a driver that keeps the RAM to itself. Also adds RAM with movable pages, for a
-/// driver that gives this RAM to the kernel.
+/// Reserves RAM as memory of coherent GPUs that the driver keeps to itself. Also adds movable RAM,
+/// as memory of coherent GPUs that the driver gives to the kernel.
 fn coherent(vm: &mut vm::Options) {
     const MIB: u32 = 128;
     vm.mem += MIB + 512;
     let (reserved, start) = match vm.arch() {
         Arch::X86_64 => (format!("memmap={MIB}M$0x60000000"), 0x6000_0000),
-        // arm64 can only leave out the end of its memory, which begins at 1 GiB.
+        // On arm64, memory begins at 1 GiB, and the kernel can leave out only the end of it.
         Arch::Arm64 => {
             let kept = vm.mem - MIB;
             (format!("mem={kept}M"), u64::from(1024 + kept) << 20)

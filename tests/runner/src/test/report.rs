@@ -14,7 +14,7 @@ use crate::suite::{Place, Run};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     Run,
-    /// The run does not depend on `src/`, and its inputs have not changed since then.
+    /// The run does not depend on `src/`, and its inputs have not changed since it passed.
     Unchanged(When),
     /// The run passed before the pass of `make test-all` was interrupted.
     Resumed(When),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Tests that may be skipped: `tests/runner/skips` lists the number and reason for each run. A VM
-//! that lacks a feature skips the feature's tests, and passes. Skips for an unlisted reason, or in
-//! another number, are therefore failures.
+//! that lacks a feature skips the feature's tests, and passes. Therefore, skips for an unlisted
+//! reason are failures, and so is any other number of skips.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -59,8 +59,8 @@ impl Skips {
         Self::parse(&text).with_context(|| file.display().to_string())
     }
 
-    /// Parses the file: lines `short name = reason`, then the names of runs, and below them an
-    /// indented list: `  2 the reason; 1 short name`.
+    /// Parses the file. Lines `short name = reason` come first, then the names of runs. Below the
+    /// names is an indented list: `  2 the reason; 1 short name`.
     fn parse(text: &str) -> Result<Self> {
         let head = text.lines().take_while(|line| line.starts_with('#'));
         let mut skips = Self {
@@ -90,7 +90,7 @@ impl Skips {
                         counts.insert(reason.clone(), count);
                     }
                 }
-                ensure!(!runs.is_empty(), "of no run: {line}");
+                ensure!(!runs.is_empty(), "the list belongs to no run: {line}");
             } else {
                 if std::mem::take(&mut is_list) {
                     runs.clear();

@@ -60,7 +60,7 @@ pub(crate) struct Boot {
     pub(crate) peermem_version: String,
     /// NVIDIA's module, available in the VM but not loaded.
     pub(crate) control: Option<PathBuf>,
-    /// Other neighbours, each in a folder of this name.
+    /// Further modules that a test loads (drivers, mutants), each in a folder of this name.
     pub(crate) drivers: Vec<(&'static str, PathBuf)>,
     /// Key that signs all modules, and the path of our unsigned module.
     pub(crate) signing: Option<(Signing, PathBuf)>,

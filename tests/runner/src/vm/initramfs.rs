@@ -185,8 +185,8 @@ pub(super) fn initramfs(
                 "root"
             },
         ),
-        // busybox's ip and that of another root lack features of this machine's ip, which is used
-        // if the VM can run it.
+        // If the VM can run this machine's programs, it uses this machine's `ip`. The `ip` of
+        // busybox or of another root lacks features.
         ("TOOLS", if is_foreign { "/" } else { HOST }),
         ("MODULE_ROOT", &in_machine(module_root)),
         ("RXE", if plan.rdma { "1" } else { "" }),

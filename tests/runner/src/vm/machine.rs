@@ -59,8 +59,8 @@ fn adjusted(options: &Options, boot: &Boot) -> Result<Options> {
     };
     if boot.is_stock {
         // The kernel patches its code at run time (jump labels, which kernels built here do not
-        // have). If there are several processors, QEMU has executed an int3 that was no longer
-        // there.
+        // have). With several processors, QEMU has executed an int3 that the kernel had already
+        // replaced.
         options.smp = 1;
         // A stock kernel prevents mappings of memory that a driver owns, but the cases look into
         // the BAR.

@@ -158,8 +158,8 @@ pub(crate) struct Options {
     /// Build of our module [default: in-tree if the kernel supports Rust]
     #[arg(long, value_enum)]
     pub(crate) build: Option<Build>,
-    /// Uses the portable build without symbols for GPL modules only, the only build that loads with --gpu-param
-    /// proprietary=1
+    /// Uses the portable build that needs no GPL-only symbols; only this build loads with
+    /// --gpu-param proprietary=1
     #[arg(long)]
     pub(crate) no_gpl_only: bool,
     /// Directory that becomes the VM's root, read-only; the host's files are in /host, as always. A VM of another
@@ -224,7 +224,7 @@ pub(crate) struct Options {
     pub(crate) frozen: bool,
 }
 
-/// A command line of options alone, after the program's name.
+/// A command line with only options, after the program's name.
 #[derive(clap::Parser)]
 struct Bare {
     #[command(flatten)]

@@ -168,8 +168,8 @@ pub(super) fn lay_modules(root: &Path, plan: &Plan, boot: &Boot) -> Result<PathB
         bail!("depmod failed");
     }
     if let Some(control) = &boot.control {
-        // This copy is made after depmod, because modprobe must not find this module, which has the
-        // same name as ours.
+        // Copies NVIDIA's module after depmod has run, because modprobe must not find this module,
+        // which has the same name as ours.
         fs::create_dir_all(tree.join("control"))?;
         fs::copy(control, tree.join("control/nvidia-peermem.ko"))?;
     }

@@ -33,8 +33,8 @@ pub(super) fn kernel_arguments(options: &Options, boot: &Boot) -> String {
             boot.arch.console()
         ),
         &boot.arch.kernel_arguments(options.icount),
-        // The log waits for the serial port in a buffer of this size. The longer timeout keeps a
-        // paused VM from reporting a stall.
+        // The log waits for the serial port in a buffer of 1 MiB. The longer timeout keeps a paused
+        // VM from reporting a stall.
         "log_buf_len=1M rcupdate.rcu_cpu_stall_timeout=120",
     ]);
     if options.iommu != Iommu::Off && boot.arch == Arch::X86_64 {
@@ -128,8 +128,8 @@ fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     }
     let mut processors = options.topology.processors(options.smp);
     // If no second processor can be added, QEMU translates locked instructions to ordinary ones,
-    // although its devices have their own threads. The kernel uses such instructions as barriers. A
-    // NIC then misses a notification and hangs forever.
+    // although its devices have their own threads. The kernel uses locked instructions as barriers.
+    // Without barriers, a NIC misses a notification and hangs forever.
     if options.smp == 1 && !options.icount {
         processors.push_str(",maxcpus=2");
     }

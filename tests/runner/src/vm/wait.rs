@@ -25,7 +25,7 @@ pub(super) struct Ports {
     control: UnixStream,
     streams: Vec<(&'static str, UnixStream)>,
     console: Option<UnixStream>,
-    /// QEMU's ends, which are closed here once QEMU runs.
+    /// QEMU's ends, which this process closes once QEMU runs.
     pub(super) remote: Vec<UnixStream>,
 }
 

@@ -230,13 +230,13 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
         .arg(format!("UTS_MACHINE={machine}"))
         .env_remove("MAKEFLAGS")
         .current_dir(&place.0);
-    // Links of a host lead nowhere outside its root, so the names stay as the Kbuild has them.
+    // No link of a host leads outside its root, so the output has the names that the Kbuild uses.
     output(&mut make)
         .trim()
         .replace(&root.display().to_string(), "")
 }
 
-/// Checks that the Kbuild and the script find the same OFED, because both look for it
+/// Checks that the Kbuild and the script find the same OFED, because each of them looks for OFED
 /// independently.
 #[test]
 fn ofed_is_looked_for_where_the_kbuild_does() {
@@ -270,7 +270,7 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
         for place in places.iter().rev() {
             is_found(host.change(&format!("ofed_in {place}")), place);
         }
-        // If OFED's DKMS package left dangling links, the folder behind them counts all the same.
+        // Dangling links that OFED's DKMS package left must not hide a folder of lower precedence.
         for (index, place) in places.iter().enumerate() {
             let mut host = host.clone();
             for other in &places {
@@ -345,7 +345,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 /// Checks the arguments of `make`, and the reason for the selected build.
 #[test]
 fn the_build_that_is_chosen() {
-    // Operations, the build, and the reason.
+    // Columns: operations, the build, and the reason.
     let table = "\
 | in-tree | this kernel has Rust
 ; without-tool bindgen | portable PEERMEM_NO_GPL_ONLY= | this kernel has Rust, and the in-tree build lacks bindgen
@@ -370,7 +370,7 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// Checks that the installed module counts during an installation, wherever it was compiled.
+/// Checks that an installation judges the installed module, wherever the module was compiled.
 #[test]
 fn installing_judges_what_is_installed() {
     for (field, licence, loads) in [
@@ -475,7 +475,7 @@ fn a_link_to_nothing_is_got_round() {
     }
     let again = host.run(&place, &["sh"]);
     assert_eq!((again.text, again.errors.as_str()), (said.text, ""));
-    // Repeats the check without -m, as the Makefile asks for the folder.
+    // Repeats the check without -m. The Makefile asks for the folder in this way.
     host.arguments.clear();
     let again = host.run(&place, &["sh"]);
     assert!(again.text.contains(&row), "{}", again.text);
@@ -517,9 +517,9 @@ fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
 
 fn metadata_are_made_on_arm64(mut host: Host) {
     let crates = CRATES.join(" ");
-    // Imitates arch/arm64/Makefile, which uses the value in auto.conf. Another make writes
-    // auto.conf. This other make does not read .kernelvariables, and writes auto.conf again as long
-    // as .kernelvariables names another compiler.
+    // Imitates arch/arm64/Makefile, which uses the value in auto.conf. A second make writes
+    // auto.conf, and does not read .kernelvariables. The second make fails if .kernelvariables
+    // names another compiler.
     let makefile = format!(
         "-include $(O)/.kernelvariables\n\
          CONFIG_COMPAT_VDSO = y\nprepare: $(if $(CONFIG_COMPAT_VDSO),vdso32)\n\

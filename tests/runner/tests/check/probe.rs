@@ -88,9 +88,9 @@ const EXPORTED: &str = "down_read_trylock up_read msleep usleep_range put_dev_pa
     debugfs_create_file debugfs_remove iommu_get_domain_for_dev get_dev_pagemap dma_map_phys dma_unmap_phys \
     dma_iova_try_alloc dma_iova_free dma_iova_link dma_iova_sync dma_iova_unlink";
 
-/// The differences between kernels: a probe, the lines of the headers if it succeeds (`+`), and the
-/// lines if it does not (`-`), as in the kernels' headers, shortened. `p2pdma` comes before
-/// `pagemap_ranges`, which uses its type.
+/// The differences between kernels. Each has a probe, the lines of the headers if the probe
+/// succeeds (`+`), and the lines if it fails (`-`). The lines are shortened from the kernels'
+/// headers. `p2pdma` comes before `pagemap_ranges`, which uses its type.
 const DIFFERENCES: &str = "\
 access_ok
 + #define access_ok(addr, size) ((unsigned long)(addr) + (size) < 1UL << 47)
@@ -396,7 +396,8 @@ fn functions_for_gpl_modules_only() {
         let mut expected = with_exported(&newer);
         expected.retain(|name| {
             let is_gpl_only = name.contains("iova") || name.ends_with("map_phys");
-            // Both forms of `pagemap_of_pfn` are missing. The older form takes two arguments.
+            // Both forms of `pagemap_of_pfn` are missing, and the probe then reports the older
+            // form, with two arguments.
             !is_gpl_only
                 && name != "pagemap_of_pfn"
                 && !EXPORTS_ALONE.split(' ').any(|other| other == name)
@@ -405,7 +406,8 @@ fn functions_for_gpl_modules_only() {
     }
 }
 
-/// Tests the check of the linked module. It must find functions that the probes left in by mistake.
+/// Tests the check of the linked module. The check must find functions that the probes left in by
+/// mistake.
 #[test]
 fn a_linked_module_that_uses_them() {
     let place = Place::new();
@@ -501,7 +503,8 @@ fn every_probe_is_used_and_has_both_forms() {
     };
     let probes: BTreeSet<String> = source.lines().filter_map(probe).collect();
     assert_eq!(probes, with_exported(&every_probe()));
-    // Two of the probes decide about a whole file, and one is for the portable build alone.
+    // Two of the probes decide whether a whole file is compiled, and one probe is only for the
+    // portable build.
     let files = [
         "src/compat.h",
         "src/helpers.c",
