@@ -229,7 +229,7 @@ pub(crate) fn by_key<K: Clone + Eq + Hash, T>(
 pub(crate) fn counted<N: Copy + Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
     match thing {
         _ if number == N::from(1) => format!("1 {thing}"),
-        "process" => format!("{number} processes"),
+        _ if thing.ends_with("ss") || thing.ends_with("ch") => format!("{number} {thing}es"),
         _ => format!("{number} {thing}s"),
     }
 }

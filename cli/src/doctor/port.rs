@@ -7,6 +7,7 @@ use crate::finding::{argument, Finding, Level, Subject};
 use crate::machine::hca::gigabits;
 use crate::machine::pci::Address;
 use crate::machine::{Class, Gpu, Hca, Pair, Port};
+use crate::render::unique;
 
 check! {
     "port": "whether the ports near each GPU are ACTIVE, with all their lanes, and as fast as others of their kind",
@@ -67,9 +68,13 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
     .why(
         "A port that is not up transfers nothing; software uses an RDMA device farther away, or none.",
     );
-    let mut fixes: Vec<String> = ports.iter().map(|(hca, port)| fix(hca, port)).collect();
-    fixes.dedup();
-    Some(finding.fix(fixes.join("\n")))
+    Some(finding.fix(fixes(&ports)))
+}
+
+/// Returns the commands for all ports, each command once.
+fn fixes(ports: &[(&Hca, &Port)]) -> String {
+    let all: Vec<String> = ports.iter().map(|(hca, port)| fix(hca, port)).collect();
+    unique(all.iter().map(String::as_str)).join("\n")
 }
 
 /// Describes a port and its state: `mlx5_0 port 1 is DOWN`.
@@ -250,7 +255,8 @@ fn slow(scan: &Scan<'_>, hca: &Hca, found: &str, port: &Port, peers: &Faster) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::paths::{faults, socket, FIRST, SECOND};
+    use super::super::tests::paths::{faults, socket, TwoSockets, FIRST, SECOND};
+    use super::{fix, fixes, Port};
     use crate::machine::pci::Address;
 
     faults! {
@@ -279,5 +285,21 @@ mod tests {
             };
         "a cable with one lane", "warning port: …one lane of four… fix …mlxlink" =>
             |fixture| fixture.machine.hcas[0].ports[0].rate = Some("100 Gb/sec (1X NDR)".to_owned());
+    }
+
+    #[test]
+    fn ports_that_need_the_same_fix_show_the_fix_once() {
+        let fixture = TwoSockets::healthy();
+        let hca = &fixture.machine.hcas[0];
+        let in_state = |state: &str| Port {
+            state: Some(state.to_owned()),
+            ..hca.ports[0].clone()
+        };
+        let ports = ["INIT", "DOWN", "INIT"].map(in_state);
+        let shown = fixes(&ports.each_ref().map(|port| (hca, port)));
+        assert_eq!(
+            shown,
+            format!("{}\n{}", fix(hca, &ports[0]), fix(hca, &ports[1]))
+        );
     }
 }

@@ -843,7 +843,7 @@ impl<B: Bench> Run<'_, B> {
             let mut left = Vec::new();
             match self.bench.registrations(process) {
                 Ok(count) if listed && count > 0 => left.push(format!(
-                    "{count} registrations of process {process} are listed"
+                    "registrations of process {process} that are listed: {count}"
                 )),
                 _ => {}
             }

@@ -7,6 +7,7 @@ use crate::finding::{Finding, Level, Subject};
 use crate::host::nvml::{Fabric, FabricState};
 use crate::host::{Fact, Host, Unseen};
 use crate::machine::{pci, NVIDIA};
+use crate::render::counted;
 
 check! {
     "fabric": "whether the NVLink fabric of machines with NVSwitches is set up (fabric manager)",
@@ -95,7 +96,10 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             Ok(false) => {
                 let switches = switches();
                 if switches > 0 {
-                    let found = format!("{switches} NVSwitches, and nv-fabricmanager does not run");
+                    let found = format!(
+                        "{}, and nv-fabricmanager does not run",
+                        counted(switches, "NVSwitch")
+                    );
                     findings.push(Subject::Machine.fault(found).why(WHY).fix(fix(scan)));
                 }
             }
@@ -136,7 +140,7 @@ mod tests {
             fixture.fact(Fact::FabricManager, "not running");
         };
         "NVSwitches without a fabric manager, before Hopper",
-            "fault fabric: …1 NVSwitches, and nv-fabricmanager does not run" => |fixture| {
+            "fault fabric: …1 NVSwitch, and nv-fabricmanager does not run" => |fixture| {
             nvswitch(fixture);
             fixture.fact(Fact::FabricManager, "not running");
         };

@@ -56,7 +56,7 @@ fn without_hca(scan: &Scan<'_>) -> Finding {
     if let Some(first) = elsewhere.first() {
         return Subject::Machine
             .fault(format!(
-                "no RDMA device in this network namespace; {} (the first: {first}) have RDMA devices in another \
+                "no RDMA device in this network namespace; the RDMA devices of {} (the first: {first}) are in another \
                  namespace",
                 counted(elsewhere.len(), "NIC")
             ))

@@ -667,7 +667,7 @@ fn freed_memory_is_held_or_out_of_reach() {
 fn what_a_killed_process_leaves_is_noticed() {
     let both = [KILLED, (DMA, Name::KilledHolder)];
     only_fails(Fault::NoHolder, &both, "moved no bytes");
-    let words = "after the kill 2 registrations of process 4711 are listed";
+    let words = "after the kill registrations of process 4711 that are listed: 2";
     only_fails(Fault::StaysListed, &[KILLED], words);
     only_fails(
         Fault::NeverListed,
