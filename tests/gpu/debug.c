@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Files for tests in /sys/kernel/debug/nvidia: counters,
- * failures on request, hold points.
+ * Files for tests in /sys/kernel/debug/nvidia: counters, failures on request,
+ * and hold points.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
