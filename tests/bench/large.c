@@ -114,7 +114,10 @@ static void stop(void)
 	on = false;
 }
 
-/* Self-test: returns true if exactly the clients' allocations are refused. */
+/*
+ * Self-test: returns true if allocations of more than a page are refused to
+ * clients, and to nobody else.
+ */
 static bool proven(void)
 {
 	void *page, *two, *four, *many, *others;

@@ -51,9 +51,9 @@ bool coherent_is_wanted(void)
 }
 
 /*
- * Maps pages for a device by the calls for ordinary RAM. @addresses has the
- * address of each 64 KiB page, which the function replaces by the DMA address.
- * An IOMMU may map each smaller page of the kernel to any address. The
+ * Maps pages for a device with the DMA API's functions for RAM. @addresses has
+ * the address of each 64 KiB page, which the function replaces by the DMA
+ * address. An IOMMU may map each smaller page of the kernel to any address. The
  * interface cannot describe a 64 KiB page whose parts are not adjacent, so the
  * function fails with -EIO for such a page.
  */

@@ -102,7 +102,7 @@ void spent_end(struct spent spent)
 
 /*
  * Failures on request. "N errno" makes the Nth call from now fail, once. "0"
- * disarms. The caller imitates the effects of the failure.
+ * disarms the failure. The caller imitates the effects of the failure.
  */
 struct fail {
 	const char *name;

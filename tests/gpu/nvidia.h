@@ -130,7 +130,7 @@ static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
 
 /**
  * struct vidmem - physical memory, a set of pages of the BAR (bar.c)
- * @kref: held by the allocation and by each pin
+ * @kref: held by the allocation, and by each pin and dma-buf
  * @gpu: the GPU, referenced
  * @pages: number of 64 KiB pages
  * @page: number of each page in the BAR, or in coherent_memory
@@ -330,7 +330,7 @@ void bar1_release_gpu(struct gpu *gpu);
 int bar1_add_memory(struct vidmem *mem);
 void bar1_release_memory(struct vidmem *mem);
 
-/* Returns the page at which memory outside BAR1 starts, away from BAR1's. */
+/* Returns the first page for memory outside BAR1, away from BAR1's pages. */
 static inline unsigned long bar1_home(const struct gpu *gpu)
 {
 	return gpu->pages / 2;

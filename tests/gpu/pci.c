@@ -172,7 +172,7 @@ static void stray_remove(void)
 {
 	if (!stray_pages)
 		return;
-	/* Restore the kernel's range, so that the kernel can remove it. */
+	/* The kernel can remove only the range that it has added. */
 	if (stray_pages == MEMORY_DEVICE_PCI_P2PDMA)
 		stray.range.end -= STANDIN_GRANULE;
 	stray_pages = 0;

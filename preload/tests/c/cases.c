@@ -400,7 +400,7 @@ static void rereg(void)
 
 	check(mr);
 	errno = 0;
-	/* librxe of some versions has no rereg_mr. The error is that of the program's call. */
+	/* librxe of some versions has no rereg_mr. The program gets the error of its own call. */
 	check(verbs.rereg_mr(mr, 1, NULL, gpu + 8192, 8192, 0) != 0);
 	check(errno == EOPNOTSUPP);
 	check(!verbs.dereg_mr(mr));
