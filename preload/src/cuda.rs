@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! CUDA's driver API, if the process has loaded it: the owner of an address, and the export of a
+//! CUDA's driver API, if the process has loaded it: checks if an address is GPU memory, and exports a
 //! range as a dma-buf.
 //!
 //! The numbers and types are those of `cuda.h`, which keeps them for all versions.
@@ -44,7 +44,7 @@ pub(crate) struct Cuda {
 
 static LOADED: AtomicPtr<Cuda> = AtomicPtr::new(null_mut());
 
-/// Way of mapping that the importer asks for.
+/// Kind of mapping for which a dma-buf is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mapping {
     Default,
@@ -100,7 +100,7 @@ impl Cuda {
         }
     }
 
-    /// Returns `true` if an address is GPU memory. Threads without a context may ask.
+    /// Returns `true` if an address is GPU memory. The calling thread needs no context.
     pub(crate) fn owns(&self, address: u64) -> bool {
         self.ask(MEMORY_TYPE, address) == Ok(DEVICE)
     }
@@ -141,7 +141,8 @@ impl Cuda {
         }
     }
 
-    /// Asks in a primary context if the thread needs a context.
+    /// Returns an attribute of an address. If CUDA requires a context and the thread has none, asks
+    /// in a primary context.
     fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
         let answer = self.ask_here(attribute, address);
         if answer != Err(INVALID_CONTEXT) {
@@ -163,8 +164,8 @@ impl Cuda {
         }
     }
 
-    /// Makes a device's primary context current if the context is active. Otherwise a new context
-    /// would take GPU memory.
+    /// Makes a device's primary context current if the context is active. An inactive context stays
+    /// inactive, because its activation would take GPU memory.
     fn enter_primary(&self, ordinal: c_int) -> Option<Entered<'_>> {
         let (mut device, mut flags, mut is_active, mut context) = (0, 0, 0, null_mut());
         // SAFETY: the functions write a CUdevice, which is an int, an unsigned int, an int and a
@@ -197,8 +198,8 @@ impl Cuda {
     }
 }
 
-/// Returns `true` if the process has loaded libcuda. If it has not, `dlopen` would search the file
-/// system for libcuda, for each registration that fails.
+/// Returns `true` if the process has loaded libcuda. Without this check, `dlopen` would search the
+/// file system for libcuda at each registration that fails.
 fn is_loaded() -> bool {
     unsafe extern "C" fn is_cuda(info: *mut libc::dl_phdr_info, _: usize, _: P) -> c_int {
         // SAFETY: dl_iterate_phdr passes a live description, whose name is a C string.

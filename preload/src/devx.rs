@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Memory of `mlx5dv_devx_umem_reg` and `mlx5dv_devx_umem_reg_ex`, which libmlx5 registers by an
-//! ioctl: the same ioctl with a dma-buf.
+//! Memory of `mlx5dv_devx_umem_reg` and `mlx5dv_devx_umem_reg_ex`. libmlx5 registers such memory by
+//! an ioctl, which this file sends again with a dma-buf.
 //!
 //! The ioctl is the kernel's interface (`ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`). This file
 //! relies on libibverbs only for the place of the header in a command, and checks the header. No
@@ -52,7 +52,7 @@ struct Attr {
     data: u64,
 }
 
-/// Attributes of the largest command, and the descriptor.
+/// Number of attributes of the largest command, including the descriptor.
 const MOST: usize = 8;
 
 #[repr(C)]
@@ -133,7 +133,7 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
         Ok(())
     });
     if is_served {
-        // The handle of the new object. The program's address stays unchanged.
+        // The program gets the handle of the new object. Its address stays unchanged.
         let answer = answer.get();
         let new = attrs
             .iter_mut()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The functions that providers call instead of those of libibverbs.
 //!
-//! The names have no version, and so the dynamic linker takes them for every version that a
-//! provider asks for.
+//! The names have no version. The dynamic linker therefore uses them for every version that a
+//! provider needs.
 
 use std::ffi::c_int;
 
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
     let other = |error| {
         // SAFETY: the caller passes a live attr, and the real function has returned.
         let init = unsafe { &*attr };
-        // The program's own dma-buf, and members that are unknown here, are left alone.
+        // A call with the program's own dma-buf, or with unknown members, is left alone.
         if init.mask & !(IOVA | DMAH) != ADDR {
             return false;
         }
@@ -169,7 +169,7 @@ pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P)
     let plain = || unsafe { real(context, command) };
     // SAFETY: the context is live, and the real function has just sent the command.
     let other = |error| unsafe { crate::devx::register(api, context, command, error) };
-    // `force` does not concern these commands: they get their header from the real function.
+    // `force` does not apply: the real function must run first, because it fills in the header.
     in_order(false, plain, other)
 }
 
@@ -197,7 +197,7 @@ fn in_order(
     error
 }
 
-/// Returns the error of a call that has no real function.
+/// Returns the error of a call whose real function is missing.
 #[cold]
 fn missing() -> c_int {
     Reason::NO_LIBRARY.say();

@@ -52,8 +52,8 @@ impl Pages {
 }
 
 /// Registers GPU memory with `register`, which gets a descriptor and an offset. Returns `true` if
-/// there is a region, and prints the reason if there is none. `error` is the program's error, or 0
-/// if its call comes later.
+/// there is a region then. If GPU memory cannot be registered, prints the reason. `error` is the
+/// error of the program's call, or 0 if libibverbs is called later.
 pub(crate) fn by_dma_buf(
     fitness: Result<(), Reason>,
     request: &Request,
@@ -97,7 +97,7 @@ pub(crate) fn by_dma_buf(
 }
 
 impl Request {
-    /// Says whether a dma-buf region can have the properties of this request.
+    /// Checks that a dma-buf region can have the properties of this request.
     fn fitness(&self) -> Result<(), Reason> {
         if self.has_dma_handle {
             return Err(Reason::DMA_HANDLE);

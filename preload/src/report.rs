@@ -14,7 +14,7 @@ pub(crate) enum Mode {
     Normal = 1,
     /// Every call goes to libibverbs, and nothing is tried afterwards.
     Off,
-    /// Prints a line for each registration by dma-buf, and for each one that fails.
+    /// Prints a line for each registration by dma-buf, and for each registration that fails.
     Log,
     /// Tries dma-buf first.
     Force,
@@ -186,7 +186,8 @@ impl fmt::Display for Reason {
 /// Prints a line with one call of `write`. Nothing is printed if that would block, or end the
 /// program by SIGPIPE.
 pub(crate) fn print(text: &fmt::Arguments<'_>) {
-    // On the stack: nothing is allocated, and a fork in another thread leaves no lock behind.
+    // The line is on the stack: nothing is allocated, and no lock is taken. In the child of a fork, a
+    // lock that another thread held would stay locked.
     let mut line = [0; 512];
     let mut rest = &mut line[..];
     let _ = writeln!(rest, "libpeermem_preload: {text}");

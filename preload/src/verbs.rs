@@ -14,7 +14,7 @@ use crate::entry::keeping_errno;
 use crate::register::{Request, ACCEPTED};
 use crate::report::Reason;
 
-/// Private ABIs whose structures and functions were read: rdma-core 34 to 64, and 65.
+/// Private ABIs whose structures and functions were reviewed: rdma-core 34 to 64, and 65.
 const KNOWN: [&CStr; 2] = [c"IBVERBS_PRIVATE_34", c"IBVERBS_PRIVATE_65"];
 
 pub(crate) type P = *mut c_void;
@@ -72,8 +72,8 @@ type ReregMr =
     unsafe extern "C" fn(*mut Mr, u32, P, usize, u64, c_int, *mut Pd, P, usize, P, usize) -> c_int;
 type Execute = unsafe extern "C" fn(*mut Context, P) -> c_int;
 type DeregMr = unsafe extern "C" fn(*mut Mr) -> c_int;
-/// Older versions lack the last argument, which lies in a register or in a word of the stack that
-/// the caller removes.
+/// Older versions lack the last argument, and ignore it: it lies in a register, or in a word of the
+/// stack that the caller removes.
 type RegDmaBuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int, *mut Mr, P) -> c_int;
 
 /// The real functions of the libibverbs that a provider is linked to.
@@ -132,7 +132,7 @@ impl Api {
         if let Some(api) = SLOTS.iter().find_map(|slot| slot.get(key)) {
             return Some(api);
         }
-        // A library that is not found may be loaded later.
+        // A failure is not stored, because the library may be loaded later.
         let new = keeping_errno(|| Self::resolve(code))?;
         let mut known = SLOTS.iter().filter_map(Slot::any);
         // Providers of one libibverbs share its functions.
@@ -177,7 +177,7 @@ impl Api {
         }
     }
 
-    /// Says whether this libibverbs can register a dma-buf.
+    /// Checks that this libibverbs can register a dma-buf.
     pub(crate) fn fitness(&self) -> Result<(), Reason> {
         match (self.reg_dma_buf, self.is_known) {
             (None, _) => Err(Reason::OLD_LIBRARY),
@@ -218,8 +218,8 @@ impl Api {
             unsafe { dereg(mr) };
             return Err(0);
         }
-        // ibv_dereg_mr calls ibv_dofork_range for this kind only, because ibv_reg_mr has called
-        // ibv_dontfork_range.
+        // ibv_reg_mr has called ibv_dontfork_range. ibv_dereg_mr calls ibv_dofork_range only for the
+        // kind PLAIN.
         region.kind = PLAIN;
         region.access = request.access;
         Ok(())
@@ -234,11 +234,11 @@ pub(crate) fn page_size() -> u64 {
 
 /// Opens a library that the process has loaded.
 pub(crate) fn open(path: &CStr) -> Option<NonNull<c_void>> {
-    // SAFETY: the path is a C string, and the library is loaded: no constructor runs.
+    // SAFETY: the path is a C string. RTLD_NOLOAD loads nothing, so no constructor runs.
     NonNull::new(unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) })
 }
 
-/// Looks a function up.
+/// Looks up a function.
 pub(crate) fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: the handle is an open one or RTLD_NEXT, and the name is a C string.
     NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
@@ -251,11 +251,11 @@ pub(crate) fn symbol(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_v
 /// `F` must be the function-pointer type of the found function.
 pub(crate) unsafe fn function<F: Copy>(found: Option<NonNull<c_void>>) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<NonNull<c_void>>()) };
-    // SAFETY: the sizes are equal, and the caller says that the type fits.
+    // SAFETY: the sizes are equal, and the caller guarantees that the type fits.
     found.map(|it| unsafe { transmute_copy(&it) })
 }
 
-/// Looks up a function outside this library.
+/// Looks up a function. Returns `None` if the function belongs to this library.
 fn real(handle: NonNull<c_void>, name: &CStr) -> Option<NonNull<c_void>> {
     let base = |address: P| object_of(address).map(|(base, _)| base);
     let ours = base(SLOTS.as_ptr().cast_mut().cast());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The library under `LD_PRELOAD`, with the real libibverbs and librxe on a stand-in kernel and a
-//! stand-in libcuda, and with stand-ins of other versions of libibverbs (tests/c).
+//! Tests of the library under `LD_PRELOAD`. The real libibverbs and librxe run on a stand-in kernel
+//! and a stand-in libcuda. Other versions of libibverbs are stand-ins, too (tests/c).
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ fn built() -> &'static Built {
     })
 }
 
-/// Path of a library that the compiler finds.
+/// Returns the path of a library that the compiler finds.
 fn installed(name: &str) -> Option<PathBuf> {
     let found = Command::new("cc")
         .arg(format!("-print-file-name={name}"))
@@ -40,7 +40,7 @@ fn installed(name: &str) -> Option<PathBuf> {
     path.is_absolute().then_some(path)
 }
 
-/// Path of the library that cargo has built for this test.
+/// Returns the path of the library that cargo has built for this test.
 fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let mut folders = tests.ancestors().skip(1);
@@ -110,7 +110,7 @@ impl Built {
         for (file, text) in [
             ("class/infiniband_verbs/abi_version", "6"),
             ("class/infiniband_verbs/uverbs0/ibdev", "rxe0"),
-            // The stand-in kernel opens /dev/null.
+            // The stand-in kernel opens /dev/null in place of the device.
             ("class/infiniband_verbs/uverbs0/dev", "1:3"),
             ("class/infiniband_verbs/uverbs0/abi_version", "2"),
             ("class/infiniband/rxe0/node_type", "1: CA"),
@@ -236,7 +236,7 @@ fn a_failure_keeps_the_error_and_is_said_once() {
     assert_says(RUN.lines("cases", &["failing"]), &says);
     let says = ["MW_BIND 16"];
     assert_says(RUN.lines("cases", &["flags"]), &says);
-    // librxe of some versions has no rereg_mr, and so libibverbs refuses the call.
+    // librxe of some versions has no rereg_mr. libibverbs then refuses the call.
     RUN.lines("cases", &["rereg"]);
     let old = Run { cuda: "old", ..RUN };
     assert_says(old.lines("cases", &["failure", "-"]), &["CUDA 11.7"]);

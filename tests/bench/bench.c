@@ -12,11 +12,12 @@
  *
  * Under /sys/kernel/debug/bench:
  *
- *	calls	a line for each function: name, calls, cycles, and the calls
- *		and cycles of each kind of nvidia.ko's calls in it. A write
- *		sets all values to zero except "empty" (the cost of a function
- *		that does nothing) and "provider" (the cost that a call of
- *		nvidia.ko adds to the caller's part)
+ *	calls	a line for each function: name, number of calls, and cycles;
+ *		then, for each kind of call that the function makes to
+ *		nvidia.ko, number of calls and cycles. A write sets all values
+ *		to zero except "empty" (the cost of a function that does
+ *		nothing) and "provider" (the cost that a call of nvidia.ko
+ *		adds to the caller's part)
  *	memory	see memory.c
  *	page_order
  *		see large.c

@@ -10,7 +10,8 @@
  * fallback, as kvmalloc() has.
  *
  * /sys/kernel/debug/bench/page_order: Writing "1" switches the simulation on.
- * The write fails with EIO unless exactly the right allocations are refused.
+ * The write fails with EIO if a self-test finds that other allocations are
+ * refused, or that one of these allocations is not refused.
  * Writing "0" switches the simulation off. A read returns
  * "on=0|1 refused=N given=N".
  */
@@ -72,7 +73,7 @@ static int before_alloc_pages(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* Keeps the probe from being turned into a jump, which cannot redirect. */
+/* Keeps the probe from becoming a jump, which could not redirect the call. */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {
@@ -113,7 +114,10 @@ static void stop(void)
 	on = false;
 }
 
-/* Returns true if the right allocations are refused, and only to clients. */
+/*
+ * Self-test: returns true if allocations of more than a page are refused to
+ * clients, and to nobody else.
+ */
 static bool proven(void)
 {
 	void *page, *two, *four, *many, *others;

@@ -6,8 +6,9 @@
  * The counts come from the tracepoints of the allocators. An allocation by a
  * thread that is in a client's function, outside nvidia.ko, belongs to the
  * client until anybody frees it. Each allocation counts with the size that the
- * allocator reserved. The pages of the slab allocator and of large kmalloc()
- * calls are compound. Pages that are not compound were allocated as pages.
+ * allocator reserved. Compound pages are not counted as pages, because they
+ * belong to the slab allocator or to large kmalloc() calls, which are counted
+ * as objects.
  *
  * The slab allocator also allocates arrays of free objects for each processor
  * during a client's call. These arrays do not belong to the client, because
@@ -34,7 +35,7 @@
 
 #include "bench.h"
 
-/* Room for 100,000 registrations of little more than ten objects each. */
+/* Room for 100,000 registrations of about 20 objects each. */
 #define SLOT_BITS	21
 #define SLOTS		BIT(SLOT_BITS)
 
@@ -278,7 +279,7 @@ static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
 	return simple_read_from_buffer(buf, len, pos, text, n);
 }
 
-/* Only one process at a time may use this function, and the whole file. */
+/* Only one process at a time may use the file. */
 static ssize_t memory_write(struct file *file, const char __user *buf,
 			    size_t len, loff_t *pos)
 {

@@ -234,7 +234,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute,
 	return CUDA_SUCCESS;
 }
 
-/* Contexts. A context has a device, and owns no other objects. */
+/* Contexts. A context has a device, and owns memory but no other objects. */
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {

@@ -58,7 +58,7 @@ cudaError_t cudaFree(void *address)
 	return error ? error : cuMemFree((uintptr_t)address);
 }
 
-/* The addresses show which side is GPU memory, so @kind is not needed. */
+/* The CPU can access both sides by their addresses, so @kind is not needed. */
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind)
 {
 	(void)kind;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 """Common parts of the NIXL agents and the ranks of Open MPI: GPU memory by CUDA's driver API, and
-files in a folder by which they find each other.
+files in a folder by which the agents or the ranks find each other.
 """
 import ctypes
 import os
@@ -17,7 +17,7 @@ def call(library, name, *arguments, fine=(0,)):
     """Calls a function, whose result must be in `fine`."""
     status = getattr(library, name)(*arguments)
     if status not in fine:
-        sys.exit(f"{name} answers {status}")
+        sys.exit(f"{name} returned {status}")
     return status
 
 

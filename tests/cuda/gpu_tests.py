@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 """rdma-core's Python tests on GPU memory: `gpu_tests.py OPTIONS`, in the folder of the tests.
 
-A region whose memory the test would allocate by itself gets GPU memory, which ibv_reg_mr registers. Regions
-with access flags that no dma-buf region has, and of memory that a test allocates, stay as they are.
+A region for which the test passes no memory gets GPU memory, which ibv_reg_mr registers. Other regions stay
+unchanged: those with memory from the test, and those with access flags that dma-buf regions do not support.
 """
 import os
 import runpy

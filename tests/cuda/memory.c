@@ -4,7 +4,8 @@
  * which the CPU can copy.
  *
  * The stand-in GPU has no memory without an address. The result of
- * cuMemCreate() therefore gets its memory when cuMemMap() maps it, once.
+ * cuMemCreate() therefore gets its memory from cuMemMap(), which can map the
+ * result only once.
  *
  * If CUDA_PART_MIB is in the environment, cuMemAlloc() composes its memory of
  * parts, for programs that do not use cuMemMap(). The variable is the size of a
@@ -261,7 +262,7 @@ static BODY CUresult release(CUdeviceptr address)
 	if (!old)
 		return CUDA_ERROR_INVALID_VALUE;
 	/*
-	 * The stand-in GPU frees the memory with the mapping, and makes the
+	 * munmap() makes the stand-in GPU free the memory, and run the
 	 * callbacks.
 	 */
 	munmap((void *)(uintptr_t)old->start, old->size);
@@ -332,8 +333,8 @@ static size_t rest_of_page(size_t size)
 
 /*
  * Exports a range of whole pages, in one allocation or in adjacent parts. The
- * results are those of two H200 with 580.159.04: a range that ends after the
- * memory is an invalid value, and the flag for a mapping over PCIe is not
+ * results are those of two H200 GPUs with 580.159.04: a range that ends after
+ * the memory is an invalid value, and the flag for a mapping over PCIe is not
  * supported.
  */
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
@@ -351,7 +352,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 	    address % EXPORT_PAGE || size % EXPORT_PAGE || flags > 1 ||
 	    !look_up(address, &it))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* The end of the last page belongs to the allocation. */
+	/* The rest of the last page belongs to the allocation. */
 	if (!is_device(address, size) &&
 	    (it.part || address + size != it.start + it.size + rest_of_page(it.size)))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -439,8 +440,9 @@ static int is_of_parts(CUdeviceptr address, size_t size)
 }
 
 /*
- * Frees parts that have neither a mapping nor a handle. The stand-in GPU frees
- * the memory with the part's mapping, and makes the callbacks.
+ * Frees parts that cuMemUnmap() has unmapped and that have no handle. reserve()
+ * replaces the part's mapping, so the stand-in GPU frees the memory, and runs
+ * the callbacks.
  */
 static void free_unused(void)
 {
@@ -656,7 +658,7 @@ static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
 
 /*
  * Sets the CPU's access to the memory, because the CPU acts for the GPU. The
- * flags are mprotect()'s.
+ * flags have the same values as those of mprotect().
  */
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc access[],
 			size_t count)
@@ -821,8 +823,8 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute attribut
 }
 
 /*
- * Copies are complete when their calls return, so the attribute has no effect.
- * The attribute cannot be set for parts.
+ * Copies are complete when their calls return, so the attribute SYNC_MEMOPS has
+ * no effect. The attribute cannot be set for parts.
  */
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 			       CUdeviceptr address)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 """One of two NIXL agents that use GPU memory: `nixl.py LIBRARIES FOLDER initiator|target`.
 
-The initiator writes into the target's memory and notifies the target. The target compares, fills its
-memory with new bytes and reports that. The initiator reads them, notifies the target and compares.
+The initiator writes into the target's memory and notifies the target. The target compares the bytes, and
+fills its memory with new bytes. The initiator reads the new bytes, notifies the target and compares.
 The agents find each other through FOLDER. NIXL is called by its C API.
 """
 import ctypes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Shows UCX's cache of registrations when memory is freed. The program sends
+ * Shows which freed memory UCX's cache keeps registered. The program sends
  * GPU memory to itself through UCX's public interface, frees the memory, is
  * idle, and sends other memory. After each step, the program prints the step
  * and stops itself, so that the test can check the program's state.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A peer-memory client of another driver, with the name CLIENT. The client
- * takes ranges between @start and @end, and maps the memory at @phys, in a PCI
- * BAR, for each range. Without parameters, the client takes no address, and
- * imitates nv_peer_mem, the predecessor of NVIDIA's nvidia-peermem with a
- * client of the same name.
+ * accepts ranges between @start and @end, and maps the memory at @phys, in a
+ * PCI BAR, for each range. Without parameters, the client accepts no range. A
+ * client with the name nv_mem imitates nv_peer_mem, the predecessor of NVIDIA's
+ * nvidia-peermem.
  */
 
 #include <linux/dma-mapping.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The BAR: the owner of each page, the order of an allocation's pages (the
- * layout), and the number of pinned pages.
+ * The BAR: the pages in use, the order of an allocation's pages (the layout),
+ * and the number of pinned pages.
  *
  * The stand-in has no memory but its BAR (and that of coherent.c). An
  * allocation therefore has its place in the BAR from the start. A real GPU
- * chooses the place when it pins. NVIDIA's upper half, if used, also moves
+ * chooses the place when it pins. The form with NVIDIA's upper half also moves
  * memory at that time (nvidia/bar1.c). Pinned pages are counted as on a real
  * GPU. Memory is never cleared: new memory may still hold its last owner's
  * data, as on a GPU.
@@ -75,7 +75,7 @@ static const struct kernel_param_ops layout_ops = {
 };
 
 module_param_cb(layout, &layout_ops, NULL, 0644);
-MODULE_PARM_DESC(layout, "order of an allocation's pages in the BAR: contiguous, 64k (every page apart), 2m (every granule apart), descending, random (runs of 1 to 64 pages), run (all but the first and last 2 MiB in one)");
+MODULE_PARM_DESC(layout, "order of an allocation's pages in the BAR: contiguous, 64k (no two pages adjacent), 2m (no two pieces of 2 MiB adjacent), descending, random (runs of 1 to 64 pages), run (contiguous except the first and last 2 MiB)");
 
 static struct rnd_state random_state;
 static uint layout_seed;
@@ -98,7 +98,7 @@ module_param_cb(layout_seed, &layout_seed_ops, &layout_seed, 0644);
 MODULE_PARM_DESC(layout_seed, "seed of the random layout");
 
 /*
- * Seeds the generator of the random layout. An unseeded generator only returns
+ * Seeds the generator of the random layout. An unseeded generator returns only
  * zeros.
  */
 void bar_init(void)
@@ -106,7 +106,7 @@ void bar_init(void)
 	prandom_seed_state(&random_state, layout_seed);
 }
 
-/* Sets up the page map of a BAR, whose bounds are set. */
+/* Sets up the page map of a BAR. The BAR's bounds must be set before. */
 int bar_add_gpu(struct gpu *gpu)
 {
 	gpu->pages = (gpu->bar_end - gpu->bar_start + 1) / STANDIN_PAGE_SIZE;
@@ -144,7 +144,8 @@ phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 }
 
 /*
- * Return the bitmap of used pages of the BAR or coherent memory, and its size.
+ * The used pages of the BAR or of coherent memory: used_in() returns the
+ * bitmap, and pages_in() the number of its bits.
  */
 static unsigned long *used_in(const struct vidmem *mem)
 {
@@ -174,7 +175,7 @@ static int take_pages(struct vidmem *mem)
 	if (pages - bitmap_weight(used, pages) < mem->pages)
 		return -ENOMEM;
 
-	/* If no hole is large enough, the memory is fragmented. */
+	/* If no hole is large enough, take the first free pages. */
 	p = find_hole(mem, mem->coherent ? 0 : bar1_home(mem->gpu));
 	if (p >= pages)
 		p = find_hole(mem, 0);
@@ -369,7 +370,7 @@ void vidmem_put(struct vidmem *mem)
 	kref_put_mutex(&mem->kref, vidmem_release, &mem_lock);
 }
 
-/* Returns true if more pages fit into the BAR, without its reserve. */
+/* Returns true if @pages more pages fit into the BAR outside its reserve. */
 bool bar_has_room(const struct gpu *gpu, u64 pages)
 {
 	u64 room = gpu->bar_end - gpu->bar_start + 1;
@@ -380,7 +381,7 @@ bool bar_has_room(const struct gpu *gpu, u64 pages)
 }
 
 /*
- * Pins pages behind the BAR. Pages that are already pinned need no more room.
+ * Pins pages of the BAR. Pages that are already pinned need no more room.
  * Returns -ENOMEM if the BAR has no room for the pages that are not pinned yet.
  */
 int vidmem_pin(struct vidmem *mem, u32 first, u32 pages)

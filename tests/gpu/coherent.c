@@ -7,7 +7,7 @@
  * kernel as a NUMA node.
  *
  * The memory is RAM that is reserved on the kernel's command line, by memmap=,
- * or on arm64 by mem=, which leaves out the end. rxe maps a peer's memory
+ * or on arm64 by mem=, which cuts off the end of RAM. rxe maps a peer's memory
  * write-combined, and a page must not have CPU mappings of two types. All
  * mappings are therefore write-combined, which makes no difference to a test in
  * a VM. On arm64, the kernel's own mapping stays cached, and an emulator does
@@ -31,7 +31,7 @@ MODULE_PARM_DESC(coherent_start, "start address of the reserved RAM that is memo
 
 static uint coherent_mib;
 module_param(coherent_mib, uint, 0444);
-MODULE_PARM_DESC(coherent_mib, "size of that RAM in MiB; 0: no such memory");
+MODULE_PARM_DESC(coherent_mib, "size of the RAM at coherent_start in MiB; 0: no such memory");
 
 static bool coherent;
 module_param(coherent, bool, 0644);
@@ -51,10 +51,11 @@ bool coherent_is_wanted(void)
 }
 
 /*
- * Maps pages for a device, like the kernel's own memory. @addresses has the
- * address of each 64 KiB page, and gets its DMA address. An IOMMU may map each
- * of the kernel's smaller pages to any address. The interface cannot describe a
- * 64 KiB page with several such addresses: -EIO.
+ * Maps pages for a device with the DMA API's functions for RAM. @addresses has
+ * the address of each 64 KiB page, which the function replaces by the DMA
+ * address. An IOMMU may map each smaller page of the kernel to any address. The
+ * interface cannot describe a 64 KiB page whose parts are not adjacent, so the
+ * function fails with -EIO for such a page.
  */
 int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
 		 u32 pages)

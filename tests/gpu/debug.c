@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Files for tests in /sys/kernel/debug/nvidia: counters,
- * failures on request, hold points.
+ * Files for tests in /sys/kernel/debug/nvidia: counters, failures on request,
+ * and hold points.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -102,7 +102,7 @@ void spent_end(struct spent spent)
 
 /*
  * Failures on request. "N errno" makes the Nth call from now fail, once. "0"
- * disarms. The caller imitates the effects of the failure.
+ * disarms the failure. The caller imitates the effects of the failure.
  */
 struct fail {
 	const char *name;

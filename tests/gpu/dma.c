@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * DMA mappings: what nvidia_p2p_dma_map_pages() and nvidia_p2p_dma_unmap_pages()
- * do (front.c calls them).
+ * DMA mappings: the work of nvidia_p2p_dma_map_pages() and
+ * nvidia_p2p_dma_unmap_pages(). front.c calls the functions here.
  *
  * A page table may be mapped any number of times, for one or more devices. The
  * mappings are independent of each other, and end with the table.
@@ -74,7 +74,7 @@ static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
 	map = kzalloc_obj(*map);
 	if (!map)
 		return NULL;
-	/* Allocate one more entry, for a client that trusts a high count. */
+	/* One more entry, for a client that trusts a false entry count. */
 	map->dma.dma_addresses = kvmalloc_array(pages + 1UL, sizeof(u64),
 						GFP_KERNEL);
 	if (!map->dma.dma_addresses) {
@@ -112,7 +112,7 @@ static void mapping_free(struct mapping *map)
 	kfree(map);
 }
 
-/* Maps coherent memory. Coherent memory is not in a BAR, so the bounds are not checked. */
+/* Checks no bounds, because coherent memory is not in a BAR. */
 static int map_coherent(struct mapping *map, u32 pages)
 {
 	int ret = coherent_map(&map->dma.pci_dev->dev, &map->sgt,
@@ -237,8 +237,9 @@ static struct mapping *unlink_mapping(struct pin *pin,
 }
 
 /*
- * Does not take the API lock. A client may call this from a free callback, and
- * concurrently with one. Ignores a mapping that the table does not have.
+ * Does not take the API lock. A client may call this function from a free
+ * callback, and concurrently with a free callback. Ignores a mapping that the
+ * table does not have.
  */
 int upper_dma_unmap_pages(struct pci_dev *peer,
 			  struct nvidia_p2p_page_table *table,
@@ -257,7 +258,7 @@ int upper_dma_unmap_pages(struct pci_dev *peer,
 		return 0;
 	WARN(map->dma.pci_dev != peer, "nvidia: dma_unmap for another device\n");
 
-	/* The table may be freed meanwhile. */
+	/* The table may be freed while the mapping is freed. */
 	mapping_free(map);
 	return 0;
 }

@@ -6,8 +6,8 @@
  * The exporter has neither pin() nor move_notify(): memory has its place in
  * BAR1 while it is mapped, and an export is never revoked. The memory and the
  * GPU live until the last descriptor and the last mapping are gone, even if the
- * process has freed the memory. Whatever the cause of a failed mapping, the
- * importer gets -ENOMEM.
+ * process has freed the memory. The importer gets -ENOMEM for each mapping that
+ * fails.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
@@ -118,7 +118,7 @@ static int get_places(struct export *export)
 }
 
 /*
- * Returns the address of the byte at @at of a part, and the number of bytes
+ * Sets @phys to the address of byte @at of a part. Returns the number of bytes
  * that are contiguous from there, at most @max.
  */
 static u64 run_at(const struct part *part, u64 at, u64 max, phys_addr_t *phys)

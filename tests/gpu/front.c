@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The functions that clients call: those of NVIDIA's upper half (nvidia/upper.c)
- * or of p2p.c and dma.c, with the stand-in's counters, and with failures of
- * calls that do not reach the resource manager.
+ * The functions that clients call. Each function calls NVIDIA's upper half
+ * (nvidia/upper.c), or p2p.c or dma.c. This file adds the stand-in's counters,
+ * and failures of calls that do not reach the resource manager.
  */
 #include <linux/export.h>
 #include <linux/kernel.h>
@@ -25,7 +25,10 @@ static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 	return false;
 }
 
-/* Counts the three arrays that are allocated before the address is checked. */
+/*
+ * Counts the bytes of three arrays, which are allocated before the address is
+ * checked.
+ */
 static void count_records(u64 length)
 {
 	count_add(RECORD_BYTES, length / STANDIN_PAGE_SIZE * 16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * GPU memory of a process. mmap() of /dev/nvidia<N> allocates the memory, and
- * the CPU accesses it through page faults. munmap() of the last piece, the end
+ * page faults map it for the CPU. munmap() of the last piece, the end
  * of the process, or an ioctl frees the memory.
  *
  * The mapping has no struct pages, so get_user_pages() refuses it. Like a CUDA
@@ -59,9 +59,9 @@ static LIST_HEAD(allocs);
 
 /*
  * A process that has opened a GPU is a client of its driver. A process may give
- * other clients access to its memory on that GPU. The list of processes is
- * short, like the real driver's. A process leaves the list when the client for
- * which it was listed is freed, even if the process still has pins.
+ * other clients access to its memory on that GPU. The list of processes with
+ * access is short, like the real driver's. A process leaves the list when its
+ * client is freed, even if the process still has pins.
  */
 #define MAX_LISTED	256
 
@@ -104,9 +104,9 @@ static void alloc_put(struct alloc *alloc)
 
 /*
  * Imitates a GPU that has fallen off the bus. The resource manager frees the
- * memory without callbacks. The callbacks run when this parameter is set to N
- * again, which never happens in reality. Without these callbacks, the VM could
- * not shut down.
+ * memory without callbacks. On a real GPU, these callbacks never run. Here they
+ * run when the parameter is set to N again, because the VM could not shut down
+ * without them.
  */
 static bool gpu_lost;
 
@@ -251,7 +251,7 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 	return false;
 }
 
-/* Returns the same as memory_find(), but also for admitted processes. */
+/* Like memory_find(), but also finds memory that admits the process. */
 struct alloc *memory_find_listed(pid_t tgid, u64 va)
 {
 	struct alloc *alloc = memory_find(tgid, va);
@@ -327,7 +327,7 @@ static vm_fault_t memory_fault(struct vm_fault *vmf)
 	if (alloc->gone)
 		goto unlock;
 
-	/* Maps the part of the 64 KiB page that lies in this piece. */
+	/* Map the part of the 64 KiB page that lies in this VMA. */
 	page = (vmf->address - alloc->va) / STANDIN_PAGE_SIZE;
 	bar1_touch(alloc->vidmem, page);
 	phys = vidmem_phys(alloc->vidmem, page);
@@ -437,8 +437,8 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 					      unsigned long flags)
 {
 	/*
-	 * Check the address here, because mmap() would first unmap other
-	 * mappings.
+	 * Check the address here. At the time of memory_mmap(), mmap() has
+	 * already unmapped other mappings.
 	 */
 	if (flags & MAP_FIXED)
 		return IS_ALIGNED(addr, STANDIN_GRANULE) ? addr : -EINVAL;

@@ -10,7 +10,7 @@
  *	API lock		api_lock() in lock.c
  *	gpu_locks		in nvidia/rm.c, around callbacks and BAR1
  *	pin->lock		the DMA mappings of one page table
- *	place_sem		faults against memory that is freed or moved
+ *	place_sem		excludes faults while memory is freed or moved
  *	mem_lock		allocations, the BAR and its counters
  *	gpus_lock		the list of GPUs
  *
@@ -48,10 +48,11 @@
 #define STANDIN_MAX_GPUS	8
 
 /*
- * A page may be mapped any number of times. CONFIG_DMA_API_DEBUG takes more
- * than eight mappings for a leak, unless this attribute is set. Kernels without
- * the attribute report even the second mapping of a page, except mappings with
- * DMA_ATTR_SKIP_CPU_SYNC. A BAR is not cached.
+ * Attributes of DMA mappings. A page may be mapped any number of times.
+ * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
+ * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that attribute
+ * report even the second mapping of a page, except mappings with
+ * DMA_ATTR_SKIP_CPU_SYNC. A BAR needs no sync, because it is not cached.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -72,11 +73,11 @@ struct sg_table;
  * @dev: /dev/nvidia<N>. The device's reference count is that of this structure.
  * @cdev: the character device with its file operations
  * @pdev: the PCI function, valid until remove() returns
- * @pci: its address as text
+ * @pci: PCI address as text
  * @minor: N
  * @uuid: derived from the PCI address, and the same after every boot
  * @bar_start: bus address of the BAR
- * @bar_end: its last byte, inclusive as in struct resource
+ * @bar_end: bus address of the BAR's last byte
  * @node: in the list of GPUs
  * @proc: /proc/driver/nvidia/gpus/<address>
  * @removing: no new pins or allocations. Written under mem_lock and API lock.
@@ -86,8 +87,8 @@ struct sg_table;
  * @pages: number of 64 KiB pages of the BAR
  * @bar1: contents of the BAR, if memory can move (nvidia/bar1.c)
  * @pinned: number of 64 KiB pages with at least one pin; mem_lock
- * @refs: number of persistent pins; mem_lock
- * @opens: open files and persistent pins. At 0 the GPU stops; mem_lock
+ * @refs: number of persistent pins and dma-bufs; mem_lock
+ * @opens: @refs and open files. At 0 the GPU stops; mem_lock
  * @stopped: true from the stop until the GPU is opened again; mem_lock
  * @idle: woken when @refs falls to 0
  */
@@ -129,11 +130,11 @@ static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
 
 /**
  * struct vidmem - physical memory, a set of pages of the BAR (bar.c)
- * @kref: held by the allocation and by each pin
+ * @kref: held by the allocation, and by each pin and dma-buf
  * @gpu: the GPU, referenced
  * @pages: number of 64 KiB pages
- * @page: number of each page in the BAR
- * @coherent: @page has numbers in coherent_memory. Pins need no BAR space.
+ * @page: number of each page in the BAR, or in coherent_memory
+ * @coherent: the pages are in coherent_memory. Pins need no BAR space.
  * @pins: number of pins of each page, NULL before the first pin; mem_lock
  *
  * The other fields are for memory that can move (nvidia/).
@@ -170,7 +171,7 @@ struct vidmem {
  * @va: start address
  * @length: a multiple of the granule
  * @file: the opened device. Its address space holds the VMA's pieces.
- * @offset: offset in that address space
+ * @offset: offset in the address space of @file
  * @vmas: number of pieces of the VMA
  * @gone: the memory must not be mapped any more; place_sem
  * @registered: written under mem_lock and API lock
@@ -329,7 +330,7 @@ void bar1_release_gpu(struct gpu *gpu);
 int bar1_add_memory(struct vidmem *mem);
 void bar1_release_memory(struct vidmem *mem);
 
-/* Returns a place for memory that is not in BAR1, away from BAR1's pages. */
+/* Returns the first page for memory outside BAR1, away from BAR1's pages. */
 static inline unsigned long bar1_home(const struct gpu *gpu)
 {
 	return gpu->pages / 2;

@@ -21,8 +21,8 @@
 #define FLAGS_FORCE_BAR1	BIT(0)
 
 /*
- * The caller's pointer after a get that fails before it has pinned: the address
- * of a freed table. After later failures, the pointer is NULL.
+ * Value of the caller's table pointer after a get that fails before it has
+ * pinned: the address of a freed table. After later failures, it is NULL.
  */
 #define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
 
@@ -94,9 +94,8 @@ static void pin_memory_free(struct pin *pin, size_t size)
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
 /*
- * Tables whose memory was freed between get and registration. Neither
- * get_table() nor the resource manager frees these tables, so they stay here
- * until unload.
+ * Tables whose memory was freed before get registered the callback. Neither get
+ * nor the resource manager frees these tables, so they stay here until unload.
  */
 static LIST_HEAD(leaked_pins);
 
@@ -128,7 +127,7 @@ static void pages_free(struct nvidia_p2p_page **pages, u32 n)
 }
 
 /*
- * Allocates one more entry, NULL, for a client that trusts a high count.
+ * Allocates one more entry, NULL, for a client that trusts a false entry count.
  */
 static struct nvidia_p2p_page **pages_alloc(u32 n)
 {
@@ -240,8 +239,8 @@ free_pin:
 
 /*
  * Attaches a pin to the memory of [@va, @va + @length), which must lie in one
- * allocation of the calling process. Checks the address first, then the GPU,
- * which persistent pins open, and then the flags.
+ * allocation that lists the calling process. Checks the address first, then the
+ * GPU, and then the flags.
  */
 static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		      struct page_info *info)
@@ -555,8 +554,9 @@ int upper_put_pages_persistent(u64 va, struct nvidia_p2p_page_table *table,
 
 /*
  * Revokes the pins of memory that is being freed, in the calling thread, which
- * holds the API lock. One pin at a time: callback, DMA mappings, table, BAR. No
- * reference keeps the callback's module loaded.
+ * holds the API lock. For each pin in turn, calls the callback, and then frees
+ * the DMA mappings, the table and the BAR space. No reference keeps the
+ * callback's module loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {
@@ -571,8 +571,8 @@ void p2p_revoke(struct alloc *alloc)
 
 		if (!pin->free_callback) {
 			/*
-			 * get_table() notices the loss when it registers the
-			 * callback.
+			 * upper_get_pages() notices the loss when it registers
+			 * the callback.
 			 */
 			pin_detach(pin);
 			continue;
@@ -595,7 +595,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/* Frees the pins of a removed GPU, if a put of the pin has failed. */
+/* Frees those pins of a removed GPU for which a put has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct pin *pin, *next;

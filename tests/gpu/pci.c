@@ -55,7 +55,10 @@ void gpu_close(struct gpu *gpu)
 		gpu->stopped = true;
 }
 
-/* Counts a persistent pin. The GPU cannot be unbound meanwhile. */
+/*
+ * Counts a persistent pin or a dma-buf. The GPU cannot be unbound until
+ * gpu_unuse().
+ */
 void gpu_use(struct gpu *gpu)
 {
 	gpu_open(gpu);
@@ -65,8 +68,8 @@ void gpu_use(struct gpu *gpu)
 }
 
 /*
- * Releases the use of a persistent pin. Like in the real driver, the owner of the
- * use is not checked.
+ * Releases the use of a persistent pin or a dma-buf. The owner of the use is
+ * not checked, like in the real driver.
  */
 void gpu_unuse(struct gpu *gpu)
 {
@@ -92,7 +95,8 @@ static char *devnode(const struct device *dev, umode_t *mode)
 }
 
 /*
- * Before 6.4 the kernel writes to the class. Before 6.2 devnode() has no const.
+ * Before 6.4 the kernel writes to the class. Before 6.2 the argument of
+ * devnode() is not const.
  */
 static struct class gpu_class = {
 	.name		= "nvidia",
@@ -168,7 +172,7 @@ static void stray_remove(void)
 {
 	if (!stray_pages)
 		return;
-	/* Restore the kernel's range, so that the kernel can remove it. */
+	/* The kernel can remove only the range that it has added. */
 	if (stray_pages == MEMORY_DEVICE_PCI_P2PDMA)
 		stray.range.end -= STANDIN_GRANULE;
 	stray_pages = 0;
@@ -177,9 +181,9 @@ static void stray_remove(void)
 }
 
 /*
- * Adds generic struct pages, which have the fewest requirements and are not
- * used. Only the pagemap gives these pages another type, or extends them beyond
- * the BAR, where other devices may be.
+ * Adds generic struct pages, which have the fewest requirements. Nothing uses
+ * the pages. Afterwards, only the pagemap is changed: it then claims another
+ * type, or a range beyond the BAR, where other devices may be.
  */
 static int stray_add(int type)
 {
@@ -255,7 +259,7 @@ static const struct kernel_param_ops stray_ops = {
 };
 
 module_param_cb(stray_pages, &stray_ops, NULL, 0644);
-MODULE_PARM_DESC(stray_pages, "struct pages for the last 2 MiB of nvidia0's BAR: none, private, coherent, fs_dax, generic, or beyond (peer-to-peer DMA memory that goes on behind the BAR)");
+MODULE_PARM_DESC(stray_pages, "struct pages for the last 2 MiB of nvidia0's BAR: none, private, coherent, fs_dax, generic, or beyond (peer-to-peer DMA memory that continues after the BAR)");
 
 static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
@@ -304,8 +308,8 @@ static int probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 	/*
 	 * All mappings of the BAR are write-combined, including CPU mappings of
-	 * user space, so that they have the same memory type. With struct
-	 * pages, the mappings are uncached, like those of the real driver with
+	 * user space, so that they have the same memory type. A BAR that has
+	 * struct pages is mapped uncached, like by the real driver with
 	 * RMForceDisableIomapWC.
 	 */
 	gpu->is_wc = !p2pdma;
@@ -402,10 +406,10 @@ static struct pci_driver driver = {
 };
 
 /*
- * The module loader refuses the symbols of a module with this taint to modules
- * that use GPL-only symbols. The loader has already resolved the GPL-only
- * symbols that the stand-in itself uses. Like the closed driver, the stand-in
- * exports its symbols to all modules.
+ * Sets the taint of a proprietary module. The module loader then refuses the
+ * stand-in's symbols to modules that use GPL-only symbols. The loader has
+ * already resolved the GPL-only symbols that the stand-in itself uses. Like the
+ * closed driver, the stand-in exports its symbols to all modules.
  */
 static bool proprietary;
 module_param(proprietary, bool, 0444);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Interface of nvidia.ko's parts: the functions that clients call (front.c), and
- * below them either NVIDIA's upper half, renamed (nvidia/upper.c), over our
- * lower half (nvidia/rm.c), or p2p.c and dma.c.
+ * Functions that front.c calls for clients. They are either in p2p.c and dma.c,
+ * or in NVIDIA's upper half, under other names (nvidia/upper.c), with our lower
+ * half below (nvidia/rm.c).
  */
 #ifndef _STANDIN_UPPER_H_
 #define _STANDIN_UPPER_H_
@@ -47,7 +47,8 @@ size_t upper_memory_size(void);
 
 /*
  * Returns true if the page table was not freed. Without NVIDIA's upper half,
- * p2p.c and dma.c check the tables themselves.
+ * the result is always true, because p2p.c and dma.c check the tables
+ * themselves.
  */
 #ifdef STANDIN_BAR1
 bool rm_has_table(const struct nvidia_p2p_page_table *table);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Injected faults. A dead detector reports nothing, and neither does a working
- * one if the code is correct. Only a fault shows whether a detector works.
- * Every test VM with the debug kernel makes each fault before it ends, by a
- * write of its name to the parameter "inject". The detector must report each
- * fault.
+ * Injected faults. If the code is correct, a working detector reports as little
+ * as a dead detector. Only a fault shows that a detector works. Every test VM
+ * with the debug kernel makes each fault before the VM ends, by writing the
+ * fault's name to the parameter "inject". The detector must report each fault.
  *
  * A report names the function, so each fault has its own function.
  */
@@ -79,8 +78,8 @@ static noinline int injected_sleep(void)
 }
 
 /*
- * The host bridge, for which the test VM's kernel has no driver. The mapped
- * address is not memory, like that of a BAR. Nothing accesses it.
+ * Address to map for the host bridge, which has no driver in the test VM's
+ * kernel. Like a BAR, the address is not RAM. Nothing accesses it.
  */
 #define HOLE		0xfed1c000
 
@@ -147,5 +146,5 @@ static const struct kernel_param_ops inject_ops = {
 module_param_cb(inject, &inject_ops, NULL, 0200);
 MODULE_PARM_DESC(inject, "name of a fault to make");
 
-MODULE_DESCRIPTION("faults on purpose, to see that they are found");
+MODULE_DESCRIPTION("injects faults that the detectors must report");
 MODULE_LICENSE("Dual BSD/GPL");

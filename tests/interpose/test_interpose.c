@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * Changes calls between a module under test and the kernel, in three ways that
- * the stand-ins of the test VM cannot. An allocation fails half-way, ib_core
- * changes a scatter list of the module, or a call returns late. The changes are
+ * the stand-ins of the test VM cannot. The allocation of a scatter list fails
+ * half-way, ib_core changes a scatter list of the module, or a call returns
+ * late. The changes are
  * made by kprobes, so the kernel and both peer-memory modules are the same as
  * in all other tests.
  *
  * Under /sys/kernel/debug/interpose:
  *
- *	sg_kmalloc		"N": the Nth piece of a scatter list that the
- *				writing process allocates from now on fails;
+ *	sg_kmalloc		"N": from now on, the writing process's Nth
+ *				allocation of a piece of a scatter list fails;
  *				reads as "left=N hits=N"
  *	sg_table_edit		"1": ib_core changes the head of the next
  *				scatter list that it returns, as a later
@@ -138,7 +139,7 @@ static int before_module_put(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* Keeps the probe from being turned into a jump, which cannot redirect. */
+/* Keeps the probe from becoming a jump, which could not redirect the call. */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {

@@ -248,7 +248,7 @@ static void flags(void)
 
 static void pcie(void)
 {
-	/* The kernel, and then CUDA, accept only a mapping over PCIe. */
+	/* First the kernel and then CUDA accepts only a mapping over PCIe. */
 	kernel->dmabuf_default_error = EREMOTEIO;
 	void *mr = reg(gpu, 8192, 7);
 
@@ -321,7 +321,7 @@ static void threads(void)
 	cuda->needs_context = 1;
 	for (size_t at = 0; at < 8; at++)
 		pthread_create(&all[at], NULL, thread, (void *)at);
-	/* Children of a process whose threads are registering. */
+	/* Forks children while the threads register memory. */
 	for (int at = 0; at < 20; at++) {
 		pid_t child = fork();
 
@@ -400,7 +400,7 @@ static void rereg(void)
 
 	check(mr);
 	errno = 0;
-	/* librxe of some versions has no rereg_mr. The error is that of the program's call. */
+	/* librxe of some versions has no rereg_mr. The program gets the error of its own call. */
 	check(verbs.rereg_mr(mr, 1, NULL, gpu + 8192, 8192, 0) != 0);
 	check(errno == EOPNOTSUPP);
 	check(!verbs.dereg_mr(mr));
@@ -439,7 +439,7 @@ static void force(void)
 {
 	served(gpu, 8192, 7);
 	check(kernel->reg == 0);
-	/* A peer-memory client would serve the address. */
+	/* From here on, a peer-memory client would serve the address. */
 	kernel->gpu_end = kernel->gpu_start;
 	served(gpu, 8192, 7);
 	check(kernel->reg == 0);
@@ -465,7 +465,7 @@ static void basic(void)
 	check(mr);
 	if (mr)
 		verbs.dereg_mr(mr);
-	/* A peer-memory client serves the address. */
+	/* From here on, a peer-memory client serves the address. */
 	long before = cuda->exports;
 
 	kernel->gpu_end = kernel->gpu_start;

@@ -5,7 +5,7 @@ struct fake_cuda {
 	int export_code, default_code;
 	/* Questions about addresses need a current context. */
 	int needs_context;
-	/* Allocations have no context, as those of cuMemCreate. */
+	/* Allocations have no context, like those of cuMemCreate. */
 	int is_virtual;
 	long exports, questions, retained, depth;
 	/* Exports without the context of the memory. */

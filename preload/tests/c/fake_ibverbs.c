@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * libibverbs of a version that is not installed. The ibv_cmd_reg_mr of this library pins nothing.
+ * libibverbs of a version that is not installed. The ibv_cmd_reg_mr of this library always fails.
  * The test gives the symbols a version by a linker script.
  *
  *	NO_DMABUF	has no ibv_cmd_reg_dmabuf_mr (rdma-core before 34)
@@ -33,7 +33,7 @@ int ibv_cmd_reg_mr(struct pd *pd, void *address, size_t length, uint64_t iova, i
 		   size_t response_size)
 {
 	fake_counts.reg++;
-	/* All ten arguments arrive. */
+	/* All ten arguments must arrive. */
 	if (command != address || command_size != 0x1234 || !response || response_size != 12)
 		abort();
 	return failed(EFAULT);

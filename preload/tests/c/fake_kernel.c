@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A kernel with one RDMA device, for the real libibverbs and librxe. A test preloads this library:
- * the calls for /dev/infiniband/uverbs0 end here. The kernel supports the old write() interface. Of
- * the ioctl() interface, the kernel supports only registrations by dma-buf.
+ * the calls for /dev/infiniband/uverbs0 end here. The kernel supports the old write() interface. Its
+ * ioctl() interface supports only registrations by dma-buf.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -224,7 +224,7 @@ static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 	uint64_t iova = ATTR(IOVA)->data, access = ATTR(ACCESS_FLAGS)->data;
 
 	count(dmabuf);
-	/* For the test. Another thread's call may overwrite them. */
+	/* The test reads these values. Another thread's call may overwrite them. */
 	fake_kernel.offset = offset;
 	fake_kernel.length = length;
 	fake_kernel.iova = iova;

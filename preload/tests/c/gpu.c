@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The CUDA half of libpeermem_preload.so on a real GPU, without an RDMA device: fake_ibverbs.c
+ * Tests the CUDA half of libpeermem_preload.so on a real GPU, without an RDMA device: fake_ibverbs.c
  * cannot pin GPU memory, and accepts a dma-buf of sufficient size. Prints a line for each case, and
- * returns the number of failed cases. gpu.sh beside this file compiles and runs it.
+ * returns the number of failed cases. gpu.sh beside this file compiles and runs this program.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

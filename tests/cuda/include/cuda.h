@@ -11,7 +11,7 @@
 
 #define CUDA_VERSION	12080
 
-/* A name without a version means the newest version of its time. */
+/* A program that uses a name without a version gets this version. */
 #define cuCtxCreate		cuCtxCreate_v2
 #define cuCtxDestroy		cuCtxDestroy_v2
 #define cuCtxPopCurrent		cuCtxPopCurrent_v2

@@ -5,9 +5,9 @@
  *
  * In the stand-in, the BAR is the memory itself, so no page table can map
  * memory into BAR1. Memory moves instead: a pin gets a range of the BAR, and
- * the pinned memory and the contents of this range change places. Pinned pages
+ * the pinned memory is exchanged with the contents of this range. Pinned pages
  * stay in the range. Unpinned pages stay until another pin gets their place.
- * The CPU's faults wait, and then find the new place.
+ * The CPU's faults wait for a move, and then find the new place.
  *
  * Memory with a layout is pinned in place, as with static BAR1.
  */
@@ -156,7 +156,7 @@ static void unmap_from_cpu(const struct vidmem *mem, u32 first, u32 pages)
 				    (u64)pages * STANDIN_PAGE_SIZE, 1);
 }
 
-/* Exchanges a page of memory with the contents of @to. */
+/* Exchanges a page of memory with the contents of page @to of the BAR. */
 static int move_page(struct vidmem *mem, u32 index, unsigned long to)
 {
 	struct gpu *gpu = mem->gpu;
@@ -267,9 +267,9 @@ static void extent_remove(struct vidmem *mem, struct extent *extent)
 }
 
 /*
- * Gives pages a place in BAR1. Pages with a place from another pin stay there,
- * and the places of the other pages need not be adjacent to them. If this fails,
- * no page keeps its place. The caller holds the API lock.
+ * Gives pages a place in BAR1. Pages that have a place from an earlier pin stay
+ * there. The new places of the other pages need not be adjacent to them. A
+ * failure releases the new places. The caller holds the API lock.
  */
 int bar1_get(struct vidmem *mem, u32 first, u32 pages)
 {

@@ -42,17 +42,17 @@ module_param(dma_permute, bool, 0644);
 MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in reverse order");
 
 /*
- * The resource manager takes the locks of all GPUs to free memory, so a
- * callback that waits blocks every GPU. This lock is taken with the API lock
- * held.
+ * Stands for the locks of all GPUs, which the resource manager takes to free
+ * memory. A callback that waits therefore blocks every GPU. This lock is taken
+ * with the API lock held.
  */
 static DEFINE_MUTEX(gpu_locks);
 
 /**
  * struct mapping_info - memory that a pin has in BAR1
- * @node: in the list of all; API lock
+ * @node: in infos; API lock
  * @by_key: in alloc->tables or vidmem->kept; API lock
- * @key: the page table, which is only an address for the resource manager
+ * @key: address of the page table, whose contents are not read
  * @alloc: allocation whose end runs the callback, NULL for a persistent pin
  * @mem: the memory; @alloc or this structure holds a reference
  * @gpu: GPU of the memory
@@ -250,8 +250,8 @@ static NV_STATUS __must_check rm_lock(void)
 }
 
 /*
- * Returns the newest entry with a key. After a failed put in a get, the key may
- * occur again.
+ * Returns the newest entry with a key. A get that fails puts its pin. If this
+ * put fails, the old entry stays, and a later entry may have the same key.
  */
 static struct mapping_info *info_find(const void *key)
 {
@@ -304,8 +304,8 @@ static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 }
 
 /*
- * Returns true if the calling process finds @info. The caller holds the API
- * lock.
+ * Returns true if @info is a revocable pin of memory that lists the calling
+ * process. The caller holds the API lock.
  */
 static bool info_is_listed(const struct mapping_info *info)
 {
@@ -356,7 +356,7 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 						persistent);
 	*entries = info->pages;
 
-	/* A persistent pin keeps the memory. Freeing revokes the others. */
+	/* A persistent pin keeps the memory. Freeing revokes other pins. */
 	if (persistent)
 		vidmem_get(info->mem);
 	else
@@ -451,8 +451,8 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 	mine = info_is_listed(info);
 	if (mine) {
 		/*
-		 * If there is no callback, get_pages is undoing its own failed
-		 * call.
+		 * If there is no callback, get_pages has failed and undoes its
+		 * own pin.
 		 */
 		if (info->callback) {
 			count(PUT_PAGES_FOUND);
@@ -510,7 +510,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 	status = memory_behind(va, length, &alloc);
 	if (status == NV_OK && alloc->gpu != gpu_info)
 		status = NV_ERR_OBJECT_NOT_FOUND;
-	/* Since 555, the alignment is checked here, not in the upper half. */
+	/* Only since 555, the upper half checks the alignment, too. */
 	if (status == NV_OK && va % STANDIN_PAGE_SIZE)
 		status = NV_ERR_INVALID_ARGUMENT;
 	/*
@@ -596,7 +596,7 @@ void p2p_revoke(struct alloc *alloc)
 	}
 }
 
-/* Frees the pins of a removed GPU, if a put of the pin has failed. */
+/* Frees those pins of a removed GPU for which a put has failed. */
 void p2p_free_lost(struct gpu *gpu)
 {
 	struct mapping_info *info, *next;
@@ -745,8 +745,8 @@ void p2p_exit(void)
 	void *entry;
 
 	/*
-	 * Free the tables of pins whose memory was freed before the
-	 * registration.
+	 * Free the tables of pins whose memory was freed before get_pages
+	 * registered the callback.
 	 */
 	xa_for_each(&tables, memory, entry)
 		nv_p2p_free_platform_data(upper_table((void *)memory));
