@@ -38,15 +38,15 @@ OBJECT = portable/nvidia_peermem-$(shell if grep -qs '^CONFIG_ARM64=y' '$(KDIR)/
 	elif grep -qs '^CONFIG_X86_64=y' '$(KDIR)/include/config/auto.conf'; then echo x86_64; else uname -m; fi).o_shipped
 # Modules for a kernel that was built with clang need clang.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
-# A kernel's flags may be those of another gcc than the default one. The gcc
-# that built the kernel is used if it is installed.
+# The default gcc may not know all compiler flags of the kernel. The gcc that
+# built the kernel is therefore used, if it is installed.
 KBUILD_CC = $(if $(filter default,$(origin CC)),$(if $(LLVM)$(KBUILD_LLVM),,$(shell \
 	gcc=$$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\([^ "]*\).*/\1/p' $(KDIR)/include/config/auto.conf 2>/dev/null); \
 	command -v "$$gcc" >/dev/null && echo CC=$$gcc)))
 
 # Passes on the variables of make's command line.
 LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
-# CHECK=no lets `make module` continue whatever is missing.
+# CHECK=no lets `make module` continue even if something is missing.
 CHECK ?=
 
 # Variables of `make tools` and of the targets that install. Units and completions are
@@ -56,8 +56,9 @@ PREFIX ?= /usr/local
 TOOLS = build/tools
 PEERMEMCTL = $(TOOLS)/release/peermemctl
 PRELOAD = $(TOOLS)/release/libpeermem_preload.so
-# The packed peermemctl is linked for the glibc of old hosts, whose version is
-# in packaging/tools. zig can link for that glibc.
+# The packed peermemctl is linked for an old version of glibc, so it also runs
+# on old hosts. packaging/tools contains the version number. zig can link for
+# that version.
 ZIG = build/zig
 ZIG_PACKAGES = cargo-zigbuild==0.24.1 ziglang==0.17.1
 DIST = build/dist
@@ -85,7 +86,7 @@ help: ## Lists the targets
 demo: ## Shows RDMA into GPU memory in a virtual machine (the first time takes 10 minutes); VM='--kernel 6.1' chooses a kernel
 	@$(RUNNER) demo $(VM)
 
-test: ## Runs the tests; TEST='words' chooses rows (TEST=--list), FRESH=1 also runs unchanged ones, STRICT=1 retries none
+test: ## Runs the tests; TEST='words' chooses tests (TEST=--list shows all), FRESH=1 also runs tests whose inputs did not change, STRICT=1 repeats no failed test
 	@$(RUNNER) test $(if $(FRESH),--fresh) $(if $(STRICT),--strict) $(TEST)
 
 test-all: ## Runs all tests, slow ones too, strictly; continues an interrupted run (TEST=--restart starts anew)
@@ -158,10 +159,11 @@ module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 	@$(MAKE) --no-print-directory compile
 
 # `scripts/check -b` names the build and prints no problems. An earlier call has
-# already printed the problems. `make install` uses the build that was compiled,
-# whatever root's PATH contains. In a clone, the object is rebuilt if its source
-# changes. A release keeps its object. A file is copied if its contents differ,
-# whatever its time is: files of a release have the time of its commit.
+# already printed the problems. `make install` does not choose the build again,
+# because root's PATH may lack the tools of the first choice. In a clone, the
+# object of the portable build is rebuilt if its source changes. A release keeps
+# its object. A file is copied if its contents differ. Its time is ignored,
+# because all files of a release have the time of the release's commit.
 compile:
 	@mkdir -p $(COPY)
 	@[ "$(filter install,$(MAKECMDGOALS))" ] && grep -qs ^PEERMEM_BUILD= $(COPY)/build || $(LOOK) -b >$(COPY)/build

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The bindings that bindgen generates from [`peermem.h`](peermem.h). Only the abstractions may use
-//! this module.
+//! The bindings that bindgen generates from [`peermem.h`](peermem.h). Only the files that wrap C
+//! code in safe types, such as `ib.rs` and `nv.rs`, may use this module.
 //!
-//! Types of the kernel itself come from the `kernel` crate, so both sides use the same types. The
-//! functions below come from that crate as well, and the KUnit tests replace them with fakes.
+//! Types of the kernel itself come from the `kernel` crate, so the bindings and that crate use the
+//! same types. `module_put`, `pci_get_device` and `try_module_get` come from that crate as well.
+//! The KUnit tests replace these three functions with fakes.
 
 mod generated {
     #![allow(
@@ -48,7 +49,7 @@ pub(crate) struct ClientEx {
     pub(crate) _zero: u32,
 }
 
-/// The same layout as in `layout.c`.
+/// Asserts the same layout as `layout.c`.
 const _: () = {
     use core::mem::offset_of;
     use core::mem::size_of;

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Fails if a linked module uses symbols that are exported to GPL modules only,
-# and names them: `exports.sh OBJECT SYMVERS…`. The first SYMVERS is the
-# kernel's Module.symvers. The others are those of modules.
+# Checks that a linked module uses no symbols that are exported to GPL modules
+# only: `exports.sh OBJECT SYMVERS…`. On failure, the script prints these
+# symbols. The first SYMVERS is the kernel's Module.symvers. The other files are
+# the Module.symvers of other modules.
 set -eu
 
 object=$1

@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints the file of the first of the named modules that is installed for a
-# kernel: `installed.sh RELEASE NAME…`. The file is the one that modprobe would
-# load, or else any other installed file, since depmod may not have run yet.
-# PROBE_ROOT replaces the host's root folder.
+# Prints the path of a module that is installed for a kernel: `installed.sh
+# RELEASE NAME…`. The first NAME that is installed counts. The path is that of
+# the file that modprobe would load. If depmod has not run yet, the path is that
+# of any installed file of this name. PROBE_ROOT replaces the host's root
+# folder.
 set -eu
 
 root=${PROBE_ROOT:-}

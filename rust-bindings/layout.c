@@ -15,7 +15,7 @@
 #define SIZE(type, size) \
 	static_assert(sizeof(struct type) == (size))
 
-/* This is COMM_LEN of src/history.rs. */
+/* COMM_LEN in src/history.rs has this value. */
 static_assert(TASK_COMM_LEN == 16);
 
 AT(peer_memory_client, name, 0);

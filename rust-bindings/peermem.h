@@ -25,10 +25,11 @@
 #endif
 
 /*
- * The page table since driver 580. In older drivers, the structure ended with
- * gpu_uuid. The module checks the version at run time, because drivers and
- * headers are updated separately and the header of the build must not decide.
- * layout.c compares the layouts.
+ * The layout of struct nvidia_p2p_page_table since driver 580. In older
+ * drivers, the structure ends with gpu_uuid. Drivers and headers are updated
+ * separately. The module therefore checks the table's version at run time, and
+ * does not rely on the header of the build. layout.c compares the two
+ * structures.
  */
 struct peermem_page_table {
 	uint32_t version;

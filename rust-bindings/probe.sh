@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Finds the forms of a kernel's C interfaces: `probe.sh COMPAT OUTPUT SYMVERS
-# COMPILER ARGUMENT…`. COMPILER and its arguments are those that kbuild uses for
-# a C file of the module. SYMVERS is the kernel's Module.symvers. If SYMVERS
-# lacks the symbols of vmlinux, every symbol is allowed.
+# Finds the variants of C interfaces that a kernel has: `probe.sh COMPAT OUTPUT
+# SYMVERS COMPILER ARGUMENT…`. COMPILER and its arguments are those that kbuild
+# uses for a C file of the module. SYMVERS is the kernel's Module.symvers. If
+# SYMVERS lacks the symbols of vmlinux, the script assumes that the kernel
+# exports every symbol.
 #
 # Each line `/* PROBE name: statements */` of COMPAT is compiled as the body of
 # a function. The probe succeeds if the body compiles and SYMVERS exports the
@@ -11,10 +12,10 @@
 # line `#define PEERMEM_HAS_NAME`. If PEERMEM_NO_GPL_ONLY is set, functions that
 # only GPL modules may use count as missing.
 #
-# The script checks that no probe fails for another reason: a body without
-# statements must compile, and COMPAT must compile with the final OUTPUT. If one
-# of these two checks fails, the script prints the reason and exits with status
-# 1.
+# A probe must fail only because the kernel lacks an interface. The script
+# therefore checks that a body without statements compiles, and that COMPAT
+# compiles with the final OUTPUT. If one of these two checks fails, the script
+# prints the reason and exits with status 1.
 set -u
 
 compat=$1 output=$2 symvers=$3
@@ -39,8 +40,8 @@ source_of() {
 		>"$work/$1.c"
 }
 
-# Compiles probe $1 with the command that follows. Wrong arguments are errors
-# whatever the kernel's flags are. No other warning is an error.
+# Compiles probe $1 with the command that follows. Calls with wrong arguments
+# are always errors. The kernel's flags make no other warning an error.
 compiles() {
 	name=$1
 	shift

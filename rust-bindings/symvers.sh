@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Prints Module.symvers lines for functions of nvidia.ko: `symvers.sh RELEASE
 # EXPORT NAME…`. RELEASE is the kernel's release. EXPORT is EXPORT_SYMBOL or
-# EXPORT_SYMBOL_GPL. The versions (CONFIG_MODVERSIONS) come from the nvidia.ko
-# that is installed for that kernel. Without that nvidia.ko, the script prints
-# nothing. For a kernel that does not compare versions, RELEASE is empty, and
-# the script prints versions of 0. PROBE_ROOT replaces the host's root folder.
+# EXPORT_SYMBOL_GPL. The symbols' versions (CONFIG_MODVERSIONS) come from the
+# nvidia.ko that is installed for that kernel. Without that nvidia.ko, the
+# script prints nothing. For a kernel without CONFIG_MODVERSIONS, RELEASE is
+# empty, and the script prints versions of 0. PROBE_ROOT replaces the host's
+# root folder.
 set -eu
 
 release=$1 export=$2

@@ -33,9 +33,9 @@
 //! - nvidia.ko gets a number, never a pointer. [`free_callback`] looks up the number under a lock,
 //!   and holds a reference while it works. If nvidia.ko did not unpin, the callback can come long
 //!   after the drop of its pin.
-//! - Only [`CallbackPin::read`] reads the page table, with the entry locked and alive. The callback
-//!   waits for the entry's lock before it returns, and nvidia.ko frees the table when the callback
-//!   returns. Nothing dereferences the address of a freed table.
+//! - Only [`CallbackPin::read`] reads the page table, while the entry is locked and its memory is
+//!   alive. The callback waits for the entry's lock before it returns, and nvidia.ko frees the
+//!   table when the callback returns. Nothing dereferences the address of a freed table.
 //! - A pin whose callback has come is never put, because its table's address may belong to another
 //!   pin by then. This module makes no new pin of either mode between the check for a callback and
 //!   the put. Pins are made with `put_rwsem` held for reading ([`env::put_rwsem_read`]). The check
@@ -44,14 +44,16 @@
 //! - A put finds a pin only among the pins of the calling process. If another process calls put,
 //!   nvidia.ko does nothing and reports success. In another process, this module therefore does not
 //!   put the pin. The entry, and everything that the entry holds, stays until the callback.
-//! - Sometimes nvidia.ko does not find even a pin of the calling process: see below. If this module
-//!   is not sure that nvidia.ko can find the pin, it asks nvidia.ko first ([`CallbackPin::ask`]).
-//!   If the answer is no, this module does not put the pin, and the entry stays until the callback.
-//! - OFED 4.9 calls `release` inside a callback. On the thread of a callback, nvidia.ko refuses to
-//!   put, and another thread may hold `put_rwsem` while it waits for the API lock. The region's
-//!   other live pins are therefore not put, and keep their entries until their own callbacks.
+//! - nvidia.ko does not always find the pins of the calling process, as the next section explains.
+//!   If this module is not sure that nvidia.ko can find a pin, it asks nvidia.ko first
+//!   ([`CallbackPin::ask`]). If the answer is no, this module does not put the pin, and the entry
+//!   stays until the callback.
+//! - OFED 4.9 calls `release` inside a callback. On the thread of a callback, nvidia.ko refuses
+//!   every put. This thread must not wait for `put_rwsem` either: the holder of `put_rwsem` may be
+//!   waiting for the API lock, which is held during the callback. The region's other live pins are
+//!   therefore not put, and keep their entries until their own callbacks.
 //!
-//! # Puts that count as done
+//! # Puts that return 0
 //!
 //! A put returns 0 even if it did not find the pin. nvidia.ko keeps the pins in objects, and each
 //! object has a list of processes. A put searches only the objects whose list contains the calling
@@ -59,31 +61,31 @@
 //! resource-manager client is freed, nvidia.ko removes the process from the list, under the API
 //! lock. There are two cases:
 //!
-//! - The object belongs to the process's own client, as in a process that allocates for itself. The
-//!   object is freed with the client, after callbacks for all its pins. A put therefore finds every
-//!   live pin.
+//! - The object belongs to the process's own client, because the process allocated the memory
+//!   itself. The object is freed with the client, after callbacks for all its pins. A put therefore
+//!   finds every live pin.
 //! - The object belongs to another process, which shares the object with this one (MPS; up to 256
 //!   processes). The pin outlives the client. A put no longer finds the pin, and the pin's callback
 //!   comes when the other process frees the memory.
 //!
-//! nvidia.ko does not tell the two cases apart. This module therefore trusts a put that returns 0,
-//! and removes the entry, in two situations:
+//! nvidia.ko does not tell this module which case applies. This module therefore trusts a put that
+//! returns 0, and removes the entry, in two situations:
 //!
 //! - The process is running. A running process keeps its client as long as it uses the GPU.
-//! - The process is exiting, and nvidia.ko has just pinned the first page for it once more
-//!   ([`CallbackPin::ask`]). An exiting process closes its descriptors in any order.
+//! - The process is exiting, and nvidia.ko has just pinned the first page for that process once
+//!   more ([`CallbackPin::ask`]). An exiting process closes its descriptors in any order.
 //!
 //! In the first situation, this module assumes that nvidia.ko found the pin, because asking costs a
-//! get and a put for each pin. The assumption is wrong for a process that closes the GPU and
-//! continues: explicitly, by `execve()`, or in a thread with its own descriptors. A callback for a
-//! pin that was put reveals such a process. The callback finds no entry and does no harm, unless
-//! the module was unloaded in the meantime. After such a callback, this module asks nvidia.ko
-//! before every put.
+//! get and a put for each pin. The assumption is wrong for a process that closes the GPU and keeps
+//! running. Such a process closes the GPU explicitly, by `execve()`, or in a thread that has its
+//! own descriptor table. A later callback for a pin that was already put reveals such a process.
+//! The callback finds no entry and does no harm, unless the module was unloaded in the meantime.
+//! After such a callback, this module asks nvidia.ko before every put.
 //!
 //! In the second situation, nvidia.ko fails to find the pin only in two cases. First, the client
 //! may be freed between [`CallbackPin::ask`] and the put. Second, the address may already belong to
-//! other memory when nvidia.ko pins the page once more. The answer is then about that memory. If
-//! nvidia.ko refuses for another reason, such as a lost GPU or lack of memory, the answer is
+//! other memory when nvidia.ko pins the page once more. The answer then concerns that other memory.
+//! If nvidia.ko refuses for another reason, such as a lost GPU or lack of memory, the answer is
 //! unknown and the entry stays.
 //!
 //! Uses only `core` and [`env`].
@@ -208,7 +210,7 @@ impl Pinned {
     /// Puts the pin and removes its entry from the table. On failure, both the pin and the entry
     /// stay, and this function returns the reason.
     fn put(&self) -> Result<(), PutError> {
-        // Each try checks again, since `put_rwsem` is released between tries.
+        // Each try checks for a callback again, since `put_rwsem` is released between tries.
         let check_and_put = || match self.alive() {
             true => env::put_pages(&self.span, self.table),
             false => 0,
@@ -240,7 +242,7 @@ impl CallbackPin {
     /// Pins `span`. Takes the API lock. `region` may be revoked before this function returns.
     pub(crate) fn new(span: Span, region: Shared<dyn Revoke>) -> Result<Self, Reason> {
         Ok(CallbackPin {
-            // From here on, the drop unpins.
+            // From here on, dropping the pin unpins.
             pin: Pinned::new(span, region)?,
             owner: env::process(),
         })
@@ -265,7 +267,8 @@ impl CallbackPin {
         })
     }
 
-    /// Puts the pin. If nvidia.ko could not find the pin, returns an error and does not put it.
+    /// Puts the pin. Returns an error without a put if nvidia.ko would refuse, or would not find
+    /// the pin.
     fn put(&self) -> Result<(), PutError> {
         let this = Thread::current();
         let (callback, late) = callbacks(|callbacks| (callbacks.callback, callbacks.late));
@@ -327,8 +330,8 @@ extern "C" fn on_free(data: *mut core::ffi::c_void) {
     free_callback(data.addr());
 }
 
-/// Handles the callback for pin `number`: nvidia.ko frees its memory. Called with nvidia.ko's API
-/// lock held.
+/// Handles the callback for pin `number`, whose memory nvidia.ko is freeing. Called with
+/// nvidia.ko's API lock held.
 pub(crate) fn free_callback(number: usize) {
     let found = callbacks(|callbacks| {
         let Some(entry) = callbacks.entries.get(&number).cloned() else {

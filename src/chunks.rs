@@ -78,9 +78,9 @@ pub(crate) const PATIENCE: u64 = 32;
 /// the first. May sleep if `pin` or the drop of a pin may sleep.
 ///
 /// Returns the error for the whole span if that error is not -EINVAL, if the span or `limit` allows
-/// only one chunk, or if the first unit is refused, too. Later, -EINVAL of `pin` leads to
-/// [`Reason::Hole`] or [`Reason::TooManyChunks`]. Any other error of `pin`, and any error of
-/// `go_on`, ends the search and is returned.
+/// only one chunk, or if the first unit is refused, too. Once the first unit is pinned, -EINVAL of
+/// `pin` can end the search only with [`Reason::Hole`] or [`Reason::TooManyChunks`]. Any other
+/// error of `pin`, and any error of `go_on`, ends the search and is returned.
 pub(crate) fn cover<P>(
     span: Span,
     limit: u32,

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * Kernel interfaces whose form differs between kernels, and nothing else.
- * Distributions backport interfaces to older kernels, so this file checks no
- * version number.
+ * Wrappers of C interfaces that differ between kernels. Distributions backport
+ * interfaces to older kernels, so this file checks no version number.
  *
  * Before the module's C files are compiled, rust-bindings/probe.sh compiles
  * each line of this file that begins with PROBE, as the body of a function with
  * the parameters "void *p" and "unsigned long n". The probe succeeds if the
  * line compiles and the kernel exports every function that the line calls. If
  * the probe succeeds, compat-found.h defines PEERMEM_HAS_ plus the name in the
- * line. After all probes, this file is compiled alone. If no form fits the
- * kernel, the build ends with an error message. For that reason, all forms are
- * functions and not macros, unless a macro compiles with every kernel.
+ * line. After all probes, this file is compiled alone. If no variant fits the
+ * kernel, this step ends the build with an error message. The compiler does not
+ * check an unused macro. All variants are therefore functions, except macros
+ * that compile with every kernel.
  *
  * If PEERMEM_NO_GPL_ONLY is set, the module uses no function that the kernel
  * exports to GPL modules only. Otherwise the kernel would not let the module
  * use the proprietary nvidia.ko. A function that only GPL modules may use
- * counts as missing. If there is no other form, the module works without the
+ * counts as missing. If there is no other variant, the module works without the
  * function.
  *
  * To support another variant of an interface, add a PROBE line and an
- * implementation for each result. An #ifdef is enough for an interface that is
- * a macro in every kernel that has it. docs/kernels.md lists the forms that
+ * implementation for each result. If the interface is a macro in every kernel
+ * that has it, an #ifdef is enough. docs/kernels.md lists the variants that
  * each kernel has.
  */
 #ifndef PEERMEM_COMPAT_H
@@ -112,8 +112,8 @@ static inline void compat_mmap_unlock(struct mm_struct *mm)
 /* PROBE fsleep: fsleep(n); */
 
 /*
- * Returns the monotonic time in microseconds. The coarse clock is the monotonic
- * clock as of the last tick.
+ * Returns the monotonic time in microseconds. The coarse clock, which replaces
+ * a missing ktime_get(), has the monotonic time of the last tick.
  */
 /* PROBE ktime_get: ktime_get(); */
 static inline u64 compat_microseconds(void)
@@ -134,7 +134,7 @@ static inline u64 compat_microseconds(void)
 #define kset_find_obj(...)	NULL
 #endif
 
-/* Returns an open file without a name in any folder, or an error pointer. */
+/* Opens a new file that no folder contains. Returns it, or an error pointer. */
 /* PROBE anon_inode: anon_inode_getfile(p, p, p, 0); */
 static inline struct file *compat_anon_file(const char *name,
 					    const struct file_operations *fops,
@@ -177,8 +177,9 @@ static inline void *compat_proc_data(const struct inode *inode)
  * Returns true for a page of peer-to-peer DMA memory whose pagemap lies between
  * @first and @last. The reference to the pagemap is dropped before the return:
  * the pagemap's driver may remove the pagemap at any time, and the removal
- * waits for the reference. While the driver adds the only range, nr_range is
- * still 0. The loop therefore always checks the first range.
+ * waits for the reference. nr_range counts the ranges that were already added.
+ * While the first range of a pagemap is being added, nr_range is still 0. The
+ * loop therefore always checks the first range.
  *
  * On kernels without FOLL_PCI_P2PDMA, processes have no peer-to-peer DMA
  * memory. dma_map_resource() of these kernels may refuse all memory that has a
@@ -215,9 +216,9 @@ static inline bool compat_is_p2pdma(unsigned long pfn, u64 first, u64 last)
 }
 
 /*
- * Returns true if @pfn has a struct page, or @unknown if the kernel cannot
- * tell. On 5.10, pfn_valid() calls rcu_read_unlock_strict(), which is for GPL
- * modules only.
+ * Returns true if @pfn has a struct page. Returns @unknown if the module cannot
+ * call pfn_valid(). On 5.10, pfn_valid() calls rcu_read_unlock_strict(), which
+ * is for GPL modules only.
  */
 /* PROBE pfn_valid: n = pfn_valid(n); */
 static inline bool compat_has_page(unsigned long pfn, bool unknown)
@@ -272,8 +273,8 @@ static inline bool compat_has_dma_offset(struct device *dev)
 }
 
 /*
- * Returns true if an IOMMU translates the addresses of @dev, or @unknown if the
- * kernel cannot tell.
+ * Returns true if an IOMMU translates the addresses of @dev. Returns @unknown
+ * if the module cannot call iommu_get_domain_for_dev().
  */
 /* PROBE iommu_domain: *(void **)p = iommu_get_domain_for_dev(p); */
 static inline bool compat_iommu_translates(struct device *dev, bool unknown)

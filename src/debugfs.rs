@@ -30,8 +30,8 @@ use crate::{
     log::Written, //
 };
 
-/// A reader of a file, record by record. The reader holds no lock between two records, and no
-/// buffer needs room for the whole file.
+/// The reader of an open file, which produces the contents record by record. The reader holds no
+/// lock between two records, and no buffer needs room for the whole file.
 ///
 /// `Send` is required because one thread may open the file, and another may read or close it. The
 /// file's lock is held in each call.

@@ -26,11 +26,11 @@ impl fmt::Display for PciAddress {
 /// nvidia.ko's answer to the question whether a device reaches a GPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Reach {
-    /// nvidia.ko maps to the same addresses as this module.
+    /// nvidia.ko maps the GPU's memory at the same DMA addresses as this module.
     AsOurs,
-    /// nvidia.ko maps to other addresses.
+    /// nvidia.ko maps the GPU's memory at other DMA addresses than this module.
     Otherwise,
-    /// nvidia.ko denies the device.
+    /// nvidia.ko refuses to map the GPU's memory for the device.
     Denied,
 }
 

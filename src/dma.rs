@@ -73,9 +73,10 @@ pub(crate) struct ResourceMapping {
 impl ResourceMapping {
     /// Maps each of `ranges`, which lie in BARs: see [`PhysRanges`].
     ///
-    /// If the kernel happens to return consecutive DMA addresses for several ranges, this function
-    /// keeps them from becoming a run of [`LONG_RUN`] bytes. This function cannot prevent such a
-    /// run if the DMA addresses are derived from the physical addresses.
+    /// The kernel may happen to return consecutive DMA addresses for several ranges. Before these
+    /// ranges become a run of [`LONG_RUN`] bytes, this function maps one of them again, at other
+    /// addresses. If the DMA addresses are derived from the physical addresses, the second mapping
+    /// gets the same addresses, and the run remains.
     fn map(device: &PciDevice, ranges: impl Iterator<Item = AddrRange>) -> Result<Self, Reason> {
         let mut mapping = ResourceMapping {
             device: device.clone(),
@@ -174,8 +175,8 @@ impl IovaMapping {
             found.then_some((state, slack))
         };
         // If there is no room for the slack, a range without slack is still useful: its start is
-        // often aligned to the length of the memory. Memory with a hole is mapped as separate
-        // ranges instead, which have no hole.
+        // often aligned to the length of the memory. If the layout has a hole ([`IovaLayout`]), the
+        // memory is mapped as separate ranges instead.
         let slack = ranges::iova_slack(len);
         let shorter = (slack > 0 && layout.hole() == 0).then_some(0);
         let (state, slack) = alloc(slack).or_else(|| shorter.and_then(alloc))?;
@@ -205,8 +206,8 @@ impl IovaMapping {
         Some(mapping)
     }
 
-    /// Links `range` after the memory that is already linked. `range` lies in one window of virtual
-    /// addresses, and so in one run.
+    /// Links `range` after the memory that is already linked. `range` does not cross a multiple of
+    /// [`ranges::MAX_ENTRY`] in virtual addresses, so it lies in one run.
     fn link(&mut self, range: AddrRange) -> Option<()> {
         let addr = self.start.wrapping_add(self.layout.offset(self.linked));
         let (at, len) = self.place(AddrRange { addr, ..range });
@@ -223,7 +224,7 @@ impl IovaMapping {
         Some(())
     }
 
-    /// Returns the runs of DMA addresses that are not empty.
+    /// Returns the non-empty runs of DMA addresses.
     fn runs(&self) -> impl Iterator<Item = AddrRange> {
         let runs = self.layout.runs(self.start, self.linked);
         runs.into_iter().filter(|run| run.len > 0)
@@ -244,8 +245,9 @@ impl Drop for IovaMapping {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
         // The memory is unlinked in steps, so that other threads can run in between. Each step
-        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page. A huge page
-        // begins at a multiple of its size, and is not larger than one linked step.
+        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page. The reason is
+        // that a huge page begins at a multiple of its size, and is not larger than one linked
+        // step.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
             // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no

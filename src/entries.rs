@@ -123,7 +123,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Makes a cursor that has no place yet.
+    /// Makes a cursor that is not in the list yet.
     pub(crate) fn new() -> impl PinInit<Self> {
         Cursor {
             // SAFETY: There is only one list. The cursor is pinned, and its drop removes it.

@@ -5,9 +5,10 @@
 //! [`quota`](super::quota), [`mr`](super::mr), [`chunks`](super::chunks),
 //! [`callback_pin`](super::callback_pin), [`persistent`](super::persistent),
 //! [`persistent_mapping`](super::persistent_mapping) and [`revocable`](super::revocable) use only
-//! `core`, one another, and the kernel's types and functions named here. On the host (`tests/host`)
-//! and under loom (`tests/loom`), another `env.rs` with the same names replaces this file. cargo
-//! thus compiles the same code that runs in the kernel.
+//! `core`, one another, files that use only `core` (such as `ranges`), and the kernel's types and
+//! functions named here. `revocable` also uses `revocable_pin`, which `tests/fakes` replaces. On
+//! the host (`tests/host`) and under loom (`tests/loom`), another `env.rs` with the same names
+//! replaces this file. cargo thus compiles the same code that runs in the kernel.
 //!
 //! The comments state the facts that the logic relies on in every implementation.
 
@@ -95,11 +96,11 @@ pub(crate) use super::module::ModuleRef;
 /// The device that does the HCA's DMA.
 pub(crate) use super::pci::PciDevice;
 
-/// Returns nvidia.ko's last answer for a GPU and a device, if both are still in the machine. Takes
-/// no lock of nvidia.ko.
+/// Returns nvidia.ko's last answer to the question whether a device reaches a GPU, if both are
+/// still in the machine. Takes no lock of nvidia.ko.
 pub(crate) use super::pci::recall;
 
-/// Remembers nvidia.ko's answer for a GPU and a device.
+/// Remembers nvidia.ko's answer to the question whether a device reaches a GPU.
 pub(crate) use super::pci::remember;
 
 /// Returns `true` if a page is the last one of its BAR.
@@ -129,9 +130,10 @@ pub(crate) use super::nv::PersistentPin;
 /// nvidia.ko's handle for the page table of a pin. Handles are reused.
 pub(crate) use super::nv::TablePtr as PageTable;
 
-/// Pins a span in the calling process. Takes the API lock. The callback may then be called with the
-/// number, at most once, even before this function returns. nvidia.ko frees the table when the
-/// callback returns. `None` means that the memory is pinned, but there is no table to put.
+/// Pins a span in the calling process. Takes the API lock. nvidia.ko may then call the callback
+/// with the pin's number, at most once, even before this function returns. nvidia.ko frees the
+/// table when the callback returns. `None` means that the memory is pinned, but there is no table
+/// to put.
 pub(crate) use super::nv::get_pages;
 
 /// Unpins, if the table belongs to a pin of the calling process. Does not read the table. Takes the

@@ -93,7 +93,7 @@ impl Contents for Counters {
         for (info, limit) in Event::ALL.iter().zip(&log::EVENTS) {
             core::writeln!(f, "event={} count={}", info.name, limit.count())?;
         }
-        // All counters are read at one moment.
+        // The registry's counters are read under one lock, at one moment.
         let counts = entries::registry(Registry::counts);
         for (mode, counts) in PinMode::ALL.iter().zip(&counts) {
             let mode = DisplayCStr(mode.name());

@@ -192,7 +192,10 @@ bool peermem_module_find(const char *name, char *version, size_t room,
 		return false;
 	mod = container_of(kobj, struct module_kobject, kobj)->mod;
 	if (!mod) {
-		/* A built-in part of the kernel that has parameters. */
+		/*
+		 * A built-in module, for example one with parameters, has a
+		 * kobject here but no struct module.
+		 */
 		found = true;
 	} else if (try_module_get(mod)) {
 		found = true;
@@ -266,8 +269,8 @@ u64 peermem_pci_address(struct pci_dev *pdev)
  * not peer-to-peer DMA memory of the BAR between @first and @last. A BAR has
  * struct pages only if a driver made them, in steps of a memory subsection. On
  * hosts that are set up for GPUDirect Storage, nvidia-uvm turns the whole BAR
- * into peer-to-peer DMA memory. If the kernel cannot tell whether a page has a
- * struct page, @unknown is the answer.
+ * into peer-to-peer DMA memory. If it is not known whether a page has a struct
+ * page, @unknown is used.
  */
 bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 			     bool unknown)

@@ -62,7 +62,7 @@ pid_t peermem_process(void);
 void peermem_thread(pid_t *tgid, pid_t *pid, char *comm);
 u64 peermem_microseconds(void);
 
-/* Part of a larger structure, like a callback_head. */
+/* A member of a larger structure, like a callback_head. */
 struct peermem_settlement {
 	/*
 	 * Called once. @succeeded is true if the system call returns no error.
@@ -120,8 +120,8 @@ struct peermem_file_ops {
 	int (*open)(void **reader);
 	void (*release)(void *reader);
 	/*
-	 * Sets @number to the number of the first record from @number on.
-	 * Returns false if there is no such record.
+	 * Sets @number to the lowest number of a record that is at least
+	 * @number. Returns false if there is no such record.
 	 */
 	bool (*find)(void *reader, u64 *number);
 	void (*show)(struct seq_file *seq, void *reader);
@@ -145,8 +145,7 @@ void peermem_folder_remove(struct peermem_folder *folder);
  * call. sg_free_table() accepts @table at any time afterwards.
  *
  * Rust code fills PEERMEM_SG_CHUNK entries between two calls. PEERMEM_SG_CHUNK
- * is the number of entries in a page of 4 KiB, for every page size of the
- * kernel.
+ * is the number of entries in 4 KiB, even if the kernel's pages are larger.
  */
 enum { PEERMEM_SG_CHUNK = 128 };
 

@@ -119,7 +119,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Returns `true` if `other` is the same refusal of the same process.
+    /// Returns `true` if `other` has the same reason, client, call, range and process.
     fn repeats(&self, other: &Refusal) -> bool {
         self.reason.index() == other.reason.index()
             && self.mode == other.mode
@@ -196,7 +196,7 @@ impl<const N: usize> Ring<N> {
     }
 
     fn place(number: u64) -> usize {
-        // CAST: The result is less than `N`, or 0 for a ring without places.
+        // CAST: The result is less than `N`, or 0 if `N` is 0.
         number.checked_rem(N as u64).unwrap_or(0) as usize
     }
 

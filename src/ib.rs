@@ -182,7 +182,7 @@ pub(crate) trait Client: 'static {
     fn peer_stats() -> &'static PeerStats;
 
     /// Returns this client's static cell, if the client revokes. ib_core then uses the client only
-    /// for HCAs that can lose a registration.
+    /// for HCAs that support revocation.
     fn revoker() -> Option<&'static RevokerCell> {
         None
     }

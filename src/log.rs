@@ -52,7 +52,7 @@ use crate::{
 /// Minimum time between two messages of one kind, in microseconds.
 const SILENCE: u64 = 60_000_000;
 
-/// Time of the last message of one kind, and the number of its occurrences.
+/// Rate limit for one kind of message: the time of the last message, and the number of occurrences.
 pub(crate) struct RatelimitState {
     /// Time of the last message, in microseconds since boot plus one; 0 means never.
     last: Atomic<u64>,
@@ -129,7 +129,7 @@ pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Re
         task: task::task(),
     };
     // After `acquire`, no other client is asked. A refusal that leaves the range to this module's
-    // other client is not a failure. Neither refusal needs to wait for the other clients.
+    // other client is not a failure. Both kinds of refusals are recorded at once.
     let is_final = step != Step::Acquire || reason.is_handed_on();
     if is_final || !task::settle_at_return(&refusal, settled) {
         record(&refusal);
@@ -181,7 +181,7 @@ fn record(refusal: &Refusal) {
     }
 }
 
-/// Events other than refusals, by [`Event`].
+/// Counters of events other than refusals, indexed by [`Event`].
 pub(crate) static EVENTS: [RatelimitState; Event::ALL.len()] =
     [const { RatelimitState::new() }; Event::ALL.len()];
 

@@ -57,7 +57,10 @@ module_param(memory_peers, bool, 0444);
 MODULE_PARM_DESC(memory_peers,
 		 "Show the clients in /sys/kernel/mm/memory_peers where ib_core does not: Y [default] or N");
 
-/* The object behind /sys/kernel/mm, referenced from probe to hide. */
+/*
+ * The object behind /sys/kernel/mm. This file holds a reference from
+ * peermem_memory_peers_probe() to peermem_memory_peers_hide().
+ */
 static struct kobject *mm;
 /*
  * True if a client of the same name existed before the registration with
@@ -86,8 +89,8 @@ static ssize_t counter_show(struct kobject *kobj, struct kobj_attribute *attr,
 	int i;
 
 	/*
-	 * An entry is set before its files are made, and cleared after they are
-	 * removed.
+	 * An entry of shown[] is set before its files are made, and cleared
+	 * after its files are removed.
 	 */
 	for (i = 0; i < PEERMEM_PEERS; i++)
 		if (shown[i].kobj == kobj)
@@ -144,7 +147,7 @@ static struct kobject *mm_get(void)
 		return NULL;
 	if (kernfs_type(node) == KERNFS_DIR)
 		kobj = node->priv;
-	/* Check that the node is what sysfs makes for a directory today. */
+	/* In current kernels, node->priv is the kobject of the directory. */
 	if (kobj && kobj->sd == node && kobj->parent == kernel_kobj)
 		kobject_get(kobj);
 	else
@@ -204,7 +207,7 @@ void peermem_memory_peers_probe(const char *name)
 	kernfs_put(peers);
 }
 
-/* Returns true if something else shows the clients, or occupies their place. */
+/* Returns true if ib_core or another module has made DIRECTORY. */
 static bool taken(const struct peermem_peer *peers, unsigned int count)
 {
 	struct kernfs_node *node = kernfs_find_and_get(mm->sd, DIRECTORY);
@@ -250,8 +253,8 @@ static void remove_all(void)
 	int i;
 
 	/*
-	 * counter_show() of one client reads the entries of the clients before
-	 * it.
+	 * The order is reversed, because counter_show() of one client reads the
+	 * entries of the clients before it.
 	 */
 	for (i = PEERMEM_PEERS - 1; i >= 0; i--) {
 		remove(shown[i].kobj);

@@ -57,9 +57,10 @@ pub(crate) trait Mr: Sized + Send + Sync + 'static {
 pub(crate) struct Fixed {
     /// The pinned range of virtual addresses.
     pub(crate) span: Span,
-    /// Size of the smallest pages. Set once the whole range is pinned.
+    /// Smallest page size of all pins. Set once the whole range is pinned.
     page: SetOnce<PageSize>,
-    /// Kept while a callback may come, because the memory may be pinned until that callback.
+    /// The charge to the user's quota. Kept while a callback may come, because the memory may be
+    /// pinned until that callback.
     _charge: Charge,
     /// The registration's share of its client's statistics.
     pub(crate) stats: MrStats,
@@ -82,14 +83,14 @@ impl Fixed {
         })
     }
 
-    /// `get_page_size`: returns the size of the smallest pages.
+    /// `get_page_size`: returns the smallest page size of all pins.
     #[inline]
     pub(crate) fn page_size(&self) -> PageSize {
         self.page.copy().unwrap_or(PageSize::KIB_64)
     }
 
-    /// Sets the page size, and returns the registration's data for the registry. `chunks` is the
-    /// number of pins. Called by the thread that registers the region.
+    /// Sets the page size, and returns the data of the registration that the registry shows.
+    /// `chunks` is the number of pins. Called by the thread that registers the region.
     pub(crate) fn pinned(
         &self,
         mode: PinMode,

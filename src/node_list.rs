@@ -30,7 +30,8 @@ pub(crate) struct Node<T> {
     _pin: PhantomPinned,
 }
 
-/// The neighbours of a node that is in a list. A null pointer stands for the end of the list.
+/// The previous and the next node of a node in a list. A null pointer stands for the end of the
+/// list.
 struct Links<T> {
     prev: *const Node<T>,
     next: *const Node<T>,

@@ -229,7 +229,7 @@ impl Checked<'_> {
         })
     }
 
-    /// Reads one of the [`Reader::batches`]: see [`Reader::pages`].
+    /// Reads one batch of pages, from page number `from` on: see [`Reader::pages`].
     // Not inlined: a caller has many variables, and the loop's own variables would not stay in
     // registers.
     #[inline(never)]
@@ -431,8 +431,9 @@ impl Drop for PersistentPin {
 /// Token that exists while nvidia.ko may call back. The drop waits until no callback is running.
 ///
 /// Must be dropped after the last pin. A callback drops its reference to the module before it
-/// returns. nvidia.ko holds the API lock during a callback. The drop therefore puts a table that
-/// nvidia.ko does not know. This put waits for the lock, does nothing else, and returns 0.
+/// returns, so the module could be unloaded while the callback still runs. nvidia.ko holds the API
+/// lock during a callback. To wait for that lock, the drop puts a table that nvidia.ko does not
+/// know. This put takes the API lock, does nothing else, and returns 0.
 pub(crate) struct Callbacks(());
 
 /// `true` while [`Callbacks`] exists.
@@ -465,10 +466,10 @@ impl Drop for Callbacks {
 }
 
 /// Pins `span` in the calling process: `nvidia_p2p_get_pages()`. Takes nvidia.ko's API lock. When
-/// nvidia.ko frees the memory, it calls `callback` with `number` at most once, in process context,
-/// with the API lock held, even before this function returns. nvidia.ko frees the page table when
-/// `callback` returns. `None` means that the memory is pinned, but there is no table. Fails if no
-/// [`Callbacks`] exists.
+/// nvidia.ko frees the memory, it calls `callback` with `number`, at most once. This call is made
+/// in process context with the API lock held, and can come before this function returns. nvidia.ko
+/// frees the page table when `callback` returns. `None` means that the memory is pinned, but there
+/// is no table. Fails if no [`Callbacks`] exists.
 pub(crate) fn get_pages(
     span: &Span,
     number: usize,

@@ -114,7 +114,7 @@ impl kernel::Module for PeerMem {
             other => return invalid("peerdirect_support", other),
         };
         if params::max_chunks() == 0 {
-            pr_err!("parameter max_chunks cannot be 0: 1 or more\n");
+            pr_err!("parameter max_chunks is 0, but must be at least 1\n");
             return Err(EINVAL);
         }
         // nv_peer_mem is the predecessor of NVIDIA's nvidia-peermem. If nv_peer_mem is loaded, two
@@ -124,8 +124,8 @@ impl kernel::Module for PeerMem {
         let first = c"nv_mem";
         let memory_peers = MemoryPeers::probe(first)?;
         // If both modes are on, the revocable client registers first. ib_core asks clients in the
-        // order of registration, and skips a revocable client for HCAs that cannot lose a
-        // registration.
+        // order of registration, and skips a revocable client for HCAs that do not support
+        // revocation.
         let (callbacks, revocable, name) = match params::persistent_api_support() {
             1 => (None, None, first),
             0 => {
@@ -146,8 +146,8 @@ impl kernel::Module for PeerMem {
             None => memory_peers.show(&[last]),
         };
         Ok(PeerMem {
-            // Nothing below can fail. An open file would otherwise outlive a module that failed to
-            // load.
+            // The files are made last, because nothing below can fail. Otherwise a user could keep
+            // a file open while the module fails to load.
             _files: files::folder(),
             _bars: Bars,
             _callbacks: callbacks,
@@ -175,6 +175,6 @@ fn register<C: ib::Client>(
 }
 
 fn invalid(parameter: &str, value: c_int) -> Result<PeerMem> {
-    pr_err!("parameter {} cannot be {}: 0 or 1\n", parameter, value);
+    pr_err!("parameter {} is {}, but must be 0 or 1\n", parameter, value);
     Err(EINVAL)
 }

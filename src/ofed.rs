@@ -39,8 +39,8 @@ fn version(text: &[u8]) -> Option<Version> {
     Some((major, minor))
 }
 
-/// Returns `true` if a revocable registration may safely fail at any time with the OFED that `text`
-/// names. Returns `None` if `text` has no version.
+/// Returns `true` if a revocable registration can fail at any step without a deadlock in ib_core.
+/// `text` names the OFED version. Returns `None` if `text` has no version.
 ///
 /// `text` is the version of one of OFED's modules. If `text` names DOCA, the number can be DOCA's
 /// own version. A version 3.x is always treated as a DOCA version: OFED's own 3.x ended in 2016,

@@ -67,7 +67,8 @@ impl PciDevice {
             .as_deref())
     }
 
-    /// Returns the PCI device after `from` in the machine.
+    /// Returns the machine's first PCI device, or the device that follows `from` in the kernel's
+    /// list.
     fn next(from: Option<PciDevice>) -> Option<PciDevice> {
         let from = from.map_or(ptr::null_mut(), |from| {
             // `pci_get_device()` drops this reference.
@@ -148,10 +149,11 @@ impl Drop for PciDevice {
     }
 }
 
-/// A device that has a BAR in which an address was found.
+/// A remembered device: one of its BARs contained an address of an earlier search.
 struct Known {
     device: PciDevice,
-    /// nvidia.ko's answers for other devices: see [`remember`].
+    /// nvidia.ko's answers to the question whether other devices reach this device: see
+    /// [`remember`].
     answers: KVVec<(PciDevice, Reach)>,
 }
 
@@ -171,9 +173,9 @@ pub(crate) struct Bar {
     pub(crate) gpu: Gpus,
 }
 
-/// The devices in whose BARs addresses were found. A search begins with these devices, and scans
-/// all devices of the machine only if none of them has the address. The references do not prevent
-/// the removal of a device.
+/// The PCI devices that earlier searches found. Each has a BAR that contained the address of a
+/// search. A new search begins with these devices. If none of these devices has the address, the
+/// search scans all devices of the machine. The references do not prevent the removal of a device.
 ///
 /// The index in both arrays is the GPU's number. A GPU without a number is not remembered.
 struct BarCache {
@@ -248,14 +250,14 @@ fn bar_of(addr: u64) -> Option<Bar> {
     })
 }
 
-/// Returns nvidia.ko's last answer for `gpu` and `device`, unless one of them was removed since.
-/// Takes no lock of nvidia.ko. May sleep.
+/// Returns nvidia.ko's last answer to the question whether `device` reaches `gpu`, unless the GPU
+/// or the device was removed since. Takes no lock of nvidia.ko. May sleep.
 pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<Reach> {
     BAR_CACHE.with(|cache| cache.gpu(gpu)?.answer(device))
 }
 
-/// Remembers nvidia.ko's answer for `gpu` and `device`, if there is memory for it. Forgets the
-/// answers for removed devices. May sleep.
+/// Remembers nvidia.ko's answer to the question whether `device` reaches `gpu`, if there is memory
+/// for it. Forgets the answers for removed devices. May sleep.
 pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
     let len = BAR_CACHE.with(|cache| cache.gpu(gpu).map_or(0, |known| known.answers.len()));
     // The lock is not held for this allocation. `dma_map` takes that lock under ib_core's
@@ -264,7 +266,8 @@ pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
         return;
     };
     BAR_CACHE.with(|cache| {
-        // Other answers may have been added since. In that case the next registration asks again.
+        // Other answers may have been added since. In that case the next registration asks
+        // nvidia.ko again.
         let fits = |known: &&mut Known| known.answers.len() < answers.capacity();
         let Some(known) = cache.gpu(gpu).filter(fits) else {
             return;
@@ -393,7 +396,7 @@ impl BarFinder {
         self.bar
     }
 
-    /// Makes `bar`, in which an address was found, the current BAR.
+    /// Makes `bar` the current BAR. `bar` contains an address that is about to be checked.
     pub(crate) fn enter(&mut self, bar: Bar) {
         if self.bar != Some(bar.range) {
             self.bar = Some(bar.range);
@@ -402,7 +405,7 @@ impl BarFinder {
         }
     }
 
-    /// Returns a range in one BAR that contains everything that was checked, if there is one.
+    /// Returns a range that contains all checked memory, if all of that memory is in one BAR.
     pub(crate) fn bounds(&self) -> Option<AddrRange> {
         self.bounds.filter(|_| self.bars == 1)
     }

@@ -90,7 +90,7 @@ impl MrStats {
         }
     }
 
-    /// Records that the registration has a table with this number of entries.
+    /// Records that the registration is mapped, with a scatter list of `entries` entries.
     pub(crate) fn mapped(&self, entries: u64) {
         self.entries.store(entries, Relaxed);
         self.state.xchg(MAPPED, Full);

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! NVIDIA's nvidia-peermem pins twice, in `acquire` and again in `get_pages`. A single pin in
-//! `acquire` costs half, and avoids taking nvidia.ko's lock under ib_core's `mapping_lock`.
+//! `acquire` costs half as much, and avoids taking nvidia.ko's lock under ib_core's `mapping_lock`.
 //!
 //! A range over several allocations has one pin for each allocation ([`chunks`]), and one scatter
 //! list.

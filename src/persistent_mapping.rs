@@ -4,16 +4,18 @@
 //!
 //! nvidia.ko maps each page separately, under its API lock. This module maps contiguous pages at
 //! once, and takes no lock of nvidia.ko. However, nvidia.ko (driver 580 and later) knows of
-//! machines in which a device does not reach a GPU, and refuses such a device only when it maps.
-//! This module therefore asks nvidia.ko once for each pair of GPU and device, with a pin of one
-//! page. This module remembers the answer until the GPU or the device is removed:
+//! machines in which a device does not reach a GPU, and refuses such a device only in its mapping
+//! function. For each pair of GPU and device, this module therefore makes nvidia.ko map one page,
+//! once. This module remembers the result, nvidia.ko's answer, until the GPU or the device is
+//! removed:
 //!
 //! - The answer applies to every process. Since the registration was pinned, the registering
 //!   process may have mapped another GPU's memory at the address. The page must therefore lie on
 //!   the registration's GPU; otherwise there is no answer.
-//! - A refusal is an answer only if it is [`DENIED`]. Other codes are temporary, or concern only
-//!   that page.
-//! - The revocable mode does not ask, but refuses a device that was denied.
+//! - A refusal counts as an answer only if it is [`DENIED`]. Other codes are temporary, or concern
+//!   only that page.
+//! - The revocable mode does not ask nvidia.ko, but refuses a device if the remembered answer is a
+//!   denial.
 //!
 //! nvidia.ko maps in these cases:
 //!

@@ -29,7 +29,7 @@ use crate::{
 /// # Invariants
 ///
 /// The entries lie in BARs. An entry that has a `struct page` is peer-to-peer DMA memory. The
-/// layout of the entries is that of [`SgLayout`] for a device without limits.
+/// layout of the entries is that of [`SgLayout`] for a device without a segment limit.
 pub(crate) struct PhysRanges {
     pub(crate) table: SgTable,
     /// A range in one BAR that contains all entries, if there is one. The range may be somewhat
@@ -85,8 +85,8 @@ impl Reader<'_, '_> {
     }
 
     /// Calls `batch` with the first page number of each batch, beginning with 0, until `batch`
-    /// returns `None`. Stops at the first memory that does not lie in any BAR, or that has a wrong
-    /// `struct page`. May sleep between the calls.
+    /// returns `None`. Stops at the first memory that does not lie in any BAR, or that has a
+    /// `struct page` and is not peer-to-peer DMA memory. May sleep between the calls.
     #[inline(always)]
     pub(crate) fn batches(
         &mut self,
@@ -140,7 +140,7 @@ impl PhysRanges {
         Ok((PhysRanges { table, bounds }, gpus))
     }
 
-    /// Returns the ranges in steps of the size in which they are mapped.
+    /// Returns the ranges, split into the steps in which they are mapped.
     pub(crate) fn steps(&self) -> impl Iterator<Item = AddrRange> + '_ {
         self.table.ranges().flat_map(ranges::steps)
     }

@@ -28,7 +28,7 @@ pub(crate) struct PageSize(NonZeroU32);
 impl PageSize {
     /// Alignment that nvidia.ko requires of a pinned range.
     pub(crate) const KIB_64: PageSize = PageSize::of_shift(16);
-    /// The larger page size that the interface has.
+    /// The larger of the two page sizes of nvidia.ko that this module supports.
     pub(crate) const KIB_128: PageSize = PageSize::of_shift(17);
 
     /// Returns the page size of `1 << shift` bytes, for constants. This function is inline, so the
@@ -195,11 +195,12 @@ pub(crate) fn steps(mut range: AddrRange) -> impl Iterator<Item = AddrRange> {
     })
 }
 
-/// Minimum length, in bytes, of memory for which an HCA has larger pages. The DMA addresses must
-/// then be congruent to the virtual addresses.
+/// Minimum length, in bytes, of memory whose DMA addresses are aligned so that the HCA can use
+/// large pages. An HCA page needs DMA addresses that are congruent to the virtual addresses.
 const LARGE: u64 = 1 << 21;
 
-/// Length of a run of contiguous DMA addresses from which an HCA page can be larger than 2 GiB.
+/// Minimum length, in bytes, of a run of contiguous DMA addresses in which an HCA page can be
+/// larger than 2 GiB.
 ///
 /// ib_core of OFED 25.07 and 25.10 iterates over such pages with 32-bit arithmetic, and then gives
 /// the HCA wrong addresses: see `docs/dma.md`.

@@ -41,7 +41,7 @@ pub(crate) enum VmaKind {
     Host,
 }
 
-/// The reason for which a pin was not put, and stays until the memory is freed.
+/// The reason why a pin was not put. Such a pin stays until the memory is freed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PutError {
     /// A process that is not the owner released the registration.

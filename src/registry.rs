@@ -79,7 +79,7 @@ pub(crate) struct RegistrationInfo {
     pub(crate) page: PageSize,
     /// Number of pins.
     pub(crate) chunks: usize,
-    /// GPUs that have the memory, as far as they are known.
+    /// GPUs to which the memory belongs, as far as they are known.
     pub(crate) gpus: Gpus,
     /// The thread that made the registration.
     pub(crate) task: Task,
@@ -284,7 +284,7 @@ pub(crate) enum Transition {
 /// A registration, printed as one line.
 pub(crate) struct Line<'a, N> {
     pub(crate) registration: &'a Registration,
-    /// Function that returns the PCI address of the GPU with a number.
+    /// Function that returns the PCI address of a GPU, from the GPU's number.
     pub(crate) gpu: N,
 }
 

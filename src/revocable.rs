@@ -60,7 +60,8 @@
 //!   denied the path from the device to one of the region's GPUs during an earlier mapping for the
 //!   persistent client.
 //!
-//! Uses `core`, [`env`], and files that use nothing else.
+//! Uses only `core`, [`env`], files that use nothing else, and `revocable_pin`, which `tests/fakes`
+//! replaces.
 
 use super::{
     callback_pin::Revoke,
@@ -85,7 +86,8 @@ use super::{
 /// The part of a region that its lock protects.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Set by `set_ticket`; taken by a callback, or cleared by `release`.
+    /// ib_core's ticket. `set_ticket` sets this field, a callback takes it, and `release` clears
+    /// it.
     ticket: Option<Ticket>,
     /// `true` once a callback has come. Never cleared.
     revoked: bool,

@@ -59,7 +59,7 @@ unsigned int peermem_sg_grow(struct peermem_sg *list, struct scatterlist *first,
 
 /*
  * Ends the list with the @filled entries from @first on, and frees the unused
- * rest. @list->chunk is NULL, or equals @first. May sleep.
+ * entries of the last chunk. @list->chunk is NULL, or equals @first. May sleep.
  */
 int peermem_sg_finish(struct peermem_sg *list, struct scatterlist *first,
 		      unsigned int filled)

@@ -41,8 +41,8 @@ pub(crate) const CHUNK: usize = c::PEERMEM_SG_CHUNK as usize;
 /// entries that it needs.
 const FEW: usize = 8;
 
-/// The end of a growing [`SgTable`]. A growing table needs no first pass over the memory to count
-/// the entries.
+/// Builder of an [`SgTable`] that grows with each added entry. The entries need not be counted
+/// before they are added.
 ///
 /// # Invariants
 ///
@@ -135,8 +135,8 @@ impl<'a> SgBuilder<'a> {
         self.at = self.first.wrapping_add(used as usize);
     }
 
-    /// Returns the list of the added entries, and the result of adding them. Must be called once.
-    /// Takes `self` by reference, because a move would copy all of it.
+    /// Returns the list of the added entries, and the value in `filled`. Must be called once. Takes
+    /// `self` by reference, because a move would copy all of it.
     fn finish<R>(&mut self, filled: Result<R, Reason>) -> Result<(SgTable, R), Reason> {
         let count = self.filled();
         let ended = !self.failed && filled.is_ok() && {

@@ -13,13 +13,13 @@
 
 struct pci_dev;
 
-/* Versions: the major number in the upper half, the minor in the lower. */
+/* The upper 16 bits are the major version, the lower 16 bits the minor. */
 #define NVIDIA_P2P_PAGE_TABLE_VERSION	0x00020000
 #define NVIDIA_P2P_DMA_MAPPING_VERSION	0x00020003
 
 #define NVIDIA_P2P_GPU_UUID_LEN		16
 
-/* Drivers have nvidia_p2p_get_pages_persistent() from version 535 on. */
+/* Drivers since version 535 have nvidia_p2p_get_pages_persistent(). */
 #define NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API
 
 enum nvidia_p2p_page_size_type {
@@ -81,7 +81,7 @@ int nvidia_p2p_get_pages(uint64_t p2p_token, uint32_t va_space,
 			 struct nvidia_p2p_page_table **page_table,
 			 void (*free_callback)(void *data), void *data);
 
-/* Like get_pages, but the memory lives until put_pages_persistent(). */
+/* Like get_pages, but the memory stays until put_pages_persistent(). */
 int nvidia_p2p_get_pages_persistent(uint64_t virtual_address, uint64_t length,
 				    struct nvidia_p2p_page_table **page_table,
 				    uint32_t flags);
@@ -106,7 +106,7 @@ int nvidia_p2p_dma_unmap_pages(struct pci_dev *peer,
 			       struct nvidia_p2p_page_table *page_table,
 			       struct nvidia_p2p_dma_mapping *dma_mapping);
 
-/* In every driver with the interface above, these functions only return 0. */
+/* Every driver since 535 has these functions. They do nothing and return 0. */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_free_dma_mapping(struct nvidia_p2p_dma_mapping *dma_mapping);
 

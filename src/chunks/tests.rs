@@ -26,19 +26,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
 }
 
-/// Adjacent allocations, with holes between them.
+/// A model of nvidia.ko with adjacent allocations. Ranges without memory (holes) may separate them.
 #[derive(Default)]
 struct Model {
-    /// First address of each allocation, and the address after its last one.
+    /// First address of each allocation, and the first address after it.
     allocations: Vec<(u64, u64)>,
     seen: Mutex<Seen>,
 }
 
-/// The calls that nvidia.ko has seen.
+/// The pins of the modelled nvidia.ko, and the number of calls.
 #[derive(Default)]
 struct Seen {
     calls: u64,
-    /// Bytes for which a pin was tried.
+    /// Number of bytes of all attempted pins.
     tried: u64,
     /// Live pins.
     live: Vec<(u64, u64)>,
@@ -50,9 +50,9 @@ struct Seen {
 }
 
 impl Seen {
-    /// Adds a pin to the extents that `range` touches. Makes an extent of each part that lies in no
-    /// extent. nvidia.ko does the same if it allocates BAR1 space at each get. Returns the number
-    /// of extents.
+    /// Adds a pin to the extents that `range` touches. Adds a new extent for each part of `range`
+    /// that no existing extent covers. nvidia.ko does the same if it allocates BAR1 space at each
+    /// get. Returns the number of the pin's extents.
     fn map(&mut self, range: (u64, u64)) -> u64 {
         let (mut at, mut count) = (range.0, 0);
         while at < range.1 {
@@ -106,8 +106,8 @@ fn log2(n: u64) -> u64 {
 }
 
 impl Model {
-    /// Makes an allocation for each of these numbers of units, one after another from `BASE` on. 0
-    /// is a hole of one unit.
+    /// Makes one allocation after another from `BASE` on. Each number is the size of an allocation
+    /// in units. 0 makes a hole of one unit.
     fn of(units: &[u64]) -> Model {
         let mut at = BASE;
         let mut allocations = Vec::new();
@@ -272,7 +272,8 @@ impl Model {
     }
 }
 
-/// Returns all sequences of up to `parts` numbers from 0 to `most`. 0 stands for a hole.
+/// Returns all sequences of up to `parts` numbers from 0 to `most`. 0 stands for a hole: see
+/// [`Model::of`].
 fn layouts(parts: usize, most: u64) -> Vec<Vec<u64>> {
     let mut all = vec![Vec::new()];
     let mut last = all.clone();
@@ -345,7 +346,7 @@ fn all_limits() {
                     assert!(limit < chunks);
                     let off = limit < 2;
                     assert_eq!(reason == Reason::Pin(EINVAL), off, "{reason:?}");
-                    // A limit of 1 allows no search, and so no second call.
+                    // A limit of 1 allows no search, so `pin` is called only once.
                     assert!(!off || lock(&model.seen).calls == 1);
                     refused += 1;
                 }

@@ -77,7 +77,7 @@ fn the_line_is_as_documented() {
     assert!(document.contains(words), "docs/observe.md has another line");
 }
 
-/// The format of a line has a version, and the words of the line are those of the document.
+/// docs/observe.md contains the version of the format, and the names of all modes and steps.
 #[test]
 fn the_words_are_as_documented() {
     let document = include_str!("../../docs/observe.md");

@@ -116,7 +116,7 @@ fn a_range_is_mapped_in_steps_that_end_at_round_addresses() {
     }
 }
 
-/// Tests every pair of ranges in sixteen places.
+/// Tests every pair of ranges within sixteen addresses.
 #[test]
 fn ranges_contain_widen_and_have_a_bounding_range() {
     let all =
@@ -178,8 +178,8 @@ fn ranges_at_the_end_of_the_address_space() {
 }
 
 /// A range of DMA addresses may begin at any page of the IOMMU. The memory lies within that range
-/// of DMA addresses. An HCA has larger pages for memory of 2 MiB and more, so DMA addresses of such
-/// memory are congruent to virtual ones.
+/// of DMA addresses. An HCA can use large pages for memory of 2 MiB and more, so DMA addresses of
+/// such memory are congruent to virtual addresses.
 #[test]
 fn dma_addresses_are_congruent_to_virtual_ones_from_two_mib_on() {
     for len in [
@@ -218,7 +218,7 @@ fn behind_an_iommu(base: u64, va: u64, len: u64) -> Vec<AddrRange> {
     )
 }
 
-/// Fragmented memory is cut only at 2 GiB of virtual addresses and DMA addresses.
+/// Entries end only at multiples of 2 GiB, even for fragmented memory.
 #[test]
 fn memory_behind_an_iommu_has_an_entry_for_each_two_gib() {
     let got = behind_an_iommu(0xffff_f000, 0x7f00_0000_0000, 80 * GIB);
@@ -290,7 +290,7 @@ fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
     }
 }
 
-/// If mapping stopped early, the runs of the mapped part are unmapped.
+/// The drop of a partial mapping unmaps the runs of the mapped part.
 #[test]
 fn the_runs_of_a_part_are_where_its_bytes_are() {
     for va in BEGINNINGS {
@@ -455,9 +455,9 @@ fn the_end_of_the_address_space_is_no_trouble() {
     assert_eq!(list(&[0], 0, page, 1 << 31).len(), 1);
 }
 
-/// Tests every placement of up to six pages in up to seven places, at every start within two
-/// windows, for small pages and windows. The entries contain the pages, are as long as possible,
-/// and are cut only where necessary.
+/// Tests every placement of up to six pages in seven places, at every start within two windows, for
+/// small pages and windows. The entries contain the pages, are as long as possible, and are cut
+/// only where necessary.
 #[test]
 fn small_scopes_exhaustively() {
     const PAGE: PageSize = PageSize::of_shift(2);
@@ -580,8 +580,8 @@ fn check_registration(
 }
 
 /// Tests every range of up to four pages, at every byte of the first page, in memory with and
-/// without a break after each page. Covers every ratio of GPU pages to kernel pages, and every
-/// limit up to one that no longer matters.
+/// without a break after each page. Covers seven pairs of GPU page size and kernel page size, and
+/// every segment limit from 0 to eight GPU pages.
 #[test]
 fn small_scopes_with_trimming_exhaustively() {
     let mut cases = 0u64;

@@ -148,7 +148,7 @@ fn only_what_nvidia_ko_does_not_know_is_looked_up() {
     }
 }
 
-/// Reasons that are not in this list are logged again, for the administrator.
+/// A reason that is not in `expected` is logged again later, for the administrator.
 #[test]
 fn what_refuses_nobody_and_what_anybody_can_ask_for_is_logged_once() {
     let once: HashSet<_> = all()

@@ -10,8 +10,8 @@
  *
  *	module <start> <end>		addresses of the module's instructions
  *	kernel <start> <end>		addresses of the kernel's objects
- *	calls <shape> <service> <times>	in a registration
- *	holds <shape> <what> <number>	while it is registered
+ *	calls <shape> <service> <times>	calls during a registration
+ *	holds <shape> <what> <number>	objects that a registration holds
  *
  * An uncounted registration of the same kind precedes each counted one. In the
  * first registration, the module finds and remembers the GPU.

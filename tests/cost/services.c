@@ -764,8 +764,8 @@ static void release_callback(void)
 
 /*
  * Frees the memory: nvidia.ko calls the callback of the pin, and frees the page
- * table and its mapping. Afterwards, a client that unmaps the memory itself
- * (PEER_MEM_INVALIDATE_UNMAPS) is only asked to release the memory.
+ * table and its mapping. Afterwards, ib_core calls only release() of a client
+ * that unmaps the memory itself (PEER_MEM_INVALIDATE_UNMAPS).
  */
 static void revoke(void)
 {

@@ -98,8 +98,7 @@ typedef int (*invalidate_peer_memory)(void *reg_handle, u64 core_context);
 /*
  * Returns an opaque handle, or NULL on failure. The client may revoke if
  * @invalidate_callback is not NULL. ib_core then sets *@invalidate_callback to
- * its function, and uses the client only for devices that can lose a
- * registration.
+ * its function, and uses the client only for devices that support revocation.
  */
 void *ib_register_peer_memory_client(const struct peer_memory_client *peer_client,
 				     invalidate_peer_memory *invalidate_callback);
