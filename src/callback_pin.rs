@@ -126,7 +126,7 @@ pub(crate) type CallbackEntry = EntryLock<Shared<dyn Revoke>>;
 #[derive(Default)]
 pub(crate) struct CallbackTable {
     entries: IdMap<Shared<CallbackEntry>>,
-    /// The last number that was given out. Numbers are not reused: 64 bits do not wrap in practice.
+    /// Number of the newest entry. Numbers are not reused: 64 bits do not wrap in practice.
     last: usize,
     /// The thread that is running a callback. nvidia.ko makes one callback at a time.
     callback: Option<Thread>,
@@ -148,14 +148,15 @@ impl CallbackTable {
 
 static CALLBACKS: StaticMutex<Option<CallbackTable>> = StaticMutex::new(CALLBACKS_LOCK, None);
 
-/// Runs `f` with the table locked.
+/// Runs `f` with the table of callbacks locked.
 fn callbacks<R>(f: impl FnOnce(&mut CallbackTable) -> R) -> R {
     CALLBACKS.with(|callbacks| f(callbacks.get_or_insert_with(CallbackTable::default)))
 }
 
 fn remove(number: usize) {
     let entry = callbacks(|callbacks| callbacks.entries.remove(&number));
-    // The entry may hold the last reference to a region, so the table is not locked here.
+    // The entry may hold the last reference to a region, and the drop of a region takes locks. The
+    // table is therefore not locked here.
     drop(entry);
 }
 
@@ -190,10 +191,10 @@ impl Pinned {
         let slot = IdSlot::new(GFP_KERNEL).map_err(|_| Reason::NoMemory)?;
         let number = callbacks(|callbacks| callbacks.insert(slot, entry.clone()));
         let table = env::put_rwsem_read(|| env::get_pages(&span, number, on_free))
-            // A failed get has no callback.
+            // If the get fails, nvidia.ko does not call back.
             .inspect_err(|_| remove(number))?
-            // The entry stays, because the memory is pinned and its callback will look for the
-            // entry.
+            // Without a table, the memory is pinned nevertheless. The entry stays, because the
+            // callback will look for it.
             .ok_or(Reason::Pin(0))?;
         Ok(Pinned {
             number,
@@ -306,7 +307,7 @@ impl CallbackPin {
                 }
                 Ok(())
             }
-            // The page is pinned and stays pinned.
+            // nvidia.ko returned no table to put, so the page stays pinned.
             Err(Reason::Pin(0)) => Ok(()),
             Err(reason) => Err(failed(reason)),
         }

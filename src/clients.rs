@@ -87,9 +87,9 @@ impl LastRefused {
         }
     }
 
-    /// Returns `true` if this range was refused to this thread, and forgets the refusal. The
-    /// refusal must be forgotten, since the next registration may be for an HCA for which ib_core
-    /// skips the revocable client.
+    /// Returns `true` if the revocable client refused this range to this thread, and forgets the
+    /// refusal. The refusal must be forgotten, since the next registration may be for an HCA for
+    /// which ib_core skips the revocable client.
     ///
     /// If another module's client accepts the range before the persistent client is asked, the
     /// refusal stays until the revocable client is asked again. Until then, the persistent client
@@ -115,7 +115,7 @@ fn step<M: Mr, R>(mr: &M, step: Step, result: Result<R, Reason>) -> Result<R> {
     })
 }
 
-/// The client of one mode.
+/// The peer-memory client of one pin mode.
 pub(crate) struct PeerClient<M>(PhantomData<M>);
 
 /// The client whose pins stay until `release`.

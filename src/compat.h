@@ -50,12 +50,12 @@
 #include <linux/trace_events.h>
 #include <linux/types.h>
 #include <linux/uaccess.h>
-/* New in 5.10. Older kernels declare the functions in linux/dma-mapping.h. */
+/* Since 5.10. Older kernels declare its functions in linux/dma-mapping.h. */
 #if __has_include("linux/dma-map-ops.h")
 #include <linux/dma-map-ops.h>
 #endif
 
-/* Probes are compiled with the lines above this one. */
+/* Probes are compiled with only the lines above this comment. */
 #ifndef PEERMEM_PROBE
 
 #ifndef PEERMEM_FOUND
@@ -66,7 +66,7 @@
 #define static_assert(condition, ...) _Static_assert(condition, #condition)
 #endif
 
-/* On kernels without the flag, io_uring workers are kernel threads. */
+/* On kernels without PF_IO_WORKER, io_uring workers are kernel threads. */
 #ifndef PF_IO_WORKER
 #define PF_IO_WORKER	0
 #endif

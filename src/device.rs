@@ -2,7 +2,7 @@
 
 //! Addresses of PCI devices, and sets of GPUs.
 //!
-//! Uses only `core`: see `ranges`.
+//! Uses only `core`, so cargo also compiles this file on the host.
 
 use core::{
     fmt,

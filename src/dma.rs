@@ -86,8 +86,8 @@ impl ResourceMapping {
         let (mut mapped, mut run, mut end) = (0_u64, 0_u64, None);
         for range in ranges {
             let len = range.len;
-            // INVARIANT: The range is mapped, and nothing fails between the mapping and its record.
-            // The drop of `mapping` unmaps the earlier ranges.
+            // INVARIANT: The range is mapped, and nothing fails before the range is added to
+            // `ranges`. The drop of `mapping` unmaps the earlier ranges.
             mapping.ranges.push_with(|| {
                 let map = || map_range(device, range).ok_or(Reason::MapResource { mapped });
                 let mut addr = map()?;
@@ -312,7 +312,7 @@ impl BarMapping {
     /// undoes the mappings of that way before the next try.
     fn new(device: &PciDevice, memory: &PhysRanges, va: u64) -> Result<Self, Reason> {
         if let Some(bounds) = memory.bounds.filter(|_| device.is_direct()) {
-            // The device may not reach all of the bounding range.
+            // This mapping may fail, because the device may not reach all of the bounding range.
             if let Ok(mapping) = ResourceMapping::map(device, iter::once(bounds)) {
                 if mapping.ranges.iter().eq([&bounds]) {
                     return Ok(BarMapping::Bounds(mapping));

@@ -23,7 +23,8 @@ pub(crate) use kernel::sync::SetOnce;
 /// A growable list whose functions return an error when an allocation fails.
 pub(crate) use super::collections::SmallVec;
 
-/// A map from numbers to values. Adding a value allocates nothing.
+/// A map from numbers to values. A new value is stored in an [`IdSlot`], so adding a value
+/// allocates nothing.
 pub(crate) use super::collections::IdMap;
 
 /// Memory for one value of an [`IdMap`]. Allocate it while no lock is held that a callback of

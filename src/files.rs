@@ -142,7 +142,8 @@ impl<const NON_GPU: bool> Contents for Refusals<NON_GPU> {
 struct Registrations {
     #[pin]
     cursor: Cursor,
-    /// The last number to print. This limit ends the file even if new registrations keep coming.
+    /// The highest registration number to print. This limit ends the file even if new registrations
+    /// keep coming.
     last: Cell<u64>,
     /// The registration to write next.
     registration: Cell<Option<Registration>>,

@@ -32,8 +32,8 @@
 #include "helpers.h"
 
 /*
- * Locks of statics. Rust can make locks only at run time. sync.rs wraps all of
- * these locks.
+ * Statically initialized locks. Rust code can initialize a lock only at run
+ * time. sync.rs wraps all of these locks.
  */
 DEFINE_SPINLOCK(peermem_registry_lock);
 DEFINE_SPINLOCK(peermem_history_lock);
@@ -267,10 +267,10 @@ u64 peermem_pci_address(struct pci_dev *pdev)
 /*
  * Returns true if any page of @len bytes from @addr on has a struct page and is
  * not peer-to-peer DMA memory of the BAR between @first and @last. A BAR has
- * struct pages only if a driver made them, in steps of a memory subsection. On
- * hosts that are set up for GPUDirect Storage, nvidia-uvm turns the whole BAR
- * into peer-to-peer DMA memory. If it is not known whether a page has a struct
- * page, @unknown is used.
+ * struct pages only if a driver made them, in units of a memory subsection (2
+ * MiB). On hosts that are set up for GPUDirect Storage, nvidia-uvm turns the
+ * whole BAR into peer-to-peer DMA memory. If it is not known whether a page has
+ * a struct page, @unknown is used.
  */
 bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 			     bool unknown)
@@ -351,7 +351,7 @@ bool peermem_maps_exactly(struct pci_dev *pdev, u64 bits)
 	return !(bits & (compat_dma_granule(&pdev->dev) - 1));
 }
 
-/* Passes physical address 0, so linked memory begins at an IOMMU page. */
+/* The physical address 0 makes linked memory begin at an IOMMU page. */
 bool peermem_iova_alloc(struct pci_dev *pdev, struct dma_iova_state *state,
 			size_t size)
 {
@@ -475,7 +475,7 @@ static const struct file_operations peermem_fops = {
 	.release	= peermem_release,
 };
 
-/* If debugfs is off at boot (debugfs=off), these functions do nothing. */
+/* If debugfs is off at boot (debugfs=off), the next functions do nothing. */
 
 struct peermem_folder *peermem_folder_add(void)
 {
@@ -524,8 +524,8 @@ static const struct proc_ops peermem_proc_ops = {
 };
 
 /*
- * Without procfs, these functions do nothing. The kernel makes /proc/driver at
- * boot.
+ * Without procfs, the next functions do nothing. The kernel makes /proc/driver
+ * at boot.
  */
 
 struct peermem_folder *peermem_folder_add(void)

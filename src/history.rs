@@ -4,7 +4,7 @@
 //!
 //! `docs/observe.md` specifies the format of these lines for programs.
 //!
-//! Uses only `core`: see `ranges`.
+//! Uses only `core`, so cargo also compiles this file on the host.
 
 use core::{
     ffi::CStr,
@@ -13,7 +13,7 @@ use core::{
 
 use super::reason::Reason;
 
-/// Version of the format of all lines. New keys may be added at the end, before `text`, without a
+/// Version of the format of all lines. New keys may be added before the last key, `text`, without a
 /// new version.
 pub(crate) const FORMAT: u32 = 3;
 
@@ -242,7 +242,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Number of refusals that are kept.
+    /// Number of refusals that are kept, apart from those of [`History::NON_GPU`].
     pub(crate) const REFUSALS: usize = 128;
     /// Number of kept refusals of ranges that were never meant for a GPU.
     pub(crate) const NON_GPU: usize = 32;

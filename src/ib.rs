@@ -137,7 +137,7 @@ pub(crate) fn check_revocation() {
 /// [`release`](Client::release). If a step fails, ib_core undoes the steps before it. `put_pages`
 /// has no counterpart here, because the pins belong to the region.
 ///
-/// ib_core makes all calls in process context, and they may sleep.
+/// ib_core makes all calls in process context. Each call may sleep.
 pub(crate) trait Client: 'static {
     /// One registration, from `acquire` until `release`.
     type Mr: Send + Sync + 'static;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * /sys/kernel/mm/memory_peers, if ib_core does not have it.
+ * Makes /sys/kernel/mm/memory_peers, if ib_core does not.
  *
  * ib_core shows its peer-memory clients in this directory if it can. Since
  * Linux 6.4, ib_core cannot do so, because mm_kobj is no longer exported.
@@ -147,7 +147,7 @@ static struct kobject *mm_get(void)
 		return NULL;
 	if (kernfs_type(node) == KERNFS_DIR)
 		kobj = node->priv;
-	/* In current kernels, node->priv is the kobject of the directory. */
+	/* Use node->priv only if it is this kobject, as in current kernels. */
 	if (kobj && kobj->sd == node && kobj->parent == kernel_kobj)
 		kobject_get(kobj);
 	else

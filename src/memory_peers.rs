@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! `/sys/kernel/mm/memory_peers`, if ib_core does not have it.
+//! The directory `/sys/kernel/mm/memory_peers`, which this module makes if ib_core does not.
 //!
 //! C side: [`memory_peers.c`](memory_peers.c).
 

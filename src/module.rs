@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! References to this module, and to the modules whose functions it calls.
+//! A reference to this module, and facts about the modules whose functions this module calls.
 //!
 //! C header: [`include/linux/module.h`](srctree/include/linux/module.h)
 
@@ -103,10 +103,10 @@ impl WeakSymbol {
 /// function reports the missing symbol. Init must check the symbols before anything else, since the
 /// address of a missing weak symbol is 0. Rust has no stable attribute for weak symbols.
 ///
-/// Nothing else changes. An existing symbol is resolved as usual: the kernel takes a reference to
-/// its module and checks the symbol's version. The kernel refuses a wrong version of a weak symbol,
-/// too. depmod and modpost compute the same dependencies. There is one exception: modpost ignores a
-/// weak symbol that it does not know. The Kbuild file checks for such symbols.
+/// In other respects, the kernel treats an existing weak symbol like an ordinary one. It takes a
+/// reference to the module that exports the symbol, and refuses a symbol of a wrong version. depmod
+/// and modpost compute the same dependencies. There is one exception: modpost ignores a weak symbol
+/// that it does not know. The Kbuild file checks for such symbols.
 macro_rules! weak_symbols {
     ($($function:ident,)*) => {
         #[cfg(not(peermem_kunit))]

@@ -118,8 +118,8 @@ pub(crate) fn check_killed() -> Result<(), Reason> {
     (!env::is_killed()).then_some(()).ok_or(Reason::Killed)
 }
 
-/// Logs a scatter list for which an HCA page can be larger than 2 GiB, if the application uses
-/// virtual addresses as `iova`.
+/// Logs a warning for a scatter list in which an HCA page can be larger than 2 GiB, if the
+/// application uses virtual addresses as `iova`.
 ///
 /// Behind a translating IOMMU, this module makes no such list: see [`ranges::IovaLayout`].
 pub(crate) fn note_large_hca_page(span: &Span, table: &SgTable) {

@@ -129,7 +129,7 @@ impl<T> NodeList<T> {
             // SAFETY: The list is borrowed mutably, so nobody else accesses the links.
             let Links { prev, next } = unsafe { &*node.links.get() };
             self.link(*prev, *next);
-            // INVARIANT: Neither direction visits `node` any more.
+            // INVARIANT: Neither `next` nor `prev` leads to `node` any more.
             self.mark(node, false);
         }
     }
@@ -174,7 +174,7 @@ impl<T> NodeList<T> {
             Some(next) => unsafe { (*next.links.get()).prev },
             None => self.last,
         };
-        // INVARIANT: Both directions visit `node` now.
+        // INVARIANT: The links below make both `next` and `prev` lead to `node`.
         self.mark(node, true);
         self.link(prev, node);
         self.link(node, next);

@@ -162,7 +162,7 @@ impl TablePtr {
         self.0.as_ptr()
     }
 
-    /// Checks the table against `span`.
+    /// Checks that the table has a known version, and exactly the pages of `span`.
     ///
     /// # Safety
     ///
@@ -276,7 +276,7 @@ impl DmaMapping {
         unsafe { self.raw.as_ref() }
     }
 
-    /// Checks the mapping against its pin.
+    /// Checks that the mapping has a known version, and exactly the pages of the pin.
     fn check(&self, span: &Span, page: PageSize) -> Result<(), Reason> {
         let raw = self.raw();
         if !compatible(raw.version, MAPPING_2) {

@@ -2,7 +2,7 @@
 
 //! Versions of MLNX_OFED and DOCA-OFED.
 //!
-//! Uses only `core`: see `ranges`.
+//! Uses only `core`, so cargo also compiles this file on the host.
 
 /// Major and minor number, such as 24 and 10 of "24.10-3.2.5".
 type Version = (u32, u32);

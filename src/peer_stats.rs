@@ -111,7 +111,7 @@ impl MrStats {
         }
     }
 
-    /// Records the end of the registration, if it was ever mapped. May be called again.
+    /// Records the end of the registration, if it was ever mapped. A second call has no effect.
     pub(crate) fn unmapped(&self) {
         let was = self.state.xchg(UNMAPPED, Full);
         if was == MAPPED {

@@ -61,7 +61,8 @@ impl Drop for Charge {
             if let Some(pinned) = usages.get_mut(&user) {
                 *pinned = pinned.saturating_sub(bytes);
                 if *pinned == 0 {
-                    // A static is not dropped when the module is unloaded.
+                    // The user's entry must be removed here, because a static is not dropped when
+                    // the module is unloaded.
                     usages.remove(&user);
                 }
             }

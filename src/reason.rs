@@ -74,9 +74,9 @@ pub(crate) enum Reason {
     TablePageSize(u32),
     /// A page table or a DMA mapping does not cover the range.
     Entries {
-        /// Pages found.
+        /// Number of entries found.
         have: u32,
-        /// Pages of the range.
+        /// Number of pages in the range.
         want: u64,
     },
     /// The DMA device is absent or not a PCI device.
@@ -147,7 +147,7 @@ pub(crate) struct ReasonInfo {
     errno: Option<i32>,
     /// The person who can remove the cause.
     pub(crate) cause: Cause,
-    /// Description of the event, for people.
+    /// Description of the refusal, for people.
     pub(crate) message: &'static str,
     /// Advice to the user, or an empty string.
     pub(crate) advice: &'static str,
@@ -441,7 +441,7 @@ events! {
     /// A revocable pin was not put, because it was released inside the callback of another pin.
     OrphanedInCallback => "orphaned_in_callback", Info,
         "a revocable pin was released inside the callback of another pin: it stays until the memory is freed", "";
-    /// A revocable pin was not put, because nvidia.ko refused.
+    /// A revocable pin was not put, because nvidia.ko returned an error.
     OrphanedFailed => "orphaned_failed", Error,
         "nvidia.ko did not undo a revocable pin, or could not be asked: it stays until the memory is freed",
         "look for nvidia.ko's own lines in the kernel log (dmesg | grep NVRM)";

@@ -20,8 +20,8 @@
 //! The functions that a registration calls are inline. Each function has two callers, one for each
 //! mode, and so many arguments that a call would cost more than the function's body.
 //!
-//! Uses only `core`: see `ranges`. `docs/observe.md` specifies the format of a registration's line
-//! for programs.
+//! Uses only `core`, so cargo also compiles this file on the host. `docs/observe.md` specifies the
+//! format of a registration's line for programs.
 
 use core::fmt;
 
@@ -75,7 +75,7 @@ pub(crate) struct RegistrationInfo {
     pub(crate) mode: PinMode,
     /// The range, in whole pages.
     pub(crate) span: Span,
-    /// Size of the smallest pages, in bytes.
+    /// Smallest page size of all pins.
     pub(crate) page: PageSize,
     /// Number of pins.
     pub(crate) chunks: usize,
@@ -117,10 +117,11 @@ pub(crate) struct Counts {
     pub(crate) active_bytes: u64,
 }
 
-/// The last number and the counters. The lock of the entries protects these fields.
+/// The newest registration's number, and the counters. The lock of the entries protects these
+/// fields.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    /// The last number that was given out. 64 bits do not wrap in practice.
+    /// Number of the newest registration. 64 bits do not wrap in practice.
     last: u64,
     counts: [Counts; PinMode::ALL.len()],
 }
@@ -148,7 +149,7 @@ impl Registry {
         }
     }
 
-    /// Returns the last number that was given out, or 0 before the first.
+    /// Returns the number of the newest registration, or 0 before the first registration.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
@@ -270,7 +271,7 @@ impl Registry {
     }
 }
 
-/// A change of a registration that has a tracepoint.
+/// A change of a registration's state for which there is a tracepoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Transition {
     Registered,

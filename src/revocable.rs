@@ -35,7 +35,7 @@
 //! - A range over several allocations has one pin for each allocation ([`chunks`]). If one of the
 //!   allocations is freed, the whole region is revoked, because the HCA has one key for the whole
 //!   region. The other allocations stay pinned until `release`.
-//! - A callback before [`RevocableMr::set_ticket`] marks the region, and `set_ticket` then fails.
+//! - A callback before [`RevocableMr::set_ticket`] sets `revoked`, and `set_ticket` then fails.
 //!   Otherwise ib_core would get a region that nobody ever revokes.
 //! - A callback for a region without a ticket never calls ib_core. Tickets are small numbers that
 //!   ib_core reuses, and a stale ticket would revoke another region. `release` clears the ticket
@@ -217,8 +217,8 @@ impl Mr for RevocableMr {
         // The drop waits for a running callback of these pins, since the callback holds the API
         // lock.
         drop(pins);
-        // A callback may still be running if it had marked its pin before the drop above checked
-        // the pin.
+        // A callback may still be running, if the drop above found its pin already revoked and did
+        // not call nvidia.ko.
         let thread = Thread::current();
         state.wait_while(|state| state.callback.is_some_and(|callback| callback != thread));
         // The region may outlive this function until a pending callback, but its resources are

@@ -22,8 +22,8 @@ use crate::{
 /// [`callback_pin`](crate::callback_pin).
 ///
 /// The drop unpins, unless the callback has run. No callback starts after the drop, except if
-/// nvidia.ko did not unpin. In that case the callback comes later and has nothing to do. Do not
-/// make or drop this value with the region's lock held, since both take nvidia.ko's API lock.
+/// nvidia.ko did not unpin. In that case the callback comes later and has nothing to do. Making and
+/// dropping this value takes nvidia.ko's API lock, so the region's lock must not be held.
 pub(crate) struct RevocablePin {
     held: CallbackPin,
     span: Span,

@@ -19,8 +19,8 @@ use crate::{
 /// Process ID in the initial PID namespace.
 pub(crate) type Process = i32;
 
-/// Address of a task, for comparison with another. After a task has ended, a new task may have the
-/// same address.
+/// Address of a task, for comparison with the addresses of other tasks. After a task has ended, a
+/// new task may have the same address.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) struct Thread(usize);
 

@@ -88,7 +88,7 @@ fn the_words_are_as_documented() {
         let name = name.to_str().expect("ASCII");
         assert!(document.contains(&format!("`{name}`")), "{name}");
     }
-    // Counters are indexed by these numbers.
+    // Counters are indexed by the number of a mode.
     for (number, mode) in PinMode::ALL.into_iter().enumerate() {
         assert_eq!(mode as usize, number);
     }
@@ -152,8 +152,8 @@ fn what_is_the_same_is_one_record() {
         ring.add(2, refusal);
     }
     assert_eq!(read(&ring).len(), 7);
-    // A refusal of another thread of the process, which has another name, is a repetition. The
-    // record shows the latest thread.
+    // A refusal to another thread of the same process is a repetition, even if that thread has
+    // another name. The record shows the latest thread.
     let again = Refusal {
         task: Task {
             pid: 5000,

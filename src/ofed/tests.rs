@@ -4,8 +4,8 @@
 
 use super::*;
 
-/// The cases of `scripts/check` (`revocation` in `tests/runner/tests/check/cases.txt`), and versions
-/// that no host has.
+/// Tests the cases of `scripts/check` (`revocation` in `tests/runner/tests/check/cases.txt`), and
+/// version strings that no OFED has.
 #[test]
 fn revocable_mode_needs_25_04() {
     for (text, expected) in [

@@ -319,7 +319,7 @@ fn a_common_distance_is_that_of_a_long_run_and_of_all_others() {
         common_distance(va, ranges)
     };
     assert_eq!(of(&[]), None);
-    // One range, adjacent entries, and other distances.
+    // One range, adjacent ranges, and distances other than 0.
     assert_eq!(of(&[(0, 4 * GIB)]), Some(0));
     assert_eq!(of(&[(0, 4 * GIB - KIB)]), None);
     assert_eq!(of(&[(0, 2 * GIB), (2 * GIB, 2 * GIB)]), Some(0));
