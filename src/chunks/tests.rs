@@ -359,7 +359,7 @@ fn all_limits() {
 /// The usual layouts of allocators: many allocations of one size. The range begins anywhere in the
 /// first allocation and ends anywhere in the last one.
 #[test]
-fn neighbours_of_one_size_cost_a_call_each() {
+fn allocations_of_one_size_cost_about_one_call_each() {
     for (units, count) in [
         (1, 1024),
         (1, 2),

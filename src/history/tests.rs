@@ -121,7 +121,7 @@ fn a_threads_name_is_one_word() {
 }
 
 #[test]
-fn what_is_the_same_is_one_record() {
+fn equal_refusals_share_one_record() {
     let first = refused(0x1000);
     let differences = [
         Refusal {
@@ -170,7 +170,7 @@ fn what_is_the_same_is_one_record() {
 }
 
 #[test]
-fn non_gpu_addresses_push_out_nobody_else() {
+fn non_gpu_refusals_displace_no_others() {
     let mut history = History::new();
     history.add(0, refused(0));
     for addr in 0..1000 {

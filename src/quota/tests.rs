@@ -31,7 +31,7 @@ fn without_a_limit_nothing_is_counted() {
 }
 
 #[test]
-fn up_to_the_limit_and_no_further() {
+fn charges_reach_but_do_not_exceed_the_limit() {
     world().user_limit.set(Some(LIMIT));
     let first = charge(1, 60).expect("within the limit");
     let full = Reason::UserLimit {
@@ -48,7 +48,7 @@ fn up_to_the_limit_and_no_further() {
 }
 
 #[test]
-fn a_charge_goes_back_to_whom_it_came_from() {
+fn a_charge_returns_to_the_user_that_paid() {
     world().user_limit.set(Some(LIMIT));
     let held = charge(1, LIMIT).expect("within the limit");
     // The charge is released by a process of another user, on another thread.
@@ -67,7 +67,7 @@ fn a_charge_goes_back_to_whom_it_came_from() {
 proptest! {
     /// Compares the quota with a map from users to bytes.
     #[test]
-    fn as_a_plain_map(steps in prop::collection::vec((0..5usize, 1..60u64, any::<prop::sample::Index>()), 1..200)) {
+    fn usages_match_a_plain_map(steps in prop::collection::vec((0..5usize, 1..60u64, any::<prop::sample::Index>()), 1..200)) {
         world().user_limit.set(Some(LIMIT));
         let mut model = HashMap::<usize, u64>::new();
         let mut held = Vec::new();

@@ -292,7 +292,7 @@ fn bit_31_differs_between_the_runs_of_more_than_four_gib() {
 
 /// The drop of a partial mapping unmaps the runs of the mapped part.
 #[test]
-fn the_runs_of_a_part_are_where_its_bytes_are() {
+fn the_runs_of_a_part_contain_its_bytes() {
     for va in BEGINNINGS {
         for len in LENGTHS {
             let layout = IovaLayout::new(va, len);
@@ -312,7 +312,7 @@ fn the_runs_of_a_part_are_where_its_bytes_are() {
 }
 
 #[test]
-fn a_common_distance_is_that_of_a_long_run_and_of_all_others() {
+fn a_common_distance_needs_a_long_run_and_equal_distances() {
     let va = 0x7f00_0000_0000;
     let of = |ranges: &[(u64, u64)]| {
         let ranges = ranges.iter().map(|&(addr, len)| AddrRange { addr, len });
@@ -344,7 +344,7 @@ fn a_span_covers_whole_pages() {
 }
 
 #[test]
-fn a_span_refuses_what_wraps() {
+fn a_span_that_wraps_is_refused() {
     assert_eq!(span(0x1000, 0), Err(Reason::Empty));
     assert_eq!(span(u64::MAX, 1), Err(Reason::Wraps));
     assert_eq!(span(u64::MAX - 0xffff, 0xffff), Err(Reason::Wraps));
@@ -354,7 +354,7 @@ fn a_span_refuses_what_wraps() {
 }
 
 #[test]
-fn a_span_counts_pages_of_its_own_alignment_alone() {
+fn only_aligned_spans_have_a_number_of_pages() {
     let s = span(0x10000, 0x30000);
     assert_eq!(s.map(|s| s.pages(PageSize::KIB_64)), Ok(Some(3)));
     assert_eq!(s.map(|s| s.pages(PageSize::KIB_128)), Ok(None));
@@ -444,7 +444,7 @@ fn ranges_join_across_chunks() {
 }
 
 #[test]
-fn the_end_of_the_address_space_is_no_trouble() {
+fn entries_at_the_end_of_the_address_space() {
     let page = PageSize::KIB_64;
     let last = 0u64.wrapping_sub(page.bytes());
     assert_eq!(list(&[last], last, page, 1 << 31).len(), 1);
@@ -705,7 +705,7 @@ proptest! {
     }
 
     #[test]
-    fn no_input_makes_a_span_wrong(addr: u64, len: u64, max: u64, shift in 12u32..=31) {
+    fn every_input_makes_a_correct_span_or_an_error(addr: u64, len: u64, max: u64, shift in 12u32..=31) {
         let page = [
             PageSize::of_shift(12), PageSize::of_shift(14), PageSize::KIB_64, PageSize::KIB_128,
         ][shift as usize % 4];

@@ -59,7 +59,7 @@ fn all() -> Vec<Reason> {
 
 /// ib_core takes 0 for success and a positive number for a pointer.
 #[test]
-fn every_errno_is_one() {
+fn every_errno_is_negative_and_known() {
     for reason in all() {
         assert!(
             (-4095..0).contains(&reason.errno()) && reason.errno() != ENOTSUPP,
@@ -70,7 +70,7 @@ fn every_errno_is_one() {
 }
 
 #[test]
-fn every_kind_has_its_place_and_its_words() {
+fn every_kind_has_an_index_and_a_text() {
     let mut words = HashMap::new();
     for reason in all() {
         assert!(reason.index() < Reason::ALL.len(), "{reason:?}");
@@ -136,7 +136,7 @@ fn words_need_no_quoting() {
 /// nvidia.ko has one code for several causes. The mappings of the process can refine that code into
 /// several reasons. No other code is refined.
 #[test]
-fn only_what_nvidia_ko_does_not_know_is_looked_up() {
+fn only_pin_with_einval_is_refined() {
     let place = Reason::Pin(EINVAL).refine(|| Some(VmaKind::Host));
     assert_eq!(place, Reason::NonGpu(VmaKind::Host));
     assert!(place.is_non_gpu() && place.code() == EINVAL);
@@ -150,7 +150,7 @@ fn only_what_nvidia_ko_does_not_know_is_looked_up() {
 
 /// A reason that is not in `expected` is logged again later, for the administrator.
 #[test]
-fn what_refuses_nobody_and_what_anybody_can_ask_for_is_logged_once() {
+fn handed_on_and_non_gpu_reasons_are_logged_once() {
     let once: HashSet<_> = all()
         .iter()
         .filter(|reason| reason.is_logged_once())

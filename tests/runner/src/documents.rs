@@ -219,7 +219,7 @@ const SEARCHES: &[&str] = &[
 ];
 const REASONS: &[&str] = &["reason::tests::each_row_has_a_name_of_its_own"];
 const SEARCHED: &[&str] = &[
-    "chunks::tests::neighbours_of_one_size_cost_a_call_each",
+    "chunks::tests::allocations_of_one_size_cost_about_one_call_each",
     "chunks::tests::the_cost_of_random_sizes",
 ];
 
