@@ -193,8 +193,8 @@ impl Pinned {
         let table = env::put_rwsem_read(|| env::get_pages(&span, number, on_free))
             // If the get fails, nvidia.ko does not call back.
             .inspect_err(|_| remove(number))?
-            // Without a table, the memory is pinned nevertheless. The entry stays, because the
-            // callback will look for it.
+            // nvidia.ko returned no table, but pinned the memory. The entry stays, because the
+            // callback will look for the entry.
             .ok_or(Reason::Pin(0))?;
         Ok(Pinned {
             number,

@@ -134,7 +134,7 @@ static inline u64 compat_microseconds(void)
 #define kset_find_obj(...)	NULL
 #endif
 
-/* Opens a new file that no folder contains. Returns it, or an error pointer. */
+/* Opens an anonymous file. Returns the file, or an error pointer. */
 /* PROBE anon_inode: anon_inode_getfile(p, p, p, 0); */
 static inline struct file *compat_anon_file(const char *name,
 					    const struct file_operations *fops,

@@ -245,9 +245,8 @@ impl Drop for IovaMapping {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
         // The memory is unlinked in steps, so that other threads can run in between. Each step
-        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page. The reason is
-        // that a huge page begins at a multiple of its size, and is not larger than one linked
-        // step.
+        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page, because a
+        // huge page begins at a multiple of its size and is not larger than one linked step.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
             // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no

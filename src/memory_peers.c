@@ -27,11 +27,11 @@
  *
  * Objects that may outlive this module contain no code of this module:
  * kobject_create_and_add() makes them, and they free themselves. The attributes
- * belong to this module. kobject_del() waits until nobody runs their functions.
- * The attribute functions take no lock and do not sleep. Nobody can delay these
- * functions, because their output is copied to the reader after they have
- * returned. kobject_del() does not wait for readers that only have a file open.
- * Such readers get -ENODEV from then on.
+ * belong to this module. kobject_del() waits until nobody runs functions of the
+ * attributes. The attribute functions take no lock and do not sleep. Nobody can
+ * delay these functions, because their output is copied to the reader after
+ * they have returned. kobject_del() does not wait for readers that only have a
+ * file open. Such readers get -ENODEV from then on.
  */
 
 #define pr_fmt(fmt) "nvidia-peermem: " fmt

@@ -6,7 +6,7 @@
 //! once, and takes no lock of nvidia.ko. However, nvidia.ko (driver 580 and later) knows of
 //! machines in which a device does not reach a GPU, and refuses such a device only in its mapping
 //! function. For each pair of GPU and device, this module therefore makes nvidia.ko map one page,
-//! once. This module remembers the result, nvidia.ko's answer, until the GPU or the device is
+//! once. This module remembers the result, called the answer, until the GPU or the device is
 //! removed:
 //!
 //! - The answer applies to every process. Since the registration was pinned, the registering

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The registry of live registrations, and counters of how registrations ended.
+//! The registry of live registrations, and counters of the registrations of each mode.
 //!
 //! ```text
 //! acquire    add         a new number; `pinned`

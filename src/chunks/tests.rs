@@ -26,7 +26,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test panics with a lock held")
 }
 
-/// A model of nvidia.ko with adjacent allocations. Ranges without memory (holes) may separate them.
+/// A model of nvidia.ko's allocations. Two allocations are adjacent, or separated by a range
+/// without memory (a hole).
 #[derive(Default)]
 struct Model {
     /// First address of each allocation, and the first address after it.
