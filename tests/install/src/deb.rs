@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the Debian package with the real dpkg, dkms and systemctl, on this machine's own Debian
-//! below a layer in memory.
+//! Tests of the Debian package with the real dpkg, dkms and systemctl. The tests run on this
+//! machine's own Debian root, under an overlay in memory that takes all changes.
 //!
 //! There is no kernel to build for, so dkms registers the source and builds nothing. The tests in
 //! `dkms.rs` cover builds.
@@ -55,7 +55,7 @@ impl Packages {
         self.0.join(format!("{PACKAGE}_{version}_all.deb"))
     }
 
-    /// Runs a script on this machine's own root, below a layer that is discarded afterwards. The
+    /// Runs a script on this machine's root, under an overlay that is discarded afterwards. The
     /// packages are in /tmp. There are no kernel modules and no openibd.
     fn inside(&self, script: &str) -> Result<Output> {
         const ENTER: &str = r#"
@@ -190,8 +190,8 @@ fn lintian(log: Log) -> Result<()> {
     log.that("the exit status of lintian is 0", output.status.success())
 }
 
-/// Script that lists everything that a package could leave behind, except dpkg's data on all
-/// packages.
+/// Script that lists all files that a package could leave behind. dpkg's database of packages is
+/// left out.
 const LIST: &str = r#"
     list() {
         find /etc /usr/src /usr/lib/depmod.d /usr/lib/modprobe.d /usr/lib/systemd /var/lib/dkms /var/lib/systemd \
@@ -252,9 +252,8 @@ fn life(log: Log) -> Result<()> {
     )
 }
 
-/// Tests the start of the service with commands in place of modprobe, dmesg and dkms. These
-/// commands record their calls. modprobe fails until dkms has compiled the version in the file
-/// `/tmp/wanted`.
+/// Tests the start of the service. Stand-ins for modprobe, dmesg and dkms record their calls. The
+/// stand-in for modprobe fails until dkms has compiled the version in the file `/tmp/wanted`.
 fn load(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(
@@ -358,7 +357,7 @@ fn strangers_hooks(log: Log) -> Result<()> {
     )
 }
 
-/// Tests another package that installs files in /etc/infiniband later.
+/// Tests an OFED package that adds files to /etc/infiniband after our package was installed.
 fn later_hooks(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(

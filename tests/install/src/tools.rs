@@ -138,7 +138,7 @@ fn there_and_back(log: Log) -> Result<()> {
         .into_iter()
         .partition(|name| name.starts_with("share/man/man1/peermemctl"));
     ensure!(rest == wanted, "beside the man pages: {rest:?}");
-    // One page for the program, and one for each command.
+    // There is one page for the program, and one for each command.
     let commands = commands()?;
     log.equal("man pages", pages.len(), commands.len() + 1)?;
     for unit in units()? {
@@ -175,7 +175,7 @@ fn works(log: Log) -> Result<()> {
     let below = |path: &str| host.path(&format!("opt/tools/{path}"));
     let program = below("bin/peermemctl");
     log.note(run(tool(&program.to_string_lossy()).arg("--version"))?);
-    // Completion of `peermemctl t` in bash.
+    // Asks bash to complete `peermemctl t`.
     let mut bash = tool("bash");
     bash.args(["--norc", "-c"])
         .arg(

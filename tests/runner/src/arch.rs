@@ -73,8 +73,8 @@ impl Arch {
     pub(crate) const fn make(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &[],
-            // The debug kernel uses the same compiler. By default, the compiler takes addresses of
-            // weak symbols from a table that an arm64 module does not get.
+            // clang also compiles the debug kernel. By default, clang reads the addresses of weak
+            // symbols from a table (the GOT), which an arm64 module does not have.
             Self::Arm64 => &["ARCH=arm64", "LLVM=-19", "CFLAGS_peer_mem.o=-mcmodel=large"],
         }
     }

@@ -118,7 +118,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
         )?;
         put(&built, &libraries.join(library))?;
     }
-    // The linker and other users look up this name.
+    // Adds the name without a version, which the linker looks up.
     let short = libraries.join("libcuda.so");
     if fs::symlink_metadata(&short).is_err() {
         symlink("libcuda.so.1", &short)?;

@@ -82,8 +82,8 @@ impl Subject {
 const PORTABLE: &str = "portable-";
 pub(crate) const NVIDIA: &str = "nvidia-";
 
-/// Objects of the kernel's build that the module's code runs with. `tests/cost/services.c` has all
-/// other services.
+/// Object files of the kernel's build that are linked with the module. `tests/cost/services.c`
+/// implements all other services.
 const KERNEL_OBJECTS: &[&str] = &[
     "arch/x86/lib/memcpy_64.o",
     "arch/x86/lib/memset_64.o",
@@ -117,7 +117,7 @@ pub(crate) enum Kind {
     Holds,
 }
 
-/// The name of one count.
+/// Identifies one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Figure {
     /// Mode and shape: "persistent 64KiB".
@@ -141,8 +141,8 @@ pub(crate) struct Counted {
     pub(crate) figures: Figures,
 }
 
-/// Returns one test for each registration, which compares the registration's cost with the file.
-/// Measures the modules that are already built.
+/// Returns one test for each registration. The test compares the registration's cost with
+/// `tests/cost/figures`. Measures the modules that are already built.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, true, &Subject::ALL)?;
     let mut tests = compared(&kept(&paths.repo)?, &counted);
@@ -160,7 +160,7 @@ pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(compared(&kept, &counted))
 }
 
-/// Returns one test for each registration, with advice about changes.
+/// Returns one test for each registration. The notes of a failed test have advice.
 fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     let mut tests = compare(&kept.figures, &counted.figures);
     for test in tests
@@ -342,7 +342,8 @@ fn link(
             .arg(at("missing.o")),
     )?;
     joined("kernel.o", &["joined.o", "missing.o"].map(at))?;
-    // Makes all other symbols local, because the C library has functions of the same names.
+    // Makes all symbols local except those named `cost_*`, because the C library has functions with
+    // the kernel's names.
     output(
         Command::new("objcopy")
             .args(["--wildcard", "--keep-global-symbol=cost_*"])
@@ -420,7 +421,8 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
             [name @ ("module" | "kernel"), start, end] => {
                 texts.insert(name, hex(start)?..hex(end)?);
             }
-            // A function with several names counts as one.
+            // Counts of the same name are added. A service that consists of several functions is
+            // one figure.
             ["calls", shape, service, times] => {
                 set(shape, Kind::Calls, service, times.parse()?);
             }
@@ -473,7 +475,8 @@ fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>>
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with("0x") {
-            // The line after a call has the cost of the callee, whose own lines are counted too.
+            // The line after a call has the cost of the callee. This cost is skipped, because the
+            // callee's own lines are counted too.
             if std::mem::take(&mut is_call) {
                 continue;
             }

@@ -25,16 +25,15 @@ pub(crate) enum Detector {
     Kmemleak,
 }
 
-/// Factor by which this kernel may be slower than the test VM's default kernel before it counts as
-/// hanging.
+/// Factor for time limits on the debug kernel, which is slower than the test VM's default kernel.
 pub(crate) const SLOWER: u32 = 4;
 
 pub(crate) const MEMORY_MIB: u32 = 512;
 
 /// Returns the detectors that a VM must have. `faults` means that allocations in the VM fail on
-/// purpose. Such a VM has no use for kmemleak. Memory left behind by a failed call is not always a
-/// leak, and kmemleak's own allocations fail too. The allocations of the DMA debugging also fail,
-/// and the first such failure switches DMA debugging off.
+/// purpose. kmemleak is then useless: its own allocations fail too, and a failed call may leave
+/// memory behind that is not leaked. DMA debugging switches itself off as soon as one of its own
+/// allocations fails.
 pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     use Detector::{Dma, Kasan, Kmemleak, Lockdep, Sleep};
     if faults {
@@ -44,24 +43,25 @@ pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     }
 }
 
-/// Kernel parameters. KASAN continues after its first report, DMA debugging has entries for all
-/// mappings of a test, and an RCU stall may last longer than on hardware.
+/// Kernel parameters for the detectors. KASAN continues after its first report, DMA debugging has
+/// entries for all mappings of a test, and an RCU stall may last longer than on hardware.
 const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
-/// The slab allocator's caches for each processor keep pointers to allocated objects. Without
-/// slub_debug, kmemleak takes these pointers for references and misses the injected leak. If
-/// allocations fail, those caches are filled at unpredictable times, and no count of allocations
-/// would be exact. Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
+/// Kernel parameter that switches off the slab allocator's per-processor caches. These caches keep
+/// pointers to allocated objects, which kmemleak takes for references, so it misses the injected
+/// leak. They are also filled at unpredictable times if allocations fail, so no count of
+/// allocations would be exact. Any flag of slub_debug switches the caches off, and Z is the
+/// cheapest flag.
 const NO_CACHES: &str = "slub_debug=Z";
 
 /// Limits the VM to four levels of page tables.
 ///
-/// If there are five levels, the kernel reads their number again while it identifies its first
-/// processor. During an interrupt at that moment, KASAN takes every address for a wild address.
-/// Each report then lasts longer than the time to the next tick, and the VM prints reports forever.
-/// This happened once in some hundreds of boots ("kasan: Fix false-positive wild-memory-access on
-/// x86 under 5-level paging", linux-mm, June 2026).
+/// If the processor supports five levels, the kernel computes the number of levels a second time
+/// while it identifies the boot processor. During an interrupt at that moment, KASAN reports every
+/// memory access as wild. Printing a report takes longer than a timer tick, so the VM prints
+/// reports forever. This happened in one of some hundreds of boots ("kasan: Fix false-positive
+/// wild-memory-access on x86 under 5-level paging", linux-mm, June 2026).
 pub(crate) const PROCESSOR: &str = ",la57=off";
 
 pub(crate) fn kernel_arguments(faults: bool) -> String {
@@ -129,14 +129,14 @@ pub(crate) fn split(log: &str) -> (&str, &str) {
     (log, "")
 }
 
-/// Returns the guest's lines under one heading.
+/// Returns the guest's log lines that begin with `runner: ` and this heading, without this prefix.
 fn said<'a>(log: &'a str, heading: &str) -> impl Iterator<Item = &'a str> + use<'a> {
     let start = format!("runner: {heading}: ");
     log.lines()
         .filter_map(move |line| klog::message(line).strip_prefix(&start))
 }
 
-/// Returns a value of `dma-api`.
+/// Returns a value from the kernel's directory `dma-api`, as the guest logged it.
 fn dma(log: &str, name: &str) -> Option<String> {
     said(log, "dma").find_map(|text| Some(text.strip_prefix(name)?.trim().to_owned()))
 }
@@ -303,7 +303,8 @@ mod tests {
         with(words, words, "")
     }
 
-    /// Replaces `old` by `new` in the lines with these words. If `new` is empty, empties the lines.
+    /// Returns the problems of [`LOG`] after `old` is replaced by `new` in the lines that contain
+    /// `words`. If `new` is empty, these lines are emptied.
     fn with(words: &str, old: &str, new: &str) -> Vec<String> {
         assert!(LOG.contains(words), "{words}");
         problems(|line| match line.contains(words) {
@@ -347,7 +348,8 @@ mod tests {
         let (run, injected) = split(LOG);
         assert!(klog::judge(run, &[]).is_clean());
         assert_eq!(judge(run, injected, wanted(false)), Vec::<String>::new());
-        // If the leak and the mapping were not injected, neither may be found.
+        // `wanted(true)` is for a VM without kmemleak and DMA debugging. The reports of the
+        // injected leak and of the injected mapping are then two problems.
         let found = judge(run, injected, wanted(true));
         assert_eq!(found.len(), 2, "{found:?}");
     }

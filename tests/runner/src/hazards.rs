@@ -3,8 +3,7 @@
 //! module, and makes the page with the results.
 //!
 //! A VM may die. The result then consists of the VM's output until its death and of the kernel's
-//! reports. The page is made only from results, so every run makes the same page, unless something
-//! has changed.
+//! reports. The page is made only from results. It therefore changes only if a result has changed.
 
 mod machines;
 
@@ -24,13 +23,14 @@ use crate::{guest, kernel, klog, programs, results, setup, vm};
 
 const PAGE: &str = "docs/hazards.md";
 
-/// Hazards by the letters of their rows. The names of a hazard's schedules begin with its letter.
+/// Letters of the hazards, as in the rows of the page. The names of a hazard's schedules begin with
+/// its letter.
 const LETTERS: [&str; 16] = [
     "A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P",
 ];
 
-/// Schedules that end with the loss of the VM, whatever a client does, and the defect that both
-/// modules must show.
+/// Schedules that hang or crash the VM with every peer-memory module, each with the defect that
+/// both modules must show.
 const UNPREVENTABLE: [(&str, &str); 2] = [
     (
         "driver_holds_lock",
@@ -215,8 +215,8 @@ fn sort_out(
         })
         .collect();
     let mut problems = Vec::new();
-    // If the hung thread leaves the other processor to the program, the program reports the hang,
-    // and the VM does not end.
+    // The hung thread may leave the other processor to the program. The program then reports the
+    // hang, and the VM runs until its time limit.
     let hung = machine.is_fatal() && timed_out;
     let hangs = |outcome: &Outcome| outcome.broken.iter().any(|why| why.contains(HANGING));
     outcomes.retain(|(_, outcome)| !(hung && hangs(outcome)));
@@ -289,7 +289,8 @@ fn belongs(schedule: &str, letter: &str) -> bool {
     schedule.split('.').next() == Some(letter)
 }
 
-/// Returns the text of a row for one of the modules: by mode, or once if the modes agree.
+/// Returns the cell of a hazard's row for one module. The cell has a text for each mode, or one
+/// text if the modes agree.
 fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
     let mut said: Vec<(&str, Vec<String>)> = Vec::new();
     for ran in ran.iter().filter(|ran| ran.machine.module == module) {
@@ -373,7 +374,8 @@ fn replaced(page: &str, name: &str, part: &str) -> Result<String> {
     Ok([before, part, after].concat())
 }
 
-/// Returns a line of the page. In the row of a hazard, these results replace the old ones.
+/// Returns a line of the page. If the line is the row of a hazard, its results are replaced by
+/// these.
 fn row(line: &str, ran: &[Ran]) -> String {
     match line.split(" | ").collect::<Vec<_>>()[..] {
         [first, what, schedule, _, _, rule]
@@ -676,7 +678,7 @@ mod tests {
         assert!(ran.outcomes[0].1.defects().is_none());
     }
 
-    /// Checks that the page has a place for each result, and keeps everything else.
+    /// Checks that the page has a place for each result, and that the results change no other text.
     #[test]
     fn the_page_is_written_from_results() {
         let repo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -49,7 +49,7 @@ pub(crate) struct History {
 
 fn read(file: &PathBuf) -> BTreeMap<String, Record> {
     let text = fs::read(file).unwrap_or_default();
-    // A record that cannot be read counts as missing, and the run is measured again.
+    // A file that cannot be parsed counts as empty. The runs are then timed again.
     serde_json::from_slice(&text).unwrap_or_default()
 }
 

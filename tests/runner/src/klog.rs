@@ -15,8 +15,7 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// Line that reports lost lines. Lines are lost if the serial port is too slow, and lost lines
-/// cannot be judged.
+/// Line by which the kernel reports lost lines. Lines are lost if the serial port is too slow.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
 /// Lines that start a report. A report may continue for many lines.
@@ -195,8 +194,8 @@ fn is_headline(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Returns `true` if a report without an end extends at least to this line. Lists the lines of both
-/// architectures.
+/// Returns `true` for a line that must belong to a report, such as the start of a stack trace. A
+/// report whose end is missing extends at least to this line. Has the lines of both architectures.
 fn is_telling(text: &str) -> bool {
     ["Call Trace", "RIP:", "Call trace", "pc :"]
         .iter()
@@ -259,8 +258,8 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     }
                 }
             } else {
-                // If no end is found, the report ends with its last line that opens a report or
-                // `is_telling`. Such lines are at most 40 lines apart.
+                // If no end is found, the report ends with its last line that [`opens`] or
+                // [`is_telling`] accepts. Such lines are at most 40 lines apart.
                 let mut last = start;
                 for (offset, line) in lines[start..probe].iter().enumerate() {
                     let text = message(line);

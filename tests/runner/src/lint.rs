@@ -42,13 +42,15 @@ struct Linter<'a> {
 }
 
 impl Linter<'_> {
-    /// Returns `true` if a check must run: a changed file `concerns` it, or all files are checked.
+    /// Returns `true` if a check must run: `concerns` accepts a changed file, or all files are
+    /// checked.
     fn looks_at(&self, concerns: impl Fn(&str) -> bool) -> bool {
         let changed = self.changed.as_deref();
         changed.is_none_or(|changed| changed.iter().any(|name| concerns(name)))
     }
 
-    /// Returns the files for a check: all of a kind, or the changed ones among them.
+    /// Returns the files for a check: all files that `is_one` accepts, or only the changed ones
+    /// among them.
     fn files(&self, what: &str, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = tracked(self)?;
         names.retain(|name| is_one(name));
@@ -152,7 +154,7 @@ fn licences(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Words that begin a riddle: a comment must begin with its subject or its verb.
+/// Words that must not begin a comment. A comment must begin with its subject or its verb.
 const RIDDLES: [&str; 8] = ["What", "Whether", "Who", "Of", "As", "That", "So", "With"];
 
 /// Returns the comments that begin with one of [`RIDDLES`], each with the number of its line.

@@ -7,8 +7,7 @@ use anyhow::Result;
 
 use crate::paths::Paths;
 
-/// Lock that keeps another `runner`, or another run of this one, from making the same thing at the
-/// same time.
+/// Lock on one product. Another `runner`, or another thread of this one, waits for the lock.
 pub(crate) struct Lock(fs::File);
 
 impl Lock {

@@ -96,7 +96,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds modules for a VM with this nvidia.ko.
+    /// Selects the nvidia.ko beside which the modules are loaded.
     pub(crate) fn beside(self, provider: Provider) -> Self {
         Self { provider, ..self }
     }
@@ -110,7 +110,7 @@ impl<'a> Builder<'a> {
                 self.kernel.release
             );
         }
-        // At its start, a suite builds only the kernel's usual build.
+        // A suite has built only the kernel's usual build at its start. Another build is made here.
         let frozen = self.frozen && build == self.build;
         Ok(Self {
             build,
@@ -250,7 +250,7 @@ impl<'a> Builder<'a> {
                 .push(format!("NV_SYMVERS={}", symbols.display()));
             recipe.inputs.push(symbols);
         }
-        // The last value of a variable counts.
+        // If a variable of make is set twice, the last value counts.
         recipe.variables.extend([
             "PEERMEM_BUILD=portable".to_owned(),
             format!("PEERMEM_OBJECT={}", object.display()),
@@ -319,7 +319,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Builds our module with patches applied. The last patch names the module's directory.
+    /// Builds our module with patches applied. The module's directory is named after the last
+    /// patch.
     pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
         let name = patches.last().and_then(|patch| patch.file_stem());
         let name = name.context("no patch")?.to_string_lossy();
@@ -548,8 +549,8 @@ impl<'a> Builder<'a> {
         self.paths.repo.join(path)
     }
 
-    /// Returns the nvidia.ko that modules are linked with. Modules depend on the choice of
-    /// nvidia.ko only on a kernel with symbol versions.
+    /// Returns the nvidia.ko whose symbols modules are linked with. Only a kernel with symbol
+    /// versions needs separate modules for each nvidia.ko.
     fn neighbour(&self) -> Provider {
         match self.kernel.has_symbol_versions {
             true => self.provider,

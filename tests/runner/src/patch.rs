@@ -32,7 +32,7 @@ pub(crate) fn apply(directory: &Path, patch: &Path, fuzz: u32) -> Result<()> {
     Ok(())
 }
 
-/// Fakes of the kernel that host packages put around the module's logic.
+/// Fakes of the kernel's services. The host packages compile the module's logic with these fakes.
 pub(crate) const FAKES: &str = "tests/fakes";
 
 /// The module's sources, and other inputs of the workspace's packages.

@@ -37,7 +37,8 @@ pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns what this machine lacks for the plan, one sentence each with advice.
+/// Returns one sentence, with advice, for each requirement of the plan that this machine does not
+/// meet.
 fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     let mut said = Vec::new();
     let mut say = |sentence: String| said.push(sentence);
@@ -168,8 +169,8 @@ mod tests {
         }
     }
 
-    /// Changes one fact about a good machine. Checks that the change makes one sentence, with these
-    /// words.
+    /// Changes one fact about a machine that meets all requirements. Checks that exactly one
+    /// problem is reported, in one line with these words.
     macro_rules! lacks {
         ($(|$facts:ident| $change:expr => $what:literal, $way_out:literal;)*) => {$(
             let mut $facts = good();

@@ -20,8 +20,8 @@ use crate::{apt, consumers, foreign, stamp};
 /// Directory of the tests in Debian's rdma-core package.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// The tests that the suite runs. In the VM, loading the other tests takes longer than running
-/// these tests.
+/// rdma-core's test modules that the suite runs. In the VM, loading the other test modules would
+/// take longer than running these.
 const PYVERBS_TESTS: [&str; 9] = [
     "test_addr",
     "test_atomic",

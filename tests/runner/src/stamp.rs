@@ -20,8 +20,8 @@ pub(crate) struct Key {
     files: Vec<(String, String)>,
 }
 
-/// The files of the keys that this process made, by key. The files are saved when the key becomes a
-/// stamp.
+/// Input files of the keys that this process made, by key. [`set`] saves the files of a key beside
+/// the key's stamp.
 static FILES: Mutex<BTreeMap<String, Vec<(String, String)>>> = Mutex::new(BTreeMap::new());
 
 /// Returns the beginning of a hash, long enough to be unique.

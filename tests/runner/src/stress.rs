@@ -36,7 +36,7 @@ pub(crate) struct Selection {
     /// Runs only this epoch, and does not save the progress
     #[arg(long)]
     epoch: Option<u64>,
-    /// Operations of an epoch; only the same number repeats an epoch
+    /// Operations of an epoch; an epoch can be repeated only with the same number
     #[arg(long, default_value_t = 2000)]
     operations: u64,
     /// A kernel of the test VM by name
@@ -97,8 +97,8 @@ fn machine(selection: &Selection, epoch: u64) -> vm::Options {
         } else {
             Iommu::Off
         },
-        // One VM runs epochs of both modes. If ib_core's locks have one class, lockdep reports an
-        // inversion.
+        // One VM runs epochs of both modes. If ib_core's locks had only one class, lockdep would
+        // report an inversion.
         ib_param: vec!["peer_lock_classes=2".to_owned()],
         frozen: true,
         ..vm::Options::default()

@@ -182,7 +182,7 @@ fn one_at_a_time_compiles_the_rig() {
 /// Checks that obstacles to the installation of a compiler are reported before anything is changed.
 #[test]
 fn bootstrap_says_what_this_machine_lacks() {
-    // A name, the programs that report a problem, and the sentence about it.
+    // Columns: a name, the programs that report a problem, and the sentence that bootstrap prints.
     let cases = "\
 machine | uname=echo riscv64 | this machine is riscv64
 debian | apt-get= | this is not Debian

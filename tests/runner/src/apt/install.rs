@@ -75,8 +75,8 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .stderr(Stdio::null())
         .output()
         .context("cannot start dpkg-query; the test runner needs Debian")?;
-    // If dpkg does not know some of the packages, dpkg-query exits with an error. Here, that is no
-    // failure.
+    // dpkg-query exits with an error if dpkg does not know some of the packages. This error is
+    // ignored.
     Ok(String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| {
@@ -87,7 +87,7 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-/// Returns apt's policies for packages. Each call reads all of apt's lists.
+/// Returns the output of `apt-cache policy` for packages. Each call reads all of apt's lists.
 fn policies<'a>(packages: impl IntoIterator<Item = &'a str>) -> String {
     let mut command = Command::new("apt-cache");
     command.arg("policy").args(packages).env("LC_ALL", "C");

@@ -27,8 +27,7 @@ const SOURCE: &[&str] = &[
     "include/uapi/rdma",
 ];
 
-/// Modules that the VM loads by itself: those of the RDMA devices, and the checksum modules that
-/// rxe needs.
+/// Modules of the image that the VM's RDMA devices need, and the checksum modules that rxe needs.
 const RDMA: &[&str] = &[
     "ib_umad",
     "ib_uverbs",
@@ -45,8 +44,8 @@ fn wanted() -> Vec<&'static str> {
     names
 }
 
-/// Returns the release in the name of an image package. Packages of cloud and PREEMPT_RT kernels
-/// have other names.
+/// Returns the kernel release in the name of an image package. Returns `None` for images of cloud
+/// and PREEMPT_RT kernels.
 pub(crate) fn release_in<'a>(
     package: &'a str,
     series: &str,
@@ -175,7 +174,8 @@ impl Tree<'_> {
                 .env("XZ_OPT", "-T0"),
             &self.log(),
         )?;
-        // The path by which cm_trace.h is included starts in a folder of this name.
+        // The kernel includes cm_trace.h by a path that begins in include/trace, so this folder
+        // must exist.
         fs::create_dir_all(source.join("include/trace"))?;
         fs::remove_file(&archive)?;
         Ok(())

@@ -301,7 +301,8 @@ impl Flavour {
         self.config.is_empty()
     }
 
-    /// Returns `true` if the kernel shows sockets, and ACS and ATS of a bridge.
+    /// Returns `true` if the kernel shows a VM's topology: the sockets, and the ACS and ATS of
+    /// bridges.
     pub(crate) fn shows_topology(&self) -> bool {
         self.is_stock() || self.config.contains(&HOST)
     }

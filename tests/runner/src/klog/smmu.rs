@@ -79,7 +79,7 @@ pub(super) fn access(lines: &[&str]) -> usize {
     };
     loop {
         let rest = lines.get(count..).unwrap_or_default();
-        // The access may continue after the driver's rate limit ended.
+        // The driver's rate limit may have suppressed events in the middle of the access.
         let suppressed = rest
             .first()
             .is_some_and(|line| message(line).ends_with(" callbacks suppressed"));

@@ -532,14 +532,17 @@ mod tests {
             (results, settled.spoiled)
         };
         assert_eq!(settled("pfpfpfp"), (vec![true; 3], false));
-        // The case passes without the rule, or fails without the sign.
+        // In the first job, the case passes on the mutant. In the second job, the case fails on the
+        // mutant without the sign.
         assert_eq!(settled("pppopfp"), (vec![false, false, true], false));
-        // The VM ends in the second step, or the case fails after it.
+        // The VM ends in the second job, or the unchanged module fails after the second job's
+        // mutant.
         assert_eq!(settled("pfp    "), (vec![true], true));
         assert_eq!(settled("pfpf   "), (vec![true], true));
         assert_eq!(settled("pfpfo  "), (vec![true], true));
         assert_eq!(settled("pf     "), (vec![], true));
-        // If the unchanged module does not pass, no mutant is at fault, and no mutant is seen.
+        // If the unchanged module fails before all mutants, each job fails, and no mutant spoiled
+        // the VM.
         assert_eq!(settled("o      "), (vec![false; 3], false));
         assert_eq!(settled("       "), (vec![false; 3], false));
     }

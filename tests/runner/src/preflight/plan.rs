@@ -115,8 +115,8 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
     Ok(plan)
 }
 
-/// Plans a kernel and its source, unless `sources` already contains the source. Returns `true` if
-/// the kernel must be compiled.
+/// Plans a kernel. Also plans its source, unless `sources` already contains this source. Returns
+/// `true` if the kernel must be compiled.
 fn plan_kernel(
     paths: &Paths,
     flavour: &kernel::Flavour,

@@ -33,8 +33,8 @@ pub(crate) struct Run {
 #[derive(Clone, Copy)]
 pub(crate) struct Same {
     pub(crate) run: &'static str,
-    /// Reasons for skipping. If one run skips a test for such a reason, the other run may have any
-    /// result. Such a test is listed.
+    /// Accepted reasons for skipping. If one run skips a test for such a reason, the other run may
+    /// have any result, and the output lists the test.
     pub(crate) but_for: &'static [&'static str],
     /// `true` if each of the two runs may have groups of tests that the other run lacks. A group is
     /// the part of a test's name before the dot.

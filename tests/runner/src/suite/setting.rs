@@ -20,14 +20,15 @@ pub(super) fn apply(word: &str, vm: &mut vm::Options) -> Result<()> {
     Ok(())
 }
 
-/// Reserves RAM as memory of coherent GPUs that the driver keeps to itself. Also adds movable RAM,
-/// as memory of coherent GPUs that the driver gives to the kernel.
+/// Adds RAM that imitates the memory of coherent GPUs. One part is hidden from the kernel, like
+/// memory that the driver keeps to itself. The other part is movable RAM, like memory that the
+/// driver gives to the kernel.
 fn coherent(vm: &mut vm::Options) {
     const MIB: u32 = 128;
     vm.mem += MIB + 512;
     let (reserved, start) = match vm.arch() {
         Arch::X86_64 => (format!("memmap={MIB}M$0x60000000"), 0x6000_0000),
-        // On arm64, memory begins at 1 GiB, and the kernel can leave out only the end of it.
+        // On arm64, RAM begins at 1 GiB, and the kernel can leave out only the end of its RAM.
         Arch::Arm64 => {
             let kept = vm.mem - MIB;
             (format!("mem={kept}M"), u64::from(1024 + kept) << 20)

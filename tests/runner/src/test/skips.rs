@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests that may be skipped: `tests/runner/skips` lists the number and reason for each run. A VM
-//! that lacks a feature skips the feature's tests, and passes. Therefore, skips for an unlisted
-//! reason are failures, and so is any other number of skips.
+//! Compares the skipped tests of each run with `tests/runner/skips`, which lists the number of
+//! skips by reason. A VM that lacks a feature skips the feature's tests, and would pass unnoticed.
+//! Therefore, a skip for an unlisted reason is a failure, and so is another number of skips.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -179,7 +179,8 @@ impl Skips {
         }
     }
 
-    /// Writes the actual skips of these runs to the file.
+    /// Replaces the expected skips of these runs by their actual skips, and writes
+    /// `tests/runner/skips`.
     pub(super) fn update(mut self, paths: &Paths, reports: &[Report]) -> Result<()> {
         self.take(reports);
         fs::write(file(paths), self.render()).context("tests/runner/skips")

@@ -73,7 +73,8 @@ pub(super) fn arguments(
     match options.iommu {
         _ if boot.arch != Arch::X86_64 => {}
         Iommu::Off => {}
-        // In caching mode, the kernel unmaps immediately, whatever its parameters say.
+        // Caching mode stays off here, because it makes the kernel unmap immediately, whatever its
+        // parameters say.
         Iommu::On => words.add(&["-device", "intel-iommu,aw-bits=48"]),
         Iommu::Pt | Iommu::Strict => {
             words.add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);

@@ -79,9 +79,10 @@ fn what_installing_says() {
     }
 }
 
-/// Tests a build without the neighbours' symbols. The functions of both neighbours are weak in the
-/// module, and modpost accepts unknown weak symbols. The Kbuild therefore checks the functions
-/// itself. This test runs the Kbuild with a make that imitates the necessary parts of kbuild.
+/// Tests a build in which no Module.symvers has a symbol of ib_core. The module declares ib_core's
+/// functions as weak, and modpost accepts unknown weak symbols. The Kbuild therefore looks for the
+/// symbols itself. This test runs the Kbuild with a make that imitates the necessary parts of
+/// kbuild.
 #[test]
 fn a_build_without_the_neighbours_symbols_ends() {
     let kbuild =
@@ -125,8 +126,9 @@ fn a_build_without_the_neighbours_symbols_ends() {
     assert!(!built);
 }
 
-/// Checks that versions are read from the installed driver on a kernel with `CONFIG_MODVERSIONS`.
-/// The versions are values of symbols, or the contents of a section that symbols point into.
+/// Checks that symbol versions are read from the installed driver on a kernel with
+/// `CONFIG_MODVERSIONS`. The versions are values of symbols, or the contents of a section that
+/// symbols point into.
 #[test]
 fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
@@ -370,7 +372,8 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// Checks that an installation judges the installed module, wherever the module was compiled.
+/// Checks that the check during an installation examines the installed module, wherever it was
+/// compiled.
 #[test]
 fn installing_judges_what_is_installed() {
     for (field, licence, loads) in [
@@ -434,8 +437,8 @@ fn a_module_is_found_by_the_index_or_without() {
     }
 }
 
-/// Tests the folder that replaces a link to nothing. Nothing is compiled for the folder. The folder
-/// has links to the headers, and to the metadata in a separate package.
+/// Tests headers whose link to the metadata for Rust is dangling. The script then makes a folder
+/// with links to the headers, and to the metadata in a separate package. Nothing is compiled.
 #[test]
 fn a_link_to_nothing_is_got_round() {
     let mut host =
@@ -507,10 +510,10 @@ fn metadata_that_cannot_be_made_is_missing() {
 }
 
 /// Checks that metadata for arm64 need no 32-bit compiler. The kernel's preparation also makes a
-/// vDSO for 32-bit programs, which needs a compiler that nothing else needs.
+/// vDSO for 32-bit programs, and only this vDSO needs a 32-bit compiler.
 #[test]
 fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
-    // Debian's package names that compiler, and overrides any other name.
+    // Debian's package of headers names the 32-bit compiler, and this name overrides any other.
     metadata_are_made_on_arm64(host("debian_on_arm64"));
     metadata_are_made_on_arm64(host("debian_on_arm64; without {K}/.kernelvariables"));
 }

@@ -319,8 +319,8 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     }
 }
 
-/// Tests 6.16 and 6.17, which have `dma_iova_link()` but no flag for device memory, so a BAR would
-/// be mapped as RAM.
+/// Tests 6.16 and 6.17, which have `dma_iova_link()` but no flag for device memory. Without the
+/// flag, the kernel would map a BAR as RAM.
 #[test]
 fn functions_without_the_flag_that_they_need() {
     let mut kernel = Kernel::new(&every_probe());
@@ -332,7 +332,8 @@ fn functions_without_the_flag_that_they_need() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// Checks that a function that headers declare but the kernel does not export counts as missing.
+/// Checks that a function counts as missing if the headers declare it but the kernel does not
+/// export it.
 #[test]
 fn functions_without_export() {
     for (function, probe) in [
@@ -359,8 +360,8 @@ fn functions_of_a_part_that_was_not_built() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// Tests a list with only the exports of modules, which shows nothing about the kernel's own
-/// exports.
+/// Tests a Module.symvers with only the exports of modules. Such a list shows nothing about the
+/// kernel's own exports.
 #[test]
 fn exports_that_are_not_known() {
     for lines in [
