@@ -20,12 +20,15 @@ const PACKAGE: &str = "nvidia-peermem-rs-dkms";
 pub(crate) fn cases() -> Vec<Case> {
     let case = |name, run: fn(Log) -> Result<()>| Case::new(format!("Debian package: {name}"), run);
     vec![
-        case("what is in it", contents),
-        case("lintian has nothing to say", lintian),
+        case("the contents", contents),
+        case("lintian reports nothing", lintian),
         case("installed, upgraded, removed, purged", life),
         case("a module that no longer fits is compiled anew", load),
-        case("openibd's hooks: those of others stay", strangers_hooks),
-        case("openibd's hooks: openibd comes later", later_hooks),
+        case(
+            "openibd's hooks: hooks of other packages stay",
+            strangers_hooks,
+        ),
+        case("openibd's hooks: openibd is installed later", later_hooks),
     ]
 }
 
@@ -39,7 +42,7 @@ impl Packages {
             .output()
             .context("cannot start dpkg-query")?;
         if !missing.status.success() {
-            return Err(Skip("no debhelper here".to_owned()).into());
+            return Err(Skip("debhelper is not installed".to_owned()).into());
         }
         let this = Self(std::env::temp_dir().join(format!("peermem-deb-{}", std::process::id())));
         fs::create_dir_all(&this.0)?;
@@ -82,7 +85,7 @@ impl Packages {
             exit $status
         "#;
         if !is_root() {
-            return Err(Skip("only root can put a layer over this system".to_owned()).into());
+            return Err(Skip("only root can mount an overlay on this system".to_owned()).into());
         }
         tool("unshare")
             .args([
@@ -169,7 +172,7 @@ fn contents(log: Log) -> Result<()> {
     let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf";
     let configuration = run(tool("sh").args(["-c", script, "sh"]).arg(&package))?;
     log.that(
-        "dkms has no hooks of its own",
+        "the package's dkms.conf has no POST_ hooks",
         !configuration.contains("\nPOST_"),
     )?;
     log.that(

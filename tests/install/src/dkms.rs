@@ -324,7 +324,9 @@ fn one_name(log: Log) -> Result<()> {
         "distributions where something went wrong: {harmed}"
     ));
     if harmed == 0 {
-        bail!("files of one name do not harm each other: packaging/depmod.conf says otherwise");
+        bail!(
+            "two module files of one name did no harm, but packaging/depmod.conf says that they do"
+        );
     }
     Ok(())
 }
@@ -380,6 +382,9 @@ pub(crate) fn cases() -> Vec<Case> {
         "dkms: one file name for both does harm",
         one_name,
     ));
-    cases.push(Case::new("make install on a host of its own", make_install));
+    cases.push(Case::new(
+        "make install, with the default folders",
+        make_install,
+    ));
     cases
 }

@@ -366,8 +366,8 @@ fn kernel_without(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Shows that depmod needs our `override` line, and modprobe our `install` line. Without these
-/// lines, modprobe loads NVIDIA's module on some layouts.
+/// Shows why our configuration has an `override` line for depmod and an `install` line for
+/// modprobe. Without these lines, modprobe loads NVIDIA's module on some layouts.
 fn without_configuration(log: Log) -> Result<()> {
     let mut lost = Vec::new();
     for layout in LAYOUTS.iter() {
@@ -452,9 +452,9 @@ pub(crate) fn cases() -> Vec<Case> {
         Ok(())
     });
     add("two kernels", two_kernels);
-    add("a blacklist holds", blacklisted);
-    add("an install line that keeps it out", kept_out);
-    add("a kernel without ours", kernel_without);
+    add("a blacklist also applies to our module", blacklisted);
+    add("an install line that blocks the module", kept_out);
+    add("a kernel without our module", kernel_without);
     add(
         "without the configuration NVIDIA's is loaded",
         without_configuration,

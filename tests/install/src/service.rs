@@ -100,7 +100,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
     let note = format!("/bin/sh {}", note.display());
     let mut text = fs::read_to_string(host.path(UNIT)).context("the unit was not installed")?;
     if text != fs::read_to_string(packaging.join("peermem-rs.service"))? {
-        bail!("the unit that was installed is not the one in packaging");
+        bail!("the installed unit differs from the unit in packaging");
     }
     for (from, to) in [
         ("/sbin/modprobe nvidia-peermem", "loaded"),
@@ -305,8 +305,8 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("systemd: with openibd", with_openibd),
         Case::new("systemd: without openibd", without_openibd),
         Case::new("systemd: a module that does not load", that_does_not_load),
-        Case::new("systemd: what an operator decided stays", disabled),
-        Case::new("systemd: a unit where it was installed before", moved),
+        Case::new("systemd: the operator's settings stay", disabled),
+        Case::new("systemd: a unit at the path of earlier versions", moved),
         Case::new("systemd: units in /lib", unmerged),
     ]
 }

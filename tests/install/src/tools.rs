@@ -19,7 +19,7 @@ const PREFIX: &str = "/opt/tools";
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("tools: installed and removed", there_and_back),
-        Case::new("tools: what is installed works", works),
+        Case::new("tools: the installed tools work", works),
         Case::new("tools: strangers' files stay", strangers),
     ]
 }
@@ -145,7 +145,7 @@ fn there_and_back(log: Log) -> Result<()> {
         let text = fs::read_to_string(host.path(&format!("opt/tools/lib/systemd/system/{unit}")))?;
         ensure!(
             !text.contains("/usr/bin/peermemctl"),
-            "{unit} runs another peermemctl than the one installed"
+            "{unit} does not run the installed peermemctl"
         );
     }
     make(&host, "install-tools")?;

@@ -435,7 +435,7 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
     for (name, kind) in [("module", Kind::Instructions), ("kernel", Kind::Kernel)] {
         let text = texts
             .get(name)
-            .with_context(|| format!("the program did not say where the {name} is"))?;
+            .with_context(|| format!("the program printed no address range for the {name}"))?;
         let counts = instructions(dumps, text)?;
         if counts.is_empty() {
             bail!("callgrind dumped nothing");
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn the_portable_build_is_held_against_the_other() {
+    fn the_portable_build_is_compared_with_the_in_tree_build() {
         let verdict = |portable: u64| {
             let text = format!(
                 "m s instructions acquire=7\nm s instructions release=3\nm s calls kfree=1\n\
@@ -773,7 +773,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_has_a_page_and_a_name() {
+    fn missing_symbols_have_a_page_and_a_name() {
         let source =
             missing(["host_alloc", "vfree", "__start_cost_calls", "kthread_stop"].into_iter());
         assert_eq!(source.matches(".skip 4096").count(), 2);

@@ -48,11 +48,10 @@ pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
 const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
-/// Kernel parameter that switches off the slab allocator's per-processor caches. These caches keep
-/// pointers to allocated objects, which kmemleak takes for references, so it misses the injected
-/// leak. They are also filled at unpredictable times if allocations fail, so no count of
-/// allocations would be exact. Any flag of slub_debug switches the caches off, and Z is the
-/// cheapest flag.
+/// Kernel parameter that switches off the slab allocator's per-processor caches. kmemleak takes the
+/// pointers in these caches for references, and would miss the injected leak. If allocations fail
+/// on purpose, the caches are filled at unpredictable times, and no count of allocations would be
+/// exact. Any flag of slub_debug switches the caches off, and Z is the cheapest flag.
 const NO_CACHES: &str = "slub_debug=Z";
 
 /// Limits the VM to four levels of page tables.
@@ -325,7 +324,7 @@ mod tests {
     /// Tests a log in which two processors wrote to the console at once. The second processor began
     /// when the first one had written a part of the line, or all of it.
     #[test]
-    fn a_line_that_is_written_again_is_one() {
+    fn a_replayed_line_counts_once() {
         for (words, written) in [
             (INJECTED_MAPPING, 90),
             (INJECTED_MAPPING, 0),
@@ -344,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_whose_detectors_live() {
+    fn a_log_of_working_detectors_is_clean() {
         let (run, injected) = split(LOG);
         assert!(klog::judge(run, &[]).is_clean());
         assert_eq!(judge(run, injected, wanted(false)), Vec::<String>::new());
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_beside_the_injected_faults_is_a_failure() {
+    fn reports_beside_the_injected_faults_are_failures() {
         let leaked = "unreferenced object 0xff1100000cb5e020 (size 96):";
         let young = "\n[  105.2] runner: kmemleak:   comm \"gdr\", pid 9, jiffies 4294941795\n\
                      [  105.2] runner: kmemleak: unreferenced object 0xff1100000cb5e021 (size 96):";
@@ -414,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_boot_has_leaked_is_not_held_against_the_modules() {
+    fn leaks_from_the_boot_are_no_problem() {
         // The first module is loaded 13 s after boot. These objects are allocated at 12.99 s and
         // 13.08 s.
         let object = |ticks: &'static str| {
@@ -430,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planting_that_did_not_end() {
+    fn an_injection_that_did_not_end_is_a_problem() {
         assert_eq!(without("runner: injected").len(), 1);
         assert_eq!(
             without("runner: injecting"),

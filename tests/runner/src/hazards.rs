@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_one_name_in_every_run() {
+    fn a_report_has_the_same_headline_in_every_run() {
         for (text, name) in [
             (
                 "[    1.0] ------------[ cut here ]------------\n[    1.0] nvidia: dma_unmap of a page table that is gone\n\
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_that_takes_the_machine_along_is_told() {
+    fn a_schedule_that_kills_the_machine_is_reported() {
         let said = said("1..3\n# saw a\nok 1 X.one\n# saw b\n# wrong c\n");
         let log = "[    1.0] hazard: X.one\n[    2.0] hazard: X.two\n[    2.1] Oops: 0000 [#1]\n\
                    [    2.1] RIP: 0010:f+0x1/0x2\n[    2.2] Kernel panic - not syncing: x\n";
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_of_an_oops_is_no_result_of_its_own() {
+    fn consequences_of_an_oops_are_no_separate_result() {
         let outcome = |wrong: &[&str], reports: &[&str]| Outcome {
             wrong: wrong.iter().map(ToString::to_string).collect(),
             reports: reports.iter().map(ToString::to_string).collect(),
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_with_a_hole_is_a_problem() {
+    fn a_log_with_lost_lines_is_a_problem() {
         let said = said("1..1\n# saw a\nok 1 X.one\n");
         let log =
             "[    1.0] hazard: X.one\n** 3 printk messages dropped **\n[    2.0] hazard: end\n";
@@ -669,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_may_not_have_a_report_anywhere() {
+    fn our_module_must_cause_no_report() {
         let ours = MACHINES.iter().find(|m| m.module == Peermem::Ours).unwrap();
         let said = said("1..1\n# saw a\nok 1 X.one\n");
         let log = "[    1.0] hazard: X.one\n[    2.0] hazard: end\n[    3.0] runner: teardown: pins_live is 1, not 0\n";

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_goes_on_over_the_same_tree_alone() {
+    fn a_pass_continues_only_on_the_same_tree() {
         let home = Folder::scratch("pass");
         let pass =
             |tree: &str, restart| Pass::of(home.to_path_buf(), tree.to_owned(), restart).unwrap();

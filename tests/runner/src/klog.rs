@@ -431,7 +431,7 @@ mod tests {
     /// Checks that the line before the replay message is kept, unless the replayed line begins with
     /// it.
     #[test]
-    fn what_is_written_again_is_counted_once() {
+    fn replayed_lines_are_counted_once() {
         let replay = "** replaying previous printk message **";
         let line = "[    2.000000] nvidia-peermem: told nobody";
         for cut in [&line[..30], line] {
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn single_lines_that_must_not_be_there() {
+    fn single_lines_that_are_reports() {
         for line in [
             "[    9.0] Kernel panic - not syncing: Fatal exception",
             "[    9.0] BUG: sleeping function called from invalid context at mm/slab.h:1",
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_fails_and_hides_nothing_behind_it() {
+    fn lost_lines_fail_and_hide_no_later_report() {
         let log = [BOOT, "** 1 printk messages dropped **\n", WARN, BOOT].concat();
         assert_eq!(reports(&log).len(), 2);
         let verdict = judge(&log, &expect("refcount_t=1"));

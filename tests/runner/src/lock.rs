@@ -16,7 +16,7 @@ impl Lock {
         fs::create_dir_all(&directory)?;
         let file = fs::File::create(directory.join(what))?;
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            eprintln!("  waiting for another process that makes the same ({what}) …");
+            eprintln!("  waiting for another process that is building the same product ({what}) …");
             rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
         }
         Ok(Self(file))

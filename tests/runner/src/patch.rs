@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_exactly_and_what_almost_does() {
+    fn patches_must_apply_within_the_fuzz() {
         let directory = crate::paths::Folder::scratch("patch");
         let (file, patch) = (directory.join("x"), directory.join("x.patch"));
         fs::write(

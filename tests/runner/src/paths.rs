@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn kbuild_gets_a_copy_of_what_lies_where_it_cannot_go() {
+    fn kbuild_gets_a_copy_of_sources_in_awkward_paths() {
         let base = Folder::scratch("paths");
         let paths = Paths {
             repo: base.join("a b"),

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_what_its_epochs_say() {
+    fn an_epoch_determines_its_machine() {
         #[derive(clap::Parser)]
         struct Bare {
             #[command(flatten)]

@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(
                 found.is_empty(),
                 flavour.only_in_full,
-                "{}: either only_in_full, or a smoke run in `make test`",
+                "{}: `make test` must have a smoke run unless only_in_full is set",
                 flavour.name
             );
         }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn on_arm64_what_is_listed_is_run() {
+    fn arm64_repeats_the_listed_runs() {
         for kernel in [kernel::ARM64, kernel::ARM64_64K] {
             let again = again(kernel);
             let names: Vec<&str> = again.iter().map(|run| run.name).collect();

@@ -148,7 +148,7 @@ fn the_rig_is_started_from_any_path() {
 /// Checks that only one checkout compiles at a time. A second checkout would remove files that this
 /// checkout's cargo is writing, and would replace its program.
 #[test]
-fn one_at_a_time_compiles_the_rig() {
+fn only_one_checkout_compiles_at_a_time() {
     let clone = Clone::new("waits", "second")
         .with_program("flock -n \"$XDG_CACHE_HOME/peermem-rs/locks/runner\" echo free");
     let cache = clone.cache().join("peermem-rs");
@@ -171,7 +171,7 @@ fn one_at_a_time_compiles_the_rig() {
     let output = second.wait_with_output().unwrap();
     assert_eq!(
         said,
-        "  waiting for another process that makes the same (runner) …\n"
+        "  waiting for another process that is building the same product (runner) …\n"
     );
     assert!(was_there);
     assert!(!begun.exists());

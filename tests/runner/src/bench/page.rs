@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_explained_where_they_are_missed() {
+    fn missed_goals_are_explained() {
         let mut figures = Figures::read(&repo()).unwrap();
         let mut names = BTreeSet::new();
         for (mode, threads) in MODES

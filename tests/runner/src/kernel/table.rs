@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_flavours_are_made_of_is_there() {
+    fn inputs_of_all_flavours_exist() {
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel");
         for flavour in FLAVOURS {
             let name = flavour.name;

@@ -537,7 +537,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_were_not_kept_are_named() {
+    fn options_that_kconfig_dropped_are_named() {
         let wanted = "# comment\nCONFIG_A=y\nCONFIG_B=m\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=16000\n";
         let result = "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_E=16000\n";
         assert_eq!(lost_options(wanted, result), ["CONFIG_B=m", "CONFIG_D=n"]);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_else_goes_wrong_is_a_report() {
+    fn other_problems_are_reports() {
         for text in [
             "event 0x04 received:",
             "unexpected global error reported (0x00000001), this could be serious",

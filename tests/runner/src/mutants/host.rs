@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_test_says_is_its_own() {
+    fn output_belongs_to_its_test() {
         let text = "running 3 tests\ntest a::x ... FAILED\ntest b::x ... ok\ntest c::x ... FAILED\n\nfailures:\n\n\
                     ---- a::x stdout ----\nleft: 1\nright: 2\n\n---- c::x stdout ----\nleft: 3\n\n\n\
                     failures:\n    a::x\n    c::x\n\ntest result: FAILED. 1 passed; 2 failed\n";
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_or_sleeps_for_a_while_is_not_deadlocked() {
+    fn a_running_or_sleeping_test_is_not_deadlocked() {
         assert_eq!(asleep(Path::new("/proc/self")), None);
         let seen = script("sleeps", "sleep 0.3; echo awake");
         assert!(!seen.hung);

@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn the_module_as_it_is_comes_before_each_and_after() {
+    fn the_unchanged_module_runs_before_and_after_each_mutant() {
         let mutants = [
             mutant("a", "# vm: case.x"),
             mutant("b", "# vm: case.x"),
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn who_spoils_the_machine_takes_nobodys_result() {
+    fn a_job_that_spoils_the_machine_changes_no_other_result() {
         let mutants = ["a", "b", "c"].map(|name| mutant(name, "# vm: case.x"));
         let jobs = jobs(&mutants);
         let (steps, places) = plan(&jobs);

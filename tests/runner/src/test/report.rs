@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_try_that_passes_is_told_as_flaky() {
+    fn a_second_try_that_passes_is_listed_as_flaky() {
         let with_log = |log, lines: &[&str]| Report {
             log: Some(PathBuf::from(log)),
             ..report(&MACHINE, lines, &[])

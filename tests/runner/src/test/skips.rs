@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_written_and_read() {
+    fn updated_skips_are_written_and_read() {
         static RUNS: [Run; 4] = [
             Run {
                 name: "run",
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_of_runs_that_there_are() {
+    fn the_table_lists_existing_runs() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("skips");
         let text = fs::read_to_string(file).unwrap();
         let skips = Skips::parse(&text).unwrap();

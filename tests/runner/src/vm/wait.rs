@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_an_error_ends_is_passed_on() {
+    fn a_line_that_ends_with_an_error_is_passed_on() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         // Input that nobody has read turns the end of the stream into an error.
         ours.write_all(b"input").unwrap();

@@ -84,7 +84,7 @@ fn what_installing_says() {
 /// symbols itself. This test runs the Kbuild with a make that imitates the necessary parts of
 /// kbuild.
 #[test]
-fn a_build_without_the_neighbours_symbols_ends() {
+fn a_build_without_symbols_of_ib_core_fails() {
     let kbuild =
         "obj := .\nCONFIG_SHELL := sh\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\n\
                   filechk = @$(filechk_$(1)) >$@\nFORCE:\ninclude $(src)/Kbuild\n";
@@ -241,7 +241,7 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
 /// Checks that the Kbuild and the script find the same OFED, because each of them looks for OFED
 /// independently.
 #[test]
-fn ofed_is_looked_for_where_the_kbuild_does() {
+fn the_script_and_the_kbuild_find_the_same_ofed() {
     for (mut host, source, machine) in [
         (host("complete"), "x86", "x86_64"),
         (host("grace"), "arm64", "aarch64"),
@@ -346,7 +346,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 
 /// Checks the arguments of `make`, and the reason for the selected build.
 #[test]
-fn the_build_that_is_chosen() {
+fn the_selected_build_and_its_reason() {
     // Columns: operations, the build, and the reason.
     let table = "\
 | in-tree | this kernel has Rust
@@ -375,7 +375,7 @@ fn the_build_that_is_chosen() {
 /// Checks that the check during an installation examines the installed module, wherever it was
 /// compiled.
 #[test]
-fn installing_judges_what_is_installed() {
+fn an_installation_checks_the_installed_module() {
     for (field, licence, loads) in [
         ("driver_flavour=proprietary", "NVIDIA", true),
         ("driver_flavour=proprietary", "Dual MIT/GPL", true),
@@ -440,7 +440,7 @@ fn a_module_is_found_by_the_index_or_without() {
 /// Tests headers whose link to the metadata for Rust is dangling. The script then makes a folder
 /// with links to the headers, and to the metadata in a separate package. Nothing is compiled.
 #[test]
-fn a_link_to_nothing_is_got_round() {
+fn a_dangling_link_to_metadata_is_replaced() {
     let mut host =
         host("hwe; system ln; system mkdir; system mv; system sha256sum; tool id 0; argument -m");
     let place = host.write();

@@ -290,7 +290,7 @@ fn each_difference_by_itself() {
 /// Tests the kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18
 /// has forms of 5.10 and later.
 #[test]
-fn forms_of_kernels_that_cannot_be_had_here() {
+fn forms_of_kernels_that_are_not_available_here() {
     let dma = ["dma_map_phys", "dma_unmap_phys"];
     let iova = ["iova_alloc", "iova_link", "iova_sync", "iova_unlink"];
     let without = |names: &[&str]| {
@@ -352,7 +352,7 @@ fn functions_without_export() {
 
 /// Tests a kernel without debugfs, whose headers have debugfs functions that do nothing.
 #[test]
-fn functions_of_a_part_that_was_not_built() {
+fn functions_of_debugfs_that_do_nothing() {
     let mut kernel = Kernel::new(&every_probe());
     kernel.replaced = Some(("CONFIG_DEBUG_FS 1", "CONFIG_DEBUG_FS 0"));
     let mut expected = with_exported(&every_probe());
