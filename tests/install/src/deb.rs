@@ -32,7 +32,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Packages of two versions, removed on drop.
+/// Debian packages of two versions of our module, removed on drop.
 struct Packages(PathBuf);
 
 impl Packages {

@@ -113,7 +113,7 @@ struct Tree<'a> {
 impl<'a> Tree<'a> {
     fn new(distribution: &'a Distribution) -> Result<Self> {
         let host = Host::new(distribution.id)?;
-        // dkms compresses modules like the kernel's existing modules.
+        // dkms uses the compression of the modules that the kernel already has.
         let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
         host.module(&file, Module::IbCore)?;
         if distribution.id == "debian" {
@@ -236,7 +236,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     tree.host.can_be_entered()?;
     let version = tree.dkms("dkms --version")?;
     log.note(version);
-    // Reference for the comparison: a host that never had our package.
+    // A host that never had our package, for comparison.
     let reference = Tree::new(distribution)?;
     reference.dkms("true")?;
 

@@ -206,8 +206,8 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. Only the
-    /// first file with that name is loaded, since the kernel refuses a second one.
+    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. modprobe may name
+    /// several such files, and the kernel loads only the first.
     ///
     /// Returns `None` if no file would be loaded, and an error if modprobe does not know the
     /// module.
@@ -406,7 +406,7 @@ impl Host {
             .context("cannot start unshare")
     }
 
-    /// Returns an error if `inside` does not work on this machine.
+    /// Returns an error if [`Self::inside`] does not work on this machine.
     pub(crate) fn can_be_entered(&self) -> Result<()> {
         let output = self.inside("test -e /etc/os-release && command -v dkms depmod")?;
         if !output.status.success() {

@@ -137,7 +137,7 @@ fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
 #[derive(Clone, Copy)]
 enum Way {
     Make,
-    /// Installs the module's file and runs the hooks, as dkms does with `dkms.conf`.
+    /// Writes the module's file and runs `packaging/host`, as dkms does with `dkms.conf`.
     LikeDkms,
 }
 
@@ -154,7 +154,7 @@ impl Way {
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
-            // Leaves out scripts/check, because nothing is compiled.
+            // Skips scripts/check, because nothing is compiled.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
             .arg(format!("DESTDIR={}", host.path("").display())))
@@ -215,7 +215,8 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
     )
 }
 
-/// Checks a layout before the installation of our module, after each step, and after the removal.
+/// Checks which module modprobe would load before our module is installed, after each step, and
+/// after the removal.
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;

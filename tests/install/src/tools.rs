@@ -69,7 +69,7 @@ fn host() -> Result<Host> {
     for folder in ["bin", "lib", "share/man"] {
         fs::create_dir_all(host.path(&format!("opt/tools/{folder}")))?;
     }
-    // Place in which make expects the output of `make tools`.
+    // make expects the output of `make tools` in this folder.
     fs::create_dir_all(host.path("synthetic/tools/release"))?;
     symlink(program()?, host.path("synthetic/tools/release/peermemctl"))?;
     let place = host.path("synthetic/tools/release/libpeermem_preload.so");

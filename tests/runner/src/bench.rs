@@ -153,7 +153,8 @@ impl Machine {
     fn options(&self, mode: &str, module: Peermem) -> Options {
         let mut options = Options {
             peermem: module,
-            // The stand-in counts its own cost, which the bench subtracts.
+            // The stand-in's own p2p.c counts the cost of its functions, and the bench subtracts
+            // this cost.
             provider: Provider::Ours,
             kernel: kernel::DEFAULT.to_owned(),
             bench: true,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! First use of the repository from awkward paths. The clone is below /tmp and has a blank and a
-//! non-ASCII letter in its name. The cache is below /tmp, too. The VM mounts its own /tmp, and
-//! kbuild accepts no blanks.
+//! Runs `runner vm` for the first time from awkward paths. The path of the clone is below /tmp, and
+//! has a blank and a non-ASCII letter. The cache is below /tmp, too. These paths are awkward,
+//! because the VM mounts its own /tmp, and kbuild accepts no blanks.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::paths::{Folder, Paths};
 use crate::results::Test;
 use crate::stamp;
 
-/// Contents of a file that only the working directory has.
+/// Contents of a file that exists only in the working directory.
 const MARK: &str = "of the working directory";
 
 /// Compiles the modules in a clone below /tmp whose name has a blank and a non-ASCII letter, and

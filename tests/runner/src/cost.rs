@@ -281,7 +281,7 @@ fn run_modes(
 }
 
 /// Returns the versions of the kernel and of its compilers, from the kernel's configuration. The
-/// module uses the same compilers.
+/// same compilers compile the module.
 fn compilers(kernel: &Kernel) -> Result<String> {
     let file = kernel.build.join("include/config/auto.conf");
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;

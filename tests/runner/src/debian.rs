@@ -71,7 +71,7 @@ pub(crate) fn release(name: &str) -> Option<&'static Release> {
 /// libraries of the verbs program.
 const PACKAGES: &str = "dkms make xz-utils iproute2 libibverbs1 ibverbs-providers librdmacm1";
 
-/// Files of the repository that DKMS needs.
+/// Files of the repository that the host's DKMS package contains.
 const PACKAGE: [&str; 8] = [
     "Kbuild",
     "Makefile",
@@ -328,8 +328,8 @@ impl Host<'_> {
         Ok((tests, outcome.failures))
     }
 
-    /// Unpacks the modules that the VM's file systems need, because busybox loads only uncompressed
-    /// ones.
+    /// Unpacks the modules for the VM's file systems. busybox loads these modules, and it loads
+    /// only uncompressed files.
     fn early(&self) -> Result<Index> {
         let tree = self.root.join("usr/lib/modules").join(&self.release);
         let folder = self.home.join("early").join(&self.release);

@@ -106,17 +106,18 @@ impl Detector {
     }
 }
 
-/// Line that precedes the reports of injected faults.
+/// Log line that the guest writes before it injects faults.
 const INJECTING: &str = "runner: injecting";
-/// Last line of the injection.
+/// Log line that the guest writes after all faults were injected.
 const INJECTED: &str = "runner: injected";
 
-/// The injected mapping in `dma-api/dump`.
+/// Part of the line for the injected mapping in `dma-api/dump`.
 const INJECTED_MAPPING: &str = " P=0x00000000fed1c000 ";
 
 const SHOWN_LEAKS: usize = 5;
 
-/// Splits a log where the injection begins. The second part is empty if the injection never began.
+/// Splits a log at the line where the injection of faults begins. The second part is empty if there
+/// is no such line.
 pub(crate) fn split(log: &str) -> (&str, &str) {
     let mut at = 0;
     for line in log.split_inclusive('\n') {
@@ -366,7 +367,7 @@ mod tests {
         ] {
             is_dead(name, &without(words));
         }
-        // A detector that has switched itself off is dead, too.
+        // A detector that has switched itself off also counts as dead.
         for (old, new, name) in [
             (
                 "debug_locks:                             1",

@@ -323,7 +323,7 @@ fn bad_input(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the position of `word` in the list. Appends a missing word.
+/// Returns the position of `word` in the list, and appends `word` if it is missing.
 fn place<'a>(list: &mut Vec<&'a str>, word: &'a str) -> usize {
     if let Some(at) = list.iter().position(|&known| known == word) {
         return at;

@@ -4,12 +4,12 @@
 
 use std::path::Path;
 
-/// Environment of a test's command: a PATH with only the system's directories, without the
+/// Environment of a test's command. PATH has only the system's directories, and none of the
 /// caller's.
 pub(crate) const SYSTEM_PROGRAMS: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Modules that are loaded before the root is mounted: those of the root file system and of the
-/// console.
+/// Modules that are loaded before the root is mounted: the modules for the root file system and for
+/// the console.
 pub(crate) const EARLY: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Duration and last pass of each run of the suite: `history.json` in the cache.
+//! Stores the duration and the last pass of each run of the suite, in `history.json` in the cache.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Files of kernel modules: finds and orders them, and reads their module information.
+//! Finds the files of kernel modules, orders them by their dependencies, and reads their module
+//! information.
 
 use std::collections::BTreeMap;
 use std::fs;

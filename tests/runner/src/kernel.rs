@@ -28,7 +28,7 @@ pub(crate) enum Extent {
     Patched,
     /// The kernel and all its modules, including the stock RDMA modules.
     Whole,
-    /// The existing files, without a check that they are up to date.
+    /// Existing files. There is no check that these are up to date.
     Frozen,
 }
 

@@ -18,7 +18,7 @@ pub(crate) use self::lines::{message, read};
 /// Line by which the kernel reports lost lines. Lines are lost if the serial port is too slow.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
-/// Lines that start a report. A report may continue for many lines.
+/// Patterns of lines that start a report. A report may continue for many lines.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"\bWARNING: ",
@@ -61,7 +61,7 @@ fn is_loss(line: &str) -> bool {
     LOST.is_match(message(line))
 }
 
-/// Lines that match an opener but report nothing.
+/// Patterns of lines that match [`OPENERS`] but report nothing.
 static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"DMA-API: (preallocated|debugging enabled|dma_debug_entry pool grown)",
@@ -280,7 +280,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     .map(|line| line.trim_end_matches('\r').to_owned())
                     .collect(),
             });
-            // A declared report does not excuse lost lines inside it.
+            // Lost lines inside a declared report are still a failure.
             let inside = lines[start..at].iter().enumerate().skip(1);
             let lost = inside.filter(|(_, line)| is_loss(line));
             found.extend(lost.map(|(offset, line)| Report {

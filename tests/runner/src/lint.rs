@@ -64,12 +64,12 @@ impl Linter<'_> {
     }
 }
 
-/// A check: its name and its function. The error is the check's complaint.
+/// A check: its name and its function. The function's error is the complaint.
 type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 
 pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 
-/// The check that compiles the object of the portable build.
+/// Name of the check that compiles the object of the portable build.
 pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
 
 const CHECKS: &[Check] = &[

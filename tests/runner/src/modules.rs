@@ -132,7 +132,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns a builder for products that a suite does not build at its start.
+    /// Returns a builder for products that are built when a run needs them, and not at the start of
+    /// a suite.
     fn late(&self) -> Self {
         Self {
             frozen: false,

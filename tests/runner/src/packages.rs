@@ -24,7 +24,7 @@ const ROOTS: &[(&str, &str, &[&str])] = &[
     ("13", "trixie", &["trixie", NEWEST]),
 ];
 
-/// The suite whose packages change.
+/// The suite whose packages change over time.
 const NEWEST: &str = "sid";
 
 /// Packages of rdma-core, and the libraries that they are linked to.

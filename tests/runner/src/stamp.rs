@@ -41,8 +41,8 @@ impl Key {
         self.bytes(name, value.as_bytes());
     }
 
-    /// Adds bytes. The hash includes names and lengths, so no data can move from one input to the
-    /// next unnoticed.
+    /// Adds bytes. The hash includes the name and the length, so that no bytes can move from one
+    /// input to the next unnoticed.
     pub(crate) fn bytes(&mut self, name: &str, value: &[u8]) {
         self.whole.update(format!("{name}\0{}\0", value.len()));
         self.whole.update(value);

@@ -244,7 +244,8 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                         duration(started.elapsed())
                     );
                     if keeps {
-                        // If this write fails, the next write includes the same progress.
+                        // A failed write is ignored, because the next write includes the same
+                        // progress.
                         let _ = account.save(&live_file);
                     }
                 }
@@ -253,7 +254,8 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         account = machine.account.clone();
         if machine.failed().is_some() || !machine.problems.is_empty() {
             if keeps {
-                // Any of the VM's epochs may have caused the report.
+                // Discards the progress of all epochs of this VM, because any of them may have
+                // caused the report.
                 before.save(&file)?;
             }
             machine.tell_failure(selection, account.next, first);

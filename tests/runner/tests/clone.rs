@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A clone with only the files that are needed here, which is removed on drop.
+/// A clone with only the files that these tests need. The clone is removed on drop.
 struct Clone {
     base: PathBuf,
     folder: PathBuf,

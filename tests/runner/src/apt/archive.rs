@@ -16,7 +16,7 @@ use crate::command::as_root;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// A package of a suite, not downloaded yet.
+/// A package in a suite of the archive. The package may not be downloaded yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) package: String,

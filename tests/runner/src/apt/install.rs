@@ -48,7 +48,8 @@ pub(crate) const ARM64_OBJECT: &str = "binutils-aarch64-linux-gnu";
 
 pub(crate) const COST: &str = "valgrind";
 
-/// A package that must be installed: the first of several alternatives that is available.
+/// A requirement: one of several alternative packages must be installed. The first alternative that
+/// apt offers is chosen.
 #[derive(Debug, Clone)]
 struct Need<'a> {
     packages: Vec<&'a str>,
@@ -99,7 +100,7 @@ fn will_do(version: &str, need: &Need<'_>) -> bool {
     need.at_least.is_empty() || upstream == need.at_least || is_newer(upstream, need.at_least)
 }
 
-/// Returns the needs that no installed package meets.
+/// Returns the requirements that no installed package meets.
 fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     let mut needs = needs(list);
     let names: Vec<&str> = needs
@@ -117,7 +118,7 @@ fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     Ok(needs)
 }
 
-/// Returns, for each need, the first package that apt would install in a sufficient version.
+/// Returns, for each requirement, the first package that apt would install in a sufficient version.
 fn choose<'a>(needs: &[Need<'a>]) -> Vec<Option<&'a str>> {
     let policies = policies(needs.iter().flat_map(|need| need.packages.iter().copied()));
     let candidates = candidates(&policies);

@@ -381,7 +381,7 @@ impl Figures {
                 let registration = format!("{}{mode} {shape}", subject.prefix());
                 let of = |kind, name| number(self.count(&registration, kind, name));
                 let all = self.count(&registration, Kind::Instructions, None);
-                // Nothing is revoked in persistent mode.
+                // Skips registrations without instructions: in persistent mode, nothing is revoked.
                 if all == 0.0 {
                     continue;
                 }

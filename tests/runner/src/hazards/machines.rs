@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 
 use crate::vm::{Options, Peermem};
 
-/// Time limit in seconds. A VM that dies does so in a small fraction of this time.
+/// Time limit of a VM, in seconds. A VM that crashes does so in a small fraction of this time.
 const HANGS: u64 = 180;
 
 /// A VM and the schedules that run in it, in order. A schedule that kills the VM comes last.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A kernel that is built: its files, and the properties of its build tree.
+//! A built kernel: its files, and the properties of its build tree.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -201,8 +201,8 @@ impl Tree<'_> {
                 continue;
             }
             let is_it = |file: &&PathBuf| index::name_of(&without_compression(file)) == name;
-            // A module without a file is built into the image. If the VM lacks a module, the VM
-            // reports the module.
+            // A module without a file is built into the image, or is missing. The VM reports a
+            // missing module.
             let Some(file) = files.iter().find(is_it) else {
                 continue;
             };

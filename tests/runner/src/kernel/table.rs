@@ -32,7 +32,7 @@ pub(super) const SIGNED: &str = "signed.config";
 /// The default source with detectors for faults that no test result shows.
 pub(crate) const DEBUG: &str = "debug";
 
-/// The detectors on a kernel without Rust, for the portable build.
+/// The kernel with detectors for the portable build. This kernel has no Rust.
 pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 
 /// The default kernel for arm64, with pages of 4 KiB and of 64 KiB.
@@ -82,7 +82,8 @@ pub(crate) struct Flavour {
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
     pub(super) package: &'static str,
-    /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
+    /// Prefix of the source packages that are tried, newest first, if the archive no longer has
+    /// `package`.
     pub(super) instead: Option<&'static str>,
     /// Suites of Debian's archive that have the package and, for a stock kernel, libc6. This machine
     /// need not use these suites.

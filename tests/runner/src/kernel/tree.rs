@@ -31,7 +31,7 @@ const NOT_UNPACKED: &str = "Documentation/*.rst Documentation/devicetree/*.yaml 
     drivers/net/ethernet/*.[ch] drivers/net/wireless/*.[ch] drivers/scsi/*/*.[ch] drivers/staging/*.[ch] sound/*.[ch] \
     tools/perf/* tools/testing/selftests/*";
 
-/// Files that stay pristine while the stock modules are built.
+/// Paths of the RDMA files, which stay pristine while the stock modules are built.
 const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rdma/"];
 
 /// A flavour's directory in the cache, and the directory of its source.

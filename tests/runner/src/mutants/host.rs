@@ -20,8 +20,8 @@ use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 
-/// Time after which a test counts as hanging if no deadlock was detected. This time is hundreds of
-/// times longer than any test needs.
+/// Time after which a test counts as hanging, if no deadlock is detected earlier. No test needs a
+/// hundredth of this time.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns the directory of a package of the workspace that has tests for mutants.

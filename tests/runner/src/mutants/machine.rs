@@ -131,7 +131,8 @@ fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
 struct Settled {
     /// Results in the order of the jobs. Jobs without a result need another VM.
     results: Vec<Result<Vec<String>>>,
-    /// `true` if the first job without a result spoiled the VM for the following jobs.
+    /// `true` if the mutant of the first job without a result made the VM useless for the following
+    /// jobs.
     spoiled: bool,
 }
 
@@ -335,7 +336,7 @@ impl<'a> Machines<'a> {
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
                 let file = self.module(&options.kernel, step.patches)?;
-                // Leaks the name, because the names in `drivers` live as long as the program.
+                // The name is leaked, because names in `drivers` must be `'static`.
                 boot.drivers.push((folder.leak(), file));
             }
         }
@@ -360,7 +361,7 @@ impl<'a> Machines<'a> {
                 at.problems.push(report.to_string());
             }
         }
-        // Problems of the VM itself belong to the step that did not end.
+        // Problems of the VM itself are attributed to the step that did not end.
         if let Some(last) = seen.iter_mut().find(|seen| !seen.ended) {
             last.hung = outcome.timed_out;
             let others = outcome

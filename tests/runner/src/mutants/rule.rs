@@ -97,8 +97,8 @@ impl Mutant {
             match key {
                 // The runner does not use these lines.
                 "rule" | "removes" | "without" => {}
-                // Names a patch for both builds, with and without the rule. The patch adds points
-                // where a test can pause.
+                // `on` names another patch, which is applied with and without the mutant. This
+                // patch adds points where a test can pause.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
                 "sign" => mutant

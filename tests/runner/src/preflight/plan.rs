@@ -49,7 +49,7 @@ impl Plan {
     }
 }
 
-/// Requirements of a command of the test VM.
+/// The kernels, programs and VMs that a command needs.
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
     pub(crate) modules: bool,

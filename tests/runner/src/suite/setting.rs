@@ -39,7 +39,7 @@ fn coherent(vm: &mut vm::Options) {
         .push(format!("coherent_start={start:#x} coherent_mib={MIB}"));
 }
 
-/// Leaves out the modules and devices for which the KUnit tests have fakes.
+/// Leaves out the modules and devices that the KUnit tests replace by fakes.
 fn kunit(vm: &mut vm::Options) {
     vm.peermem = vm::Peermem::None;
     if kernel::flavour(&vm.kernel).is_none_or(|flavour| flavour.pristine_rdma) {

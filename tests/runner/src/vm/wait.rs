@@ -33,7 +33,7 @@ pub(super) fn open_ports(words: &mut Words, tty: bool) -> Result<Ports> {
     let mut remote = Vec::new();
     let mut open = |name: &str, device: &str| -> Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
-        // QEMU must inherit only this descriptor.
+        // Clears close-on-exec, so that QEMU inherits this socket. It inherits no other socket.
         rustix::io::fcntl_setfd(theirs.as_fd(), rustix::io::FdFlags::empty())?;
         words.add(&[
             "-chardev",
@@ -121,7 +121,7 @@ fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::J
         let mut stream = BufReader::new(stream);
         loop {
             let mut line = Vec::new();
-            // An error ends the stream, too. `line` has the bytes before the error.
+            // An error also ends the stream. `line` then has the bytes before the error.
             let _ = stream.read_until(b'\n', &mut line);
             if line.is_empty() || sender.send(line).is_err() {
                 break;
@@ -198,7 +198,7 @@ fn control_lines(port: UnixStream) -> mpsc::Receiver<String> {
     control
 }
 
-/// The end of a VM's run, as seen from outside.
+/// How a VM's run ended, as seen from outside the VM.
 #[derive(Default)]
 pub(super) struct Attended {
     pub(super) status: Option<i32>,

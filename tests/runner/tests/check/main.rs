@@ -116,12 +116,12 @@ fn a_build_without_symbols_of_ib_core_fails() {
         "ib_unregister_peer_memory_client",
     ];
     let told = "ERROR: ib_unregister_peer_memory_client is in no Module.symvers; scripts/check says what to do\n";
-    // nvidia.ko's functions are in a list that the build makes itself.
+    // The build itself makes a list of nvidia.ko's functions, so the test gives only ib_core's.
     assert_eq!(build(&both, ""), (true, String::new()));
     let (built, said) = build(&both[..1], "");
     assert!(!built && said.starts_with(told), "{said}");
     assert_eq!(build(&both[..1], "1"), (true, told.to_owned()));
-    // A symbol with a longer name that contains the name does not count.
+    // A longer symbol that contains the name of a missing symbol does not count.
     let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
     assert!(!built);
 }
@@ -267,8 +267,8 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
                 format!("/{place}/include /{place}/include/../Module.symvers")
             );
         };
-        // Adds the places from last to first, because each place takes precedence over the places
-        // that are already there.
+        // Adds the places in order of increasing precedence, so that each new place hides the
+        // earlier ones.
         for place in places.iter().rev() {
             is_found(host.change(&format!("ofed_in {place}")), place);
         }

@@ -88,9 +88,9 @@ const EXPORTED: &str = "down_read_trylock up_read msleep usleep_range put_dev_pa
     debugfs_create_file debugfs_remove iommu_get_domain_for_dev get_dev_pagemap dma_map_phys dma_unmap_phys \
     dma_iova_try_alloc dma_iova_free dma_iova_link dma_iova_sync dma_iova_unlink";
 
-/// The differences between kernels. Each has a probe, the lines of the headers if the probe
-/// succeeds (`+`), and the lines if it fails (`-`). The lines are shortened from the kernels'
-/// headers. `p2pdma` comes before `pagemap_ranges`, which uses its type.
+/// The differences between kernels. Each difference has the name of its probe. Lines with `+` are
+/// in the headers if the probe succeeds, and lines with `-` if it fails. The lines are shortened
+/// from the kernels' headers. `p2pdma` comes before `pagemap_ranges`, which uses its type.
 const DIFFERENCES: &str = "\
 access_ok
 + #define access_ok(addr, size) ((unsigned long)(addr) + (size) < 1UL << 47)
@@ -504,8 +504,8 @@ fn every_probe_is_used_and_has_both_forms() {
     };
     let probes: BTreeSet<String> = source.lines().filter_map(probe).collect();
     assert_eq!(probes, with_exported(&every_probe()));
-    // Two of the probes decide whether a whole file is compiled, and one probe is only for the
-    // portable build.
+    // Two probes decide whether a whole file is compiled, and one probe is only for the portable
+    // build.
     let files = [
         "src/compat.h",
         "src/helpers.c",
