@@ -49,7 +49,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
 fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     for name in tracked(repo)? {
         let (from, target) = (repo.join(&name), to.join(&name));
-        // The file was removed, but the removal is not committed yet.
+        // Skips a file that was removed without a commit.
         if !from.exists() {
             continue;
         }
@@ -85,7 +85,7 @@ fn vm(
     wanted: &[&str],
 ) -> Result<Vec<String>> {
     fs::write(cwd.join("mark"), MARK)?;
-    // Files that the VM writes here stay in the VM.
+    // Files that the VM writes to the host's folders stay in the VM.
     let script = format!("set -e; cat mark; echo; {script}; echo x > mark");
     let log = paths.new_log()?;
     // Runs this same program, even if cargo has replaced its file.

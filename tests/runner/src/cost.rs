@@ -35,7 +35,7 @@ pub(crate) struct Selection {
 
 pub(crate) const MODES: [&str; 2] = ["persistent", "revocable"];
 
-/// The functions of a client in call order, and the revocation.
+/// The callbacks of a peer-memory client, in call order. The last one is the revocation.
 pub(crate) const CALLBACKS: &[&str] = &[
     "acquire",
     "get_pages",
@@ -94,8 +94,8 @@ const KERNEL_OBJECTS: &[&str] = &[
 /// Additional objects for the in-tree build.
 const RUST_OBJECTS: &[&str] = &["rust/core.o", "rust/helpers/helpers.o", "rust/kernel.o"];
 
-/// Sections of the program: one with all instructions of the module, and one with all instructions
-/// of the kernel's objects.
+/// Sections of the linked program. One has all instructions of the module, the other all
+/// instructions of the kernel's objects.
 const MODULE_SECTION: &str = "cost_module";
 const KERNEL_SECTION: &str = "cost_kernel";
 
@@ -180,8 +180,8 @@ fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     tests
 }
 
-/// Counts the cost of registrations. Compares the figures with the committed file, or updates that
-/// file.
+/// Runs `runner cost`: counts the cost of registrations, and compares the counts with the committed
+/// file or updates this file.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let counted = count(paths, false, &Subject::ALL)?;
     let mut tests = vec![nowhere_dearer(&counted.figures)];
@@ -200,7 +200,7 @@ fn file(repo: &Path) -> PathBuf {
     repo.join("tests/cost/figures")
 }
 
-/// Returns the figures of the file, or none if there is no file.
+/// Returns the figures of `tests/cost/figures`. Returns no figures if there is no such file.
 pub(crate) fn kept(repo: &Path) -> Result<Counted> {
     read(&fs::read_to_string(file(repo)).unwrap_or_default())
 }
@@ -386,10 +386,10 @@ fn code_sections(headers: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns assembler source with a page for each undefined symbol, and a list of the symbols' names
-/// in the same order.
+/// Returns assembler source that defines each undefined symbol as a page, and a list of the
+/// symbols' names in the same order.
 fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
-    // main.c and the linker define these symbols.
+    // Skips the symbols that main.c or the linker defines.
     let others = ["host_", "__start_", "__stop_"];
     let mut pages = ".section cost_missing, \"aw\", @nobits\n".to_owned();
     let mut names = ".section .rodata\n.globl cost_missing_names\ncost_missing_names:\n".to_owned();
@@ -457,7 +457,8 @@ fn hex(text: &str) -> Result<u64> {
     u64::from_str_radix(digits, 16).with_context(|| text.to_owned())
 }
 
-/// Returns the number of executed instructions of `text`, by the title of callgrind's dump.
+/// Returns the number of executed instructions at addresses within `text`, by the title of
+/// callgrind's dump.
 fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     let mut title = None;
@@ -563,7 +564,7 @@ fn registrations<'a>(figures: impl IntoIterator<Item = &'a Figure>) -> BTreeSet<
     figures.map(|figure| &*figure.registration).collect()
 }
 
-/// Returns one test for each registration, with the figures that changed.
+/// Returns one test for each registration, whose notes list the figures that changed.
 fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     let all: BTreeSet<&Figure> = kept.keys().chain(counted.keys()).collect();
     let test = |registration: &str| {
@@ -698,8 +699,8 @@ mod tests {
             tests[1].notes,
             ["instructions acquire: 1000 -> 1020 (+2.0 %)"]
         );
-        // A missing file has no figures. A figure that is no longer counted must be removed from
-        // the file.
+        // All figures are new if there is no file. A figure that is no longer counted must be
+        // removed from the file.
         for (kept, counted) in [(&figures(""), &counted), (&counted, &figures(""))] {
             let tests = compare(&kept.figures, &counted.figures);
             assert_eq!(tests.len(), 4);

@@ -78,7 +78,7 @@ impl History {
         when: &When,
     ) -> Result<()> {
         let _lock = Lock::take(paths, "history")?;
-        // Another suite may run at the same time.
+        // Reads the file again, because another suite may have written to it in the meantime.
         let mut records = read(&self.file);
         let before = records.remove(name).and_then(|record| record.last_pass);
         let record = Record {

@@ -17,7 +17,7 @@ pub(crate) fn name_of(file: &Path) -> String {
         .replace('-', "_")
 }
 
-/// Modules by name. The first module of a name wins.
+/// Files of modules, by name. If a name is added twice, the first file stays.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Index(BTreeMap<String, PathBuf>);
 

@@ -133,8 +133,8 @@ pub(crate) fn has_ours(options: &Options, command: &str) -> bool {
         )
 }
 
-/// Returns a key of all inputs of a run. Returns `None` if the run depends on `src/` and is
-/// therefore always done.
+/// Returns a key, which is a hash of all inputs of a run. Returns `None` if the run depends on
+/// `src/` and is therefore always done.
 pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result<Option<String>> {
     let mut key = Key::default();
     match (run.place, machine, run.src) {

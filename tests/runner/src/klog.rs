@@ -43,7 +43,7 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         // SMMU: a device's forbidden access, and errors between the SMMU and its driver.
         r"^arm-smmu-v3 \S+: (event |unexpected |device has entered|no \w+ irq|CMD)",
         r"^arm-smmu-v3 \S+: .*(timeout|error|overflow|aborted|fail)",
-        // Any message except those that only announce the detectors.
+        // Any message of kmemleak. [`HARMLESS`] excludes the messages at boot.
         r"^kmemleak: ",
         r"^DMA-API: ",
         r"^sysfs: cannot create duplicate filename",
@@ -73,8 +73,7 @@ static CUT_HERE: &str = "------------[ cut here ]------------";
 static END_OF_TRACE: &str = "---[ end trace";
 static MAPPED_AT: &str = "DMA-API: Mapped at:";
 
-/// Maximum length of a report, in lines. A longer report is cut, and the rest is searched for
-/// openers.
+/// Maximum length of a report, in lines. The lines after the maximum are searched for new reports.
 const LONGEST_REPORT: usize = 160;
 
 /// Number of lines that a failure shows after a report's first line.

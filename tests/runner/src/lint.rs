@@ -337,7 +337,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
             .args(["--max-line-length=100", option])
             .arg(format!("--ignore={CHECKPATCH_IGNORED},{ignored}"))
             .args(files.iter().map(|name| repo.join(name)))
-            // In a git work tree, checkpatch would take every tracked file for a source.
+            // Runs outside the work tree, where checkpatch would take every tracked file for a
+            // source.
             .current_dir("/");
         if let Err(error) = quiet(&mut command, |line| !line.trim().is_empty()) {
             problems.push(error.to_string());

@@ -125,7 +125,7 @@ pub(crate) fn tests(
     let toolchain = Toolchain::find(paths)?;
     let mutants = chosen(paths, words, build)?;
     let mut kept = Kept::new(paths, &toolchain, build)?;
-    // Each entry has the key of its kept result, and a result as soon as one is known.
+    // Each entry has the hash of the test's inputs, and a result as soon as one is known.
     let mut all = Vec::new();
     for mutant in &mutants {
         for check in &mutant.checks {

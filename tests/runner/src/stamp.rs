@@ -126,8 +126,8 @@ fn files_of(stamp: &Path) -> PathBuf {
     stamp.with_file_name(name)
 }
 
-/// Returns the repository's files that have changed or gone since the stamp was set. New files are
-/// not included: if a new file is used, a changed file names it.
+/// Returns the repository's files that have changed or gone since the stamp was set. New files need
+/// not be included, because another file must have changed to use a new file.
 pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
     let text = fs::read_to_string(files_of(stamp)).unwrap_or_default();
     text.lines()

@@ -56,7 +56,7 @@ struct Account {
     next: u64,
     epochs: u64,
     milliseconds: u64,
-    /// Counts by name, as `gdr` prints them.
+    /// Counts of operations and events, by the names that `gdr stress` prints.
     counts: BTreeMap<String, u64>,
 }
 

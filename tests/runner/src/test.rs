@@ -228,7 +228,7 @@ impl Suite<'_> {
         let times: Vec<_> = runs
             .iter()
             .map(|run| match run.place {
-                // The number of mutants to run is not known in advance.
+                // The duration is unknown, because it depends on the number of changed mutants.
                 Place::Mutants(_) => None,
                 _ => self.history().time(run.name),
             })
@@ -284,7 +284,8 @@ impl Suite<'_> {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
         let machine = wanted(run);
-        // If no key can be made, the run itself fails for the same reason, and reports it.
+        // If the hash of the inputs cannot be computed, the run itself fails for the same reason,
+        // and reports it.
         let key = kept::key(self.paths, run, machine.as_ref()).unwrap_or_default();
         if let Some(key) = key
             .as_ref()

@@ -64,7 +64,7 @@ impl Tree<'_> {
         package.strip_prefix("linux-source-").unwrap_or(package)
     }
 
-    /// Returns a key that changes with the list of the image's modules.
+    /// Returns a hash of the list of the image's modules.
     fn image_key(&self) -> String {
         let mut key = Key::default();
         key.text("modules", &wanted().join(" "));
@@ -221,7 +221,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Makes the headers usable in place, with programs that run on this machine.
+    /// Makes the headers usable in the cache, with programs that run on this machine.
     fn place_headers(&self, release: &str) -> Result<()> {
         let root = self.at("root");
         let sources = root.join("usr/src");
@@ -266,7 +266,8 @@ impl Tree<'_> {
         stamp::update(&source.join("Kbuild"), &kbuild)?;
         let symbols = self.at("build/Module.symvers");
         let of_image = fs::read_to_string(self.at("symbols"))?;
-        // kbuild must not take earlier exports of our modules for exports of the image.
+        // Resets the exports to those of the image. kbuild would otherwise take earlier exports of
+        // our RDMA modules for exports of the image.
         stamp::update(&symbols, of_image.as_bytes())?;
         let title = format!("compiling its RDMA modules ({count} files changed)");
         let mut stage = Stage::begin(self.title(&title));

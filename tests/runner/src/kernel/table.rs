@@ -39,14 +39,14 @@ pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
-/// Debian 13's own kernel and ib_core, without peer memory, and with an rxe that registers
+/// Debian 13's own kernel. Its ib_core has no peer memory, and its rxe is patched to register
 /// dma-bufs.
 pub(crate) const DMABUF: &str = "6.12-dmabuf";
 
 /// Debian 13's own kernel for arm64, with pages of 4 KiB.
 const STOCK_ARM64: &str = "6.12-arm64";
 
-/// Configuration fragment for the machine's topology: NUMA, and config space beyond 256 bytes.
+/// Configuration fragment for VMs with a PCI topology: NUMA, and config space beyond 256 bytes.
 const HOST: &str = "host.config";
 
 /// Variables of make for compiling with clang 19 and its tools for this machine's architecture.
@@ -78,7 +78,7 @@ const STOCK_MAKE_ARM64: &[&str] = &[
 ];
 
 pub(crate) struct Flavour {
-    /// Name for `--kernel`, and of the kernel's directory in the cache.
+    /// Name of the kernel for `--kernel`, and of its directory in the cache.
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
     pub(super) package: &'static str,
@@ -217,7 +217,7 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12-dmabuf"],
         peer_memory: false,
-        // Only the runs of the library that registers by dma-buf use this kernel.
+        // Only the runs of the library for LD_PRELOAD use this kernel.
         smoke: &[],
         again: Again::Nothing,
         only_in_full: true,

@@ -217,7 +217,8 @@ mod tests {
         assert_eq!(tests[0].notes, ["left: 1", "right: 2", ""]);
         assert!(tests[1].notes.is_empty());
         assert_eq!(tests[2].notes, ["left: 3", "", ""]);
-        // A test that kills the program has no section. The last output belongs to this test.
+        // A test that kills the program has no section of output. The last lines belong to this
+        // test.
         let text =
             "running 2 tests\nnoise\ntest a::x ... ok\ntest b::x ... thread panicked on drop\n";
         let tests = results(text, "x", true);

@@ -144,8 +144,8 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
         };
         let test = &job.check.test;
         if let Err(error) = before.passed(test) {
-            // If the previous mutant had left something behind, the step after that mutant would
-            // have failed. This failure therefore belongs to the unchanged module.
+            // A failure caused by the previous mutant would have shown in the step after that
+            // mutant. This failure therefore belongs to the unchanged module.
             let own = jobs[results.len()..]
                 .iter()
                 .take_while(|other| other.base() == job.base());

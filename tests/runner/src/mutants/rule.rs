@@ -95,7 +95,7 @@ impl Mutant {
         };
         for (key, value) in header(text) {
             match key {
-                // The runner does not use these lines.
+                // These lines are for readers. The runner does not use them.
                 "rule" | "removes" | "without" => {}
                 // `on` names another patch, which is applied with and without the mutant. This
                 // patch adds points where a test can pause.

@@ -48,12 +48,12 @@ fn kunit(vm: &mut vm::Options) {
     vm.gpus = 0;
     vm.kunit = true;
     vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
-    // Detects uses of freed memory.
+    // The slab allocator detects uses of freed memory.
     vm.append.push("slub_debug=FZP".to_owned());
 }
 
-/// Sets up a VM for real DMA, with both modes available.
-/// `values` are the IOMMU, and the numbers of reads and writes that it refuses.
+/// Sets up a VM for DMA by emulated devices, with both modes available. `values` are the IOMMU, the
+/// number of refused reads and the number of refused writes.
 fn dma(vm: &mut vm::Options, values: &str) -> Result<()> {
     let values: Vec<&str> = values.split(',').collect();
     let [iommu, reads, writes] = values[..] else {

@@ -17,7 +17,7 @@ use crate::results::{Test, Verdict};
 /// Reasons to skip any number of tests. Some hosts forbid certain operations.
 const MAY_BE_SKIPPED: &[&str] = &["this machine forbids mounts"];
 
-/// List of a run that skips nothing.
+/// Entry for a run that skips nothing.
 const NONE: &str = "none";
 
 /// Number of skipped tests of one run, by reason.

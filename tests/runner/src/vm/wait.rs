@@ -94,9 +94,9 @@ fn pump(
     })
 }
 
-/// Forwards input and its end. The stream must not be dropped before the VM has ended: if the other
-/// end is closed, QEMU discards unread input. QEMU keeps unread input if the other end is only shut
-/// down for writing.
+/// Forwards input and its end. The caller must not drop the stream before the VM has ended, because
+/// QEMU discards unread input if the stream is closed. QEMU keeps unread input if the stream is
+/// only shut down for writing.
 fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
     let mut to = to.try_clone()?;
     thread::spawn(move || {
@@ -113,8 +113,8 @@ fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
 
 type SharedSink = Arc<Mutex<LineSink>>;
 
-/// Splits a stream into lines and passes them to the sink. The end of the stream ends the last
-/// line.
+/// Splits a stream into lines and passes them to the sink. The last line may end at the end of the
+/// stream, without a newline.
 fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::JoinHandle<()> {
     let (sender, lines) = mpsc::channel::<Vec<u8>>();
     thread::spawn(move || {

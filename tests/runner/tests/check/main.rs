@@ -447,8 +447,8 @@ fn a_dangling_link_to_metadata_is_replaced() {
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
     let create = |path: &str| fs::create_dir_all(place.root().join(path)).unwrap();
-    // Makes folders of removed kernels, and a folder of an installed kernel, for which another
-    // process is making the metadata.
+    // Makes folders of removed kernels. Also makes a folder of an installed kernel, for which
+    // another process is just making the metadata.
     create(&format!("{kept}/6.1.0"));
     create(&format!("{kept}/6.2.0.new"));
     create(&format!("{kept}/7.3.0.new"));

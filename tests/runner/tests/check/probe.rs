@@ -81,7 +81,8 @@ dma_addr_t dma_map_resource(struct device *, phys_addr_t, size_t, enum dma_data_
 void dma_unmap_resource(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);
 ";
 
-/// Functions of [`COMMON`] and of the forms that are not inline.
+/// Functions that the kernel exports: those of [`COMMON`], and those of [`DIFFERENCES`] that are
+/// not inline.
 const EXPORTED: &str = "down_read_trylock up_read msleep usleep_range put_dev_pagemap dma_map_resource dma_unmap_resource \
     ktime_get_coarse_ts64 PDE_DATA ktime_get kset_find_obj anon_inode_getfile trace_event_reg pfn_valid kernel_kobj \
     kernfs_find_and_get_ns kernfs_put kobject_create_and_add sysfs_create_group debugfs_create_dir \
@@ -145,7 +146,7 @@ const EXPORTS_ALONE: &str = "anon_inode debugfs iommu_domain kset_find_obj ktime
 struct Kernel {
     newer: BTreeSet<&'static str>,
     text: String,
-    /// A text in the headers, and its replacement.
+    /// A text to replace in the headers, and its replacement.
     replaced: Option<(&'static str, &'static str)>,
     symvers: String,
     no_gpl_only: bool,
@@ -447,7 +448,7 @@ fn a_linked_module_that_uses_them() {
         let said = text(&output.stderr);
         assert!(said.ends_with(&format!("uses: {name}\n")), "{said}");
     }
-    // Tests headers whose list has only modules.
+    // Tests a Module.symvers with only the symbols of modules.
     let output = run(third, "");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("does not say what the kernel exports"));
