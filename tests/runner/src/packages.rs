@@ -17,7 +17,7 @@ use crate::stamp::{self, Key};
 use crate::{apt, cases, guest, programs, setup};
 
 /// Names of the roots, the Debian suite of each, and the suites whose rdma-core is tested with the
-/// library for LD_PRELOAD. The first suite has the oldest glibc that Debian offers.
+/// library for `LD_PRELOAD`. The first suite has the oldest glibc that Debian offers.
 const ROOTS: &[(&str, &str, &[&str])] = &[
     ("11", "bullseye", &["bullseye"]),
     ("12", "bookworm", &["bookworm"]),

@@ -34,7 +34,7 @@ fn smoke(flavour: &'static kernel::Flavour) -> impl Iterator<Item = Run> {
     })
 }
 
-/// Returns every run of tests/runner/suite, on the kernel that it names or on the default kernel.
+/// Returns every run of `tests/runner/suite`, on the kernel that it names or on the default kernel.
 /// Also returns the smoke runs of each kernel in the table of kernels.
 pub(crate) fn every_run() -> &'static [Run] {
     static ALL: LazyLock<Vec<Run>> = LazyLock::new(|| {
