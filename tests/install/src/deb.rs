@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the Debian package with the real dpkg, dkms and systemctl, on this machine's own Debian
-//! below a layer in memory.
+//! Tests of the Debian package with the real dpkg, dkms and systemctl. The tests run on this
+//! machine's own Debian root, under an overlay in memory that takes all changes.
 //!
 //! There is no kernel to build for, so dkms registers the source and builds nothing. The tests in
 //! `dkms.rs` cover builds.
@@ -20,16 +20,19 @@ const PACKAGE: &str = "nvidia-peermem-rs-dkms";
 pub(crate) fn cases() -> Vec<Case> {
     let case = |name, run: fn(Log) -> Result<()>| Case::new(format!("Debian package: {name}"), run);
     vec![
-        case("what is in it", contents),
-        case("lintian has nothing to say", lintian),
+        case("the contents", contents),
+        case("lintian reports nothing", lintian),
         case("installed, upgraded, removed, purged", life),
         case("a module that no longer fits is compiled anew", load),
-        case("openibd's hooks: those of others stay", strangers_hooks),
-        case("openibd's hooks: openibd comes later", later_hooks),
+        case(
+            "openibd's hooks: hooks of other packages stay",
+            strangers_hooks,
+        ),
+        case("openibd's hooks: openibd is installed later", later_hooks),
     ]
 }
 
-/// Packages of two versions, removed on drop.
+/// Debian packages of two versions of our module, removed on drop.
 struct Packages(PathBuf);
 
 impl Packages {
@@ -39,7 +42,7 @@ impl Packages {
             .output()
             .context("cannot start dpkg-query")?;
         if !missing.status.success() {
-            return Err(Skip("no debhelper here".to_owned()).into());
+            return Err(Skip("debhelper is not installed".to_owned()).into());
         }
         let this = Self(std::env::temp_dir().join(format!("peermem-deb-{}", std::process::id())));
         fs::create_dir_all(&this.0)?;
@@ -55,7 +58,7 @@ impl Packages {
         self.0.join(format!("{PACKAGE}_{version}_all.deb"))
     }
 
-    /// Runs a script on this machine's own root, below a layer that is discarded afterwards. The
+    /// Runs a script on this machine's root, under an overlay that is discarded afterwards. The
     /// packages are in /tmp. There are no kernel modules and no openibd.
     fn inside(&self, script: &str) -> Result<Output> {
         const ENTER: &str = r#"
@@ -82,7 +85,7 @@ impl Packages {
             exit $status
         "#;
         if !is_root() {
-            return Err(Skip("only root can put a layer over this system".to_owned()).into());
+            return Err(Skip("only root can mount an overlay on this system".to_owned()).into());
         }
         tool("unshare")
             .args([
@@ -169,7 +172,7 @@ fn contents(log: Log) -> Result<()> {
     let script = "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/src/peermem-rs-0.1.0/dkms.conf";
     let configuration = run(tool("sh").args(["-c", script, "sh"]).arg(&package))?;
     log.that(
-        "dkms has no hooks of its own",
+        "the package's dkms.conf has no POST_ hooks",
         !configuration.contains("\nPOST_"),
     )?;
     log.that(
@@ -190,8 +193,8 @@ fn lintian(log: Log) -> Result<()> {
     log.that("the exit status of lintian is 0", output.status.success())
 }
 
-/// Script that lists everything that a package could leave behind, except dpkg's data on all
-/// packages.
+/// Script that lists all files that a package could leave behind. dpkg's database of packages is
+/// left out.
 const LIST: &str = r#"
     list() {
         find /etc /usr/src /usr/lib/depmod.d /usr/lib/modprobe.d /usr/lib/systemd /var/lib/dkms /var/lib/systemd \
@@ -252,9 +255,8 @@ fn life(log: Log) -> Result<()> {
     )
 }
 
-/// Tests the start of the service with commands in place of modprobe, dmesg and dkms. These
-/// commands record their calls. modprobe fails until dkms has compiled the version in the file
-/// `/tmp/wanted`.
+/// Tests the start of the service. Stand-ins for modprobe, dmesg and dkms record their calls. The
+/// stand-in for modprobe fails until dkms has compiled the version in the file `/tmp/wanted`.
 fn load(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(
@@ -358,7 +360,7 @@ fn strangers_hooks(log: Log) -> Result<()> {
     )
 }
 
-/// Tests another package that installs files in /etc/infiniband later.
+/// Tests an OFED package that adds files to /etc/infiniband after our package was installed.
 fn later_hooks(log: Log) -> Result<()> {
     let packages = Packages::build()?;
     tell(

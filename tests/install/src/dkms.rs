@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the real dkms, with its default folders, on synthetic hosts: NVIDIA's package beside
-//! ours.
+//! Tests of the real dkms, with its default folders, on synthetic hosts that have NVIDIA's package
+//! and ours.
 //!
-//! dkms' behaviour depends on the host's os-release. The tests use the shipped `dkms.conf`. The
-//! products of the make commands in `dkms.conf` already exist. The results hold for the installed
-//! version of dkms, which the output notes.
+//! The behaviour of dkms depends on the host's os-release. The tests use the shipped `dkms.conf`.
+//! Nothing is compiled, because the products of the make commands in `dkms.conf` already exist. The
+//! results hold for the installed version of dkms, and a note in the output names this version.
 
 use std::fs;
 
@@ -15,7 +15,8 @@ use crate::host::{differences, succeeded, Host, Listing, NOTHING, RELEASE};
 use crate::layouts::DEBIAN_MODPROBE;
 use crate::{Case, Log};
 
-/// A distribution: its `ID`, and the compression of modules. On Debian, the driver is Debian's own.
+/// A distribution: its `ID` in os-release, and the compression of its modules. Debian's hosts have
+/// the driver of Debian's own packages.
 struct Distribution {
     name: &'static str,
     id: &'static str,
@@ -73,7 +74,8 @@ impl Package {
 /// Sequences of installations and removals, in every relevant order. The driver's version is lower
 /// than ours at first, and higher after the driver's upgrade.
 ///
-/// An upgrade removes and then adds, like dpkg, or adds and then removes, like rpm.
+/// dpkg upgrades a package by removing the old version and then adding the new one. rpm adds the
+/// new version first.
 const STORIES: &[(&str, &[Step])] = &[
     (
         "theirs first, upgraded as by dpkg",
@@ -111,7 +113,7 @@ struct Tree<'a> {
 impl<'a> Tree<'a> {
     fn new(distribution: &'a Distribution) -> Result<Self> {
         let host = Host::new(distribution.id)?;
-        // dkms compresses modules like the kernel's existing modules.
+        // dkms uses the compression of the modules that the kernel already has.
         let file = format!("kernel/drivers/net/other.ko{}", distribution.suffix);
         host.module(&file, Module::IbCore)?;
         if distribution.id == "debian" {
@@ -126,7 +128,8 @@ impl<'a> Tree<'a> {
     fn unpack(&self, package: Package) -> Result<()> {
         let name = package.dkms_name(self.distribution).replace('/', "-");
         let folder = format!("synthetic/src/{name}");
-        // Either package may come first.
+        // NVIDIA's package or ours may be unpacked first, so each adds its files to the kernel's
+        // build folder.
         let build = format!("lib/modules/{RELEASE}/build");
         match package {
             Theirs(version) => {
@@ -212,8 +215,8 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Returns the version of the module that must be loaded with these packages installed, or `None`
-/// for no module.
+/// Returns the version of the module that must load if these packages are installed, or `None` if
+/// no module may load.
 fn wanted(installed: &[Package]) -> Option<String> {
     let newest = |ours: bool| {
         installed
@@ -233,7 +236,7 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     tree.host.can_be_entered()?;
     let version = tree.dkms("dkms --version")?;
     log.note(version);
-    // Reference for the comparison: a host that never had our package.
+    // A host that never had our package, for comparison.
     let reference = Tree::new(distribution)?;
     reference.dkms("true")?;
 
@@ -277,8 +280,8 @@ fn story(log: Log, distribution: &Distribution, steps: &[Step]) -> Result<()> {
     Ok(())
 }
 
-/// Shows why our file has its own name: with NVIDIA's name, one package removes the module of the
-/// other package.
+/// Shows why our file must not have the name of NVIDIA's file. If both packages install files of
+/// one name, removing one package removes the module of the other.
 fn one_name(log: Log) -> Result<()> {
     let mut harmed = 0;
     for distribution in DISTRIBUTIONS.iter().filter(|one| one.id != "debian") {
@@ -321,7 +324,9 @@ fn one_name(log: Log) -> Result<()> {
         "distributions where something went wrong: {harmed}"
     ));
     if harmed == 0 {
-        bail!("files of one name do not harm each other: packaging/depmod.conf says otherwise");
+        bail!(
+            "two module files of one name did no harm, but packaging/depmod.conf says that they do"
+        );
     }
     Ok(())
 }
@@ -349,7 +354,7 @@ fn make_install(log: Log) -> Result<()> {
         &tree.host.loads()?,
         "updates/peermem-rs/nvidia_peermem.ko (version 1-rs)",
     )?;
-    // Asks kmod as a user of the host would, with the host's own configuration.
+    // Asks modinfo as a user of the host would, with the host's own configuration.
     let asked = tree.dkms(&format!("modinfo -k {RELEASE} -F filename nvidia-peermem"))?;
     log.equal(
         "modinfo on the host",
@@ -377,6 +382,9 @@ pub(crate) fn cases() -> Vec<Case> {
         "dkms: one file name for both does harm",
         one_name,
     ));
-    cases.push(Case::new("make install on a host of its own", make_install));
+    cases.push(Case::new(
+        "make install, with the default folders",
+        make_install,
+    ));
     cases
 }

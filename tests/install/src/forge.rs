@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Modules that cannot be loaded, but contain everything that kmod reads: `.modinfo`, and the names
-//! of exported and required symbols.
+//! Synthetic modules. They cannot be loaded, but contain everything that kmod reads: `.modinfo`,
+//! and the names of exported and required symbols.
 
 use std::collections::HashMap;
 use std::fs;

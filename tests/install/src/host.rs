@@ -13,7 +13,7 @@ use anyhow::{bail, Context as _, Result};
 use crate::forge::Module;
 use crate::{repository, Log, Skip};
 
-/// Kernel of every synthetic host.
+/// Kernel release of every synthetic host.
 pub(crate) const RELEASE: &str = "7.9.0-1-synthetic";
 
 pub(crate) const NOTHING: &str = "nothing";
@@ -21,8 +21,8 @@ pub(crate) const NOTHING: &str = "nothing";
 /// Search path with the programs of a system administrator.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A stand-in for the build folder of a kernel that puts products beside their source. The makefile
-/// copies a prebuilt module instead of compiling one, and installs it like
+/// Makefile of a stand-in for the build folder of a kernel that puts products beside their source.
+/// The makefile copies a prebuilt module instead of compiling one, and installs it like
 /// `scripts/Makefile.modinst`.
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
@@ -54,7 +54,7 @@ impl fmt::Display for Load {
     }
 }
 
-/// Everything below a root: each path, with its type and contents.
+/// All files and folders below a root: the type and contents of each, by path.
 pub(crate) type Listing = BTreeMap<String, String>;
 
 /// Returns the differences of two listings as text, or "nothing".
@@ -143,11 +143,12 @@ impl Host {
         module.write(&self.modules().join(file))
     }
 
-    /// Returns `-C` for each of the host's existing configuration folders.
+    /// Returns kmod's options `-C FOLDER` for the host's existing configuration folders.
     fn configuration(&self, kind: &str) -> Vec<String> {
         let folders = ["etc", "usr/lib"].map(|folder| self.path(folder).join(kind));
         let existing = folders.into_iter().filter(|folder| folder.is_dir());
-        // Without any option, kmod would read the configuration of the test machine.
+        // Also names a folder that does not exist, so that there is always an option. Without any
+        // option, kmod would read the configuration of the test machine.
         existing
             .chain([self.path("no-such-folder")])
             .flat_map(|folder| ["-C".to_owned(), folder.display().to_string()])
@@ -180,8 +181,8 @@ impl Host {
             .args(arguments))
     }
 
-    /// Appends the steps to `steps`, in order. Runs the command of an `install` line with a
-    /// modprobe that only shows its steps.
+    /// Appends the steps that modprobe has `shown` to `steps`, in order. The step of an `install`
+    /// line is a command, which runs here with a modprobe that only shows its own steps.
     fn follow(&self, shown: &str, steps: &mut Vec<String>, depth: u32) -> Result<()> {
         if depth > 4 {
             bail!("`install` lines call each other:\n{}", steps.join("\n"));
@@ -205,8 +206,8 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. Only the
-    /// first file with that name is loaded, since the kernel refuses a second one.
+    /// Returns the file that `modprobe ARGUMENTS` would load as `nvidia_peermem`. modprobe may name
+    /// several such files, and the kernel loads only the first.
     ///
     /// Returns `None` if no file would be loaded, and an error if modprobe does not know the
     /// module.
@@ -221,9 +222,9 @@ impl Host {
             let below = Path::new(file)
                 .strip_prefix(self.modules())
                 .with_context(|| format!("{file} is not a module of the host"))?;
-            // An `install` line passes the arguments on, and the modprobe that it runs reads them
-            // from the configuration again. Duplicates have no effect, because the kernel uses the
-            // last value.
+            // An argument can occur twice: an `install` line passes the arguments to another
+            // modprobe, which also reads them from the configuration. Duplicates have no effect,
+            // because the kernel uses the last value.
             let mut arguments: Vec<&str> = Vec::new();
             for argument in rest.split_whitespace() {
                 if !arguments.contains(&argument) {
@@ -329,8 +330,9 @@ impl Host {
         )
     }
 
-    /// Lists everything on the host, except parts of the test machine. Output of depmod is compared
-    /// as sets of lines, because its order depends on the file system.
+    /// Lists all files and folders on the host. Leaves out those that belong to the test machine or
+    /// to the test itself. Output of depmod is compared as sets of lines, because its order depends
+    /// on the file system.
     pub(crate) fn listing(&self) -> Result<Listing> {
         let mut listing = Listing::new();
         let mut folders = vec![self.root.clone()];
@@ -367,13 +369,12 @@ impl Host {
         Ok(listing)
     }
 
-    /// Checks that the host is as it was.
+    /// Checks that the host has the same files as in the listing `before`.
     pub(crate) fn is_as(&self, log: Log, what: &str, before: &Listing) -> Result<()> {
         log.equal(what, differences(before, &self.listing()?), NOTHING)
     }
 
-    /// Runs a command on the host: in a mount namespace with the host's root and this machine's
-    /// programs.
+    /// Runs a command in a mount namespace that has the host's root and this machine's programs.
     pub(crate) fn inside(&self, command: &str) -> Result<Output> {
         // /usr is this machine's, except /usr/src, where dkms finds sources, and the units of
         // systemd. /lib, with the kernel modules, belongs to the host.
@@ -405,7 +406,7 @@ impl Host {
             .context("cannot start unshare")
     }
 
-    /// Returns an error if `inside` does not work on this machine.
+    /// Returns an error if [`Self::inside`] does not work on this machine.
     pub(crate) fn can_be_entered(&self) -> Result<()> {
         let output = self.inside("test -e /etc/os-release && command -v dkms depmod")?;
         if !output.status.success() {
@@ -422,7 +423,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Mounts existed only in namespaces that are gone.
+        // No mount is left below the root, because all mounts were in namespaces that have ended.
         if std::env::var_os("KEEP").is_none() {
             let _ = fs::remove_dir_all(&self.root);
         }

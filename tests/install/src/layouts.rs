@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Places in which NVIDIA's installer and the distributions put NVIDIA's module, with ours beside
-//! it. The tests check which module is loaded.
+//! The places in which NVIDIA's installer and the distributions put NVIDIA's module. The tests
+//! install our module too, and check which of the two modprobe loads.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ pub(crate) struct Layout {
     pub(crate) name: &'static str,
     /// `ID` in os-release.
     pub(crate) id: &'static str,
-    /// NVIDIA's nvidia-peermem, relative to the kernel's folder.
+    /// Path of NVIDIA's nvidia-peermem, relative to the kernel's folder of modules.
     theirs: &'static str,
 }
 
@@ -78,8 +78,9 @@ impl Layout {
         }
     }
 
-    /// Writes the other files of the packages. In `weak-updates`, the modules are written through
-    /// links, into the folder of the kernel that the package was built for.
+    /// Writes all files of the driver's packages except the modules. If the layout has
+    /// `weak-updates`, creates links there to the folder of the kernel that the package was built
+    /// for. The modules are later written through these links.
     fn put_files(&self, host: &Host) -> Result<()> {
         if self.name.starts_with("Debian") {
             host.put("etc/modprobe.d/nvidia.conf", DEBIAN_MODPROBE)?;
@@ -136,7 +137,7 @@ fn driver(host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
 #[derive(Clone, Copy)]
 enum Way {
     Make,
-    /// Installs the module's file and runs the hooks, as dkms does with `dkms.conf`.
+    /// Writes the module's file and runs `packaging/host`, as dkms does with `dkms.conf`.
     LikeDkms,
 }
 
@@ -153,7 +154,7 @@ impl Way {
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
-            // Leaves out scripts/check, because nothing is compiled.
+            // Skips scripts/check, because nothing is compiled.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
             .arg(format!("DESTDIR={}", host.path("").display())))
@@ -184,7 +185,7 @@ impl Way {
             Self::LikeDkms => {
                 let modules = host.path("lib/modules").join(RELEASE);
                 fs::remove_file(modules.join(self.file(layout)))?;
-                // Empty folders are removed as well.
+                // Removes empty folders as well, like dkms.
                 let mut folder = modules.join(layout.dkms());
                 while folder != modules && fs::remove_dir(&folder).is_ok() {
                     folder.pop();
@@ -214,7 +215,8 @@ fn ours(layout: &Layout, way: Way, version: &'static str) -> String {
     )
 }
 
-/// Checks a layout before the installation of our module, after each step, and after the removal.
+/// Checks which module modprobe would load before our module is installed, after each step, and
+/// after the removal.
 fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -261,8 +263,8 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     )
 }
 
-/// Installs our module in both ways at once. Either installation may be removed first, and the last
-/// removal leaves nothing.
+/// Installs our module in both ways on one host. Then removes both installations in this order, and
+/// checks that the last removal leaves nothing.
 fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -328,7 +330,8 @@ fn blacklisted(log: Log) -> Result<()> {
 /// effect if its file is read first.
 fn kept_out(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
-        // On these distributions, our package adds an `install` line.
+        // On Debian and Ubuntu, our module comes with its own `install` line, which hides a line in
+        // a later file.
         let debians = ["debian", "ubuntu"].contains(&layout.id);
         for (name, holds) in [("00-local.conf", true), ("zz-local.conf", !debians)] {
             let host = host(layout, "580.1")?;
@@ -345,8 +348,8 @@ fn kept_out(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a kernel without our module gets NVIDIA's module. On Debian's layouts, NVIDIA's file
-/// has another name, and modprobe loads nothing.
+/// Checks that modprobe loads NVIDIA's module on a kernel without ours. On Debian's layouts,
+/// modprobe loads nothing there, because NVIDIA's file has another name.
 fn kernel_without(log: Log) -> Result<()> {
     for layout in LAYOUTS.iter() {
         let host = host(layout, "580.1")?;
@@ -364,8 +367,8 @@ fn kernel_without(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Shows the need for both lines of configuration: without them, NVIDIA's module comes first on
-/// some layouts.
+/// Shows why our configuration has an `override` line for depmod and an `install` line for
+/// modprobe. Without these lines, modprobe loads NVIDIA's module on some layouts.
 fn without_configuration(log: Log) -> Result<()> {
     let mut lost = Vec::new();
     for layout in LAYOUTS.iter() {
@@ -397,8 +400,8 @@ fn without_configuration(log: Log) -> Result<()> {
     Ok(())
 }
 
-/// Tests our hooks of openibd. Our hooks are installed if there are no hooks, and replace hooks of
-/// an earlier version. The operator's hooks stay, even a hook that starts our service.
+/// Tests our hooks for openibd. An installation adds our hooks if there are none, and replaces
+/// hooks of an earlier version. The operator's hooks stay, even a hook that starts our service.
 fn hooks(log: Log) -> Result<()> {
     let layout = &LAYOUTS[1];
     let host = host(layout, "580.1")?;
@@ -450,9 +453,9 @@ pub(crate) fn cases() -> Vec<Case> {
         Ok(())
     });
     add("two kernels", two_kernels);
-    add("a blacklist holds", blacklisted);
-    add("an install line that keeps it out", kept_out);
-    add("a kernel without ours", kernel_without);
+    add("a blacklist also applies to our module", blacklisted);
+    add("an install line that blocks the module", kept_out);
+    add("a kernel without our module", kernel_without);
     add(
         "without the configuration NVIDIA's is loaded",
         without_configuration,

@@ -3,8 +3,8 @@
 //!
 //! The hosts are folders with the layouts of NVIDIA's installer and of the distributions. Their
 //! modules are small ELF files that cannot be loaded. The tools that read these files are real. The
-//! program prints KTAP, with a note for each answer. Arguments select cases by parts of their
-//! names.
+//! program prints KTAP, with a note for each value that it checks. Arguments select the cases whose
+//! names contain them.
 
 mod deb;
 mod dkms;
@@ -20,7 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::{bail, Result};
 
-/// Reason why a case could not run here.
+/// Reason why a case cannot run on this machine.
 #[derive(Debug)]
 struct Skip(String);
 
@@ -32,7 +32,7 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Prints questions and answers as notes.
+/// Prints the checked values as notes.
 #[derive(Clone, Copy)]
 struct Log;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `packaging/peermem-rs.service` beside an openibd. The real systemd runs as a user
-//! manager in separate namespaces.
+//! Tests of `packaging/peermem-rs.service`, with and without openibd's service. The real systemd
+//! runs as a user manager in separate namespaces.
 //!
 //! openibd's unit has OFED's settings and records its calls. Recording commands replace modprobe
 //! and rmmod in our unit. The tests check when these commands run.
@@ -25,17 +25,18 @@ ExecStop=NOTE openibd-stop
 ExecReload=NOTE openibd-reload
 ";
 
-/// Targets that units refer to by default.
+/// Contents of the targets that units refer to by default.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\n";
 
-/// Paths on the host: the unit, and the unit's former place, where `systemctl mask` puts its link.
+/// Paths on the host: our unit, and the link that `systemctl mask` makes. Earlier versions
+/// installed the unit at the path of this link.
 const UNIT: &str = "usr/lib/systemd/system/peermem-rs.service";
 const DECIDED: &str = "etc/systemd/system/peermem-rs.service";
 
 /// File on the host that makes loading fail.
 const FAILS: &str = "fails";
 
-/// Script that boots, then records and runs each line of `$2`.
+/// Script that starts systemd, then records and runs each line of `$2` as a systemctl command.
 const SCRIPT: &str = r#"
     set -u
     cd "$1"
@@ -69,7 +70,8 @@ const SCRIPT: &str = r#"
     kill -KILL $manager
 "#;
 
-/// Runs a manager with the host's units and these commands. Returns the recorded events, in order.
+/// Starts systemd with the host's units, and runs these systemctl commands. Returns the recorded
+/// events, in order.
 fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
     let packaging = repository("packaging");
     let note = host.path("note");
@@ -98,7 +100,7 @@ fn events(host: &Host, commands: &[&str]) -> Result<Vec<String>> {
     let note = format!("/bin/sh {}", note.display());
     let mut text = fs::read_to_string(host.path(UNIT)).context("the unit was not installed")?;
     if text != fs::read_to_string(packaging.join("peermem-rs.service"))? {
-        bail!("the unit that was installed is not the one in packaging");
+        bail!("the installed unit differs from the unit in packaging");
     }
     for (from, to) in [
         ("/sbin/modprobe nvidia-peermem", "loaded"),
@@ -176,7 +178,7 @@ fn installed() -> Result<Host> {
     Ok(host)
 }
 
-/// Checks the events after each command, in order.
+/// Checks the recorded events of each command, in order.
 fn told(log: Log, events: &[String], wanted: &[(&str, &str)]) -> Result<()> {
     let mut seen: Vec<(String, Vec<&str>)> = Vec::new();
     for event in events {
@@ -206,7 +208,8 @@ fn with_openibd(log: Log) -> Result<()> {
         ("stop openibd", "removed openibd-stop"),
         ("start openibd", "openibd-start loaded"),
         ("try-restart openibd", whole),
-        // Dependencies between units have no effect on a reload. openibd's hooks are for this case.
+        // Dependencies between units have no effect on a reload. Our hooks for openibd cover this
+        // case.
         ("reload openibd", "openibd-reload"),
         ("stop peermem-rs", "removed"),
         ("start peermem-rs", "loaded"),
@@ -255,7 +258,7 @@ fn disabled(log: Log) -> Result<()> {
     log.that("removed", !masked.is_symlink() && !host.path(UNIT).exists())
 }
 
-/// Tests a unit in its former place, where `systemctl mask` would put its link.
+/// Tests an upgrade from a version whose unit was at the path where `systemctl mask` puts its link.
 fn moved(log: Log) -> Result<()> {
     let host = installed()?;
     let old = host.path(DECIDED);
@@ -302,8 +305,8 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("systemd: with openibd", with_openibd),
         Case::new("systemd: without openibd", without_openibd),
         Case::new("systemd: a module that does not load", that_does_not_load),
-        Case::new("systemd: what an operator decided stays", disabled),
-        Case::new("systemd: a unit where it was installed before", moved),
+        Case::new("systemd: the operator's settings stay", disabled),
+        Case::new("systemd: a unit at the path of earlier versions", moved),
         Case::new("systemd: units in /lib", unmerged),
     ]
 }

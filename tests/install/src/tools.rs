@@ -19,7 +19,7 @@ const PREFIX: &str = "/opt/tools";
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("tools: installed and removed", there_and_back),
-        Case::new("tools: what is installed works", works),
+        Case::new("tools: the installed tools work", works),
         Case::new("tools: strangers' files stay", strangers),
     ]
 }
@@ -69,7 +69,7 @@ fn host() -> Result<Host> {
     for folder in ["bin", "lib", "share/man"] {
         fs::create_dir_all(host.path(&format!("opt/tools/{folder}")))?;
     }
-    // Place in which make expects the output of `make tools`.
+    // make expects the output of `make tools` in this folder.
     fs::create_dir_all(host.path("synthetic/tools/release"))?;
     symlink(program()?, host.path("synthetic/tools/release/peermemctl"))?;
     let place = host.path("synthetic/tools/release/libpeermem_preload.so");
@@ -138,14 +138,14 @@ fn there_and_back(log: Log) -> Result<()> {
         .into_iter()
         .partition(|name| name.starts_with("share/man/man1/peermemctl"));
     ensure!(rest == wanted, "beside the man pages: {rest:?}");
-    // One page for the program, and one for each command.
+    // There is one page for the program, and one for each command.
     let commands = commands()?;
     log.equal("man pages", pages.len(), commands.len() + 1)?;
     for unit in units()? {
         let text = fs::read_to_string(host.path(&format!("opt/tools/lib/systemd/system/{unit}")))?;
         ensure!(
             !text.contains("/usr/bin/peermemctl"),
-            "{unit} runs another peermemctl than the one installed"
+            "{unit} does not run the installed peermemctl"
         );
     }
     make(&host, "install-tools")?;
@@ -175,7 +175,7 @@ fn works(log: Log) -> Result<()> {
     let below = |path: &str| host.path(&format!("opt/tools/{path}"));
     let program = below("bin/peermemctl");
     log.note(run(tool(&program.to_string_lossy()).arg("--version"))?);
-    // Completion of `peermemctl t` in bash.
+    // Asks bash to complete `peermemctl t`.
     let mut bash = tool("bash");
     bash.args(["--norc", "-c"])
         .arg(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Debian packages. Some are installed on this machine, and others are only unpacked.
+//! Debian packages. Some packages are installed on this machine, and others are only unpacked.
 //!
 //! Packages of suites that this machine does not use come through a private apt state in the cache.
 //! This state uses this machine's mirror and keys, so apt checks every signature as usual. This

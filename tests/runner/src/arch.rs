@@ -17,7 +17,8 @@ static TSC_KHZ: LazyLock<Option<u64>> = LazyLock::new(tsc_khz);
 
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
-    // Reads both clocks within 20 µs, so the error of the interval below is at most a thousandth.
+    // Reads both clocks within 20 µs. The error of the measured interval is then at most a
+    // thousandth.
     let read = || loop {
         let time = Instant::now();
         // SAFETY: Every x86-64 processor has this instruction, which accesses no memory. Linux
@@ -50,8 +51,9 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Returns patterns for the parts of a kernel's source that only other architectures use. tar
-    /// has no pattern for "all names but these", so a few directories of other architectures stay.
+    /// Returns patterns for tar that match the parts of a kernel's source for other architectures.
+    /// tar has no pattern for "all names but these", so a few directories of other architectures
+    /// stay.
     pub(crate) fn others(self) -> [&'static str; 2] {
         match self {
             Self::X86_64 => ["arch/[!x]*.[chS]", "arch/[!x]*.dts*"],
@@ -73,8 +75,8 @@ impl Arch {
     pub(crate) const fn make(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &[],
-            // The debug kernel uses the same compiler. By default, the compiler takes addresses of
-            // weak symbols from a table that an arm64 module does not get.
+            // clang also compiles the debug kernel. By default, clang reads the addresses of weak
+            // symbols from a table (the GOT), which an arm64 module does not have.
             Self::Arm64 => &["ARCH=arm64", "LLVM=-19", "CFLAGS_peer_mem.o=-mcmodel=large"],
         }
     }

@@ -97,7 +97,7 @@ fn commit(repo: &Path) -> Result<String> {
     Ok(commit)
 }
 
-/// Runs `runner cost`. Also writes the page if the counts are written.
+/// Runs `runner cost`. If the counts are written to the file, also writes the page.
 pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
     let code = cost::run(paths, selection)?;
     if selection.update {
@@ -106,8 +106,8 @@ pub(crate) fn count(paths: &Paths, selection: &cost::Selection) -> Result<i32> {
     Ok(code)
 }
 
-/// Counts and measures everything, and writes the page. Returns 1 if a check of the counts fails, or
-/// if a goal is missed or was not measured.
+/// Counts instructions, measures the other costs in VMs, and writes the page. Returns 1 if a check
+/// of the counts fails, or if a goal is missed or was not measured.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let started = Instant::now();
     let mut code = 0;
@@ -153,7 +153,8 @@ impl Machine {
     fn options(&self, mode: &str, module: Peermem) -> Options {
         let mut options = Options {
             peermem: module,
-            // The stand-in counts its own cost, which the bench subtracts.
+            // The stand-in's own p2p.c counts the cost of its functions, and the bench subtracts
+            // this cost.
             provider: Provider::Ours,
             kernel: kernel::DEFAULT.to_owned(),
             bench: true,

@@ -55,7 +55,7 @@ pub(crate) fn status_problem(status: Option<i32>, tests: &[Test], problems: &mut
     }
 }
 
-/// Appends the program's last output to the last problem, if there is one.
+/// Appends the last lines of the program's output to the last problem, if there is a problem.
 pub(crate) fn add_last_words(said: &[String], problems: &mut [String]) {
     if let (Some(last), false) = (problems.last_mut(), said.is_empty()) {
         let tail = &said[said.len().saturating_sub(20)..];

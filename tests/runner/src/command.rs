@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Commands on this machine: where their programs are, and how arguments are quoted.
+//! Commands on this machine: the search path for their programs, and the quoting of their
+//! arguments.
 
 use std::path::PathBuf;
 use std::process::Command;

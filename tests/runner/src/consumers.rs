@@ -34,7 +34,8 @@ const NIXL: &str = "nixl-cu12==1.5.1 \
      --hash=sha256:341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a";
 const NIXL_LIBRARIES: [&str; 2] = [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"];
 
-/// Python version of the wheels to fetch. Tests use no Python code of the wheels.
+/// Python version of the wheels to fetch. The tests use no Python code of the wheels, so any
+/// version would do.
 const PYTHON: &str = "3.11";
 
 /// UCX 1.22.0. The program and headers of UCX come from a wheel that was compiled without
@@ -64,7 +65,7 @@ const LIBIBVERBS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 const DRIVER: &[(&[&str], &str, &[&str])] = &[
     (&["cuda.c", "memory.c"], "libcuda.so.1", &[]),
     (&["nvml.c"], "libnvidia-ml.so.1", &[]),
-    // The version of libcudart's symbols is the library's name.
+    // libcudart's symbols have a version, whose name is the library's name.
     (
         &["cudart.c"],
         "libcudart.so.12",
@@ -118,7 +119,7 @@ pub(crate) fn cuda(paths: &Paths) -> Result<PathBuf> {
         )?;
         put(&built, &libraries.join(library))?;
     }
-    // The linker and other users look up this name.
+    // Adds the name without a version, which the linker looks up.
     let short = libraries.join("libcuda.so");
     if fs::symlink_metadata(&short).is_err() {
         symlink("libcuda.so.1", &short)?;

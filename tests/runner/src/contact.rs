@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! First use of the repository from awkward paths. The clone is below /tmp and has a blank and a
-//! non-ASCII letter in its name. The cache is below /tmp, too. The VM mounts its own /tmp, and
-//! kbuild accepts no blanks.
+//! Runs `runner vm` for the first time from awkward paths. The path of the clone is below /tmp, and
+//! has a blank and a non-ASCII letter. The cache is below /tmp, too. These paths are awkward,
+//! because the VM mounts its own /tmp, and kbuild accepts no blanks.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::paths::{Folder, Paths};
 use crate::results::Test;
 use crate::stamp;
 
-/// Contents of a file that only the working directory has.
+/// Contents of a file that exists only in the working directory.
 const MARK: &str = "of the working directory";
 
 /// Compiles the modules in a clone below /tmp whose name has a blank and a non-ASCII letter, and
@@ -49,7 +49,7 @@ pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
 fn copy_tracked(repo: &Path, to: &Path) -> Result<()> {
     for name in tracked(repo)? {
         let (from, target) = (repo.join(&name), to.join(&name));
-        // The file was removed, but the removal is not committed yet.
+        // Skips a file that was removed without a commit.
         if !from.exists() {
             continue;
         }
@@ -85,7 +85,7 @@ fn vm(
     wanted: &[&str],
 ) -> Result<Vec<String>> {
     fs::write(cwd.join("mark"), MARK)?;
-    // Files that the VM writes here stay in the VM.
+    // Files that the VM writes to the host's folders stay in the VM.
     let script = format!("set -e; cat mark; echo; {script}; echo x > mark");
     let log = paths.new_log()?;
     // Runs this same program, even if cargo has replaced its file.

@@ -35,7 +35,7 @@ pub(crate) struct Selection {
 
 pub(crate) const MODES: [&str; 2] = ["persistent", "revocable"];
 
-/// The functions of a client in call order, and the revocation.
+/// The callbacks of a peer-memory client, in call order. The last one is the revocation.
 pub(crate) const CALLBACKS: &[&str] = &[
     "acquire",
     "get_pages",
@@ -82,8 +82,8 @@ impl Subject {
 const PORTABLE: &str = "portable-";
 pub(crate) const NVIDIA: &str = "nvidia-";
 
-/// Objects of the kernel's build that the module's code runs with. `tests/cost/services.c` has all
-/// other services.
+/// Object files of the kernel's build that are linked with the module. `tests/cost/services.c`
+/// implements all other services.
 const KERNEL_OBJECTS: &[&str] = &[
     "arch/x86/lib/memcpy_64.o",
     "arch/x86/lib/memset_64.o",
@@ -94,8 +94,8 @@ const KERNEL_OBJECTS: &[&str] = &[
 /// Additional objects for the in-tree build.
 const RUST_OBJECTS: &[&str] = &["rust/core.o", "rust/helpers/helpers.o", "rust/kernel.o"];
 
-/// Sections of the program: one with all instructions of the module, and one with all instructions
-/// of the kernel's objects.
+/// Sections of the linked program. One has all instructions of the module, the other all
+/// instructions of the kernel's objects.
 const MODULE_SECTION: &str = "cost_module";
 const KERNEL_SECTION: &str = "cost_kernel";
 
@@ -117,7 +117,7 @@ pub(crate) enum Kind {
     Holds,
 }
 
-/// The name of one count.
+/// Identifies one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Figure {
     /// Mode and shape: "persistent 64KiB".
@@ -141,8 +141,8 @@ pub(crate) struct Counted {
     pub(crate) figures: Figures,
 }
 
-/// Returns one test for each registration, which compares the registration's cost with the file.
-/// Measures the modules that are already built.
+/// Returns one test for each registration. The test compares the registration's cost with
+/// `tests/cost/figures`. Measures the modules that are already built.
 pub(crate) fn tests(paths: &Paths) -> Result<Vec<Test>> {
     let counted = count(paths, true, &Subject::ALL)?;
     let mut tests = compared(&kept(&paths.repo)?, &counted);
@@ -160,7 +160,7 @@ pub(crate) fn in_tree_tests(paths: &Paths) -> Result<Vec<Test>> {
     Ok(compared(&kept, &counted))
 }
 
-/// Returns one test for each registration, with advice about changes.
+/// Returns one test for each registration. The notes of a failed test have advice.
 fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     let mut tests = compare(&kept.figures, &counted.figures);
     for test in tests
@@ -180,8 +180,8 @@ fn compared(kept: &Counted, counted: &Counted) -> Vec<Test> {
     tests
 }
 
-/// Counts the cost of registrations. Compares the figures with the committed file, or updates that
-/// file.
+/// Runs `runner cost`: counts the cost of registrations, and compares the counts with the committed
+/// file or updates this file.
 pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
     let counted = count(paths, false, &Subject::ALL)?;
     let mut tests = vec![nowhere_dearer(&counted.figures)];
@@ -200,7 +200,7 @@ fn file(repo: &Path) -> PathBuf {
     repo.join("tests/cost/figures")
 }
 
-/// Returns the figures of the file, or none if there is no file.
+/// Returns the figures of `tests/cost/figures`. Returns no figures if there is no such file.
 pub(crate) fn kept(repo: &Path) -> Result<Counted> {
     read(&fs::read_to_string(file(repo)).unwrap_or_default())
 }
@@ -281,7 +281,7 @@ fn run_modes(
 }
 
 /// Returns the versions of the kernel and of its compilers, from the kernel's configuration. The
-/// module uses the same compilers.
+/// same compilers compile the module.
 fn compilers(kernel: &Kernel) -> Result<String> {
     let file = kernel.build.join("include/config/auto.conf");
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
@@ -342,7 +342,8 @@ fn link(
             .arg(at("missing.o")),
     )?;
     joined("kernel.o", &["joined.o", "missing.o"].map(at))?;
-    // Makes all other symbols local, because the C library has functions of the same names.
+    // Makes all symbols local except those named `cost_*`, because the C library has functions with
+    // the kernel's names.
     output(
         Command::new("objcopy")
             .args(["--wildcard", "--keep-global-symbol=cost_*"])
@@ -385,10 +386,10 @@ fn code_sections(headers: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns assembler source with a page for each undefined symbol, and a list of the symbols' names
-/// in the same order.
+/// Returns assembler source that defines each undefined symbol as a page, and a list of the
+/// symbols' names in the same order.
 fn missing<'a>(undefined: impl Iterator<Item = &'a str>) -> String {
-    // main.c and the linker define these symbols.
+    // Skips the symbols that main.c or the linker defines.
     let others = ["host_", "__start_", "__stop_"];
     let mut pages = ".section cost_missing, \"aw\", @nobits\n".to_owned();
     let mut names = ".section .rodata\n.globl cost_missing_names\ncost_missing_names:\n".to_owned();
@@ -420,7 +421,8 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
             [name @ ("module" | "kernel"), start, end] => {
                 texts.insert(name, hex(start)?..hex(end)?);
             }
-            // A function with several names counts as one.
+            // Counts of the same name are added. A service that consists of several functions is
+            // one figure.
             ["calls", shape, service, times] => {
                 set(shape, Kind::Calls, service, times.parse()?);
             }
@@ -433,7 +435,7 @@ fn add(figures: &mut Figures, mode: &str, said: &str, dumps: &str) -> Result<()>
     for (name, kind) in [("module", Kind::Instructions), ("kernel", Kind::Kernel)] {
         let text = texts
             .get(name)
-            .with_context(|| format!("the program did not say where the {name} is"))?;
+            .with_context(|| format!("the program printed no address range for the {name}"))?;
         let counts = instructions(dumps, text)?;
         if counts.is_empty() {
             bail!("callgrind dumped nothing");
@@ -455,7 +457,8 @@ fn hex(text: &str) -> Result<u64> {
     u64::from_str_radix(digits, 16).with_context(|| text.to_owned())
 }
 
-/// Returns the number of executed instructions of `text`, by the title of callgrind's dump.
+/// Returns the number of executed instructions at addresses within `text`, by the title of
+/// callgrind's dump.
 fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     let mut title = None;
@@ -473,7 +476,8 @@ fn instructions(dumps: &str, text: &Range<u64>) -> Result<BTreeMap<String, u64>>
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with("0x") {
-            // The line after a call has the cost of the callee, whose own lines are counted too.
+            // The line after a call has the cost of the callee. This cost is skipped, because the
+            // callee's own lines are counted too.
             if std::mem::take(&mut is_call) {
                 continue;
             }
@@ -560,7 +564,7 @@ fn registrations<'a>(figures: impl IntoIterator<Item = &'a Figure>) -> BTreeSet<
     figures.map(|figure| &*figure.registration).collect()
 }
 
-/// Returns one test for each registration, with the figures that changed.
+/// Returns one test for each registration, whose notes list the figures that changed.
 fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     let all: BTreeSet<&Figure> = kept.keys().chain(counted.keys()).collect();
     let test = |registration: &str| {
@@ -695,8 +699,8 @@ mod tests {
             tests[1].notes,
             ["instructions acquire: 1000 -> 1020 (+2.0 %)"]
         );
-        // A missing file has no figures. A figure that is no longer counted must be removed from
-        // the file.
+        // All figures are new if there is no file. A figure that is no longer counted must be
+        // removed from the file.
         for (kept, counted) in [(&figures(""), &counted), (&counted, &figures(""))] {
             let tests = compare(&kept.figures, &counted.figures);
             assert_eq!(tests.len(), 4);
@@ -705,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn the_portable_build_is_held_against_the_other() {
+    fn the_portable_build_is_compared_with_the_in_tree_build() {
         let verdict = |portable: u64| {
             let text = format!(
                 "m s instructions acquire=7\nm s instructions release=3\nm s calls kfree=1\n\
@@ -770,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_has_a_page_and_a_name() {
+    fn missing_symbols_have_a_page_and_a_name() {
         let source =
             missing(["host_alloc", "vfree", "__start_cost_calls", "kthread_stop"].into_iter());
         assert_eq!(source.matches(".skip 4096").count(), 2);

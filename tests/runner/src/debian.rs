@@ -3,9 +3,9 @@
 //! with its stock kernel, and ib_core's modules in `updates` as with OFED. DKMS has installed the
 //! stand-in's driver and NVIDIA's own nvidia-peermem.
 //!
-//! DKMS installs our module in each way that is offered to users. A VM boots the host's root and
-//! loads the modules that `modprobe` finds. DKMS runs in a chroot, because its build would take an
-//! hour in the VM.
+//! Users get our module as source, as an archive or as a Debian package. Each host gets one of
+//! these, and DKMS installs the module from it. A VM boots the host's root and loads the modules
+//! that `modprobe` finds. DKMS runs in a chroot, because its build would take an hour in the VM.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -71,7 +71,7 @@ pub(crate) fn release(name: &str) -> Option<&'static Release> {
 /// libraries of the verbs program.
 const PACKAGES: &str = "dkms make xz-utils iproute2 libibverbs1 ibverbs-providers librdmacm1";
 
-/// Files of the repository that DKMS needs.
+/// Files of the repository that the host's DKMS package contains.
 const PACKAGE: [&str; 8] = [
     "Kbuild",
     "Makefile",
@@ -242,7 +242,8 @@ impl Host<'_> {
         }
         let headers = kernel.join("overlay/include/linux");
         self.put(&[headers], &format!("{home}/include"))?;
-        // The path by which cm_trace.h is included starts in a folder of this name.
+        // The kernel includes cm_trace.h by a path that begins in include/trace, so this folder
+        // must exist.
         let trace = self.root.join(home).join("include/trace");
         output(as_root("mkdir").arg("-p").arg(trace))?;
         let release = &self.release;
@@ -301,7 +302,7 @@ impl Host<'_> {
         let options = Options {
             peermem,
             param: param.iter().map(|value| (*value).to_owned()).collect(),
-            // DKMS compiled this nvidia.ko.
+            // DKMS compiled nvidia.ko with the stand-in's own p2p.c.
             provider: Provider::Ours,
             root: self.root.clone(),
             layer: self.layer.clone(),
@@ -327,8 +328,8 @@ impl Host<'_> {
         Ok((tests, outcome.failures))
     }
 
-    /// Unpacks the modules that the VM's file systems need, because busybox loads only uncompressed
-    /// ones.
+    /// Unpacks the modules for the VM's file systems. busybox loads these modules, and it loads
+    /// only uncompressed files.
     fn early(&self) -> Result<Index> {
         let tree = self.root.join("usr/lib/modules").join(&self.release);
         let folder = self.home.join("early").join(&self.release);
@@ -490,7 +491,7 @@ impl Host<'_> {
     /// Runs scripts/check of the source in `folder`. Fails with the script's table if the module
     /// cannot be built, or if `has_row` returns `false`.
     fn checked(&self, folder: &str, has_row: impl Fn(&str) -> bool) -> Result<()> {
-        // The script's exit status repeats the last line of its table.
+        // The exit status is ignored, because the last line of the table says the same.
         let check = format!("/{folder}/scripts/check KVER={} || true", self.release);
         let table = self.output(&check)?;
         if !has_row(&table) || !table.ends_with("It can be built.") {
@@ -518,7 +519,7 @@ impl Host<'_> {
                 "and no other compiler can make its metadata".to_owned(),
             ),
         ] {
-            // The text includes the exit statuses, which are compared here.
+            // The text ends with the exit status, which is checked here.
             let text = self.output(&format!("set +e; {command}; true"))?;
             let given = format!("/lib/modules/{}/build", self.release);
             if !text.contains(&sentence) || !text.ends_with(&format!("{given}\n1")) {
@@ -582,8 +583,8 @@ impl Host<'_> {
         Ok(vec![row])
     }
 
-    /// Tests that modprobe would load a file of this name, compressed or not. Also returns the
-    /// version of that file.
+    /// Returns a test that modprobe would load a file of this name, compressed or not. Also returns
+    /// the version of that file.
     fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
         let release = &self.release;
         let info =

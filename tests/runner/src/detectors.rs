@@ -25,16 +25,15 @@ pub(crate) enum Detector {
     Kmemleak,
 }
 
-/// Factor by which this kernel may be slower than the test VM's default kernel before it counts as
-/// hanging.
+/// Factor for time limits on the debug kernel, which is slower than the test VM's default kernel.
 pub(crate) const SLOWER: u32 = 4;
 
 pub(crate) const MEMORY_MIB: u32 = 512;
 
 /// Returns the detectors that a VM must have. `faults` means that allocations in the VM fail on
-/// purpose. Such a VM has no use for kmemleak. Memory left behind by a failed call is not always a
-/// leak, and kmemleak's own allocations fail too. The allocations of the DMA debugging also fail,
-/// and the first such failure switches DMA debugging off.
+/// purpose. kmemleak is then useless: its own allocations fail too, and a failed call may leave
+/// memory behind that is not leaked. DMA debugging switches itself off as soon as one of its own
+/// allocations fails.
 pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     use Detector::{Dma, Kasan, Kmemleak, Lockdep, Sleep};
     if faults {
@@ -44,24 +43,24 @@ pub(crate) fn wanted(faults: bool) -> &'static [Detector] {
     }
 }
 
-/// Kernel parameters. KASAN continues after its first report, DMA debugging has entries for all
-/// mappings of a test, and an RCU stall may last longer than on hardware.
+/// Kernel parameters for the detectors. KASAN continues after its first report, DMA debugging has
+/// entries for all mappings of a test, and an RCU stall may last longer than on hardware.
 const ARGUMENTS: &str =
     "kasan_multi_shot dma_debug_entries=262144 rcupdate.rcu_cpu_stall_timeout=120";
 
-/// The slab allocator's caches for each processor keep pointers to allocated objects. Without
-/// slub_debug, kmemleak takes these pointers for references and misses the injected leak. If
-/// allocations fail, those caches are filled at unpredictable times, and no count of allocations
-/// would be exact. Any flag of slub_debug prevents both effects, and Z is the cheapest flag.
+/// Kernel parameter that switches off the slab allocator's per-processor caches. kmemleak takes the
+/// pointers in these caches for references, and would miss the injected leak. If allocations fail
+/// on purpose, the caches are filled at unpredictable times, and no count of allocations would be
+/// exact. Any flag of slub_debug switches the caches off, and Z is the cheapest flag.
 const NO_CACHES: &str = "slub_debug=Z";
 
 /// Limits the VM to four levels of page tables.
 ///
-/// If there are five levels, the kernel reads their number again while it identifies its first
-/// processor. During an interrupt at that moment, KASAN takes every address for a wild address.
-/// Each report then lasts longer than the time to the next tick, and the VM prints reports forever.
-/// This happened once in some hundreds of boots ("kasan: Fix false-positive wild-memory-access on
-/// x86 under 5-level paging", linux-mm, June 2026).
+/// If the processor supports five levels, the kernel computes the number of levels a second time
+/// while it identifies the boot processor. During an interrupt at that moment, KASAN reports every
+/// memory access as wild. Printing a report takes longer than a timer tick, so the VM prints
+/// reports forever. This happened in one of some hundreds of boots ("kasan: Fix false-positive
+/// wild-memory-access on x86 under 5-level paging", linux-mm, June 2026).
 pub(crate) const PROCESSOR: &str = ",la57=off";
 
 pub(crate) fn kernel_arguments(faults: bool) -> String {
@@ -107,17 +106,18 @@ impl Detector {
     }
 }
 
-/// Line that precedes the reports of injected faults.
+/// Log line that the guest writes before it injects faults.
 const INJECTING: &str = "runner: injecting";
-/// Last line of the injection.
+/// Log line that the guest writes after all faults were injected.
 const INJECTED: &str = "runner: injected";
 
-/// The injected mapping in `dma-api/dump`.
+/// Part of the line for the injected mapping in `dma-api/dump`.
 const INJECTED_MAPPING: &str = " P=0x00000000fed1c000 ";
 
 const SHOWN_LEAKS: usize = 5;
 
-/// Splits a log where the injection begins. The second part is empty if the injection never began.
+/// Splits a log at the line where the injection of faults begins. The second part is empty if there
+/// is no such line.
 pub(crate) fn split(log: &str) -> (&str, &str) {
     let mut at = 0;
     for line in log.split_inclusive('\n') {
@@ -129,14 +129,14 @@ pub(crate) fn split(log: &str) -> (&str, &str) {
     (log, "")
 }
 
-/// Returns the guest's lines under one heading.
+/// Returns the guest's log lines that begin with `runner: ` and this heading, without this prefix.
 fn said<'a>(log: &'a str, heading: &str) -> impl Iterator<Item = &'a str> + use<'a> {
     let start = format!("runner: {heading}: ");
     log.lines()
         .filter_map(move |line| klog::message(line).strip_prefix(&start))
 }
 
-/// Returns a value of `dma-api`.
+/// Returns a value from the kernel's directory `dma-api`, as the guest logged it.
 fn dma(log: &str, name: &str) -> Option<String> {
     said(log, "dma").find_map(|text| Some(text.strip_prefix(name)?.trim().to_owned()))
 }
@@ -303,7 +303,8 @@ mod tests {
         with(words, words, "")
     }
 
-    /// Replaces `old` by `new` in the lines with these words. If `new` is empty, empties the lines.
+    /// Returns the problems of [`LOG`] after `old` is replaced by `new` in the lines that contain
+    /// `words`. If `new` is empty, these lines are emptied.
     fn with(words: &str, old: &str, new: &str) -> Vec<String> {
         assert!(LOG.contains(words), "{words}");
         problems(|line| match line.contains(words) {
@@ -324,7 +325,7 @@ mod tests {
     /// Tests a log in which two processors wrote to the console at once. The second processor began
     /// when the first one had written a part of the line, or all of it.
     #[test]
-    fn a_line_that_is_written_again_is_one() {
+    fn a_replayed_line_counts_once() {
         for (words, written) in [
             (INJECTED_MAPPING, 90),
             (INJECTED_MAPPING, 0),
@@ -343,11 +344,12 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_whose_detectors_live() {
+    fn a_log_of_working_detectors_is_clean() {
         let (run, injected) = split(LOG);
         assert!(klog::judge(run, &[]).is_clean());
         assert_eq!(judge(run, injected, wanted(false)), Vec::<String>::new());
-        // If the leak and the mapping were not injected, neither may be found.
+        // `wanted(true)` is for a VM without kmemleak and DMA debugging. The reports of the
+        // injected leak and of the injected mapping are then two problems.
         let found = judge(run, injected, wanted(true));
         assert_eq!(found.len(), 2, "{found:?}");
     }
@@ -365,7 +367,7 @@ mod tests {
         ] {
             is_dead(name, &without(words));
         }
-        // A detector that has switched itself off is dead, too.
+        // A detector that has switched itself off also counts as dead.
         for (old, new, name) in [
             (
                 "debug_locks:                             1",
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_beside_the_injected_faults_is_a_failure() {
+    fn reports_beside_the_injected_faults_are_failures() {
         let leaked = "unreferenced object 0xff1100000cb5e020 (size 96):";
         let young = "\n[  105.2] runner: kmemleak:   comm \"gdr\", pid 9, jiffies 4294941795\n\
                      [  105.2] runner: kmemleak: unreferenced object 0xff1100000cb5e021 (size 96):";
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_boot_has_leaked_is_not_held_against_the_modules() {
+    fn leaks_from_the_boot_are_no_problem() {
         // The first module is loaded 13 s after boot. These objects are allocated at 12.99 s and
         // 13.08 s.
         let object = |ticks: &'static str| {
@@ -428,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planting_that_did_not_end() {
+    fn an_injection_that_did_not_end_is_a_problem() {
         assert_eq!(without("runner: injected").len(), 1);
         assert_eq!(
             without("runner: injecting"),

@@ -169,8 +169,8 @@ fn figure<'a>(test: &'a Test, name: &str) -> Result<&'a str> {
     noted(test, name).with_context(|| format!("{} has no note {name}", test.name))
 }
 
-/// Returns the table of loom's models with their numbers of interleavings, and the number of locks
-/// and rules that `can_fail` takes away.
+/// Returns the table of loom's models with their numbers of interleavings. Adds the number of locks
+/// and rules that the tests of `can_fail.rs` remove.
 fn interleavings(runs: &[&[Test]]) -> Result<String> {
     let tests = || runs.iter().copied().flatten();
     let mut rows = tests()
@@ -206,7 +206,7 @@ fn find<'a>(runs: &[&'a [Test]], name: &str) -> Result<&'a Test> {
     found.with_context(|| format!("{name} is missing"))
 }
 
-/// Tests that write the rows of a table.
+/// Tests that print the rows of the page's table of cases.
 const CASES: &[&str] = &[
     "ranges::tests::small_scopes_exhaustively",
     "ranges::tests::small_scopes_with_trimming_exhaustively",
@@ -323,7 +323,7 @@ fn bad_input(runs: &[&[Test]]) -> Result<String> {
     Ok(text)
 }
 
-/// Returns the position of `word` in the list. Appends a missing word.
+/// Returns the position of `word` in the list, and appends `word` if it is missing.
 fn place<'a>(list: &mut Vec<&'a str>, word: &'a str) -> usize {
     if let Some(at) = list.iter().position(|&known| known == word) {
         return at;

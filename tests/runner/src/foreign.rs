@@ -19,7 +19,7 @@ use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::{apt, stamp};
 
-/// The compiler of the foreign kernel, which supports all architectures.
+/// Compiler of kernels and programs for the foreign architecture. clang supports all architectures.
 pub(crate) const COMPILER: &str = "clang-19";
 
 /// rustc's name of Debian's arm64.
@@ -47,7 +47,7 @@ fn library() -> Result<String> {
 
 fn packages() -> Result<Vec<String>> {
     let mut packages: Vec<String> = PACKAGES.split(' ').map(str::to_owned).collect();
-    // The runtime library has the major version of the release's gcc.
+    // gcc's runtime library has gcc's major version in its name.
     let gcc = output(Command::new("gcc").arg("-dumpversion"))?;
     let major = gcc.split('.').next().unwrap_or_default();
     packages.push(format!("libgcc-{major}-dev"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Answers of git about the repository, which may belong to another user.
+//! Asks git about the repository, which may belong to another user.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -3,8 +3,7 @@
 //! module, and makes the page with the results.
 //!
 //! A VM may die. The result then consists of the VM's output until its death and of the kernel's
-//! reports. The page is made only from results, so every run makes the same page, unless something
-//! has changed.
+//! reports. The page is made only from results. It therefore changes only if a result has changed.
 
 mod machines;
 
@@ -24,13 +23,14 @@ use crate::{guest, kernel, klog, programs, results, setup, vm};
 
 const PAGE: &str = "docs/hazards.md";
 
-/// Hazards by the letters of their rows. The names of a hazard's schedules begin with its letter.
+/// Letters of the hazards, as in the rows of the page. The names of a hazard's schedules begin with
+/// its letter.
 const LETTERS: [&str; 16] = [
     "A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P",
 ];
 
-/// Schedules that end with the loss of the VM, whatever a client does, and the defect that both
-/// modules must show.
+/// Schedules that hang or crash the VM with every peer-memory module, each with the defect that
+/// both modules must show.
 const UNPREVENTABLE: [(&str, &str); 2] = [
     (
         "driver_holds_lock",
@@ -215,8 +215,8 @@ fn sort_out(
         })
         .collect();
     let mut problems = Vec::new();
-    // If the hung thread leaves the other processor to the program, the program reports the hang,
-    // and the VM does not end.
+    // The hung thread may leave the other processor to the program. The program then reports the
+    // hang, and the VM runs until its time limit.
     let hung = machine.is_fatal() && timed_out;
     let hangs = |outcome: &Outcome| outcome.broken.iter().any(|why| why.contains(HANGING));
     outcomes.retain(|(_, outcome)| !(hung && hangs(outcome)));
@@ -289,7 +289,8 @@ fn belongs(schedule: &str, letter: &str) -> bool {
     schedule.split('.').next() == Some(letter)
 }
 
-/// Returns the text of a row for one of the modules: by mode, or once if the modes agree.
+/// Returns the cell of a hazard's row for one module. The cell has a text for each mode, or one
+/// text if the modes agree.
 fn cell(ran: &[Ran], module: Peermem, letter: &str) -> String {
     let mut said: Vec<(&str, Vec<String>)> = Vec::new();
     for ran in ran.iter().filter(|ran| ran.machine.module == module) {
@@ -373,7 +374,8 @@ fn replaced(page: &str, name: &str, part: &str) -> Result<String> {
     Ok([before, part, after].concat())
 }
 
-/// Returns a line of the page. In the row of a hazard, these results replace the old ones.
+/// Returns a line of the page. If the line is the row of a hazard, its results are replaced by
+/// these.
 fn row(line: &str, ran: &[Ran]) -> String {
     match line.split(" | ").collect::<Vec<_>>()[..] {
         [first, what, schedule, _, _, rule]
@@ -549,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_one_name_in_every_run() {
+    fn a_report_has_the_same_headline_in_every_run() {
         for (text, name) in [
             (
                 "[    1.0] ------------[ cut here ]------------\n[    1.0] nvidia: dma_unmap of a page table that is gone\n\
@@ -583,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_that_takes_the_machine_along_is_told() {
+    fn a_schedule_that_kills_the_machine_is_reported() {
         let said = said("1..3\n# saw a\nok 1 X.one\n# saw b\n# wrong c\n");
         let log = "[    1.0] hazard: X.one\n[    2.0] hazard: X.two\n[    2.1] Oops: 0000 [#1]\n\
                    [    2.1] RIP: 0010:f+0x1/0x2\n[    2.2] Kernel panic - not syncing: x\n";
@@ -630,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_of_an_oops_is_no_result_of_its_own() {
+    fn consequences_of_an_oops_are_no_separate_result() {
         let outcome = |wrong: &[&str], reports: &[&str]| Outcome {
             wrong: wrong.iter().map(ToString::to_string).collect(),
             reports: reports.iter().map(ToString::to_string).collect(),
@@ -649,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_with_a_hole_is_a_problem() {
+    fn a_log_with_lost_lines_is_a_problem() {
         let said = said("1..1\n# saw a\nok 1 X.one\n");
         let log =
             "[    1.0] hazard: X.one\n** 3 printk messages dropped **\n[    2.0] hazard: end\n";
@@ -667,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_may_not_have_a_report_anywhere() {
+    fn our_module_must_cause_no_report() {
         let ours = MACHINES.iter().find(|m| m.module == Peermem::Ours).unwrap();
         let said = said("1..1\n# saw a\nok 1 X.one\n");
         let log = "[    1.0] hazard: X.one\n[    2.0] hazard: end\n[    3.0] runner: teardown: pins_live is 1, not 0\n";
@@ -676,7 +678,7 @@ mod tests {
         assert!(ran.outcomes[0].1.defects().is_none());
     }
 
-    /// Checks that the page has a place for each result, and keeps everything else.
+    /// Checks that the page has a place for each result, and that the results change no other text.
     #[test]
     fn the_page_is_written_from_results() {
         let repo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Duration and last pass of each run of the suite: `history.json` in the cache.
+//! Stores the duration and the last pass of each run of the suite, in `history.json` in the cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +49,7 @@ pub(crate) struct History {
 
 fn read(file: &PathBuf) -> BTreeMap<String, Record> {
     let text = fs::read(file).unwrap_or_default();
-    // A record that cannot be read counts as missing, and the run is measured again.
+    // A file that cannot be parsed counts as empty. The runs are then timed again.
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
@@ -78,7 +78,7 @@ impl History {
         when: &When,
     ) -> Result<()> {
         let _lock = Lock::take(paths, "history")?;
-        // Another suite may run at the same time.
+        // Reads the file again, because another suite may have written to it in the meantime.
         let mut records = read(&self.file);
         let before = records.remove(name).and_then(|record| record.last_pass);
         let record = Record {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Files of kernel modules: finds and orders them, and reads their module information.
+//! Finds the files of kernel modules, orders them by their dependencies, and reads their module
+//! information.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ pub(crate) fn name_of(file: &Path) -> String {
         .replace('-', "_")
 }
 
-/// Modules by name. The first module of a name wins.
+/// Files of modules, by name. If a name is added twice, the first file stays.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Index(BTreeMap<String, PathBuf>);
 

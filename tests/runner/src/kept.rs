@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Kept results, which replace a run whose inputs have not changed. This module also has the pass
-//! of `make test-all`, which continues after an interruption.
+//! Results of earlier runs, which replace a run whose inputs have not changed. This module also
+//! keeps the progress of `make test-all`, which continues after an interruption.
 
 use std::fs;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl Shelf {
         self.0.join(format!("{name}.json"))
     }
 
-    /// Returns the kept result of this run if its inputs have the same key.
+    /// Returns the kept result of this run if `key`, the hash of the run's inputs, has not changed.
     pub(crate) fn get(&self, run: &str, key: &str) -> Option<Kept> {
         let text = fs::read(self.file(run)).ok()?;
         let kept: Kept = serde_json::from_slice(&text).ok()?;
@@ -59,7 +59,7 @@ impl Shelf {
     }
 }
 
-/// A pass of all runs over one state of the work tree.
+/// One pass of `make test-all`: all runs, over one state of the work tree.
 #[derive(Debug)]
 pub(crate) struct Pass {
     home: PathBuf,
@@ -72,7 +72,8 @@ impl Pass {
     pub(crate) fn resume(paths: &Paths, restart: bool) -> Result<Self> {
         let mut key = Key::default();
         for name in tracked(&paths.repo)? {
-            // The page shows the dates of passes, and is written at the end of a pass.
+            // Leaves out docs/last-passes.md, because the end of a pass writes the date of the pass
+            // into this page.
             if name != LAST_PASSES_PAGE {
                 add_file(&mut key, paths, &name)?;
             }
@@ -91,7 +92,7 @@ impl Pass {
         Ok(Self { home, tree, shelf })
     }
 
-    /// Ends the pass, so the next pass starts over.
+    /// Ends the pass. The next pass starts from the beginning.
     pub(crate) fn end(&self) -> Result<()> {
         fs::remove_dir_all(&self.home).with_context(|| self.home.display().to_string())
     }
@@ -99,7 +100,7 @@ impl Pass {
 
 pub(crate) const LAST_PASSES_PAGE: &str = "docs/last-passes.md";
 
-/// Adds a file to the key. A file that was deleted but is still tracked has no contents.
+/// Adds a file to the key. A file that was deleted but is still tracked counts as empty.
 fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     let path = paths.repo.join(name);
     match fs::symlink_metadata(&path) {
@@ -112,7 +113,7 @@ fn add_file(key: &mut Key, paths: &Paths, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Files and folders of the test runner that make a VM and judge its results.
+/// Files and folders of the test runner that boot a VM and evaluate its results.
 const JUDGES: &str =
     "arch.rs cases.rs command.rs detectors.rs guest.rs index.rs klog klog.rs results.rs setup.rs \
     topology.rs vm vm.rs";
@@ -132,8 +133,8 @@ pub(crate) fn has_ours(options: &Options, command: &str) -> bool {
         )
 }
 
-/// Returns a key of all inputs of a run. Returns `None` if the run depends on `src/` and is
-/// therefore always done.
+/// Returns a key, which is a hash of all inputs of a run. Returns `None` if the run depends on
+/// `src/` and is therefore always done.
 pub(crate) fn key(paths: &Paths, run: &Run, machine: Option<&Options>) -> Result<Option<String>> {
     let mut key = Key::default();
     match (run.place, machine, run.src) {
@@ -223,7 +224,7 @@ mod tests {
         let when = When::default();
         shelf.put("a: b", "key", &tests, &when).unwrap();
         let found = ["key", "other"].map(|key| shelf.get("a: b", key));
-        // The file name of `a; b` is also that of `a: b`.
+        // The runs `a; b` and `a: b` have the same file name.
         let stranger = shelf.get("a: c", "key").or(shelf.get("a; b", "key"));
         let kept = found[0].as_ref().unwrap();
         assert_eq!(kept.tests, tests);
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_goes_on_over_the_same_tree_alone() {
+    fn a_pass_continues_only_on_the_same_tree() {
         let home = Folder::scratch("pass");
         let pass =
             |tree: &str, restart| Pass::of(home.to_path_buf(), tree.to_owned(), restart).unwrap();

@@ -24,11 +24,12 @@ use crate::toolchain::Toolchain;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// The kernel and its modules without the stock RDMA modules, which only tests load.
+    /// The kernel and its modules, without the stock RDMA modules, which only some runs of the
+    /// suite load.
     Patched,
     /// The kernel and all its modules, including the stock RDMA modules.
     Whole,
-    /// The existing files, without a check that they are up to date.
+    /// Existing files. There is no check that these are up to date.
     Frozen,
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn ensure(
         .source_name()
         .context("the kernel's source was fetched but is missing")?;
     let key = tree.key(&source)?;
-    // If the key is lost, a new key is made and compiled into the kernel.
+    // If the signing key is lost, a new key is made and compiled into the kernel.
     let keyed = tree.signing().is_none_or(|signing| signing.key.exists());
     let stamp = tree.at("stamp");
     let has_stock = flavour.pristine_rdma;

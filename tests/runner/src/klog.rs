@@ -15,11 +15,10 @@ use regex::{Regex, RegexSet};
 pub(crate) use self::lines::once;
 pub(crate) use self::lines::{message, read};
 
-/// Line that reports lost lines. Lines are lost if the serial port is too slow, and lost lines
-/// cannot be judged.
+/// Line by which the kernel reports lost lines. Lines are lost if the serial port is too slow.
 const LOSS: &str = r"^\*\* \d+ printk messages dropped";
 
-/// Lines that start a report. A report may continue for many lines.
+/// Patterns of lines that start a report. A report may continue for many lines.
 static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"\bWARNING: ",
@@ -44,7 +43,7 @@ static OPENERS: LazyLock<RegexSet> = LazyLock::new(|| {
         // SMMU: a device's forbidden access, and errors between the SMMU and its driver.
         r"^arm-smmu-v3 \S+: (event |unexpected |device has entered|no \w+ irq|CMD)",
         r"^arm-smmu-v3 \S+: .*(timeout|error|overflow|aborted|fail)",
-        // Any message except those that only announce the detectors.
+        // Any message of kmemleak. [`HARMLESS`] excludes the messages at boot.
         r"^kmemleak: ",
         r"^DMA-API: ",
         r"^sysfs: cannot create duplicate filename",
@@ -62,7 +61,7 @@ fn is_loss(line: &str) -> bool {
     LOST.is_match(message(line))
 }
 
-/// Lines that match an opener but report nothing.
+/// Patterns of lines that match [`OPENERS`] but report nothing.
 static HARMLESS: LazyLock<RegexSet> = LazyLock::new(|| {
     set(&[
         r"DMA-API: (preallocated|debugging enabled|dma_debug_entry pool grown)",
@@ -74,8 +73,7 @@ static CUT_HERE: &str = "------------[ cut here ]------------";
 static END_OF_TRACE: &str = "---[ end trace";
 static MAPPED_AT: &str = "DMA-API: Mapped at:";
 
-/// Maximum length of a report, in lines. A longer report is cut, and the rest is searched for
-/// openers.
+/// Maximum length of a report, in lines. The lines after the maximum are searched for new reports.
 const LONGEST_REPORT: usize = 160;
 
 /// Number of lines that a failure shows after a report's first line.
@@ -195,8 +193,8 @@ fn is_headline(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Returns `true` if a report without an end extends at least to this line. Lists the lines of both
-/// architectures.
+/// Returns `true` for a line that must belong to a report, such as the start of a stack trace. A
+/// report whose end is missing extends at least to this line. Has the lines of both architectures.
 fn is_telling(text: &str) -> bool {
     ["Call Trace", "RIP:", "Call trace", "pc :"]
         .iter()
@@ -259,8 +257,8 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     }
                 }
             } else {
-                // If no end is found, the report ends with its last line that opens a report or
-                // `is_telling`. Such lines are at most 40 lines apart.
+                // If no end is found, the report ends with its last line that [`opens`] or
+                // [`is_telling`] accepts. Such lines are at most 40 lines apart.
                 let mut last = start;
                 for (offset, line) in lines[start..probe].iter().enumerate() {
                     let text = message(line);
@@ -281,7 +279,7 @@ pub(crate) fn reports(log: &str) -> Vec<Report> {
                     .map(|line| line.trim_end_matches('\r').to_owned())
                     .collect(),
             });
-            // A declared report does not excuse lost lines inside it.
+            // Lost lines inside a declared report are still a failure.
             let inside = lines[start..at].iter().enumerate().skip(1);
             let lost = inside.filter(|(_, line)| is_loss(line));
             found.extend(lost.map(|(offset, line)| Report {
@@ -432,7 +430,7 @@ mod tests {
     /// Checks that the line before the replay message is kept, unless the replayed line begins with
     /// it.
     #[test]
-    fn what_is_written_again_is_counted_once() {
+    fn replayed_lines_are_counted_once() {
         let replay = "** replaying previous printk message **";
         let line = "[    2.000000] nvidia-peermem: told nobody";
         for cut in [&line[..30], line] {
@@ -476,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn single_lines_that_must_not_be_there() {
+    fn single_lines_that_are_reports() {
         for line in [
             "[    9.0] Kernel panic - not syncing: Fatal exception",
             "[    9.0] BUG: sleeping function called from invalid context at mm/slab.h:1",
@@ -539,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_fails_and_hides_nothing_behind_it() {
+    fn lost_lines_fail_and_hide_no_later_report() {
         let log = [BOOT, "** 1 printk messages dropped **\n", WARN, BOOT].concat();
         assert_eq!(reports(&log).len(), 2);
         let verdict = judge(&log, &expect("refcount_t=1"));

@@ -42,13 +42,15 @@ struct Linter<'a> {
 }
 
 impl Linter<'_> {
-    /// Returns `true` if a check must run: a changed file `concerns` it, or all files are checked.
+    /// Returns `true` if a check must run: `concerns` accepts a changed file, or all files are
+    /// checked.
     fn looks_at(&self, concerns: impl Fn(&str) -> bool) -> bool {
         let changed = self.changed.as_deref();
         changed.is_none_or(|changed| changed.iter().any(|name| concerns(name)))
     }
 
-    /// Returns the files for a check: all of a kind, or the changed ones among them.
+    /// Returns the files for a check: all files that `is_one` accepts, or only the changed ones
+    /// among them.
     fn files(&self, what: &str, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = tracked(self)?;
         names.retain(|name| is_one(name));
@@ -62,12 +64,12 @@ impl Linter<'_> {
     }
 }
 
-/// A check: its name and its function. The error is the check's complaint.
+/// A check: its name and its function. The function's error is the complaint.
 type Check = (&'static str, fn(&Linter<'_>) -> Result<()>);
 
 pub(crate) const CLIPPY_HOST: &str = "clippy, host";
 
-/// The check that compiles the object of the portable build.
+/// Name of the check that compiles the object of the portable build.
 pub(crate) const SAME_OBJECT: &str = "the same object from another directory";
 
 const CHECKS: &[Check] = &[
@@ -152,7 +154,7 @@ fn licences(linter: &Linter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Words that begin a riddle: a comment must begin with its subject or its verb.
+/// Words that must not begin a comment. A comment must begin with its subject or its verb.
 const RIDDLES: [&str; 8] = ["What", "Whether", "Who", "Of", "As", "That", "So", "With"];
 
 /// Returns the comments that begin with one of [`RIDDLES`], each with the number of its line.
@@ -335,7 +337,8 @@ fn checkpatch(linter: &Linter<'_>) -> Result<()> {
             .args(["--max-line-length=100", option])
             .arg(format!("--ignore={CHECKPATCH_IGNORED},{ignored}"))
             .args(files.iter().map(|name| repo.join(name)))
-            // In a git work tree, checkpatch would take every tracked file for a source.
+            // Runs outside the work tree, where checkpatch would take every tracked file for a
+            // source.
             .current_dir("/");
         if let Err(error) = quiet(&mut command, |line| !line.trim().is_empty()) {
             problems.push(error.to_string());

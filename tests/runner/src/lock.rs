@@ -7,8 +7,7 @@ use anyhow::Result;
 
 use crate::paths::Paths;
 
-/// Lock that keeps another `runner`, or another run of this one, from making the same thing at the
-/// same time.
+/// Lock on one product. Another `runner`, or another thread of this one, waits for the lock.
 pub(crate) struct Lock(fs::File);
 
 impl Lock {
@@ -17,7 +16,7 @@ impl Lock {
         fs::create_dir_all(&directory)?;
         let file = fs::File::create(directory.join(what))?;
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            eprintln!("  waiting for another process that makes the same ({what}) …");
+            eprintln!("  waiting for another process that is building the same product ({what}) …");
             rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
         }
         Ok(Self(file))

@@ -23,7 +23,7 @@ use crate::{apt, patch, stamp};
 
 /// A module that the test runner builds: its inputs, and the variables of make.
 struct Recipe<'a> {
-    /// Directory of the products, and name in messages.
+    /// Name of the directory of the products, also used in messages.
     name: &'a str,
     product: &'a str,
     /// Directory of the Kbuild file.
@@ -35,7 +35,7 @@ struct Recipe<'a> {
     patches: &'a [PathBuf],
 }
 
-/// Headers that all kernels of the test VM get.
+/// Headers that the overlay adds to all kernels of the test VM.
 const OVERLAY: &str = "tests/kernel/overlay/include";
 
 /// Root file of the module's Rust code.
@@ -96,12 +96,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Builds modules for a VM with this nvidia.ko.
+    /// Selects the nvidia.ko beside which the modules are loaded.
     pub(crate) fn beside(self, provider: Provider) -> Self {
         Self { provider, ..self }
     }
 
-    /// Selects the build of our module, if one is given.
+    /// Selects `build` for our module. `None` keeps the usual build of the kernel.
     pub(crate) fn with(self, build: Option<Build>) -> Result<Self> {
         let build = build.unwrap_or(self.build);
         if build == Build::InTree && !self.kernel.has_rust {
@@ -110,7 +110,7 @@ impl<'a> Builder<'a> {
                 self.kernel.release
             );
         }
-        // At its start, a suite builds only the kernel's usual build.
+        // A suite has built only the kernel's usual build at its start. Another build is made here.
         let frozen = self.frozen && build == self.build;
         Ok(Self {
             build,
@@ -132,7 +132,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns a builder for products that a suite does not build at its start.
+    /// Returns a builder for products that are built when a run needs them, and not at the start of
+    /// a suite.
     fn late(&self) -> Self {
         Self {
             frozen: false,
@@ -250,11 +251,11 @@ impl<'a> Builder<'a> {
                 .push(format!("NV_SYMVERS={}", symbols.display()));
             recipe.inputs.push(symbols);
         }
-        // The last value of a variable counts.
+        // If a variable of make is set twice, the last value counts.
         recipe.variables.extend([
             "PEERMEM_BUILD=portable".to_owned(),
             format!("PEERMEM_OBJECT={}", object.display()),
-            // The default would depend on this machine's own driver.
+            // Set explicitly, because the default depends on this machine's own driver.
             format!(
                 "PEERMEM_NO_GPL_ONLY={}",
                 if self.no_gpl_only { "1" } else { "" }
@@ -319,7 +320,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Builds our module with patches applied. The last patch names the module's directory.
+    /// Builds our module with patches applied. The module's directory is named after the last
+    /// patch.
     pub(crate) fn patched(&self, patches: &[PathBuf]) -> Result<PathBuf> {
         let name = patches.last().and_then(|patch| patch.file_stem());
         let name = name.context("no patch")?.to_string_lossy();
@@ -481,9 +483,8 @@ impl<'a> Builder<'a> {
     fn our_recipe(&self) -> Recipe<'_> {
         Recipe {
             source: self.paths.repo.clone(),
-            // Headers that are installed on this machine, for this machine's kernel, do not fit the
-            // VM's kernel. The build gets no symbols of the driver, as beside a driver that DKMS
-            // built.
+            // Ignores headers that are installed on this machine, because they do not fit the VM's
+            // kernel. The build gets no symbols of the driver, as beside a driver that DKMS built.
             variables: [
                 "NV_P2P_INCLUDE=",
                 "PEER_MEM_INCLUDE=",
@@ -548,8 +549,8 @@ impl<'a> Builder<'a> {
         self.paths.repo.join(path)
     }
 
-    /// Returns the nvidia.ko that modules are linked with. Modules depend on the choice of
-    /// nvidia.ko only on a kernel with symbol versions.
+    /// Returns the nvidia.ko whose symbols modules are linked with. Only a kernel with symbol
+    /// versions needs separate modules for each nvidia.ko.
     fn neighbour(&self) -> Provider {
         match self.kernel.has_symbol_versions {
             true => self.provider,
@@ -557,7 +558,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns the name of a module's products, which depends on the nvidia.ko.
+    /// Returns the name for a module's products. The name contains the nvidia.ko if the module
+    /// depends on it.
     fn beside_neighbour(&self, name: &str) -> String {
         match self.neighbour() {
             Provider::Ours => name.to_owned(),
@@ -594,7 +596,8 @@ impl<'a> Builder<'a> {
         if product.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(product);
         }
-        // Mutants share a directory, because most compiled files are the same for all mutants.
+        // All mutants are built in one directory, because most compiled files are the same for all
+        // mutants.
         let (mut source, output) = if recipe.patches.is_empty() {
             let source = self.paths.for_kbuild(&recipe.source, &recipe.inputs)?;
             (source, format!("{}.build", recipe.name))

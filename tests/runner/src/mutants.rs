@@ -39,7 +39,7 @@ pub(crate) const UNCHANGED: &str = "unchanged";
 pub(crate) struct Selection {
     /// Runs only mutants whose name or test contains one of these words
     words: Vec<String>,
-    /// Uses the portable build: only mutants of files that wrap C, and their tests in VMs
+    /// Uses the portable build; runs only mutants of C files and of Rust files that wrap C, and only tests in VMs
     #[arg(long)]
     portable: bool,
 }
@@ -125,7 +125,7 @@ pub(crate) fn tests(
     let toolchain = Toolchain::find(paths)?;
     let mutants = chosen(paths, words, build)?;
     let mut kept = Kept::new(paths, &toolchain, build)?;
-    // Each entry has the key of its kept result, and a result as soon as one is known.
+    // Each entry has the hash of the test's inputs, and a result as soon as one is known.
     let mut all = Vec::new();
     for mutant in &mutants {
         for check in &mutant.checks {
@@ -139,7 +139,7 @@ pub(crate) fn tests(
     let left = all.iter().filter(|one| one.4.is_some()).count();
     if left > 0 {
         println!(
-            "      {left} of {} have not changed since they were noticed, and are not run",
+            "      {left} of {} tests noticed their mutant before and have the same inputs, and are not run",
             all.len()
         );
     }

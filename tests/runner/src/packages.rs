@@ -16,15 +16,15 @@ use crate::results::{Format, Test};
 use crate::stamp::{self, Key};
 use crate::{apt, cases, guest, programs, setup};
 
-/// Names of the roots, Debian's suites, and the suites whose rdma-core the library is tested with.
-/// The first suite has the oldest glibc that Debian offers.
+/// Names of the roots, the Debian suite of each, and the suites whose rdma-core is tested with the
+/// library for `LD_PRELOAD`. The first suite has the oldest glibc that Debian offers.
 const ROOTS: &[(&str, &str, &[&str])] = &[
     ("11", "bullseye", &["bullseye"]),
     ("12", "bookworm", &["bookworm"]),
     ("13", "trixie", &["trixie", NEWEST]),
 ];
 
-/// The suite whose packages change.
+/// The suite whose packages change over time.
 const NEWEST: &str = "sid";
 
 /// Packages of rdma-core, and the libraries that they are linked to.

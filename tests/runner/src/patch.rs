@@ -32,7 +32,7 @@ pub(crate) fn apply(directory: &Path, patch: &Path, fuzz: u32) -> Result<()> {
     Ok(())
 }
 
-/// Fakes of the kernel that host packages put around the module's logic.
+/// Fakes of the kernel's services. The host packages compile the module's logic with these fakes.
 pub(crate) const FAKES: &str = "tests/fakes";
 
 /// The module's sources, and other inputs of the workspace's packages.
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_exactly_and_what_almost_does() {
+    fn patches_must_apply_within_the_fuzz() {
         let directory = crate::paths::Folder::scratch("patch");
         let (file, patch) = (directory.join("x"), directory.join("x.patch"));
         fs::write(

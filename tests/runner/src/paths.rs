@@ -15,7 +15,7 @@ use crate::stamp;
 
 const LOGS_KEPT: usize = 300;
 
-/// Number of kernel logs of flaky runs to keep, in a separate folder.
+/// Maximum number of kept kernel logs of flaky runs. These logs have a separate folder.
 const FLAKY_LOGS_KEPT: usize = 60;
 
 /// Makes room for one more file in a directory whose file names sort by time.
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn kbuild_gets_a_copy_of_what_lies_where_it_cannot_go() {
+    fn kbuild_gets_a_copy_of_sources_in_awkward_paths() {
         let base = Folder::scratch("paths");
         let paths = Paths {
             repo: base.join("a b"),

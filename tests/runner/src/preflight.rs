@@ -37,7 +37,8 @@ pub(crate) fn check(paths: &Paths, wanted: &Wanted<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns what this machine lacks for the plan, one sentence each with advice.
+/// Returns one sentence, with advice, for each requirement of the plan that this machine does not
+/// meet.
 fn lacks(facts: &Facts, plan: &Plan) -> Vec<String> {
     let mut said = Vec::new();
     let mut say = |sentence: String| said.push(sentence);
@@ -168,8 +169,8 @@ mod tests {
         }
     }
 
-    /// Changes one fact about a good machine. Checks that the change makes one sentence, with these
-    /// words.
+    /// Changes one fact about a machine that meets all requirements. Checks that exactly one
+    /// problem is reported, in one line with these words.
     macro_rules! lacks {
         ($(|$facts:ident| $change:expr => $what:literal, $way_out:literal;)*) => {$(
             let mut $facts = good();
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn each_lack_is_one_sentence_with_a_way_out() {
+    fn each_missing_requirement_is_one_sentence_with_advice() {
         lacks! {
             |facts| facts.architecture = "aarch64".to_owned() => "is aarch64", "use an x86-64 machine";
             |facts| facts.debian = false => "not Debian", "use Debian 12";
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_machine_says_is_read() {
+    fn facts_of_the_machine_are_parsed() {
         let text =
             "MemTotal: 9 kB\nMemFree: 9 kB\nMemAvailable:  3145728 kB\nSwapFree: 1048576 kB\n";
         assert_eq!(available(text), Some(4096));
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plan_is_told_with_reasons() {
+    fn the_plan_is_printed_with_reasons() {
         let text = announcement(&plan_with(&[]), &good().rooms);
         let head = "  to be made first:\n    kernel 7.x  1,000 MiB  not built yet\n    \
                     1,064 MiB in the file system of /home/u/.cache";

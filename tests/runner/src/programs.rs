@@ -17,11 +17,11 @@ use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 use crate::{apt, consumers, foreign, stamp};
 
-/// Directory of the tests in Debian's rdma-core package.
+/// Directory in which Debian's rdma-core package installs its Python tests.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// The tests that the suite runs. In the VM, loading the other tests takes longer than running
-/// these tests.
+/// rdma-core's test modules that the suite runs. In the VM, loading the other test modules would
+/// take longer than running these.
 const PYVERBS_TESTS: [&str; 9] = [
     "test_addr",
     "test_atomic",
@@ -39,7 +39,7 @@ pub(crate) const GDR: &str = "gdr";
 /// The library that registers GPU memory by dma-buf.
 const PRELOAD: &str = "peermem-preload";
 
-/// Packages of programs to compile.
+/// Packages of the workspace whose programs the VM needs.
 pub(crate) const COMPILED: &[&str] = &[GDR, "peermemctl"];
 
 /// Returns the directory of all compiled programs. The directory is in PATH in the VM.

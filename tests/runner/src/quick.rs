@@ -15,8 +15,8 @@ use crate::{cases, cost, git, mutants, setup};
 /// A check: its name, and its function, which returns a message if it passes.
 type Step = (&'static str, fn(&Paths) -> Result<String>);
 
-/// Rows run in parallel. The steps of a row run one after the other. All steps of cargo are in one
-/// row, because cargo runs one command at a time.
+/// Lists of steps. The lists run in parallel, and the steps of one list run one after the other.
+/// All steps of cargo are in one list, because cargo runs one command at a time.
 const LANES: &[&[Step]] = &[
     &[
         ("host tests", host_tests),

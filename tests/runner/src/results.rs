@@ -169,7 +169,7 @@ impl Reader {
 
     fn cargo(&mut self, line: &str) {
         if let Some(count) = CARGO_COUNT.captures(line) {
-            // Each test program prints one line of this form.
+            // Each of cargo's test programs announces its number of tests in such a line.
             let count: usize = count[1].parse().unwrap_or(0);
             self.announced = Some(self.announced.unwrap_or(0) + count);
             self.pending = None;
@@ -179,7 +179,7 @@ impl Reader {
                 "FAILED" => Verdict::Failed,
                 _ => Verdict::Skipped(found.get(3).map_or("ignored", |m| m.as_str()).to_owned()),
             };
-            // Different programs may have tests of the same name.
+            // Two programs may have tests of the same name. The later test gets a suffix.
             let mut name = found[1].to_owned();
             while self.tests.iter().any(|test| test.name == name) {
                 name.push('\'');

@@ -18,7 +18,7 @@ use crate::topology::Topology;
 use crate::vm::{Build, Named as _, Peermem, Provider};
 use crate::{apt, consumers, foreign, kernel, modules, programs, vm};
 
-/// Finds the compilers, after installing their packages.
+/// Installs the packages of the compilers, and returns the compilers.
 pub(crate) fn tools(paths: &Paths) -> Result<Toolchain> {
     let _lock = Lock::take(paths, "tools")?;
     apt::install_all(paths)?;

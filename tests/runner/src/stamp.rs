@@ -20,8 +20,8 @@ pub(crate) struct Key {
     files: Vec<(String, String)>,
 }
 
-/// The files of the keys that this process made, by key. The files are saved when the key becomes a
-/// stamp.
+/// Input files of the keys that this process made, by key. [`set`] saves the files of a key beside
+/// the key's stamp.
 static FILES: Mutex<BTreeMap<String, Vec<(String, String)>>> = Mutex::new(BTreeMap::new());
 
 /// Returns the beginning of a hash, long enough to be unique.
@@ -41,8 +41,8 @@ impl Key {
         self.bytes(name, value.as_bytes());
     }
 
-    /// Adds bytes. The hash includes names and lengths, so no data can move from one input to the
-    /// next unnoticed.
+    /// Adds bytes. The hash includes the name and the length, so that no bytes can move from one
+    /// input to the next unnoticed.
     pub(crate) fn bytes(&mut self, name: &str, value: &[u8]) {
         self.whole.update(format!("{name}\0{}\0", value.len()));
         self.whole.update(value);
@@ -126,8 +126,8 @@ fn files_of(stamp: &Path) -> PathBuf {
     stamp.with_file_name(name)
 }
 
-/// Returns the repository's files that have changed or gone since the stamp was set. New files are
-/// not included: if a new file is used, a changed file names it.
+/// Returns the repository's files that have changed or gone since the stamp was set. New files need
+/// not be included, because another file must have changed to use a new file.
 pub(crate) fn changed(stamp: &Path, repo: &Path) -> Vec<String> {
     let text = fs::read_to_string(files_of(stamp)).unwrap_or_default();
     text.lines()

@@ -36,7 +36,7 @@ pub(crate) struct Selection {
     /// Runs only this epoch, and does not save the progress
     #[arg(long)]
     epoch: Option<u64>,
-    /// Operations of an epoch; only the same number repeats an epoch
+    /// Operations of an epoch; an epoch can be repeated only with the same number
     #[arg(long, default_value_t = 2000)]
     operations: u64,
     /// A kernel of the test VM by name
@@ -56,7 +56,7 @@ struct Account {
     next: u64,
     epochs: u64,
     milliseconds: u64,
-    /// Counts by name, as `gdr` prints them.
+    /// Counts of operations and events, by the names that `gdr stress` prints.
     counts: BTreeMap<String, u64>,
 }
 
@@ -97,8 +97,8 @@ fn machine(selection: &Selection, epoch: u64) -> vm::Options {
         } else {
             Iommu::Off
         },
-        // One VM runs epochs of both modes. If ib_core's locks have one class, lockdep reports an
-        // inversion.
+        // One VM runs epochs of both modes. If ib_core's locks had only one class, lockdep would
+        // report an inversion.
         ib_param: vec!["peer_lock_classes=2".to_owned()],
         frozen: true,
         ..vm::Options::default()
@@ -244,7 +244,8 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
                         duration(started.elapsed())
                     );
                     if keeps {
-                        // If this write fails, the next write includes the same progress.
+                        // A failed write is ignored, because the next write includes the same
+                        // progress.
                         let _ = account.save(&live_file);
                     }
                 }
@@ -253,7 +254,8 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         account = machine.account.clone();
         if machine.failed().is_some() || !machine.problems.is_empty() {
             if keeps {
-                // Any of the VM's epochs may have caused the report.
+                // Discards the progress of all epochs of this VM, because any of them may have
+                // caused the report.
                 before.save(&file)?;
             }
             machine.tell_failure(selection, account.next, first);
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_what_its_epochs_say() {
+    fn an_epoch_determines_its_machine() {
         #[derive(clap::Parser)]
         struct Bare {
             #[command(flatten)]

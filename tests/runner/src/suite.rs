@@ -34,8 +34,8 @@ fn smoke(flavour: &'static kernel::Flavour) -> impl Iterator<Item = Run> {
     })
 }
 
-/// Returns every run of the suite on the kernels that the runs name, and the smoke runs of the
-/// kernels' table.
+/// Returns every run of `tests/runner/suite`, on the kernel that it names or on the default kernel.
+/// Also returns the smoke runs of each kernel in the table of kernels.
 pub(crate) fn every_run() -> &'static [Run] {
     static ALL: LazyLock<Vec<Run>> = LazyLock::new(|| {
         TABLE
@@ -48,8 +48,8 @@ pub(crate) fn every_run() -> &'static [Run] {
     &ALL
 }
 
-/// Returns the suite's runs to repeat on another kernel, as listed in the kernel's entry in the
-/// table.
+/// Returns the suite's runs that `make test-all` repeats on a kernel, according to the kernel's
+/// entry in the table.
 pub(crate) fn again(kernel: &'static str) -> Vec<Run> {
     // The name lives as long as the program, like all names of runs.
     let named = |name: &str| -> &'static str { format!("{kernel}: {name}").leak() };
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(
                 found.is_empty(),
                 flavour.only_in_full,
-                "{}: either only_in_full, or a smoke run in `make test`",
+                "{}: `make test` must have a smoke run unless only_in_full is set",
                 flavour.name
             );
         }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn on_arm64_what_is_listed_is_run() {
+    fn arm64_repeats_the_listed_runs() {
         for kernel in [kernel::ARM64, kernel::ARM64_64K] {
             let again = again(kernel);
             let names: Vec<&str> = again.iter().map(|run| run.name).collect();

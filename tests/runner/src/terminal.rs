@@ -15,7 +15,7 @@ pub(crate) fn size() -> Option<(u16, u16)> {
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Raw mode until this value is dropped. Every key goes to the VM.
+/// Keeps the terminal in raw mode until this value is dropped, so that every key goes to the VM.
 pub(crate) struct Raw(termios::Termios);
 
 impl Raw {

@@ -206,7 +206,8 @@ struct Suite<'a> {
     paths: &'a Paths,
     toolchain: Toolchain,
     selection: &'a Selection,
-    /// Kernels that could not be built, or whose modules could not, with the reason.
+    /// Kernels that could not be built, or whose modules could not be built. The value is the
+    /// error.
     broken: BTreeMap<String, String>,
     now: When,
     unchanged: Shelf,
@@ -227,7 +228,7 @@ impl Suite<'_> {
         let times: Vec<_> = runs
             .iter()
             .map(|run| match run.place {
-                // The number of mutants to run is not known in advance.
+                // The duration is unknown, because it depends on the number of changed mutants.
                 Place::Mutants(_) => None,
                 _ => self.history().time(run.name),
             })
@@ -283,7 +284,8 @@ impl Suite<'_> {
             return Ok(Report::kept(run, kept, Origin::Resumed));
         }
         let machine = wanted(run);
-        // If no key can be made, the run itself fails for the same reason, and reports it.
+        // If the hash of the inputs cannot be computed, the run itself fails for the same reason,
+        // and reports it.
         let key = kept::key(self.paths, run, machine.as_ref()).unwrap_or_default();
         if let Some(key) = key
             .as_ref()
@@ -416,7 +418,8 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
 
 const DEMO_OK: &str = "demo: ok";
 
-/// Runs the demo. This function decides the result, because the kernel log counts too.
+/// Runs the demo. The result is decided here and not in the VM, because it also depends on the
+/// kernel log.
 pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i32> {
     let options = Options {
         timeout: Some(600),
@@ -460,7 +463,8 @@ pub(crate) fn demo(paths: &Paths, kernel: String, peermem: Peermem) -> Result<i3
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Differences<'a> {
     problems: Vec<String>,
-    /// Tests that one of the runs skips for an accepted reason, by reason.
+    /// By reason: tests whose results may differ, because one run skips the test for an accepted
+    /// reason.
     excused: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
@@ -644,7 +648,7 @@ mod tests {
             let problems: Vec<&String> = reports.iter().flat_map(|one| &one.problems).collect();
             assert_eq!(problems, ["a: passed in the other run, failed here"]);
         }
-        // A run without results has reported the reason.
+        // A run without any test is not compared, because it has already reported why it failed.
         let mut reports = [first(), second(&[])];
         agreement(&mut reports);
         assert!(reports.iter().all(|one| one.problems.is_empty()));

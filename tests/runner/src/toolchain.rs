@@ -14,9 +14,9 @@ use crate::command::{quoted, system_path, tool};
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// Suites with a bindgen that is new enough for the kernel, if this machine's bindgen is older. The
-/// newer bindgen needs the C library of its own release. The loader of that library starts bindgen.
-/// Neither the library nor bindgen is installed.
+/// Suites with a bindgen that is new enough for the kernel. They are used if this machine's bindgen
+/// is older. The newer bindgen needs the C library of its own release, so the loader of that
+/// library starts bindgen. Neither is installed on this machine.
 const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
 const OLDEST_BINDGEN: (u64, u64, u64) = (0, 71, 1);
 const OLDEST_LIBCLANG: u32 = 17;
@@ -188,8 +188,8 @@ mod tests {
                 .output()
                 .expect("cargo")
         };
-        // If only this package was tested, the dependencies of the other packages have not been
-        // fetched.
+        // The dependencies of other packages may not be fetched yet, if only this package was
+        // tested before.
         let mut output = metadata(&["--offline"]);
         if !output.status.success() {
             output = metadata(&[]);

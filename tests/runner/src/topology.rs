@@ -35,7 +35,8 @@ const BRIDGE_BUSES: [u8; 3] = [0x40, 0x80, 0xc0];
 /// QEMU arguments of a topology.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
-    /// Bridges, ports and sockets. These arguments come before the devices behind them.
+    /// Arguments for bridges, ports and sockets. These arguments come before the devices behind
+    /// them.
     pub(crate) arguments: Vec<String>,
     pub(crate) gpus: Vec<String>,
     pub(crate) nics: [String; NICS],
@@ -110,8 +111,8 @@ impl Layout {
         let number = self.ports;
         self.ports += 1;
         let name = format!("port{number}");
-        // Nothing is hot-plugged, so the firmware need not reserve room. The chassis distinguishes
-        // slots.
+        // Nothing is hot-plugged, so the firmware need not reserve room for new devices. The
+        // chassis number distinguishes slots.
         let chassis = number + 1;
         self.device(format!(
             "{kind},id={name},bus={bus},chassis={chassis},hotplug=off"

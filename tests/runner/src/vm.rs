@@ -24,8 +24,8 @@ pub(crate) use self::boot::{Boot, Channels, Outcome};
 pub(crate) use self::options::{Build, Iommu, Named, Options, Peermem, Provider, Rdma};
 use crate::paths::Paths;
 
-/// Boots one VM or a pair, runs the command, and waits. An error is a failure of this machine. Any
-/// failure of the VM is part of the outcome.
+/// Boots one VM or a pair, runs the command, and waits for its end. An error is a failure of this
+/// machine. Any failure of the VM is part of the outcome.
 pub(crate) fn run(
     paths: &Paths,
     options: &Options,

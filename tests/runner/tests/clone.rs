@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A clone with only the files that are needed here, which is removed on drop.
+/// A clone with only the files that these tests need. The clone is removed on drop.
 struct Clone {
     base: PathBuf,
     folder: PathBuf,
@@ -148,7 +148,7 @@ fn the_rig_is_started_from_any_path() {
 /// Checks that only one checkout compiles at a time. A second checkout would remove files that this
 /// checkout's cargo is writing, and would replace its program.
 #[test]
-fn one_at_a_time_compiles_the_rig() {
+fn only_one_checkout_compiles_at_a_time() {
     let clone = Clone::new("waits", "second")
         .with_program("flock -n \"$XDG_CACHE_HOME/peermem-rs/locks/runner\" echo free");
     let cache = clone.cache().join("peermem-rs");
@@ -171,7 +171,7 @@ fn one_at_a_time_compiles_the_rig() {
     let output = second.wait_with_output().unwrap();
     assert_eq!(
         said,
-        "  waiting for another process that makes the same (runner) …\n"
+        "  waiting for another process that is building the same product (runner) …\n"
     );
     assert!(was_there);
     assert!(!begun.exists());
@@ -182,7 +182,7 @@ fn one_at_a_time_compiles_the_rig() {
 /// Checks that obstacles to the installation of a compiler are reported before anything is changed.
 #[test]
 fn bootstrap_says_what_this_machine_lacks() {
-    // A name, the programs that report a problem, and the sentence about it.
+    // Columns: a name, the programs that report a problem, and the sentence that bootstrap prints.
     let cases = "\
 machine | uname=echo riscv64 | this machine is riscv64
 debian | apt-get= | this is not Debian

@@ -16,7 +16,7 @@ use crate::command::as_root;
 use crate::paths::Paths;
 use crate::progress::{output, Stage};
 
-/// A package of a suite, not downloaded yet.
+/// A package in a suite of the archive. The package may not be downloaded yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) package: String,
@@ -139,8 +139,7 @@ pub(crate) fn make_root(
     stage.lines(&mut command, &log).map(drop)
 }
 
-/// Separator in names such as `sid-for-arm64`: a suite, and Debian's name of a foreign
-/// architecture.
+/// Separator between a suite and Debian's name of a foreign architecture, as in `sid-for-arm64`.
 const OF: &str = "-for-";
 
 /// Returns the suites with packages for `architecture`, or `suites` if `architecture` is `None`.
@@ -154,8 +153,8 @@ pub(crate) fn suites_for(suites: &[&str], architecture: Option<&str>) -> Vec<Str
         .collect()
 }
 
-/// Suffix of a suite's name for its source packages. The lists of source packages are read only
-/// when needed.
+/// Suffix for the name of a suite whose source packages are listed, too. These lists are separate,
+/// because they are read only when needed.
 const SOURCES: &str = "-sources";
 
 fn log(paths: &Paths) -> PathBuf {

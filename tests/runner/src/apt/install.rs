@@ -48,7 +48,8 @@ pub(crate) const ARM64_OBJECT: &str = "binutils-aarch64-linux-gnu";
 
 pub(crate) const COST: &str = "valgrind";
 
-/// A package that must be installed: the first of several alternatives that is available.
+/// A requirement: one of several alternative packages must be installed. The first alternative that
+/// apt offers is chosen.
 #[derive(Debug, Clone)]
 struct Need<'a> {
     packages: Vec<&'a str>,
@@ -75,8 +76,8 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .stderr(Stdio::null())
         .output()
         .context("cannot start dpkg-query; the test runner needs Debian")?;
-    // If dpkg does not know some of the packages, dpkg-query exits with an error. Here, that is no
-    // failure.
+    // dpkg-query exits with an error if dpkg does not know some of the packages. This error is
+    // ignored.
     Ok(String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| {
@@ -87,7 +88,7 @@ fn installed(packages: &[&str]) -> Result<BTreeMap<String, String>> {
         .collect())
 }
 
-/// Returns apt's policies for packages. Each call reads all of apt's lists.
+/// Returns the output of `apt-cache policy` for packages. Each call reads all of apt's lists.
 fn policies<'a>(packages: impl IntoIterator<Item = &'a str>) -> String {
     let mut command = Command::new("apt-cache");
     command.arg("policy").args(packages).env("LC_ALL", "C");
@@ -99,7 +100,7 @@ fn will_do(version: &str, need: &Need<'_>) -> bool {
     need.at_least.is_empty() || upstream == need.at_least || is_newer(upstream, need.at_least)
 }
 
-/// Returns the needs that no installed package meets.
+/// Returns the requirements that no installed package meets.
 fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     let mut needs = needs(list);
     let names: Vec<&str> = needs
@@ -117,7 +118,7 @@ fn missing(list: &str) -> Result<Vec<Need<'_>>> {
     Ok(needs)
 }
 
-/// Returns, for each need, the first package that apt would install in a sufficient version.
+/// Returns, for each requirement, the first package that apt would install in a sufficient version.
 fn choose<'a>(needs: &[Need<'a>]) -> Vec<Option<&'a str>> {
     let policies = policies(needs.iter().flat_map(|need| need.packages.iter().copied()));
     let candidates = candidates(&policies);

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_belong_to_the_release_and_strangers_do_not() {
+    fn updates_belong_to_the_release_but_third_parties_do_not() {
         let of = |codename: &str| -> Vec<String> {
             let mut sources = one_line("deb http://third.example/x bookworm-pgdg main\n");
             sources.extend(one_line("deb http://third.example/x cloud-bookworm main\n"));

@@ -33,7 +33,7 @@ const REVOCABLE: &str = MODES[1];
 /// Registrations whose instructions the page shows by callback.
 const SHAPES: [&str; 3] = ["64KiB", "64KiB-revoked", "1GiB-fragmented"];
 
-/// Numbers of regions, and of threads, that `gdr bench` measures.
+/// Numbers of regions, and numbers of threads, for which `gdr bench` measures costs.
 const REGIONS: [u32; 4] = [1, 100, 1_000, 10_000];
 const THREADS: [usize; 2] = [4, 16];
 
@@ -83,7 +83,7 @@ struct Goal {
     name: &'static str,
     limits: [f64; 2],
     value: fn(&Figures, &'static str) -> Option<f64>,
-    /// Explains a missed goal by other figures.
+    /// Returns a sentence that explains a missed goal by other figures.
     reason: fn(&Figures) -> Option<String>,
 }
 
@@ -118,9 +118,9 @@ const GOALS: &[Goal] = goals! {
         |it, mode| worst(THREADS.map(|threads| it.lost(OURS, mode, threads))), unknown;
 };
 
-/// Rows of the first table: a title and a figure. `64KiB.pins` is measured in the VM. `64KiB calls`
-/// is a sum of counts, by shape, kind and name. Counts of our module are those of the in-tree
-/// build.
+/// Rows of the first table: a title and a figure. A figure with a dot, such as `64KiB.pins`, is
+/// measured in the VM. A figure of several words, such as `64KiB calls`, is a sum of counts for
+/// this shape, kind and name. Counts of our module are those of the in-tree build.
 const SUMMARY: &str = "\
 pins by nvidia.ko | 64KiB.pins
 unpins by nvidia.ko | 64KiB.unpins
@@ -203,8 +203,8 @@ impl Figures {
         found.map_or(NONE, String::as_str)
     }
 
-    /// Returns a count of a registration. `registration` consists of mode and shape, after the
-    /// prefix "nvidia-" for NVIDIA's module.
+    /// Returns the sum of a registration's counts of one kind. `registration` is a mode and a
+    /// shape, such as "persistent 64KiB". The prefix "nvidia-" stands for NVIDIA's module.
     fn count(&self, registration: &str, kind: Kind, name: Option<&str>) -> f64 {
         // CAST: The value is far below 2⁵².
         cost::sum(&self.counted.figures, registration, kind, name) as f64
@@ -381,7 +381,7 @@ impl Figures {
                 let registration = format!("{}{mode} {shape}", subject.prefix());
                 let of = |kind, name| number(self.count(&registration, kind, name));
                 let all = self.count(&registration, Kind::Instructions, None);
-                // Nothing is revoked in persistent mode.
+                // Skips registrations without instructions: in persistent mode, nothing is revoked.
                 if all == 0.0 {
                     continue;
                 }
@@ -432,7 +432,7 @@ impl Figures {
         table(&head, 1, rows.collect())
     }
 
-    /// Returns the table of revocation and of concurrent threads.
+    /// Returns the table with the costs of a revocation and the rates of concurrent threads.
     fn many_part(&self) -> String {
         let part =
             |value: Option<f64>| value.map_or(NONE.to_owned(), |value| format!("{value:.3}"));
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_explained_where_they_are_missed() {
+    fn missed_goals_are_explained() {
         let mut figures = Figures::read(&repo()).unwrap();
         let mut names = BTreeSet::new();
         for (mode, threads) in MODES

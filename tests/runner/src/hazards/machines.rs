@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 
 use crate::vm::{Options, Peermem};
 
-/// Time limit in seconds. A VM that dies does so in a small fraction of this time.
+/// Time limit of a VM, in seconds. A VM that crashes does so in a small fraction of this time.
 const HANGS: u64 = 180;
 
 /// A VM and the schedules that run in it, in order. A schedule that kills the VM comes last.
@@ -55,14 +55,16 @@ impl Machine {
         })
     }
 
-    /// Returns `true` if the last schedule takes a lock in freed memory. The contents of the freed
+    /// Returns `true` if the only schedule takes a lock in freed memory. The contents of the freed
     /// memory decide whether the access faults or the wait never ends. An oops therefore stops the
-    /// VM, a silence of [`HANGS`] does not fail the run, and the page only reports the VM's death.
+    /// VM, a timeout after [`HANGS`] does not fail the run, and the page only reports the VM's
+    /// death.
     pub(super) fn is_fatal(&self) -> bool {
         self.schedules == ["D.freed_during"]
     }
 
-    /// Returns the options of the VM, with freed memory that is filled with a pattern and checked.
+    /// Returns the options of the VM. The allocator fills freed memory with a pattern, and checks
+    /// the pattern.
     pub(super) fn options(&self, kernel: &str) -> Result<Options> {
         let fatal = match self.is_fatal() {
             true => format!("--append oops=panic --timeout {HANGS}"),

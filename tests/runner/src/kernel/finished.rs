@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A kernel that is built: its files, and the properties of its build tree.
+//! A built kernel: its files, and the properties of its build tree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) struct Kernel {
     pub(crate) release: String,
     /// make's output directory, for building modules.
     pub(crate) build: PathBuf,
-    /// Directory of the kernel's own modules.
+    /// Directory of the modules from the kernel's source or image.
     pub(crate) modules: PathBuf,
     /// RDMA modules built from the pristine source.
     pub(crate) stock: Option<PathBuf>,
@@ -82,7 +82,7 @@ impl Kernel {
             let stock = self.stock.as_ref();
             index.add_tree(stock.context("this kernel has no stock RDMA modules")?)?;
         }
-        // The first module of a name wins.
+        // A module that was added before stays, so the stock RDMA modules replace the patched ones.
         index.add_tree(&self.modules)?;
         Ok(index)
     }

@@ -27,8 +27,7 @@ const SOURCE: &[&str] = &[
     "include/uapi/rdma",
 ];
 
-/// Modules that the VM loads by itself: those of the RDMA devices, and the checksum modules that
-/// rxe needs.
+/// Modules of the image that the VM's RDMA devices need, and the checksum modules that rxe needs.
 const RDMA: &[&str] = &[
     "ib_umad",
     "ib_uverbs",
@@ -45,8 +44,8 @@ fn wanted() -> Vec<&'static str> {
     names
 }
 
-/// Returns the release in the name of an image package. Packages of cloud and PREEMPT_RT kernels
-/// have other names.
+/// Returns the kernel release in the name of an image package. Returns `None` for images of cloud
+/// and PREEMPT_RT kernels.
 pub(crate) fn release_in<'a>(
     package: &'a str,
     series: &str,
@@ -65,7 +64,7 @@ impl Tree<'_> {
         package.strip_prefix("linux-source-").unwrap_or(package)
     }
 
-    /// Returns a key that changes with the list of the image's modules.
+    /// Returns a hash of the list of the image's modules.
     fn image_key(&self) -> String {
         let mut key = Key::default();
         key.text("modules", &wanted().join(" "));
@@ -175,7 +174,8 @@ impl Tree<'_> {
                 .env("XZ_OPT", "-T0"),
             &self.log(),
         )?;
-        // The path by which cm_trace.h is included starts in a folder of this name.
+        // The kernel includes cm_trace.h by a path that begins in include/trace, so this folder
+        // must exist.
         fs::create_dir_all(source.join("include/trace"))?;
         fs::remove_file(&archive)?;
         Ok(())
@@ -201,8 +201,8 @@ impl Tree<'_> {
                 continue;
             }
             let is_it = |file: &&PathBuf| index::name_of(&without_compression(file)) == name;
-            // A module without a file is built into the image. If the VM lacks a module, the VM
-            // reports the module.
+            // A module without a file is built into the image, or is missing. The VM reports a
+            // missing module.
             let Some(file) = files.iter().find(is_it) else {
                 continue;
             };
@@ -221,7 +221,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Makes the headers usable in place, with programs that run on this machine.
+    /// Makes the headers usable in the cache, with programs that run on this machine.
     fn place_headers(&self, release: &str) -> Result<()> {
         let root = self.at("root");
         let sources = root.join("usr/src");
@@ -266,7 +266,8 @@ impl Tree<'_> {
         stamp::update(&source.join("Kbuild"), &kbuild)?;
         let symbols = self.at("build/Module.symvers");
         let of_image = fs::read_to_string(self.at("symbols"))?;
-        // kbuild must not take earlier exports of our modules for exports of the image.
+        // Resets the exports to those of the image. kbuild would otherwise take earlier exports of
+        // our RDMA modules for exports of the image.
         stamp::update(&symbols, of_image.as_bytes())?;
         let title = format!("compiling its RDMA modules ({count} files changed)");
         let mut stage = Stage::begin(self.title(&title));

@@ -32,21 +32,21 @@ pub(super) const SIGNED: &str = "signed.config";
 /// The default source with detectors for faults that no test result shows.
 pub(crate) const DEBUG: &str = "debug";
 
-/// The detectors on a kernel without Rust, for the portable build.
+/// The kernel with detectors for the portable build. This kernel has no Rust.
 pub(crate) const DEBUG_PORTABLE: &str = "6.12-debug";
 
 /// The default kernel for arm64, with pages of 4 KiB and of 64 KiB.
 pub(crate) const ARM64: &str = "7.3-arm64";
 pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 
-/// Debian 13's own kernel and ib_core, without peer memory, and with an rxe that registers
+/// Debian 13's own kernel. Its ib_core has no peer memory, and its rxe is patched to register
 /// dma-bufs.
 pub(crate) const DMABUF: &str = "6.12-dmabuf";
 
 /// Debian 13's own kernel for arm64, with pages of 4 KiB.
 const STOCK_ARM64: &str = "6.12-arm64";
 
-/// Configuration fragment for the machine's topology: NUMA, and config space beyond 256 bytes.
+/// Configuration fragment for VMs with a PCI topology: NUMA, and config space beyond 256 bytes.
 const HOST: &str = "host.config";
 
 /// Variables of make for compiling with clang 19 and its tools for this machine's architecture.
@@ -78,11 +78,12 @@ const STOCK_MAKE_ARM64: &[&str] = &[
 ];
 
 pub(crate) struct Flavour {
-    /// Name for `--kernel`, and of the kernel's directory in the cache.
+    /// Name of the kernel for `--kernel`, and of its directory in the cache.
     pub(crate) name: &'static str,
     pub(crate) arch: Arch,
     pub(super) package: &'static str,
-    /// Prefix of packages to try, newest first, if the archive no longer has the usual package.
+    /// Prefix of the source packages that are tried, newest first, if the archive no longer has
+    /// `package`.
     pub(super) instead: Option<&'static str>,
     /// Suites of Debian's archive that have the package and, for a stock kernel, libc6. This machine
     /// need not use these suites.
@@ -216,7 +217,7 @@ const FLAVOURS: &[Flavour] = &[
         suites: &["trixie"],
         patches: &["6.12-dmabuf"],
         peer_memory: false,
-        // Only the runs of the library that registers by dma-buf use this kernel.
+        // Only the runs of the library for LD_PRELOAD use this kernel.
         smoke: &[],
         again: Again::Nothing,
         only_in_full: true,
@@ -301,7 +302,8 @@ impl Flavour {
         self.config.is_empty()
     }
 
-    /// Returns `true` if the kernel shows sockets, and ACS and ATS of a bridge.
+    /// Returns `true` if the kernel shows a VM's topology: the sockets, and the ACS and ATS of
+    /// bridges.
     pub(crate) fn shows_topology(&self) -> bool {
         self.is_stock() || self.config.contains(&HOST)
     }
@@ -336,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_flavours_are_made_of_is_there() {
+    fn inputs_of_all_flavours_exist() {
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel");
         for flavour in FLAVOURS {
             let name = flavour.name;

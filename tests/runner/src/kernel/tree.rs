@@ -31,7 +31,7 @@ const NOT_UNPACKED: &str = "Documentation/*.rst Documentation/devicetree/*.yaml 
     drivers/net/ethernet/*.[ch] drivers/net/wireless/*.[ch] drivers/scsi/*/*.[ch] drivers/staging/*.[ch] sound/*.[ch] \
     tools/perf/* tools/testing/selftests/*";
 
-/// Files that stay pristine while the stock modules are built.
+/// Paths of the RDMA files, which stay pristine while the stock modules are built.
 const RDMA: &[&str] = &["drivers/infiniband/", "include/rdma/", "include/uapi/rdma/"];
 
 /// A flavour's directory in the cache, and the directory of its source.
@@ -74,7 +74,8 @@ impl Tree<'_> {
         })
     }
 
-    /// Makes the key if it is missing, and puts its certificate where the configuration expects it.
+    /// Makes the signing key if it is missing. Puts the key's certificate where the configuration
+    /// expects it.
     fn lay_certificate(&self) -> Result<()> {
         let Some(signing) = self.signing() else {
             return Ok(());
@@ -128,7 +129,7 @@ impl Tree<'_> {
         Some(text.trim().to_owned()).filter(|name| !name.is_empty())
     }
 
-    /// Returns a key of everything that the kernel is made from, except our changes to the source.
+    /// Returns a hash of everything that the kernel is made from, except our changes to the source.
     fn base_key(&self, source: &str) -> Result<Key> {
         let mut key = Key::default();
         key.text("source", source);
@@ -181,8 +182,8 @@ impl Tree<'_> {
         for candidate in &candidates {
             match self.try_source(candidate) {
                 Ok(()) => return Ok(()),
-                // The patches must fit the wanted series. If the series changes, the patches must
-                // be updated.
+                // If the wanted series was found, its patches must fit. If they do not, the patches
+                // must be updated.
                 Err(error) if found => return Err(error),
                 Err(error) => misfits.push(format!(
                     "{} {}: {error:#}",
@@ -384,8 +385,8 @@ impl Tree<'_> {
         stamp::set(&self.at("stamp"), key)
     }
 
-    /// Returns our changes except those to RDMA, and the key of the stock modules. The stock
-    /// modules depend on the returned changes.
+    /// Returns our changes except those to RDMA files, and a hash for the stock modules. The stock
+    /// modules are built with the returned changes.
     fn without_rdma(&self, source: &str, changed: &Files) -> Result<(Files, String)> {
         let pristine = self.pristine()?;
         let is_rdma = |path: &str| RDMA.iter().any(|prefix| path.starts_with(prefix));
@@ -537,7 +538,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_were_not_kept_are_named() {
+    fn options_that_kconfig_dropped_are_named() {
         let wanted = "# comment\nCONFIG_A=y\nCONFIG_B=m\nCONFIG_C=n\nCONFIG_D=n\nCONFIG_E=16000\n";
         let result = "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_E=16000\n";
         assert_eq!(lost_options(wanted, result), ["CONFIG_B=m", "CONFIG_D=n"]);

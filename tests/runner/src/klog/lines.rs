@@ -14,7 +14,7 @@ use crate::results::pattern;
 /// line.
 const REPLAY: &str = "** replaying previous printk message **";
 
-/// Returns the log that a VM wrote to its serial port, after [`once`].
+/// Returns the log that a VM wrote to its serial port, without the lines that [`once`] removes.
 pub(crate) fn read(log: &Path) -> Result<String> {
     Ok(once(&String::from_utf8_lossy(&fs::read(log)?)))
 }

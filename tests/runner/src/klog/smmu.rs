@@ -79,7 +79,7 @@ pub(super) fn access(lines: &[&str]) -> usize {
     };
     loop {
         let rest = lines.get(count..).unwrap_or_default();
-        // The access may continue after the driver's rate limit ended.
+        // The driver's rate limit may have suppressed events in the middle of the access.
         let suppressed = rest
             .first()
             .is_some_and(|line| message(line).ends_with(" callbacks suppressed"));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_else_goes_wrong_is_a_report() {
+    fn other_problems_are_reports() {
         for text in [
             "event 0x04 received:",
             "unexpected global error reported (0x00000001), this could be serious",

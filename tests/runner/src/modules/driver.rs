@@ -13,7 +13,7 @@ use crate::progress::Stage;
 use crate::{apt, stamp};
 
 pub(super) struct Driver {
-    /// Prefix of the driver's version.
+    /// Prefix of the version numbers of this driver.
     series: &'static str,
     suites: &'static [&'static str],
     /// Directory in the cache.

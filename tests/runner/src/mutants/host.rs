@@ -20,8 +20,8 @@ use crate::stamp;
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 
-/// Time after which a test counts as hanging if no deadlock was detected. This time is hundreds of
-/// times longer than any test needs.
+/// Time after which a test counts as hanging, if no deadlock is detected earlier. No test needs a
+/// hundredth of this time.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns the directory of a package of the workspace that has tests for mutants.
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_test_says_is_its_own() {
+    fn output_belongs_to_its_test() {
         let text = "running 3 tests\ntest a::x ... FAILED\ntest b::x ... ok\ntest c::x ... FAILED\n\nfailures:\n\n\
                     ---- a::x stdout ----\nleft: 1\nright: 2\n\n---- c::x stdout ----\nleft: 3\n\n\n\
                     failures:\n    a::x\n    c::x\n\ntest result: FAILED. 1 passed; 2 failed\n";
@@ -217,7 +217,8 @@ mod tests {
         assert_eq!(tests[0].notes, ["left: 1", "right: 2", ""]);
         assert!(tests[1].notes.is_empty());
         assert_eq!(tests[2].notes, ["left: 3", "", ""]);
-        // A test that kills the program has no section. The last output belongs to this test.
+        // A test that kills the program has no section of output. The last lines belong to this
+        // test.
         let text =
             "running 2 tests\nnoise\ntest a::x ... ok\ntest b::x ... thread panicked on drop\n";
         let tests = results(text, "x", true);
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_or_sleeps_for_a_while_is_not_deadlocked() {
+    fn a_running_or_sleeping_test_is_not_deadlocked() {
         assert_eq!(asleep(Path::new("/proc/self")), None);
         let seen = script("sleeps", "sleep 0.3; echo awake");
         assert!(!seen.hung);

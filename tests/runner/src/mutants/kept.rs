@@ -52,9 +52,9 @@ impl<'a> Kept<'a> {
         })
     }
 
-    /// Returns a key of a test's inputs: the patches and the files that they change, the test's
-    /// source, and the programs that run it. If a change of another file of the module reveals or
-    /// hides the mutant, only a run of all tests shows this.
+    /// Returns a hash of a test's inputs: the patches and the files that they change, the test's
+    /// source, and the programs that run it. The hash leaves out the module's other files. If a
+    /// change of such a file reveals or hides the mutant, only a run of all tests shows this.
     pub(super) fn key(&mut self, mutant: &Mutant, check: &Check) -> Result<String> {
         let repo = &self.paths.repo;
         let mut key = self.common.clone();

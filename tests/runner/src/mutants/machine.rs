@@ -131,7 +131,8 @@ fn plan<'a>(jobs: &[Job<'a>]) -> (Vec<Step<'a>>, Vec<usize>) {
 struct Settled {
     /// Results in the order of the jobs. Jobs without a result need another VM.
     results: Vec<Result<Vec<String>>>,
-    /// `true` if the first job without a result spoiled the VM for the following jobs.
+    /// `true` if the mutant of the first job without a result made the VM useless for the following
+    /// jobs.
     spoiled: bool,
 }
 
@@ -143,8 +144,8 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
         };
         let test = &job.check.test;
         if let Err(error) = before.passed(test) {
-            // If the previous mutant had left something behind, the step after that mutant would
-            // have failed. This failure therefore belongs to the unchanged module.
+            // A failure caused by the previous mutant would have shown in the step after that
+            // mutant. This failure therefore belongs to the unchanged module.
             let own = jobs[results.len()..]
                 .iter()
                 .take_while(|other| other.base() == job.base());
@@ -335,7 +336,7 @@ impl<'a> Machines<'a> {
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
                 let file = self.module(&options.kernel, step.patches)?;
-                // Leaks the name, because the names in `drivers` live as long as the program.
+                // The name is leaked, because names in `drivers` must be `'static`.
                 boot.drivers.push((folder.leak(), file));
             }
         }
@@ -360,7 +361,7 @@ impl<'a> Machines<'a> {
                 at.problems.push(report.to_string());
             }
         }
-        // Problems of the VM itself belong to the step that did not end.
+        // Problems of the VM itself are attributed to the step that did not end.
         if let Some(last) = seen.iter_mut().find(|seen| !seen.ended) {
             last.hung = outcome.timed_out;
             let others = outcome
@@ -491,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_module_as_it_is_comes_before_each_and_after() {
+    fn the_unchanged_module_runs_before_and_after_each_mutant() {
         let mutants = [
             mutant("a", "# vm: case.x"),
             mutant("b", "# vm: case.x"),
@@ -522,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn who_spoils_the_machine_takes_nobodys_result() {
+    fn a_job_that_spoils_the_machine_changes_no_other_result() {
         let mutants = ["a", "b", "c"].map(|name| mutant(name, "# vm: case.x"));
         let jobs = jobs(&mutants);
         let (steps, places) = plan(&jobs);
@@ -532,14 +533,17 @@ mod tests {
             (results, settled.spoiled)
         };
         assert_eq!(settled("pfpfpfp"), (vec![true; 3], false));
-        // The case passes without the rule, or fails without the sign.
+        // In the first job, the case passes on the mutant. In the second job, the case fails on the
+        // mutant without the sign.
         assert_eq!(settled("pppopfp"), (vec![false, false, true], false));
-        // The VM ends in the second step, or the case fails after it.
+        // The VM ends in the second job, or the unchanged module fails after the second job's
+        // mutant.
         assert_eq!(settled("pfp    "), (vec![true], true));
         assert_eq!(settled("pfpf   "), (vec![true], true));
         assert_eq!(settled("pfpfo  "), (vec![true], true));
         assert_eq!(settled("pf     "), (vec![], true));
-        // If the unchanged module does not pass, no mutant is at fault, and no mutant is seen.
+        // If the unchanged module fails before all mutants, each job fails, and no mutant spoiled
+        // the VM.
         assert_eq!(settled("o      "), (vec![false; 3], false));
         assert_eq!(settled("       "), (vec![false; 3], false));
     }

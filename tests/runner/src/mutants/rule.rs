@@ -95,10 +95,10 @@ impl Mutant {
         };
         for (key, value) in header(text) {
             match key {
-                // The runner does not use these lines.
+                // These lines are for readers. The runner does not use them.
                 "rule" | "removes" | "without" => {}
-                // Names a patch for both builds, with and without the rule. The patch adds points
-                // where a test can pause.
+                // `on` names another patch, which is applied with and without the mutant. This
+                // patch adds points where a test can pause.
                 "on" => mutant.patches.push(file.with_file_name(value)),
                 "host" | "kunit" | "vm" => mutant.checks.push(check(key, value)?),
                 "sign" => mutant
@@ -111,7 +111,7 @@ impl Mutant {
                     mutant
                         .checks
                         .last_mut()
-                        .context("alone before the test that it belongs to")?
+                        .context("`alone` before the test that it belongs to")?
                         .alone = true;
                 }
                 "SPDX-License-Identifier" => {}
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_border_is_where_unsafe_is() {
+    fn files_with_unsafe_are_for_the_portable_build() {
         let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mutant = |file: &str| {
             let patch = std::env::temp_dir().join(format!("border-{}", std::process::id()));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_say_too_little() {
+    fn heads_without_a_required_line() {
         let good = "# rule: 4\n# removes: a\n# without: b\n# host: p x\n# sign: hangs\n";
         assert!(parse(good).is_ok());
         for (from, to) in [

@@ -41,7 +41,7 @@ pub(super) struct Facts {
     pub(super) rights: Rights,
     /// `true` if dpkg was interrupted, and this program had not started dpkg.
     pub(super) interrupted: bool,
-    /// Reason why the package sources cannot be reached.
+    /// Reason why the package sources cannot be reached, or `None` if they can be reached.
     pub(super) unreachable: Option<String>,
 }
 

@@ -49,7 +49,7 @@ impl Plan {
     }
 }
 
-/// Requirements of a command of the test VM.
+/// The kernels, programs and VMs that a command needs.
 pub(crate) struct Wanted<'a> {
     pub(crate) kernels: &'a [&'a str],
     pub(crate) modules: bool,
@@ -115,8 +115,8 @@ pub(super) fn plan(paths: &Paths, wanted: &Wanted<'_>) -> Result<Plan> {
     Ok(plan)
 }
 
-/// Plans a kernel and its source, unless `sources` already contains the source. Returns `true` if
-/// the kernel must be compiled.
+/// Plans a kernel. Also plans its source, unless `sources` already contains this source. Returns
+/// `true` if the kernel must be compiled.
 fn plan_kernel(
     paths: &Paths,
     flavour: &kernel::Flavour,

@@ -18,7 +18,8 @@ pub(crate) struct Run {
     pub(crate) same_as: Option<Same>,
     /// `true` if only `make test-all` includes the run, and `make test` does not.
     pub(crate) only_in_full: bool,
-    /// Kernel of the run's VM, unless the VM's options name one. `None`: the default kernel.
+    /// Kernel of the run's VM, unless the VM's options name one. `None` stands for the default
+    /// kernel.
     pub(crate) kernel: Option<&'static str>,
     /// Kinds of kernels on which `make test-all` repeats the run.
     pub(crate) also: &'static [&'static str],
@@ -33,8 +34,8 @@ pub(crate) struct Run {
 #[derive(Clone, Copy)]
 pub(crate) struct Same {
     pub(crate) run: &'static str,
-    /// Reasons for skipping. If one run skips a test for such a reason, the other run may have any
-    /// result. Such a test is listed.
+    /// Accepted reasons for skipping. If one run skips a test for such a reason, the other run may
+    /// have any result, and the output lists the test.
     pub(crate) but_for: &'static [&'static str],
     /// `true` if each of the two runs may have groups of tests that the other run lacks. A group is
     /// the part of a test's name before the dot.
@@ -61,7 +62,7 @@ pub(crate) enum Place {
     Packages,
     /// First use from a clone and a cache below /tmp.
     Contact,
-    /// The checks of the code's form, if requested.
+    /// The linters, if requested.
     Lint,
 }
 

@@ -20,14 +20,15 @@ pub(super) fn apply(word: &str, vm: &mut vm::Options) -> Result<()> {
     Ok(())
 }
 
-/// Reserves RAM as memory of coherent GPUs that the driver keeps to itself. Also adds movable RAM,
-/// as memory of coherent GPUs that the driver gives to the kernel.
+/// Adds RAM that imitates the memory of coherent GPUs. One part is hidden from the kernel, like
+/// memory that the driver keeps to itself. The other part is movable RAM, like memory that the
+/// driver gives to the kernel.
 fn coherent(vm: &mut vm::Options) {
     const MIB: u32 = 128;
     vm.mem += MIB + 512;
     let (reserved, start) = match vm.arch() {
         Arch::X86_64 => (format!("memmap={MIB}M$0x60000000"), 0x6000_0000),
-        // On arm64, memory begins at 1 GiB, and the kernel can leave out only the end of it.
+        // On arm64, RAM begins at 1 GiB, and the kernel can leave out only the end of its RAM.
         Arch::Arm64 => {
             let kept = vm.mem - MIB;
             (format!("mem={kept}M"), u64::from(1024 + kept) << 20)
@@ -38,7 +39,7 @@ fn coherent(vm: &mut vm::Options) {
         .push(format!("coherent_start={start:#x} coherent_mib={MIB}"));
 }
 
-/// Leaves out the modules and devices for which the KUnit tests have fakes.
+/// Leaves out the modules and devices that the KUnit tests replace by fakes.
 fn kunit(vm: &mut vm::Options) {
     vm.peermem = vm::Peermem::None;
     if kernel::flavour(&vm.kernel).is_none_or(|flavour| flavour.pristine_rdma) {
@@ -47,12 +48,12 @@ fn kunit(vm: &mut vm::Options) {
     vm.gpus = 0;
     vm.kunit = true;
     vm.append.push("kunit.enable=1 kunit.autorun=1".to_owned());
-    // Detects uses of freed memory.
+    // The slab allocator detects uses of freed memory.
     vm.append.push("slub_debug=FZP".to_owned());
 }
 
-/// Sets up a VM for real DMA, with both modes available.
-/// `values` are the IOMMU, and the numbers of reads and writes that it refuses.
+/// Sets up a VM for DMA by emulated devices, with both modes available. `values` are the IOMMU, the
+/// number of refused reads and the number of refused writes.
 fn dma(vm: &mut vm::Options, values: &str) -> Result<()> {
     let values: Vec<&str> = values.split(',').collect();
     let [iommu, reads, writes] = values[..] else {

@@ -22,7 +22,7 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
-        // A line that begins with blanks continues the line before.
+        // A line that begins with blanks continues the previous line.
         let text: &'static str = text.replace("\n  ", " ").leak();
         for line in text
             .lines()

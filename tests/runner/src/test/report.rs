@@ -34,7 +34,7 @@ pub(super) struct Report {
     /// Problems besides failed tests. Each problem counts as a failure.
     pub(super) problems: Vec<String>,
     pub(super) elapsed: Duration,
-    /// Duration of the previous time that this run was done.
+    /// Duration of the previous execution of this run.
     pub(super) before: Option<Duration>,
     pub(super) log: Option<PathBuf>,
     pub(super) origin: Origin,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_try_that_passes_is_told_as_flaky() {
+    fn a_second_try_that_passes_is_listed_as_flaky() {
         let with_log = |log, lines: &[&str]| Report {
             log: Some(PathBuf::from(log)),
             ..report(&MACHINE, lines, &[])

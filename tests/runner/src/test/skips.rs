@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests that may be skipped: `tests/runner/skips` lists the number and reason for each run. A VM
-//! that lacks a feature skips the feature's tests, and passes. Therefore, skips for an unlisted
-//! reason are failures, and so is any other number of skips.
+//! Compares the skipped tests of each run with `tests/runner/skips`, which lists the number of
+//! skips by reason. A VM that lacks a feature skips the feature's tests, and would pass unnoticed.
+//! Therefore, a skip for an unlisted reason is a failure, and so is another number of skips.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::results::{Test, Verdict};
 /// Reasons to skip any number of tests. Some hosts forbid certain operations.
 const MAY_BE_SKIPPED: &[&str] = &["this machine forbids mounts"];
 
-/// List of a run that skips nothing.
+/// Entry for a run that skips nothing.
 const NONE: &str = "none";
 
 /// Number of skipped tests of one run, by reason.
@@ -179,7 +179,8 @@ impl Skips {
         }
     }
 
-    /// Writes the actual skips of these runs to the file.
+    /// Replaces the expected skips of these runs by their actual skips, and writes
+    /// `tests/runner/skips`.
     pub(super) fn update(mut self, paths: &Paths, reports: &[Report]) -> Result<()> {
         self.take(reports);
         fs::write(file(paths), self.render()).context("tests/runner/skips")
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_written_and_read() {
+    fn updated_skips_are_written_and_read() {
         static RUNS: [Run; 4] = [
             Run {
                 name: "run",
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_of_runs_that_there_are() {
+    fn the_table_lists_existing_runs() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("skips");
         let text = fs::read_to_string(file).unwrap();
         let skips = Skips::parse(&text).unwrap();

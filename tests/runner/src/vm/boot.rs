@@ -54,7 +54,7 @@ pub(crate) struct Boot {
     pub(crate) root: PathBuf,
     pub(crate) image: PathBuf,
     pub(crate) release: String,
-    /// Modules by name. The first module of a name wins.
+    /// Modules that the VM can load, by name.
     pub(crate) modules: Index,
     /// Version of the peer-memory module, for the command's environment.
     pub(crate) peermem_version: String,

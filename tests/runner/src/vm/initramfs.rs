@@ -74,7 +74,8 @@ fn environment(options: &Options, boot: &Boot, tty: bool) -> Result<String> {
     if !boot.preloaded.is_empty() {
         let paths: Vec<String> = boot.preloaded.iter().map(|file| in_machine(file)).collect();
         export("LD_PRELOAD", &paths.join(":"));
-        // The stand-in for CUDA's library then knows memory that a program maps without CUDA.
+        // CUDA_KNOWS_ALL makes the stand-in for CUDA's library treat memory that a program maps
+        // without CUDA as CUDA's memory.
         export("CUDA_KNOWS_ALL", "1");
     }
     for variable in &options.env {
@@ -173,7 +174,7 @@ pub(super) fn initramfs(
         unload.insert(0, name_of(path));
     }
     archive.file("job/modules", 0o644, load.as_bytes())?;
-    // The NICs' driver and its dependencies stay loaded.
+    // Does not unload the NICs' driver and its dependencies.
     unload.retain(|name| !name.contains("virtio") && !name.ends_with("failover"));
 
     let vars = [

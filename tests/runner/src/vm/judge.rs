@@ -37,7 +37,7 @@ pub(super) fn judge(
             indented(tail.iter().copied())
         ));
     }
-    // Faults that are injected for the detectors are no failures.
+    // Faults that are injected to test the detectors are no failures.
     let (text, injected) = detectors::split(text);
     if let (Some(wanted), Some(_)) = (wanted, attended.status) {
         failures.extend(detectors::judge(text, injected, wanted));

@@ -62,8 +62,8 @@ fn adjusted(options: &Options, boot: &Boot) -> Result<Options> {
         // have). With several processors, QEMU has executed an int3 that the kernel had already
         // replaced.
         options.smp = 1;
-        // A stock kernel prevents mappings of memory that a driver owns, but the cases look into
-        // the BAR.
+        // By default, a stock kernel lets no process map memory that a driver owns, but the cases
+        // map the BAR.
         options.append.push("iomem=relaxed".to_owned());
     }
     if boot.detectors {

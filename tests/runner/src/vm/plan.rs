@@ -21,7 +21,8 @@ type Parameters = BTreeMap<String, String>;
 pub(super) struct Plan {
     pub(super) arch: Arch,
     pub(super) early: Vec<PathBuf>,
-    /// Files, or names for modprobe on a Debian host.
+    /// Modules to load, each with its parameters. On a Debian host, these are names for modprobe.
+    /// Otherwise they are files.
     pub(super) modules: Vec<(PathBuf, String)>,
     pub(super) rdma: bool,
     pub(super) host: bool,

@@ -73,7 +73,8 @@ pub(super) fn arguments(
     match options.iommu {
         _ if boot.arch != Arch::X86_64 => {}
         Iommu::Off => {}
-        // In caching mode, the kernel unmaps immediately, whatever its parameters say.
+        // Caching mode stays off here, because it makes the kernel unmap immediately, whatever its
+        // parameters say.
         Iommu::On => words.add(&["-device", "intel-iommu,aw-bits=48"]),
         Iommu::Pt | Iommu::Strict => {
             words.add(&["-device", "intel-iommu,aw-bits=48,caching-mode=on"]);
@@ -122,7 +123,7 @@ fn add_processors(words: &mut Words, options: &Options, boot: &Boot) {
     words.add(&["-nodefaults", "-no-user-config", "-no-reboot"]);
     words.add(&["-display", "none"]);
     words.add(&["-machine", machine, "-accel", accel, "-cpu", &cpu]);
-    // The MMIO window of `virt` always has 512 GiB.
+    // On arm64, the MMIO window of QEMU's `virt` machine always has 512 GiB.
     if boot.arch == Arch::X86_64 {
         words.add(&["-global", &format!("q35-pcihost.pci-hole64-size={hole}M")]);
     }
@@ -178,8 +179,8 @@ fn add_devices(words: &mut Words, options: &Options, scratch: &Path, wire: Optio
     };
     for (bus, (nic, ends)) in layout.nics.iter().zip(nics) {
         words.add(&["-netdev", &format!("dgram,id=net{nic},{ends}")]);
-        // The NICs have been seen to write to address 0 with mergeable buffers and a translating
-        // IOMMU.
+        // Mergeable buffers are off: with them and a translating IOMMU, the NICs sometimes wrote to
+        // address 0.
         words.add(&[
             "-device",
             &format!(

@@ -33,7 +33,7 @@ pub(super) fn open_ports(words: &mut Words, tty: bool) -> Result<Ports> {
     let mut remote = Vec::new();
     let mut open = |name: &str, device: &str| -> Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
-        // QEMU must inherit only this descriptor.
+        // Clears close-on-exec, so that QEMU inherits this socket. It inherits no other socket.
         rustix::io::fcntl_setfd(theirs.as_fd(), rustix::io::FdFlags::empty())?;
         words.add(&[
             "-chardev",
@@ -94,9 +94,9 @@ fn pump(
     })
 }
 
-/// Forwards input and its end. The stream must not be dropped before the VM has ended: if the other
-/// end is closed, QEMU discards unread input. QEMU keeps unread input if the other end is only shut
-/// down for writing.
+/// Forwards input and its end. The caller must not drop the stream before the VM has ended, because
+/// QEMU discards unread input if the stream is closed. QEMU keeps unread input if the stream is
+/// only shut down for writing.
 fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
     let mut to = to.try_clone()?;
     thread::spawn(move || {
@@ -113,15 +113,15 @@ fn feed(mut from: impl Read + Send + 'static, to: &UnixStream) -> Result<()> {
 
 type SharedSink = Arc<Mutex<LineSink>>;
 
-/// Splits a stream into lines and passes them to the sink. The end of the stream ends the last
-/// line.
+/// Splits a stream into lines and passes them to the sink. The last line may end at the end of the
+/// stream, without a newline.
 fn pass_lines(stream: UnixStream, is_error: bool, sink: SharedSink) -> thread::JoinHandle<()> {
     let (sender, lines) = mpsc::channel::<Vec<u8>>();
     thread::spawn(move || {
         let mut stream = BufReader::new(stream);
         loop {
             let mut line = Vec::new();
-            // An error ends the stream, too. `line` has the bytes before the error.
+            // An error also ends the stream. `line` then has the bytes before the error.
             let _ = stream.read_until(b'\n', &mut line);
             if line.is_empty() || sender.send(line).is_err() {
                 break;
@@ -198,7 +198,7 @@ fn control_lines(port: UnixStream) -> mpsc::Receiver<String> {
     control
 }
 
-/// The end of a VM's run, as seen from outside.
+/// How a VM's run ended, as seen from outside the VM.
 #[derive(Default)]
 pub(super) struct Attended {
     pub(super) status: Option<i32>,
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_an_error_ends_is_passed_on() {
+    fn a_line_that_ends_with_an_error_is_passed_on() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         // Input that nobody has read turns the end of the stream into an error.
         ours.write_all(b"input").unwrap();

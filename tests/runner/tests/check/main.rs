@@ -79,11 +79,12 @@ fn what_installing_says() {
     }
 }
 
-/// Tests a build without the neighbours' symbols. The functions of both neighbours are weak in the
-/// module, and modpost accepts unknown weak symbols. The Kbuild therefore checks the functions
-/// itself. This test runs the Kbuild with a make that imitates the necessary parts of kbuild.
+/// Tests a build in which no Module.symvers has a symbol of ib_core. The module declares ib_core's
+/// functions as weak, and modpost accepts unknown weak symbols. The Kbuild therefore looks for the
+/// symbols itself. This test runs the Kbuild with a make that imitates the necessary parts of
+/// kbuild.
 #[test]
-fn a_build_without_the_neighbours_symbols_ends() {
+fn a_build_without_symbols_of_ib_core_fails() {
     let kbuild =
         "obj := .\nCONFIG_SHELL := sh\ncmd = @set -e; $(cmd_$(1))\nif_changed = $(cmd)\nif_changed_dep =\n\
                   filechk = @$(filechk_$(1)) >$@\nFORCE:\ninclude $(src)/Kbuild\n";
@@ -115,18 +116,19 @@ fn a_build_without_the_neighbours_symbols_ends() {
         "ib_unregister_peer_memory_client",
     ];
     let told = "ERROR: ib_unregister_peer_memory_client is in no Module.symvers; scripts/check says what to do\n";
-    // nvidia.ko's functions are in a list that the build makes itself.
+    // The build itself makes a list of nvidia.ko's functions, so the test gives only ib_core's.
     assert_eq!(build(&both, ""), (true, String::new()));
     let (built, said) = build(&both[..1], "");
     assert!(!built && said.starts_with(told), "{said}");
     assert_eq!(build(&both[..1], "1"), (true, told.to_owned()));
-    // A symbol with a longer name that contains the name does not count.
+    // A longer symbol that contains the name of a missing symbol does not count.
     let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
     assert!(!built);
 }
 
-/// Checks that versions are read from the installed driver on a kernel with `CONFIG_MODVERSIONS`.
-/// The versions are values of symbols, or the contents of a section that symbols point into.
+/// Checks that symbol versions are read from the installed driver on a kernel with
+/// `CONFIG_MODVERSIONS`. The versions are values of symbols, or the contents of a section that
+/// symbols point into.
 #[test]
 fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
@@ -239,7 +241,7 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
 /// Checks that the Kbuild and the script find the same OFED, because each of them looks for OFED
 /// independently.
 #[test]
-fn ofed_is_looked_for_where_the_kbuild_does() {
+fn the_script_and_the_kbuild_find_the_same_ofed() {
     for (mut host, source, machine) in [
         (host("complete"), "x86", "x86_64"),
         (host("grace"), "arm64", "aarch64"),
@@ -265,8 +267,8 @@ fn ofed_is_looked_for_where_the_kbuild_does() {
                 format!("/{place}/include /{place}/include/../Module.symvers")
             );
         };
-        // Adds the places from last to first, because each place takes precedence over the places
-        // that are already there.
+        // Adds the places in order of increasing precedence, so that each new place hides the
+        // earlier ones.
         for place in places.iter().rev() {
             is_found(host.change(&format!("ofed_in {place}")), place);
         }
@@ -344,7 +346,7 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
 
 /// Checks the arguments of `make`, and the reason for the selected build.
 #[test]
-fn the_build_that_is_chosen() {
+fn the_selected_build_and_its_reason() {
     // Columns: operations, the build, and the reason.
     let table = "\
 | in-tree | this kernel has Rust
@@ -370,9 +372,10 @@ fn the_build_that_is_chosen() {
     }
 }
 
-/// Checks that an installation judges the installed module, wherever the module was compiled.
+/// Checks that the check during an installation examines the installed module, wherever it was
+/// compiled.
 #[test]
-fn installing_judges_what_is_installed() {
+fn an_installation_checks_the_installed_module() {
     for (field, licence, loads) in [
         ("driver_flavour=proprietary", "NVIDIA", true),
         ("driver_flavour=proprietary", "Dual MIT/GPL", true),
@@ -434,18 +437,18 @@ fn a_module_is_found_by_the_index_or_without() {
     }
 }
 
-/// Tests the folder that replaces a link to nothing. Nothing is compiled for the folder. The folder
-/// has links to the headers, and to the metadata in a separate package.
+/// Tests headers whose link to the metadata for Rust is dangling. The script then makes a folder
+/// with links to the headers, and to the metadata in a separate package. Nothing is compiled.
 #[test]
-fn a_link_to_nothing_is_got_round() {
+fn a_dangling_link_to_metadata_is_replaced() {
     let mut host =
         host("hwe; system ln; system mkdir; system mv; system sha256sum; tool id 0; argument -m");
     let place = host.write();
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
     let create = |path: &str| fs::create_dir_all(place.root().join(path)).unwrap();
-    // Makes folders of removed kernels, and a folder of an installed kernel, for which another
-    // process is making the metadata.
+    // Makes folders of removed kernels. Also makes a folder of an installed kernel, for which
+    // another process is just making the metadata.
     create(&format!("{kept}/6.1.0"));
     create(&format!("{kept}/6.2.0.new"));
     create(&format!("{kept}/7.3.0.new"));
@@ -507,10 +510,10 @@ fn metadata_that_cannot_be_made_is_missing() {
 }
 
 /// Checks that metadata for arm64 need no 32-bit compiler. The kernel's preparation also makes a
-/// vDSO for 32-bit programs, which needs a compiler that nothing else needs.
+/// vDSO for 32-bit programs, and only this vDSO needs a 32-bit compiler.
 #[test]
 fn metadata_are_made_on_arm64_without_a_32_bit_compiler() {
-    // Debian's package names that compiler, and overrides any other name.
+    // Debian's package of headers names the 32-bit compiler, and this name overrides any other.
     metadata_are_made_on_arm64(host("debian_on_arm64"));
     metadata_are_made_on_arm64(host("debian_on_arm64; without {K}/.kernelvariables"));
 }

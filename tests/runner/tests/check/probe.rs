@@ -81,16 +81,17 @@ dma_addr_t dma_map_resource(struct device *, phys_addr_t, size_t, enum dma_data_
 void dma_unmap_resource(struct device *, dma_addr_t, size_t, enum dma_data_direction, unsigned long);
 ";
 
-/// Functions of [`COMMON`] and of the forms that are not inline.
+/// Functions that the kernel exports: those of [`COMMON`], and those of [`DIFFERENCES`] that are
+/// not inline.
 const EXPORTED: &str = "down_read_trylock up_read msleep usleep_range put_dev_pagemap dma_map_resource dma_unmap_resource \
     ktime_get_coarse_ts64 PDE_DATA ktime_get kset_find_obj anon_inode_getfile trace_event_reg pfn_valid kernel_kobj \
     kernfs_find_and_get_ns kernfs_put kobject_create_and_add sysfs_create_group debugfs_create_dir \
     debugfs_create_file debugfs_remove iommu_get_domain_for_dev get_dev_pagemap dma_map_phys dma_unmap_phys \
     dma_iova_try_alloc dma_iova_free dma_iova_link dma_iova_sync dma_iova_unlink";
 
-/// The differences between kernels. Each has a probe, the lines of the headers if the probe
-/// succeeds (`+`), and the lines if it fails (`-`). The lines are shortened from the kernels'
-/// headers. `p2pdma` comes before `pagemap_ranges`, which uses its type.
+/// The differences between kernels. Each difference has the name of its probe. Lines with `+` are
+/// in the headers if the probe succeeds, and lines with `-` if it fails. The lines are shortened
+/// from the kernels' headers. `p2pdma` comes before `pagemap_ranges`, which uses its type.
 const DIFFERENCES: &str = "\
 access_ok
 + #define access_ok(addr, size) ((unsigned long)(addr) + (size) < 1UL << 47)
@@ -145,7 +146,7 @@ const EXPORTS_ALONE: &str = "anon_inode debugfs iommu_domain kset_find_obj ktime
 struct Kernel {
     newer: BTreeSet<&'static str>,
     text: String,
-    /// A text in the headers, and its replacement.
+    /// A text to replace in the headers, and its replacement.
     replaced: Option<(&'static str, &'static str)>,
     symvers: String,
     no_gpl_only: bool,
@@ -290,7 +291,7 @@ fn each_difference_by_itself() {
 /// Tests the kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18
 /// has forms of 5.10 and later.
 #[test]
-fn forms_of_kernels_that_cannot_be_had_here() {
+fn forms_of_kernels_that_are_not_available_here() {
     let dma = ["dma_map_phys", "dma_unmap_phys"];
     let iova = ["iova_alloc", "iova_link", "iova_sync", "iova_unlink"];
     let without = |names: &[&str]| {
@@ -319,8 +320,8 @@ fn forms_of_kernels_that_cannot_be_had_here() {
     }
 }
 
-/// Tests 6.16 and 6.17, which have `dma_iova_link()` but no flag for device memory, so a BAR would
-/// be mapped as RAM.
+/// Tests 6.16 and 6.17, which have `dma_iova_link()` but no flag for device memory. Without the
+/// flag, the kernel would map a BAR as RAM.
 #[test]
 fn functions_without_the_flag_that_they_need() {
     let mut kernel = Kernel::new(&every_probe());
@@ -332,7 +333,8 @@ fn functions_without_the_flag_that_they_need() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// Checks that a function that headers declare but the kernel does not export counts as missing.
+/// Checks that a function counts as missing if the headers declare it but the kernel does not
+/// export it.
 #[test]
 fn functions_without_export() {
     for (function, probe) in [
@@ -351,7 +353,7 @@ fn functions_without_export() {
 
 /// Tests a kernel without debugfs, whose headers have debugfs functions that do nothing.
 #[test]
-fn functions_of_a_part_that_was_not_built() {
+fn functions_of_debugfs_that_do_nothing() {
     let mut kernel = Kernel::new(&every_probe());
     kernel.replaced = Some(("CONFIG_DEBUG_FS 1", "CONFIG_DEBUG_FS 0"));
     let mut expected = with_exported(&every_probe());
@@ -359,8 +361,8 @@ fn functions_of_a_part_that_was_not_built() {
     assert_eq!(kernel.found(), expected);
 }
 
-/// Tests a list with only the exports of modules, which shows nothing about the kernel's own
-/// exports.
+/// Tests a Module.symvers with only the exports of modules. Such a list shows nothing about the
+/// kernel's own exports.
 #[test]
 fn exports_that_are_not_known() {
     for lines in [
@@ -446,7 +448,7 @@ fn a_linked_module_that_uses_them() {
         let said = text(&output.stderr);
         assert!(said.ends_with(&format!("uses: {name}\n")), "{said}");
     }
-    // Tests headers whose list has only modules.
+    // Tests a Module.symvers with only the symbols of modules.
     let output = run(third, "");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("does not say what the kernel exports"));
@@ -503,8 +505,8 @@ fn every_probe_is_used_and_has_both_forms() {
     };
     let probes: BTreeSet<String> = source.lines().filter_map(probe).collect();
     assert_eq!(probes, with_exported(&every_probe()));
-    // Two of the probes decide whether a whole file is compiled, and one probe is only for the
-    // portable build.
+    // Two probes decide whether a whole file is compiled, and one probe is only for the portable
+    // build.
     let files = [
         "src/compat.h",
         "src/helpers.c",
