@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The module's own C code. Macros replace the few kernel functions that a test
- * observes, or whose failure it injects.
+ * Compiles the module's own C code. Macros replace the few kernel functions
+ * whose calls a test observes or makes fail.
  */
 
 #include <linux/dma-map-ops.h>

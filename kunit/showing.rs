@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the directory that shows the clients if ib_core does not.
+//! Tests of `/sys/kernel/mm/memory_peers`. The module creates this directory for its clients if
+//! ib_core does not.
 
 use kernel::str::CStr;
 
