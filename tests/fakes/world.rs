@@ -42,27 +42,27 @@ pub(crate) enum Break {
     NoWait,
     /// `put_rwsem` excludes no thread.
     NoPutRwsem,
-    /// The page table is read after the lock of the pin's entry was released.
+    /// The module reads the page table after it has released the lock of the pin's entry.
     LateRead,
     /// Code that should run under an entry's lock runs without the lock.
     UnlockedEntry,
-    /// An entry is always alive.
+    /// An entry always says that its memory is alive, even after the callback.
     Undead,
-    /// Every process counts as the owner.
+    /// Every process counts as the owner of a pin.
     OneProcess,
-    /// A thread is never recognized as the same thread.
+    /// Two results of `Thread::current()` are never equal, even on one thread.
     Strangers,
     /// A callback uses the ticket that `release` has cleared.
     StaleTicket,
-    /// The scatter list is freed with the mapping.
+    /// The scatter list is freed together with the DMA mapping, before `release`.
     EarlyTable,
     /// A put does nothing and reports success.
     NoPut,
-    /// A callback is not passed on to ib_core.
+    /// The client does not pass a callback on to ib_core.
     Silent,
     /// An entry does not hold a reference to the module.
     NoHold,
-    /// Exit does not wait for the API lock.
+    /// The module's exit does not wait for the API lock.
     NoFence,
     /// A process that exits counts as running.
     NoExit,
@@ -203,7 +203,7 @@ pub(crate) struct World {
     memory: RefCell<Vec<Arc<Memory>>>,
     /// The process of each thread. A thread without an entry belongs to process 1.
     processes: RefCell<HashMap<ThreadId, u32>>,
-    /// `true` if the threads that release are exiting.
+    /// `true` if every thread counts as exiting when it releases a registration.
     pub(crate) exits: Cell<bool>,
     /// Number of checks that find no fatal signal. All later checks find one. `None` means that no
     /// check finds a fatal signal.
@@ -212,8 +212,8 @@ pub(crate) struct World {
     pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<usize>,
     pub(crate) user_limit: Cell<Option<u64>>,
-    /// The bytes that each user has pinned. The lock of these bytes is a leaf, and the models do
-    /// not explore its order.
+    /// The number of bytes that each user has pinned. The lock that protects these numbers is a
+    /// leaf, so the models do not explore the order in which threads take it.
     pub(crate) usages: RefCell<Usages>,
     /// Locks that callbacks take, and the threads that hold them.
     held: RefCell<Vec<(ThreadId, &'static str)>>,
@@ -228,10 +228,10 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// Number of the call that fails, counted from now, among the calls to nvidia.ko that map
-    /// memory. `None` if no call fails.
+    /// Number of the next call to nvidia.ko's `dma_map_pages()` that must fail, counted from 1.
+    /// `None` if no call must fail.
     pub(crate) fail_map: Cell<Option<u64>>,
-    /// nvidia.ko's error code for the call to map that fails. `None` means -EIO.
+    /// Error code of each call to nvidia.ko's `dma_map_pages()` that must fail. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
     /// Value of the module parameter `provider_maps`.
     pub(crate) provider_maps: Cell<bool>,
@@ -258,7 +258,7 @@ pub(crate) struct World {
     pub(crate) on_batch: Cell<Option<Hook>>,
 }
 
-/// Records that a thread holds a lock that callbacks take, until dropped.
+/// Record of a thread that holds a lock that callbacks take. The drop ends the record.
 pub(crate) struct Held(Arc<World>, ThreadId);
 
 impl Drop for Held {
@@ -303,7 +303,7 @@ impl World {
             .replace((1..=3).map(allocation).collect());
         world.add();
         f();
-        // Each remaining pin was left to its callback.
+        // A pin that is still left waits for its callback.
         world.free();
         world.check_empty();
         WORLD.set(None);

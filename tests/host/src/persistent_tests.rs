@@ -111,8 +111,9 @@ fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
     assert_eq!(world.take_log(), ["pin", "map"]);
 }
 
-/// A region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The module logs the
-/// case if the distance between DMA addresses and virtual addresses is a multiple of 4 GiB.
+/// Here, a region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The module
+/// logs this case if the distance between DMA addresses and virtual addresses is a multiple of 4
+/// GiB.
 #[test]
 fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
     const GIB: u64 = 1 << 30;
@@ -181,8 +182,8 @@ const PAGE: u64 = 1 << 16;
 
 /// Steps in which the module asks nvidia.ko if a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// Steps of the same question if nvidia.ko's DMA address is not the page's physical address. The
-/// module does not know if DMA addresses are translated, and maps the page itself to find out.
+/// The same steps if nvidia.ko's DMA address is not the page's physical address, and the module
+/// does not know if DMA addresses are translated. The module then maps the page itself to find out.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",
@@ -194,7 +195,7 @@ const ASKED_OF_BOTH: [&str; 6] = [
 const MAPS_ITSELF: [&str; 3] = ["map", "unmap", "unpin"];
 const BY_PROVIDER: [&str; 3] = ["provider maps", "provider unmaps", "unpin"];
 
-/// Creates a world in which nvidia.ko was not asked about any device.
+/// Creates a world in which the module has not yet asked nvidia.ko about any device.
 fn world_of_strangers(start: u64) -> Arc<World> {
     let world = World::at(start);
     world.answers.replace(Some(Vec::new()));
@@ -263,7 +264,8 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
     );
 }
 
-/// nvidia.ko returns other addresses, and the module does not know if the addresses are translated.
+/// nvidia.ko returns DMA addresses that differ from the physical addresses. The module does not
+/// know if DMA addresses are translated, and cannot map the page to find out.
 #[test]
 fn without_an_address_of_this_module_there_is_no_answer() {
     let start = 0x8_a000_0000;
@@ -298,7 +300,7 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
     assert_eq!(reason, Some(Reason::Map(-5)));
 }
 
-/// Maps a registration, which nvidia.ko refuses with `code`. Returns the steps.
+/// Maps a registration while nvidia.ko refuses every mapping with `code`. Returns the steps.
 fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
     let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();

@@ -292,7 +292,7 @@ fn what_is_lost_before_it_is_there_never_stands_there() {
     assert_eq!(counts(PinMode::Revocable), Counts::default());
 }
 
-/// nvidia.ko lets only the owner of a pin put it.
+/// nvidia.ko puts a pin only for the process that made the pin.
 #[test]
 fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     let (world, mr) = up(0x48_0000_0000);
@@ -315,7 +315,8 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     );
 }
 
-/// OFED 4.9: the live parts stay pinned until their own callbacks.
+/// In OFED 4.9, the first callback releases the registration. The other allocations stay pinned
+/// until their own callbacks.
 #[test]
 fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
     let start = 0x49_0000_0000;

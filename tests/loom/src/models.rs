@@ -2,9 +2,9 @@
 
 //! Models of operations that run concurrently.
 //!
-//! Models with two threads run all interleavings. Models with three threads run those with a
-//! bounded number of preemptions. Memory may be freed before the registration (which then fails),
-//! at any place during it, or after it.
+//! Models with two threads run all interleavings. Models with three threads run the interleavings
+//! with a bounded number of preemptions. Memory may be freed before the registration (which then
+//! fails), at any place during it, or after it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn check(
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     builder.preemption_bound = bound;
-    // These limits are high enough that none ends the search early.
+    // No limit ends the search early.
     builder.max_branches = 100_000;
     builder.max_duration = None;
     builder.max_permutations = None;
@@ -166,7 +166,7 @@ fn free_beside_the_end(mode: Mode) {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
             let free = spawn(|| free(1));
             world().ib_core.deregister(&umem);
-            // The next registration reuses the number and the pointer.
+            // The next registration reuses the ticket and the table pointer.
             live(2);
             join(free);
         },
@@ -272,7 +272,7 @@ fn look() {
     }
 }
 
-/// The registry shows the loss of memory of a registration that succeeded, whenever the callback
+/// If a registration succeeds, the registry shows the loss of its memory, whenever the callback
 /// comes.
 #[test]
 fn free_beside_a_registration_shows_in_the_registry() {
@@ -294,7 +294,8 @@ fn free_beside_a_registration_shows_in_the_registry() {
     );
 }
 
-/// Runs a reader during a registration whose memory is freed at one place.
+/// Runs a reader of the registry during `life`, a registration whose memory is freed at a fixed
+/// point.
 fn a_reader_beside(model: &str, life: fn()) {
     explore(model, Mode::Unmaps, move || {
         world().registry.watched.set(true);
@@ -415,7 +416,7 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> 
 }
 
 /// OFED 4.9 and a region of two pins: the live pin is not put under the API lock, because another
-/// thread waits for that lock with `put_rwsem` held.
+/// thread may wait for that lock with `put_rwsem` held.
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(
