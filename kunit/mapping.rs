@@ -80,7 +80,7 @@ suite!(
 
     /// If nothing translates addresses, one mapping covers all pages and everything that lies
     /// between them. The NIC could reach all of it without a mapping as well.
-    fn where_nothing_translates_one_mapping_is_for_all() {
+    fn without_translation_one_mapping_covers_all_pages() {
         for guard_is in rows([Guard::Nothing, Guard::Identity]) {
             guard(guard_is);
             log();
@@ -119,7 +119,7 @@ suite!(
 
     /// If an address translation is possible, or if the memory is in two BARs, the module maps only
     /// the pages.
-    fn nothing_else_is_mapped_where_anything_may_translate() {
+    fn with_possible_translation_only_the_pages_are_mapped() {
         let in_two_bars: Layout = |page| if page < 20 { BAR } else { SECOND } + page * KIB_64;
         for (guard_is, layout, want) in rows([
             (Guard::Ops, EVERY_OTHER, 40),
@@ -241,7 +241,7 @@ suite!(
 
     /// The ranges begin and end inside IOMMU pages. The kernel would round each range to whole
     /// IOMMU pages, and would map adjacent memory too.
-    fn behind_an_iommu_what_is_in_no_whole_pages_of_its_is_refused() {
+    fn behind_an_iommu_memory_that_fills_no_whole_iommu_pages_is_refused() {
         guard(Guard::Translates);
         let unaligned: Layout = |page| BAR + page * KIB_64 + 2048;
         log();

@@ -86,7 +86,7 @@ suite!(
     }
 
     /// `sg_alloc_table()` leaves counts in the table if it fails half way.
-    fn a_table_that_could_not_be_allocated_is_not_looked_at() {
+    fn a_table_that_could_not_be_allocated_is_not_read() {
         // The first three allocations are for one chunk each. The fourth allocation replaces the
         // last chunk by a chunk of the exact length.
         for nth in rows(1..=4) {
@@ -171,7 +171,7 @@ suite!(
 
     /// [`BarFinder`] remembers the last BAR, and reuses the result only for addresses inside that
     /// BAR.
-    fn what_is_remembered_is_still_looked_at() {
+    fn a_remembered_bar_is_still_checked() {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([
             (&[good, far, page(BAR + KIB_64)][..], None),
@@ -190,7 +190,7 @@ suite!(
         }
     }
 
-    fn a_bounding_range_has_all_of_it_and_lies_in_one_bar() {
+    fn a_bounding_range_contains_all_memory_and_lies_in_one_bar() {
         let bounds = |ranges: &[AddrRange]| {
             let mut bars = BarFinder::default();
             ranges.iter().try_for_each(|range| bars.lookup(*range))?;
@@ -234,7 +234,7 @@ suite!(
         same!(memory.table.entries(), 1);
     }
 
-    fn a_gpu_that_comes_back_is_another_device_of_the_same_number() {
+    fn a_gpu_that_comes_back_is_another_device_with_the_same_number() {
         to_result(fake_more_gpus(1))?;
         let (gpu, nic) = (gpu_of(&page(BAR)), nic()?);
         same!(gpu_of(&page(MORE)), Gpus::one(1));
@@ -301,7 +301,7 @@ suite!(
         same!(fake_pci_steps() - before, Gpus::MOST + 5);
     }
 
-    fn what_is_remembered_of_two_devices_goes_with_either() {
+    fn an_answer_is_forgotten_when_one_of_its_two_devices_is_removed() {
         let (first, gpu) = (nic()?, gpu_of(&page(BAR)));
         same!(recall(gpu, &first), None);
         for answer in rows([Reach::AsOurs, Reach::Otherwise, Reach::Denied]) {
@@ -322,7 +322,7 @@ suite!(
         same!(recall(gpu, &second), None);
     }
 
-    fn a_hold_keeps_the_module_until_it_is_dropped() {
+    fn a_reference_keeps_the_module_until_it_is_dropped() {
         let hold = ModuleRef::try_new();
         check!(hold.is_some());
         same!(holds(), 1);
@@ -333,7 +333,7 @@ suite!(
     }
 
     /// The data of a loaded module disappears when that module is unloaded.
-    fn a_neighbour_that_goes_is_not_looked_at() {
+    fn a_module_that_is_being_unloaded_is_not_read() {
         let look = || LoadedModule::find(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));
         same!(holds(), 0);

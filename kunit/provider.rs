@@ -103,7 +103,7 @@ suite!(
     }
 
     /// If nvidia.ko returns a mapping that the module refuses, the module unmaps it.
-    fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table() {
+    fn a_mapping_has_a_known_version_and_the_pages_of_its_table() {
         type Change = fn(&mut MappingForm);
         let nic = nic()?;
         let refused = |change: Change| {

@@ -50,7 +50,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn a_list_is_as_a_vector(steps in steps()) {
+    fn a_list_behaves_like_a_vector(steps in steps()) {
         let mut nodes: Vec<_> = (0..NODES + CURSORS).map(|_| node()).collect();
         let mut list = NodeList::new();
         let mut vector: Vec<usize> = Vec::new();

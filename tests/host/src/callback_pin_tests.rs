@@ -117,7 +117,7 @@ fn a_callback_after_the_put() {
 }
 
 #[test]
-fn a_process_that_exits_is_asked_for() {
+fn the_provider_is_asked_about_a_process_that_exits() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     region.release();
@@ -155,7 +155,7 @@ fn a_callback_while_the_provider_is_asked() {
 /// When the module asks nvidia.ko, the page already belongs to other memory. The module pins that
 /// memory and puts the new pin at once.
 #[test]
-fn memory_freed_and_made_anew_while_the_provider_is_asked() {
+fn memory_is_freed_and_allocated_again_while_the_provider_is_asked() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     on_get(World::free);
@@ -166,7 +166,7 @@ fn memory_freed_and_made_anew_while_the_provider_is_asked() {
 
 /// A pin that fails for lack of memory says nothing about nvidia.ko's list of processes.
 #[test]
-fn a_provider_that_cannot_be_asked_keeps_the_entry() {
+fn if_the_provider_cannot_be_asked_the_entry_stays() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     world().provider.refuses.set(Some(ENOMEM));
@@ -181,7 +181,7 @@ fn a_provider_that_cannot_be_asked_keeps_the_entry() {
 /// The pin with which the module asks nvidia.ko has its own entry. If this pin cannot be put, its
 /// entry stays.
 #[test]
-fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_entry() {
+fn a_pin_made_to_ask_that_cannot_be_put_keeps_its_entry() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     world().provider.failing.replace(vec![EIO]);
@@ -283,7 +283,7 @@ fn a_put_that_failed_keeps_the_entry_until_the_callback() {
 }
 
 #[test]
-fn a_callback_waits_for_who_reads_the_table() {
+fn a_callback_waits_for_a_reader_of_the_table() {
     let region = Region::new(&[ONE]).expect("pinned");
     let (done, is_done) = mpsc::channel();
     let shared = world();

@@ -231,7 +231,7 @@ fn a_callback_at_each_place_of_the_search() {
 /// The loss of any allocation stops the HCA and unmaps the whole region once. The other allocations
 /// stay pinned until `release`.
 #[test]
-fn the_loss_of_a_part_revokes_the_whole() {
+fn the_loss_of_an_allocation_revokes_the_whole_region() {
     for gone in 0..3 {
         let start = 0x35_0000_0000 + gone as u64 * 0x1000_0000;
         let (world, len) = world(start, &[2, 4, 2]);

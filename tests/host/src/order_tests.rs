@@ -193,7 +193,7 @@ fn each_access_to_shared_state_is_in_the_table() {
 }
 
 #[test]
-fn what_the_table_says_to_check_it_is_there() {
+fn each_check_that_the_table_names_exists() {
     let mut text = String::new();
     for directory in [
         "tests/loom/src",

@@ -99,7 +99,7 @@ fn what_this_module_cannot_map_nvidia_ko_maps() {
 }
 
 #[test]
-fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
+fn for_a_killed_process_the_provider_does_not_map_instead() {
     let world = World::at(0x5_0000_0000);
     let region = Held::<PersistentMr>::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
@@ -230,7 +230,7 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
 }
 
 #[test]
-fn who_maps_follows_from_the_address_that_the_provider_gives() {
+fn the_provider_s_address_decides_which_module_maps() {
     let start = 0x8_1000_0000;
     // The columns are: the module knows that nothing translates the addresses; the DMA addresses of
     // this module's mappings are physical addresses; the offset of nvidia.ko's addresses from
@@ -385,7 +385,7 @@ fn an_answer_about_another_gpu_is_none() {
 }
 
 #[test]
-fn the_last_page_of_a_bar_is_not_asked_for() {
+fn the_provider_is_not_asked_about_the_last_page_of_a_bar() {
     let start = 0x8_3000_0000;
     // The columns are: the end of the BAR, the length of the range, and the page that nvidia.ko is
     // asked about.
@@ -411,7 +411,7 @@ fn the_last_page_of_a_bar_is_not_asked_for() {
 }
 
 #[test]
-fn the_page_that_is_asked_for_is_one_of_the_provider_s() {
+fn the_provider_is_asked_about_one_of_its_own_pages() {
     let start = 0x8_4000_0000;
     let world = world_of_strangers(start);
     world.provider.layout.borrow_mut().push(Allocation {
@@ -443,7 +443,7 @@ fn what_this_module_cannot_map_the_provider_does() {
 }
 
 #[test]
-fn of_one_pin_on_two_gpus_the_second_was_not_asked_about() {
+fn the_provider_maps_a_pin_whose_second_gpu_it_was_not_asked_about() {
     let start = 0x40_0000_0000;
     let world = World::at(start);
     let border = start + (1 << 37);

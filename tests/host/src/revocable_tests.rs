@@ -259,7 +259,7 @@ fn a_callback_after_release_calls_nobody() {
 /// `release` frees the list of addresses of a region that was never mapped. The region itself stays
 /// until the callback.
 #[test]
-fn what_was_not_mapped_goes_with_the_release_too() {
+fn release_frees_the_addresses_of_a_region_that_was_not_mapped() {
     let r = Registration::at(0x1b_0000_0000);
     assert_eq!(r.world.alive("the list of addresses"), 1);
     r.world.become_process(2);
