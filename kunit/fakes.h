@@ -100,7 +100,7 @@ void fake_machine_free(void);
  * next device, or NULL after the last device.
  */
 unsigned int fake_pci_steps(void);
-/* Removes the GPU. The GPU's BARs then belong to no device. */
+/* Removes the first GPU. Its BARs then belong to no device. */
 void fake_gpu_leaves(void);
 /* Removes the first GPU, and adds a new GPU with the same PCI address. */
 int fake_gpu_is_replaced(void);

@@ -64,7 +64,7 @@ pub(crate) const BAR_LEN: u64 = 1 << 36;
 pub(crate) const IO: u64 = BAR + (1 << 40);
 /// First address of an unassigned BAR: `FAKE_UNASSIGNED_START`.
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
-/// First address of RAM that a fake device presents as a BAR with struct pages: `FAKE_RAM_START`.
+/// First address of RAM that the fake GPU presents as a BAR, with struct pages: `FAKE_RAM_START`.
 pub(crate) const RAM: u64 = 1 << 30;
 /// First address of a second BAR: `FAKE_SECOND_START` in `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
@@ -88,13 +88,13 @@ unsafe extern "C" {
     /// Sets the NIC's maximum segment size.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
-    /// Returns the number of references to the fake devices. Does not count some expected
-    /// references: see `fakes.h`.
+    /// Returns the number of references to the fake devices. Does not count expected references,
+    /// which `fakes.h` lists.
     pub(crate) safe fn fake_device_refs() -> c_uint;
     fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
     /// Returns the number of calls of [`pci_get_device`] so far.
     pub(crate) safe fn fake_pci_steps() -> c_uint;
-    /// Removes the GPU.
+    /// Removes the first GPU from the machine.
     pub(crate) safe fn fake_gpu_leaves();
     /// Sets the range that has struct pages. See `fakes.h`.
     pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
@@ -177,7 +177,7 @@ pub(crate) enum Name {
     Other,
 }
 
-/// A function that can be made to fail.
+/// A function that a test can make fail.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Call {
     Register,
@@ -195,7 +195,8 @@ pub(crate) enum Call {
     Group,
 }
 
-/// A place where a test can run code, on the thread that reaches the place.
+/// A place in the fakes where a test can run code. The code runs on the thread that reaches the
+/// place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Point {
     /// Just before `ib_register_peer_memory_client()` returns. ib_core already knows the client.
@@ -207,7 +208,7 @@ pub(crate) enum Point {
 
 struct Failure {
     call: Call,
-    /// Number of calls that succeed before the first failure.
+    /// Number of calls that still succeed before the first failure.
     skip: u32,
     times: u32,
     code: c_int,
@@ -232,7 +233,7 @@ pub(crate) struct World {
     mappings: KVec<Mapped>,
     pub(crate) bar: KVec<BarRange>,
     guard: Guard,
-    /// Start of the next range of IOMMU addresses, aligned only to an IOMMU page.
+    /// Start of the next range of IOMMU addresses. The alignment is only that of an IOMMU page.
     iova_base: u64,
     pub(crate) iovas: KVec<Iova>,
     pub(crate) core: ib_core::Core,
@@ -297,12 +298,12 @@ impl Drop for Fakes {
     }
 }
 
-/// Stores the record of the module's run.
+/// Stores the [`Life`], the record of one run of the module.
 pub(crate) fn remember(life: Life) {
     *LIFE.lock() = Some(life);
 }
 
-/// Calls `look` with the record of the module's run.
+/// Calls `look` with the stored [`Life`].
 pub(crate) fn remembered(look: impl FnOnce(&Life) -> Result) -> Result {
     look(LIFE.lock().as_ref().ok_or(ENOENT)?)
 }
@@ -407,7 +408,7 @@ pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item 
             fails(
                 c"table",
                 line,
-                fmt!("the failure is in row {} of {}:{}", number, file, line),
+                fmt!("the failed check is in row {} of {}:{}", number, file, line),
             );
             failed = FAILED.load(Relaxed);
         }
@@ -495,7 +496,7 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     let result = to_result(fake_sysfs_new()).and_then(|()| body());
     // The module forgets the BARs, because the next test has other fake devices.
     drop(Bars);
-    // An object or device that is still in use stays alive, because its user holds a reference.
+    // If the module still uses an object or device, its reference keeps the object or device alive.
     fake_sysfs_free();
     fake_machine_free();
     result
@@ -546,7 +547,7 @@ pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
 
 /// Returns the NIC.
 pub(crate) fn nic() -> Result<PciDevice> {
-    // SAFETY: The device exists as long as the test.
+    // SAFETY: The device exists until the test ends.
     unsafe { PciDevice::with_device(fake_nic().cast(), |device| device.cloned()) }.ok_or(ENODEV)
 }
 
@@ -555,7 +556,7 @@ pub(crate) fn holds() -> i64 {
     with(|world| world.holds)
 }
 
-// --- the kernel: what kernel.c, memory_peers.c and the abstractions call ------------------------
+// --- kernel functions that kernel.c, memory_peers.c and the abstractions call ---------------
 
 #[no_mangle]
 extern "C" fn fake_kobject_fails() -> bool {
@@ -574,7 +575,7 @@ extern "C" fn fake_directory(made: bool) {
 
 #[no_mangle]
 pub(crate) extern "C" fn fake_remembered() -> c_uint {
-    // CAST: The module remembers few devices.
+    // CAST: The module keeps few references to devices.
     Bars::remembered() as c_uint
 }
 
@@ -622,7 +623,7 @@ unsafe extern "C" fn fake_sg_alloc(
 ) -> c_int {
     reach(Point::Allocating);
     if let Some(code) = failing(Call::SgAlloc) {
-        // `sg_alloc_table()` leaves counts in the table if it fails half way.
+        // If `sg_alloc_table()` fails half way, it leaves entry counts in the table.
         // SAFETY: The caller promises that the table is valid for writes.
         unsafe { (*table).nents = 127 };
         // SAFETY: The caller promises that the table is valid for writes.

@@ -44,7 +44,7 @@
 static unsigned int fail_registration;
 module_param(fail_registration, uint, 0444);
 MODULE_PARM_DESC(fail_registration,
-		 "ib_core refuses the nth client, in the recorded run of the module");
+		 "in the recorded run of the module, the registration of this client fails (1: the first, 0: none)");
 
 void fake_loaded_with(int *peerdirect, int *persistent, unsigned int *nth)
 {

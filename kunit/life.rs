@@ -17,7 +17,7 @@ pub(crate) struct Life {
     peerdirect_support: c_int,
     persistent_api_support: c_int,
     fail_registration: u32,
-    /// The result of init.
+    /// The result of the module's init.
     result: Result,
     log: KVec<Event>,
     clients: KVec<Description>,

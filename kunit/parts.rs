@@ -85,7 +85,7 @@ suite!(
         }
     }
 
-    /// `sg_alloc_table()` leaves counts in the table if it fails half way.
+    /// If `sg_alloc_table()` fails half way, it leaves entry counts in the table.
     fn a_table_that_could_not_be_allocated_is_not_read() {
         // The first three allocations are for one chunk each. The fourth allocation replaces the
         // last chunk by a chunk of the exact length.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The macro [`suite!`], which declares a KUnit suite, and the common helpers of the cases.
+//! The macro [`suite!`], which declares a KUnit suite, and helpers that all test cases share.
 
 use kernel::{
     bindings::scatterlist,

@@ -30,7 +30,7 @@ suite!(
     mod peermem_showing;
 
     fn the_directory_exists_from_show_to_drop_and_not_before() {
-        // The loop runs twice, as for a module that is loaded again.
+        // The second round simulates a module that is loaded again.
         for _ in 0..2 {
             let peers = MemoryPeers::probe(FIRST)?;
             check!(!shows(None, None));

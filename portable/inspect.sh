@@ -102,6 +102,6 @@ for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do
 	! printf '%s\n' $known | grep -qx -- "$symbol" || continue
 	grep -qsw -- "$symbol" "$here/../src/helpers.h" "$here/../src/memory_peers.h" "$here/shim.h" \
 		"$here/../rust-bindings/include/nv-p2p.h" "$here/../rust-bindings/include/rdma/peer_mem.h" ||
-		fault "$symbol is none of the symbols that every kernel has"
+		fault "$symbol is not a symbol that every kernel has"
 done
 exit $faults

@@ -180,8 +180,8 @@ fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     Ok(memory)
 }
 
-/// Pins `len` bytes, for the two pin functions below. Returns the error code and the address of the
-/// table.
+/// Pins `len` bytes, for the two pin functions below. Returns the error code or 0, and the address
+/// of the page table.
 fn pin(
     len: u64,
     failure: Option<c_int>,
@@ -252,7 +252,7 @@ fn remove_pin(table: usize) -> Option<Pinned> {
         // The real nvidia.ko would unmap the remaining mappings, but the module must not rely on
         // this.
         while take_first(&mut world.mappings, |mapping| mapping.table == table).is_some() {
-            fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
+            fails(c"nvidia.ko", 0, fmt!("unpinned memory is still mapped"));
         }
         world.pins.remove(index).ok()
     })
@@ -301,7 +301,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
     check!(flags == 0);
     match remove_pin(page_table.addr()) {
         Some(pin) if pin.callback.is_none() => free_pin(pin),
-        _ => fails(c"nvidia.ko", 0, fmt!("no table to put_pages_persistent()")),
+        _ => fails(c"nvidia.ko", 0, fmt!("this table has no persistent pin")),
     }
     0
 }
@@ -395,8 +395,8 @@ pub(crate) fn free_memory() {
 }
 
 /// Frees the memory like [`free_memory`], and makes each callback as if memory reclaim waited for
-/// the callback. lockdep then reports each lock that the callback takes and that an earlier
-/// allocation was made under.
+/// the callback. lockdep then reports each lock that the callback takes and that a thread has held
+/// during an earlier allocation.
 pub(crate) fn free_memory_in_reclaim() {
     // SAFETY: This is process context, in which a callback may run.
     free(|callback, data| unsafe { fake_in_reclaim(callback, data) });

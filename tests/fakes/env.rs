@@ -178,7 +178,7 @@ impl Thread {
     }
 }
 
-/// The lock of a persistent registration, which no callback takes.
+/// The lock of a persistent registration. No callback takes this lock.
 pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
@@ -745,7 +745,8 @@ impl Drop for BarMapping {
     fn drop(&mut self) {
         let world = world();
         world.record("unmap");
-        // ib_core calls `unmap` before `release`. Tests may call `release` without `unmap`.
+        // ib_core calls `unmap` before `release`, while the GPU memory exists. A test that acts as
+        // ib_core (`umem` is `None`) may skip `unmap`, so this check is only for ib_core.
         let umem = self.umem.map(|umem| world.ib_core.umem(umem));
         for gpu in self.gpus.iter().filter(|_| umem.is_some()) {
             world.memory(*gpu).read();

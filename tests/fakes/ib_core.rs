@@ -193,8 +193,8 @@ impl Core {
 
     /// Deregisters as OFED 4.9 does: the first thread to claim the registration unmaps and releases
     /// it. If an invalidation comes first, the deregistration waits for the invalidation. If the
-    /// deregistration comes first, an invalidation returns at once. In that case, the HCA has
-    /// already stopped in this model.
+    /// deregistration comes first, an invalidation returns at once. In this model, the
+    /// deregistration has then already stopped the HCA.
     fn deregister_49(&self, umem: &Umem) {
         umem.stop_hca();
         let mut taken = umem.taken.lock().expect("no poison");
@@ -219,7 +219,7 @@ impl Core {
     pub(crate) fn invalidate(&self, ticket: usize, meant: &Umem) {
         let world = world();
         let valid = world.memory(meant.lives);
-        // A ticket belongs to its registration until `release` has returned.
+        // A ticket must be used only until `release` of its registration has returned.
         valid.read();
         let found = {
             let tickets = self.tickets();
@@ -294,7 +294,7 @@ impl Umem {
         world().memory(self.table.get().expect("mapped")).write();
     }
 
-    /// Frees the scatter list, if it was built. See `Break::EarlyTable`.
+    /// Frees the scatter list if `dma_map` has returned one. See `Break::EarlyTable`.
     pub(crate) fn free_table(&self) {
         if let Some(table) = self.table.get() {
             world().memory(table).free();

@@ -5,10 +5,10 @@
 //!
 //! - `env`: the kernel services that the logic uses. `src/env.rs` has the kernel's versions and
 //!   documents each name.
-//! - `provider`: nvidia.ko, modelled after `tests/gpu/p2p.c`. The model has the API lock, makes the
-//!   callback with that lock held, and frees the table after the callback. A put finds a pin by its
-//!   process and by the pointer to its page table. The model reuses the pointer of a freed table at
-//!   once. Tests select the calls that fail.
+//! - `provider`: nvidia.ko, modelled after `tests/gpu/p2p.c`. The model holds the API lock during a
+//!   callback, and frees the page table after the callback. A put finds a pin by its process and by
+//!   the pointer to its page table. The model reuses the pointer of a freed table at once. Tests
+//!   select the calls that fail.
 //! - `ib_core`: ib_core, modelled after `tests/kernel/overlay/drivers/infiniband/core/peer_mem.c`.
 //!   The model has `mapping_lock`, and reuses tickets. It writes to the scatter list before
 //!   `dma_unmap`, and clears its pointer to the client after `release`. The model invalidates in

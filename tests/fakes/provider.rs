@@ -115,9 +115,9 @@ pub(crate) struct Provider {
     pub(crate) unlisted: Cell<bool>,
     /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,
-    /// Error code of all pins. `None` if pins succeed.
+    /// Error code of all calls to pin. `None` if the calls succeed.
     pub(crate) refuses: Cell<Option<i32>>,
-    /// `true` if pins succeed but return no table, which a put would need.
+    /// `true` if calls to pin succeed without returning a page table. A put would need the table.
     pub(crate) no_table: Cell<bool>,
     /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
@@ -281,10 +281,7 @@ impl Provider {
             };
             let pin = pins.remove(at);
             drop(pins);
-            assert!(
-                !self.unloaded.get(),
-                "a callback into a module that is gone"
-            );
+            assert!(!self.unloaded.get(), "a callback into an unloaded module");
             self.tables.borrow_mut()[pin.table.serial].end = Some(End::Callback);
             world.record("callback");
             self.in_text.fetch_add(1, Ordering::SeqCst);
@@ -321,7 +318,7 @@ impl Provider {
             drop(self.lock("the fence"));
         }
         let in_text = self.in_text.load(Ordering::SeqCst);
-        assert_eq!(in_text, 0, "the module goes with a callback in it");
+        assert_eq!(in_text, 0, "the module is unloaded during a callback");
         self.unloaded.set(true);
     }
 
@@ -436,7 +433,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
         .position(|pin| listed && pin.table.pointer == table.pointer && pin.process == process);
     if let Some(at) = found {
         let pin = pins.remove(at);
-        assert_eq!(pin.table.serial, table.serial, "somebody else's pin is put");
+        assert_eq!(pin.table.serial, table.serial, "another owner's pin is put");
         of.end = Some(End::Put);
         drop(tables);
         provider.free_table(&world, table);
@@ -446,7 +443,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
             // The callback came between the check and the put.
             Some(when) => assert!(
                 when > world.put_rwsem_since.get(),
-                "a pin is put whose callback had returned before"
+                "a pin is put after its callback has returned"
             ),
             None => assert!(foreign, "a pin is put twice"),
         }

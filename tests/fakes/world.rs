@@ -35,7 +35,7 @@ pub(crate) enum Mode {
     Ofed49,
 }
 
-/// A lock or a rule that is disabled, so that a model must fail. See `can_fail`.
+/// A lock or a rule that is disabled in order to make a model fail. See `can_fail`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Break {
     /// `Monitor::wait_while` does not wait.
@@ -64,7 +64,7 @@ pub(crate) enum Break {
     NoHold,
     /// The module's exit does not wait for the API lock.
     NoFence,
-    /// A process that exits counts as running.
+    /// A process that is exiting counts as running.
     NoExit,
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct Registry {
     lock: Mutex<()>,
     /// `true` if a thread of the model reads the registry.
     pub(crate) watched: Cell<bool>,
-    /// Each traced transition, with the registration after it.
+    /// Each traced transition, with the state of the registration after the transition.
     events: RefCell<Vec<(Transition, Option<Registration>)>>,
 }
 
@@ -170,7 +170,7 @@ impl Registry {
                     let before = registrations.insert(slot.number, slot);
                     assert!(
                         before.is_none(),
-                        "{} comes twice in the registry",
+                        "registration {} is in the registry twice",
                         slot.number
                     );
                 }
@@ -228,8 +228,8 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// Number of the next call to nvidia.ko's `dma_map_pages()` that must fail, counted from 1.
-    /// `None` if no call must fail.
+    /// Number of calls to nvidia.ko's `dma_map_pages()`, up to and including the call that must
+    /// fail. `None` if no call must fail.
     pub(crate) fail_map: Cell<Option<u64>>,
     /// Error code of each call to nvidia.ko's `dma_map_pages()` that must fail. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
@@ -246,7 +246,7 @@ pub(crate) struct World {
     /// Remembered answers of nvidia.ko about the path from the HCA to each GPU. `None` means that
     /// the HCA reaches all GPUs.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
-    /// End of a BAR.
+    /// End address of a BAR. `None` means that no page is the last page of a BAR.
     pub(crate) bar_end: Cell<Option<u64>>,
     /// Runs before a persistent pin is put.
     pub(crate) on_unpin: Cell<Option<Hook>>,
@@ -254,7 +254,7 @@ pub(crate) struct World {
     pub(crate) on_revoke: Cell<Option<Hook>>,
     /// Runs while the module maps memory.
     pub(crate) on_map: Cell<Option<Hook>>,
-    /// Runs between two batches of a page table.
+    /// Runs between the reads of two batches of a page table.
     pub(crate) on_batch: Cell<Option<Hook>>,
 }
 
@@ -286,8 +286,8 @@ pub(crate) fn world() -> Arc<World> {
 }
 
 impl World {
-    /// Runs `f` in a new world, and checks that nothing is left afterwards. ib_core reuses its
-    /// numbers after `tickets` registrations.
+    /// Runs `f` in a new world, and checks that nothing is left afterwards. ib_core has only
+    /// `tickets` ticket numbers, and reuses them.
     pub(crate) fn run(mode: Mode, broken: Option<Break>, tickets: usize, f: impl FnOnce()) {
         let allocation = |number| Allocation::new(number * ALLOCATION, ALLOCATION);
         let world = Arc::new(World {
@@ -303,7 +303,7 @@ impl World {
             .replace((1..=3).map(allocation).collect());
         world.add();
         f();
-        // A pin that is still left waits for its callback.
+        // Only pins that wait for their callbacks can be left here.
         world.free();
         world.check_empty();
         WORLD.set(None);
@@ -431,7 +431,7 @@ impl World {
         let found = held.iter().find(|(thread, _)| *thread == this);
         assert!(
             found.is_none(),
-            "{} is held across an allocation, and a callback waits for it",
+            "{} is held across an allocation, and a callback may wait for this lock",
             found.map_or("", |(_, what)| what)
         );
         drop(held);

@@ -36,7 +36,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Returns a node that does not move.
 fn node() -> Box<Node<u32>> {
-    // SAFETY: Each test has one list. The list's nodes lie in boxes, and the test removes them.
+    // SAFETY: Each test has one list. The list's nodes lie in boxes, and the test removes each node
+    // from the list before it drops the box.
     Box::new(unsafe { Node::new(CURSOR) })
 }
 

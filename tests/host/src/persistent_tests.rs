@@ -365,7 +365,7 @@ fn an_answer_about_another_gpu_is_none() {
         world.is_direct.set(is_direct);
         let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
         world.take_log();
-        // Each GPU has two allocations, so the third is on the other GPU.
+        // Each GPU has two allocations, so the third allocation is on the other GPU.
         let mut others: Vec<_> = (1..=2)
             .map(|n| Allocation::new(start - n * MIB, MIB))
             .collect();

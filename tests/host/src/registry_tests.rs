@@ -19,8 +19,8 @@ use crate::revocable::RevocableMr;
 const MIB: u64 = 1 << 20;
 
 fn at(number: u32) -> Option<PciAddress> {
-    // The index is the number that the module assigns to a GPU. The order of the numbers is not
-    // that of the addresses.
+    // The index is the number that the module assigns to a GPU. The numbers are not in the order of
+    // the addresses.
     [0x1_4100, 0x0_8110, 0x0_8108]
         .get(number as usize)
         .map(|at| PciAddress(*at))

@@ -28,8 +28,8 @@ use crate::registry::State;
 /// preemption is a switch away from a thread that could continue.
 const PREEMPTIONS: usize = 3;
 
-/// Runs `f`, described by `model`, once for every interleaving of its two threads. ib_core has one
-/// ticket, so its number is reused at once.
+/// Runs `f`, described by `model`, once for every interleaving of its two threads. ib_core has only
+/// one ticket number, and so reuses it at once.
 fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let count = check(Builder::new(), None, move || {
         World::run(mode, can_fail::broken(), 1, &f);
@@ -38,7 +38,7 @@ fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Runs `f`, described by `model`, once for every interleaving of its three threads within the
-/// preemption bound. ib_core has a ticket for each of two registrations.
+/// preemption bound. ib_core has two ticket numbers, one for each registration.
 fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let builder = Builder::new();
     let bound = builder.preemption_bound.unwrap_or(PREEMPTIONS);
@@ -99,7 +99,7 @@ fn live(allocation: u64) {
 }
 
 /// Registers memory, and deregisters it in another process: a child after fork, or a process that
-/// got the descriptor.
+/// received the file descriptor.
 fn live_and_die_elsewhere(allocation: u64) {
     let world = world();
     if let Some(umem) = world.ib_core.register(allocation) {
@@ -203,7 +203,7 @@ fn free_beside_a_put_that_is_tried_again() {
     );
 }
 
-/// Unloads the module once no reference holds it, at any point of the callback.
+/// Unloads the module as soon as no reference keeps it loaded, at any point of the callback.
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
     explore(
