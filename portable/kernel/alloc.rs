@@ -56,8 +56,8 @@ impl BitOr for Flags {
     }
 }
 
-/// Alignment of every result of `kmalloc()` and `kvmalloc()`, in bytes. `layout.c` asserts the
-/// number.
+/// Minimum alignment of the results of `kmalloc()` and `kvmalloc()`, in bytes. `layout.c` asserts
+/// it.
 const MIN_ALIGN: usize = 8;
 
 /// Allocates uninitialized memory for a `T` with `kmalloc()`. May sleep.

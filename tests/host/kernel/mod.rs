@@ -7,7 +7,7 @@
 //! - `fakes`: the functions of `portable/shim.c`, in Rust. The functions panic if the crate breaks
 //!   a contract of C.
 //! - `links`: `rb_insert_color()` and `rb_erase()`, in Rust.
-//! - The other files: one for each part of the crate.
+//! - The other files: the tests, one file for each part of the crate.
 
 mod alloc_tests;
 mod fakes;

@@ -232,9 +232,10 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
 #[test]
 fn the_provider_s_address_decides_which_module_maps() {
     let start = 0x8_1000_0000;
-    // The columns are: the module knows that nothing translates the addresses; the DMA addresses of
-    // this module's mappings are physical addresses; the offset of nvidia.ko's addresses from
-    // physical addresses; the expected steps of the question; this module maps the memory.
+    // The columns are: `true` if the module knows that nothing translates addresses; `true` if the
+    // DMA addresses of this module's mappings are physical addresses; the offset of nvidia.ko's
+    // addresses from physical addresses; the expected steps of the question; `true` if this module
+    // maps the memory.
     for (is_direct, is_identity, offset, asked, own) in [
         (true, true, 0, ASKED.as_slice(), true),
         (true, true, IOMMU_OFFSET, &ASKED, false),

@@ -3,8 +3,9 @@
 //! Models of operations that run concurrently.
 //!
 //! Models with two threads run all interleavings. Models with three threads run the interleavings
-//! with a bounded number of preemptions. Memory may be freed before the registration (which then
-//! fails), at any place during it, or after it.
+//! with a bounded number of preemptions. The memory may be freed before the registration, at any
+//! point during it, or after it. If the memory is freed before the registration, the registration
+//! fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
