@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the two clients on fakes of ib_core and nvidia.ko. The tests check how the clients
-//! describe themselves, and behaviour that needs real kernel locks, or another ib_core than that of
-//! the test VM.
+//! Tests of the module's two clients, on fakes of ib_core and nvidia.ko. The tests check how the
+//! clients describe themselves to ib_core. They also check behaviour that needs real kernel locks,
+//! or an ib_core that the test VM does not have.
 
 use core::mem::{
     self,
@@ -25,8 +25,8 @@ use crate::{
 suite!(
     mod peermem_client;
 
-    /// MLNX_OFED 4.9 reads two function pointers directly behind the `peer_memory_client`. It calls
-    /// those that are not null.
+    /// MLNX_OFED 4.9 reads two function pointers directly behind the `peer_memory_client`
+    /// structure, and calls each pointer that is not null.
     fn each_client_describes_itself() {
         let described = || descriptions().first().copied().ok_or(ENOENT);
         let seen = persistent(c"nv_mem").map(|_up| described())??;
@@ -46,7 +46,7 @@ suite!(
         let attempt = |name: &CStr, version: &CStr| {
             ClientRegistration::<Persistent>::new(name, version, ClientUnmaps).err()
         };
-        // A name fits into 64 bytes and a version into 15 bytes, both with the NUL.
+        // The name may have 64 bytes and the version 15 bytes, including the NUL.
         let name = c"0123456789012345678901234567890123456789012345678901234567890123";
         let rest = c"012345678901234567890123456789012345678901234567890123456789012";
         same!(attempt(name, c"1"), Some(EINVAL));
@@ -56,7 +56,8 @@ suite!(
         logged![Register(Other), Unregister(Other)];
     }
 
-    /// Tickets of the first registration may still exist, so a second registration returns `EBUSY`.
+    /// A ticket from the client's first registration may still exist. A second registration of the
+    /// client therefore returns `EBUSY`.
     fn a_client_that_revokes_is_registered_once() {
         drop(revocable(ClientUnmaps)?);
         log();
@@ -65,12 +66,11 @@ suite!(
         logged![];
     }
 
-    /// The second client refuses a range that the first client has just refused in the same
-    /// registration. In every other case the second client takes the range.
+    /// If the first client has refused a range, the second client refuses the range in the same
+    /// registration as well. In every other case, the second client takes the range.
     fn what_the_first_client_refuses_is_refused_once() {
         let range = pages(1);
-        // In the first two calls, the second client is not registered yet, and ib_core asks only
-        // the first client.
+        // The first two calls of `refuse` run while only the first client is registered.
         let refuse = move || {
             check!(fail_once(Call::Pin, ENOMEM.to_errno()).is_ok());
             check!(not_mine(range));
@@ -81,8 +81,8 @@ suite!(
         let second = persistent(c"nv_mem_nc")?;
         check!(!not_mine(cannot_lose(range)));
         drop((second, first));
-        // The module forgets the refusal when ib_core next asks the first client, or asks the
-        // second client about the range.
+        // The module forgets the refusal when ib_core next asks the first client about any range,
+        // or asks the second client about the refused range.
         let _first = revocable(ClientUnmaps)?;
         refuse();
         let _second = persistent(c"nv_mem_nc")?;
@@ -112,9 +112,10 @@ suite!(
         logged![Callback, Invalidate, BarUnmap, Release, CallbackReturns];
     }
 
-    /// nvidia.ko holds the GPUs' locks while a callback runs, so a callback must not wait for an
-    /// allocation, which may take long. The first allocation is for the list of pages. This
-    /// allocation either adds a chunk to a long list, or completes a short list.
+    /// nvidia.ko holds the GPUs' locks while a callback runs. A callback must therefore not wait
+    /// for an allocation, which may take long. Here, the callback comes during the first allocation
+    /// for the list of physical addresses. For a long list, this allocation is for the first chunk.
+    /// For a short list, it is for the whole list.
     fn a_callback_beside_an_allocation_of_acquire_waits_for_nothing() {
         let _up = revocable(ClientUnmaps)?;
         with(|world| world.table.address = EVERY_OTHER);
@@ -125,8 +126,8 @@ suite!(
                     let ends = thread.ends();
                     check!(ends);
                     if !ends {
-                        // The thread ends only after this registration. Its drop would deadlock
-                        // here.
+                        // The drop of `thread` would wait for the thread, and the thread waits for
+                        // this registration.
                         mem::forget(thread);
                     }
                 }
@@ -136,8 +137,9 @@ suite!(
         }
     }
 
-    /// lockdep makes the check, so the test can fail only on the debug kernel. The callback takes
-    /// all locks that any callback can take, because it drops the last reference to the region.
+    /// lockdep makes this check, so the test can fail only on the debug kernel, which has lockdep.
+    /// This callback drops the last reference to the region, and so takes every lock that a
+    /// callback can take.
     fn no_lock_that_a_callback_takes_is_held_across_an_allocation() {
         let _up = revocable(ClientUnmaps)?;
         fake_user_limit(1 << 20);

@@ -27,7 +27,7 @@
 static struct pci_dev *nic;
 static struct pci_dev *gpu;
 static struct pci_dev *more[70];
-/* The parent of an assigned BAR. */
+/* Parent resource of every assigned BAR. */
 static struct resource window;
 static struct pci_bus bus = { .number = 0x81 };
 static unsigned int steps;
@@ -61,7 +61,10 @@ static void pci_remove(struct pci_dev *pdev)
 {
 	if (!pdev)
 		return;
-	/* The device was never in sysfs, so the kernel must not remove it there. */
+	/*
+	 * The device was never in sysfs, so the kernel must not remove it from
+	 * sysfs.
+	 */
 	pdev->dev.kobj.state_in_sysfs = 0;
 	put_device(&pdev->dev);
 }
@@ -328,7 +331,8 @@ struct task_struct *fake_thread_start(int (*run)(void *data), void *data)
 
 /*
  * Waits until the thread has exited. The thread's function must have signalled
- * its end before. Afterwards the thread runs no code of this module.
+ * its end before this call. After this call, the thread runs no code of this
+ * module.
  */
 void fake_thread_join(struct task_struct *task)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /*
- * The C side of the fakes (fakes.c). Also declares the stand-ins for kernel
+ * Declares the C side of the fakes (fakes.c), and stand-ins for the kernel
  * functions that kernel.c and memory_peers.c call. fakes.rs and fakes/dma.rs
- * define the stand-ins.
+ * define these stand-ins.
  */
 #ifndef PEERMEM_KUNIT_FAKES_H
 #define PEERMEM_KUNIT_FAKES_H
@@ -18,23 +18,23 @@
 /* BARs of the fake GPU, at addresses where no test VM has RAM. */
 #define FAKE_BAR_START		BIT_ULL(44)
 #define FAKE_BAR_LEN		BIT_ULL(36)
-/* An I/O range, and an unassigned BAR. */
+/* Start addresses of an I/O port range and of an unassigned BAR. */
 #define FAKE_IO_START		(FAKE_BAR_START + BIT_ULL(40))
 #define FAKE_UNASSIGNED_START	(FAKE_BAR_START + BIT_ULL(41))
 /*
- * RAM that a fake device presents as its BAR: a BAR with struct pages. All test
- * VMs have RAM at this address. arm64's RAM begins here.
+ * Start of RAM that the fake GPU presents as a BAR, so that the BAR has struct
+ * pages. All test VMs have RAM at this address. On arm64, RAM begins here.
  */
 #define FAKE_RAM_START		BIT_ULL(30)
 #define FAKE_SMALL_LEN		BIT_ULL(24)
-/* A second BAR with memory. */
+/* Start of a second memory BAR. */
 #define FAKE_SECOND_START	(FAKE_BAR_START + BIT_ULL(42))
-/* A third BAR, which begins where the second ends. */
+/* Start of a third memory BAR, directly behind the second. */
 #define FAKE_THIRD_START	(FAKE_SECOND_START + FAKE_SMALL_LEN)
-/* The BARs of additional GPUs, one after another. */
+/* Start of the BARs of additional GPUs, which lie one after another. */
 #define FAKE_MORE_START		(FAKE_BAR_START + BIT_ULL(43))
 
-/* Stand-ins for the kernel's functions of these names, in Rust. */
+/* Stand-ins, written in Rust, for kernel functions that kernel.c redefines. */
 bool fake_module_get(struct module *module);
 void fake_module_put(struct module *module);
 int fake_sg_alloc(struct sg_table *table, unsigned int entries, gfp_t gfp);
@@ -57,9 +57,10 @@ void fake_iova_free(struct device *dev, struct dma_iova_state *state);
 
 /*
  * Kinds of path between the fake NIC and memory. The numbers match Guard in
- * fakes/dma.rs. In this order: DMA operations of the architecture; a direct
- * path; an IOMMU that leaves addresses unchanged, translates them, or blocks
- * them; a bus with its own addresses.
+ * fakes/dma.rs. In the order of the constants: DMA operations of the
+ * architecture; a direct path; an IOMMU that leaves addresses unchanged, one
+ * that translates them, and one that blocks them; a bus with an offset from
+ * physical addresses (dma_range_map).
  */
 enum {
 	FAKE_OPS,
@@ -74,14 +75,17 @@ void fake_nic_guard(int guard);
 const struct dma_map_ops *fake_dma_ops(struct device *dev);
 struct iommu_domain *fake_domain(struct device *dev);
 
-/* The machine's list of devices has the fake NIC first, then the fake GPUs. */
+/*
+ * Stand-in for pci_get_device(). The list of devices has the fake NIC first,
+ * then the fake GPUs.
+ */
 struct pci_dev *fake_pci_get(unsigned int vendor, unsigned int device,
 			     struct pci_dev *from);
 int fake_pci_domain(struct pci_bus *bus);
 /*
- * Adds struct pages and a pagemap for @len bytes from @start on, in addition to
- * the struct pages of RAM. @type is an enum memory_type, or 0 for a pagemap
- * that is being removed.
+ * Sets the range that has struct pages and a pagemap, in addition to RAM: @len
+ * bytes from @start on. @type is an enum memory_type, or 0 for a pagemap that
+ * is being removed.
  */
 void fake_pages(u64 start, u64 len, int type);
 bool fake_pfn_valid(unsigned long pfn);
@@ -93,23 +97,24 @@ int fake_machine_new(void);
 void fake_machine_free(void);
 /*
  * Returns the number of calls of fake_pci_get() so far. Each call returns the
- * next device, or NULL after the last one.
+ * next device, or NULL after the last device.
  */
 unsigned int fake_pci_steps(void);
-/* Removes the GPU. The GPU's BARs then belong to no device. */
+/* Removes the first GPU. Its BARs then belong to no device. */
 void fake_gpu_leaves(void);
-/* Puts another GPU in the place of the first GPU. */
+/* Removes the first GPU, and adds a new GPU with the same PCI address. */
 int fake_gpu_is_replaced(void);
 /* Adds @count GPUs to the machine, each with a BAR of FAKE_SMALL_LEN. */
 int fake_more_gpus(unsigned int count);
-/* Puts another NIC in the place of the first NIC. */
+/* Replaces the NIC by a new NIC with the same PCI address. */
 int fake_nic_is_replaced(void);
 struct device *fake_nic(void);
 void fake_nic_max_segment(unsigned int bytes);
 /*
- * Returns the number of references to fake devices that belong neither to the
- * code that made them nor to the devices that the module remembers.
- * fake_remembered() returns the number of remembered devices.
+ * Returns the number of references to fake devices. Does not count the one
+ * reference that fakes.c holds to each device, nor the references that the
+ * module keeps to remember devices. fake_remembered() returns the number of the
+ * latter.
  */
 unsigned int fake_device_refs(void);
 unsigned int fake_remembered(void);
@@ -118,15 +123,15 @@ unsigned int fake_remembered(void);
 void fake_parameters(int peerdirect_support, int persistent_api_support);
 void fake_user_limit(unsigned int mib);
 /*
- * Returns the parameters of this test module. The last parameter has no
- * counterpart in the shipped module.
+ * Returns the parameters with which this test module was loaded. The shipped
+ * module has no parameter fail_registration.
  */
 void fake_loaded_with(int *peerdirect_support, int *persistent_api_support,
 		      unsigned int *fail_registration);
 
 /*
  * memory_peers.c calls these functions, which inject failures and record when
- * the directory is created or removed.
+ * the directory memory_peers is created or removed.
  */
 bool fake_kobject_fails(void);
 bool fake_group_fails(void);
@@ -144,14 +149,14 @@ int fake_sysfs_refs(void);
 bool fake_sysfs_has(const char *client, const char *file);
 
 /*
- * Lets the calling thread's allocations use the reserves instead of waiting for
- * reclaim, until fake_no_reserves().
+ * Lets the calling thread's allocations use the memory reserves instead of
+ * waiting for reclaim, until fake_no_reserves().
  */
 unsigned int fake_reserves(void);
 void fake_no_reserves(unsigned int flags);
 /*
- * Calls @callback as if reclaim waited for @callback, so that lockdep checks its
- * locks.
+ * Calls @callback as if memory reclaim waited for it. lockdep then checks the
+ * locks that @callback takes.
  */
 void fake_in_reclaim(void (*callback)(void *data), void *data);
 

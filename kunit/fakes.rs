@@ -60,11 +60,11 @@ pub(crate) use self::{
 pub(crate) const BAR: u64 = 1 << 44;
 /// Length of the fake GPU's first BAR, in bytes.
 pub(crate) const BAR_LEN: u64 = 1 << 36;
-/// First number of a range of I/O ports.
+/// First address of an I/O port range: `FAKE_IO_START`.
 pub(crate) const IO: u64 = BAR + (1 << 40);
-/// First address of an unassigned BAR.
+/// First address of an unassigned BAR: `FAKE_UNASSIGNED_START`.
 pub(crate) const UNASSIGNED: u64 = BAR + (2 << 40);
-/// First address of RAM that a fake device presents as a BAR with struct pages: `FAKE_RAM_START`.
+/// First address of RAM that the fake GPU presents as a BAR, with struct pages: `FAKE_RAM_START`.
 pub(crate) const RAM: u64 = 1 << 30;
 /// First address of a second BAR: `FAKE_SECOND_START` in `fakes.h`.
 pub(crate) const SECOND: u64 = BAR + (4 << 40);
@@ -76,7 +76,7 @@ pub(crate) const MORE: u64 = BAR + (8 << 40);
 pub(crate) const SMALL_LEN: u64 = 16 << 20;
 /// Difference between DMA addresses and physical addresses, on a path that translates addresses.
 pub(crate) const DMA_OFFSET: u64 = 1 << 50;
-/// Size of one of nvidia.ko's pages.
+/// Size of a GPU page in nvidia.ko's usual page tables, in bytes.
 pub(crate) const KIB_64: u64 = 64 << 10;
 
 // The declarations match `fakes.h`. A `safe` function takes numbers, or references for its results,
@@ -88,22 +88,22 @@ unsafe extern "C" {
     /// Sets the NIC's maximum segment size.
     pub(crate) safe fn fake_nic_max_segment(bytes: c_uint);
     safe fn fake_nic_guard(guard: c_int);
-    /// Returns the number of references to the fake devices. Does not count some expected
-    /// references: see `fakes.h`.
+    /// Returns the number of references to the fake devices. Does not count expected references,
+    /// which `fakes.h` lists.
     pub(crate) safe fn fake_device_refs() -> c_uint;
     fn fake_pci_get(vendor: c_uint, device: c_uint, from: *mut c_void) -> *mut c_void;
     /// Returns the number of calls of [`pci_get_device`] so far.
     pub(crate) safe fn fake_pci_steps() -> c_uint;
-    /// Removes the GPU.
+    /// Removes the first GPU from the machine.
     pub(crate) safe fn fake_gpu_leaves();
-    /// Adds struct pages to a range. See `fakes.h`.
+    /// Sets the range that has struct pages. See `fakes.h`.
     pub(crate) safe fn fake_pages(start: u64, len: u64, kind: c_int);
     pub(crate) safe fn fake_pagemap_refs() -> c_int;
-    /// Puts another GPU in the place of the first GPU.
+    /// Removes the first GPU, and adds a new GPU with the same PCI address.
     pub(crate) safe fn fake_gpu_is_replaced() -> c_int;
     /// Adds `count` GPUs to the machine, each with a BAR of [`SMALL_LEN`].
     pub(crate) safe fn fake_more_gpus(count: c_uint) -> c_int;
-    /// Puts another NIC in the place of the first NIC.
+    /// Replaces the NIC by a new NIC with the same PCI address.
     pub(crate) safe fn fake_nic_is_replaced() -> c_int;
     pub(crate) safe fn fake_parameters(peerdirect_support: c_int, persistent_api_support: c_int);
     pub(crate) safe fn fake_user_limit(mib: c_uint);
@@ -132,7 +132,7 @@ unsafe extern "C" {
     pub(crate) fn sg_nents(sg: *mut bindings::scatterlist) -> c_int;
 }
 
-/// A call in the log.
+/// An entry of the log: a call, or a mark that the test makes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Event {
     // The module calls ib_core:
@@ -144,7 +144,7 @@ pub(crate) enum Event {
     // The module calls nvidia.ko:
     Pin,
     Put,
-    /// A put that finds no pin with this table.
+    /// A call of `nvidia_p2p_put_pages()` with a table that belongs to no pin.
     PutNothing,
     PinPersistent,
     PutPersistent,
@@ -163,9 +163,9 @@ pub(crate) enum Event {
     IovaFree,
     /// The module creates `memory_peers`.
     Shows,
-    /// `memory_peers` is removed, and no reader uses it.
+    /// The module has removed `memory_peers`, and no reader uses the directory any more.
     Hides,
-    /// A mark of the test itself.
+    /// A mark that the test itself adds to the log.
     Mark(&'static str),
 }
 
@@ -177,7 +177,7 @@ pub(crate) enum Name {
     Other,
 }
 
-/// A function that can be made to fail.
+/// A function that a test can make fail.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Call {
     Register,
@@ -195,18 +195,20 @@ pub(crate) enum Call {
     Group,
 }
 
-/// A place where a test can run code, on the thread that reaches the place.
+/// A place in the fakes where a test can run code. The code runs on the thread that reaches the
+/// place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Point {
-    /// ib_core knows the client, and the registration has not returned.
+    /// Just before `ib_register_peer_memory_client()` returns. ib_core already knows the client.
     Registering,
-    /// In `sg_alloc_table()`, for one chunk of a scatter list or for all of it.
+    /// The start of `sg_alloc_table()`, which allocates one chunk of a scatter list or the whole
+    /// list.
     Allocating,
 }
 
 struct Failure {
     call: Call,
-    /// Number of calls that succeed before the first failure.
+    /// Number of calls that still succeed before the first failure.
     skip: u32,
     times: u32,
     code: c_int,
@@ -223,7 +225,7 @@ pub(crate) struct World {
     pub(crate) mapping: MappingForm,
     /// `true` if `try_module_get()` fails.
     pub(crate) going: bool,
-    /// Number of references that the module has from `try_module_get()` and has not dropped.
+    /// Number of references from `try_module_get()` that the module has not dropped.
     pub(crate) holds: i64,
     /// Number of calls of `cond_resched()`.
     pub(crate) rests: u32,
@@ -231,7 +233,7 @@ pub(crate) struct World {
     mappings: KVec<Mapped>,
     pub(crate) bar: KVec<BarRange>,
     guard: Guard,
-    /// Start of the next range of IOMMU addresses, aligned only to an IOMMU page.
+    /// Start of the next range of IOMMU addresses. The alignment is only that of an IOMMU page.
     iova_base: u64,
     pub(crate) iovas: KVec<Iova>,
     pub(crate) core: ib_core::Core,
@@ -289,26 +291,25 @@ impl Fakes {
 
 impl Drop for Fakes {
     fn drop(&mut self) {
-        // Statics are not dropped with their module.
+        // Rust does not drop statics when their module is unloaded.
         let world = with(|world| mem::replace(world, World::new()));
         let life = LIFE.lock().take();
         drop((world, life));
     }
 }
 
-/// Stores the record of the module's run.
+/// Stores the [`Life`], the record of one run of the module.
 pub(crate) fn remember(life: Life) {
     *LIFE.lock() = Some(life);
 }
 
-/// Calls `look` with the record of the module's run.
+/// Calls `look` with the stored [`Life`].
 pub(crate) fn remembered(look: impl FnOnce(&Life) -> Result) -> Result {
     look(LIFE.lock().as_ref().ok_or(ENOENT)?)
 }
 
-/// Calls `f` with the world of the fakes. Allocations in `f` do not wait for reclaim. Callbacks
-/// also call this function, and lockdep would otherwise report the fake's allocation instead of the
-/// module's.
+/// Calls `f` with the world of the fakes. Allocations in `f` do not wait for reclaim. Otherwise,
+/// during a callback, lockdep would report an allocation of the fakes instead of one of the module.
 pub(crate) fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
     let mut world = WORLD.lock();
     let flags = fake_reserves();
@@ -351,7 +352,7 @@ pub(crate) fn fail_once(call: Call, code: c_int) -> Result {
     fail(call, 1, 1, code)
 }
 
-/// Returns the code that this call of `call` must return, if any.
+/// Returns the error code with which this call of `call` must fail, or `None` if it must succeed.
 pub(crate) fn failing(call: Call) -> Option<c_int> {
     with(|world| {
         for failure in world.failures.iter_mut() {
@@ -383,7 +384,7 @@ pub(crate) fn reach(point: Point) {
     }
 }
 
-/// Makes the test fail and continue. Callable from any thread.
+/// Makes the test fail, but lets it continue. Any thread may call this function.
 pub(crate) fn fails(file: &CStr, line: u32, text: fmt::Arguments<'_>) {
     FAILED.fetch_add(1, Relaxed);
     let text = CString::try_from_fmt(text);
@@ -393,7 +394,8 @@ pub(crate) fn fails(file: &CStr, line: u32, text: fmt::Arguments<'_>) {
     unsafe { fake_test_fails(file.as_char_ptr(), line as c_int, text.as_char_ptr()) };
 }
 
-/// Iterates over the rows of a table. If a check fails, the test reports the row.
+/// Iterates over the rows of a table. If a check fails during a row, the test also reports the
+/// number of that row.
 #[track_caller]
 pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     let at = Location::caller();
@@ -406,7 +408,7 @@ pub(crate) fn rows<T>(table: impl IntoIterator<Item = T>) -> impl Iterator<Item 
             fails(
                 c"table",
                 line,
-                fmt!("the failure is in row {} of {}:{}", number, file, line),
+                fmt!("the failed check is in row {} of {}:{}", number, file, line),
             );
             failed = FAILED.load(Relaxed);
         }
@@ -479,8 +481,8 @@ pub(crate) use logged;
 pub(crate) use same;
 pub(crate) use typed_as_real;
 
-/// Runs `body` in a new world. Makes the test fail if the module still holds anything, or if a
-/// prepared failure or hook is unused.
+/// Runs `body` in a new world. Afterwards, makes the test fail if the module still holds anything,
+/// or if a prepared failure or hook was not used.
 pub(crate) fn test(body: impl FnOnce() -> Result) -> Result {
     fake_test_begins();
     alone(|| body().inspect(|()| nothing_left()))
@@ -492,9 +494,9 @@ pub(crate) fn alone<R>(body: impl FnOnce() -> Result<R>) -> Result<R> {
     to_result(fake_machine_new())?;
     fake_parameters(0, 1);
     let result = to_result(fake_sysfs_new()).and_then(|()| body());
-    // The module forgets the BARs, because the next test has another machine.
+    // The module forgets the BARs, because the next test has other fake devices.
     drop(Bars);
-    // An object or device that is still in use stays alive, because its user holds a reference.
+    // If the module still uses an object or device, its reference keeps the object or device alive.
     fake_sysfs_free();
     fake_machine_free();
     result
@@ -513,8 +515,7 @@ pub(crate) fn nothing_left() {
         let unreached = world.hooks.first().map(|(point, _)| *point);
         let unfailed = world.failures.iter().find(|failure| failure.times > 0);
         let unfailed = unfailed.map(|failure| failure.call);
-        // The world is locked here, and the checks below must not lock it again. The macros of the
-        // checks do not.
+        // The world is locked here. The macros below do not lock it again.
         same!(world.pins.len(), 0);
         same!(world.mappings.len(), 0);
         same!(world.bar.len(), 0);
@@ -530,14 +531,15 @@ fn or_null(text: Option<&CStr>) -> *const c_char {
     text.map_or(ptr::null(), CStr::as_char_ptr)
 }
 
-/// Creates the `memory_peers` directory of another module, and `client` in it unless it is `None`.
+/// Creates `memory_peers` as another module would. Also creates the directory of `client` in it,
+/// unless `client` is `None`.
 pub(crate) fn occupy(client: Option<&CStr>) {
     // SAFETY: The pointer is NULL or a C string, and is only used during the call.
     unsafe { fake_sysfs_occupy(or_null(client)) };
 }
 
-/// Returns `true` if `memory_peers` exists and contains the client and its file. `None` skips the
-/// check of the client or of the file.
+/// Returns `true` if `memory_peers` exists and contains the directory `client` with the file
+/// `file`. `None` skips the check of the directory or of the file.
 pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
     // SAFETY: The pointers are NULL or C strings, and are only used during the call.
     unsafe { fake_sysfs_has(or_null(client), or_null(file)) }
@@ -545,7 +547,7 @@ pub(crate) fn shows(client: Option<&CStr>, file: Option<&CStr>) -> bool {
 
 /// Returns the NIC.
 pub(crate) fn nic() -> Result<PciDevice> {
-    // SAFETY: The device exists as long as the test.
+    // SAFETY: The device exists until the test ends.
     unsafe { PciDevice::with_device(fake_nic().cast(), |device| device.cloned()) }.ok_or(ENODEV)
 }
 
@@ -554,7 +556,7 @@ pub(crate) fn holds() -> i64 {
     with(|world| world.holds)
 }
 
-// --- the kernel: what kernel.c, memory_peers.c and the abstractions call ------------------------
+// --- kernel functions that kernel.c, memory_peers.c and the abstractions call ---------------
 
 #[no_mangle]
 extern "C" fn fake_kobject_fails() -> bool {
@@ -573,7 +575,7 @@ extern "C" fn fake_directory(made: bool) {
 
 #[no_mangle]
 pub(crate) extern "C" fn fake_remembered() -> c_uint {
-    // CAST: The module remembers few devices.
+    // CAST: The module keeps few references to devices.
     Bars::remembered() as c_uint
 }
 
@@ -621,7 +623,7 @@ unsafe extern "C" fn fake_sg_alloc(
 ) -> c_int {
     reach(Point::Allocating);
     if let Some(code) = failing(Call::SgAlloc) {
-        // `sg_alloc_table()` leaves counts in the table if it fails half way.
+        // If `sg_alloc_table()` fails half way, it leaves entry counts in the table.
         // SAFETY: The caller promises that the table is valid for writes.
         unsafe { (*table).nents = 127 };
         // SAFETY: The caller promises that the table is valid for writes.

@@ -52,13 +52,13 @@ pub(crate) struct Description {
     pub(crate) can_revoke: bool,
 }
 
-/// Address of a client's structure.
+/// Address of a client's `peer_memory_client`.
 #[derive(Clone, Copy)]
 struct Ops(usize);
 
 impl Ops {
-    /// Returns the client's functions. Reads the functions again each time, like ib_core, because
-    /// the client keeps the structure.
+    /// Returns the client's functions. Like ib_core, reads them from the client's structure before
+    /// each call.
     fn get(self) -> c::peer_memory_client {
         // SAFETY: The client keeps the structure until it has unregistered.
         unsafe { *ptr::with_exposed_provenance(self.0) }
@@ -139,7 +139,7 @@ impl Core {
         self.last
     }
 
-    /// Returns the numbers of clients and regions.
+    /// Returns the number of registered clients and the number of regions.
     pub(crate) fn left(&self) -> (usize, usize) {
         (self.clients.len(), self.regions.len())
     }
@@ -206,8 +206,8 @@ pub(crate) unsafe extern "C" fn ib_unregister_peer_memory_client(reg_handle: *mu
         );
     };
     record(Event::Unregister(client.description.name));
-    // The real ib_core would wait until the last region is released. In these tests no other thread
-    // releases one.
+    // The real ib_core would wait until the last region is released. In these tests, no other
+    // thread could release a region.
     check!(core(|core| core
         .regions
         .iter()
@@ -267,7 +267,8 @@ typed_as_real!(
 pub(crate) enum Form {
     /// The driver only stops the NIC. ib_core does the rest of the revocation.
     Modern,
-    /// OFED 4.9: the driver deregisters the region inside the invalidation, `release` included.
+    /// OFED 4.9: the driver deregisters the region inside the invalidation. The deregistration
+    /// includes the call of `release`.
     Ofed49,
 }
 
@@ -284,8 +285,8 @@ pub(crate) struct Request {
 /// A registered region, which is released once.
 pub(crate) struct Umem(u64);
 
-/// Registers the region like `ib_umem_get_peer()`. Returns `None` if no client takes the range. The
-/// clients must not fail in a later step.
+/// Registers the region like `ib_umem_get_peer()`. Returns `None` if no client takes the range.
+/// Makes the test fail if a step after `acquire` fails.
 pub(crate) fn get(request: Request) -> Option<Umem> {
     let mut index = 0;
     let (client, context) = loop {
@@ -311,7 +312,7 @@ pub(crate) fn get(request: Request) -> Option<Umem> {
         if ret > 0 {
             break (client, context);
         }
-        // ib_core treats an error like the answer "not mine".
+        // ib_core treats an error like 0, the answer "not mine", but the module must return 0.
         same!(ret, 0);
         check!(context.addr() == NOT_MINE);
     };

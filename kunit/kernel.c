@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The module's own C code. Macros replace the few kernel functions that a test
- * observes, or whose failure it injects.
+ * Compiles the module's own C code. Macros replace the few kernel functions
+ * whose calls a test observes or makes fail.
  */
 
 #include <linux/dma-map-ops.h>
@@ -44,7 +44,7 @@
 static unsigned int fail_registration;
 module_param(fail_registration, uint, 0444);
 MODULE_PARM_DESC(fail_registration,
-		 "ib_core refuses the nth client, in the recorded run of the module");
+		 "in the recorded run of the module, the registration of this client fails (1: the first, 0: none)");
 
 void fake_loaded_with(int *peerdirect, int *persistent, unsigned int *nth)
 {

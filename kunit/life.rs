@@ -17,11 +17,12 @@ pub(crate) struct Life {
     peerdirect_support: c_int,
     persistent_api_support: c_int,
     fail_registration: u32,
-    /// The result of init.
+    /// The result of the module's init.
     result: Result,
     log: KVec<Event>,
     clients: KVec<Description>,
-    /// Values left at the end: references to the module, nvidia.ko's pins, and remembered devices.
+    /// Objects left at the end: references to the module, nvidia.ko's pins, and references to
+    /// remembered devices.
     left: (i64, usize, u32),
 }
 
@@ -39,7 +40,8 @@ pub(crate) fn live(module: &'static ThisModule) -> Result {
         if fail_registration > 0 {
             fail(Call::Register, fail_registration, 1, 0)?;
         }
-        // ib_core calls `acquire` of each client before the module's init has ended.
+        // Simulates an ib_core that calls `acquire` of each client before the module's init has
+        // ended.
         for _ in 0..2 {
             at(Point::Registering, || {
                 record(Mark(if not_mine(pages(1)) { "asked" } else { "taken" }));
@@ -78,7 +80,7 @@ impl Life {
             && (0..=1).contains(&self.persistent_api_support)
     }
 
-    /// Checks that the next calls are those in `want`.
+    /// Checks that the calls from `at` on are those in `want`, and advances `at` behind them.
     fn next(&self, at: &mut usize, want: &[Event]) {
         let from = *at;
         *at += want.len();
@@ -86,20 +88,21 @@ impl Life {
     }
 }
 
-/// A registration by the revocable client.
+/// Calls of a registration by the revocable client.
 const REVOCABLE: [Event; 5] = [Pin, BarMap, BarUnmap, Release, Put];
-/// A registration by the persistent client.
+/// Calls of a registration by the persistent client.
 const PERSISTENT: [Event; 5] = [PinPersistent, BarMap, BarUnmap, Release, PutPersistent];
-/// The calls that find out if the NIC reaches the GPU. The calls follow the pin of the persistent
-/// client's first registration.
+/// Calls by which the module asks nvidia.ko if the NIC reaches the GPU. The module asks once, after
+/// the pin of the persistent client's first registration.
 const QUESTION: [Event; 6] = [PinPersistent, Map, BarMap, BarUnmap, Unmap, PutPersistent];
 
 suite!(
     mod peermem_life;
 
     /// The module creates the directory last. If the directory existed earlier, an ib_core that
-    /// creates its own directory of this name would fail. The last call puts a table that nvidia.ko
-    /// never returned. For this put, nvidia.ko takes the API lock, and thus waits for callbacks.
+    /// creates its own directory of this name would fail. To wait for callbacks, the module puts a
+    /// table that nvidia.ko does not know, as its last call. nvidia.ko takes the API lock for this
+    /// put, and so returns only after a running callback.
     fn the_calls_from_init_to_exit() {
         remembered(|life| {
             let is_revocable = life.persistent_api_support == 0;

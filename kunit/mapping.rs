@@ -32,20 +32,21 @@ fn mapped(count: u64, layout: Layout) -> Result<(BarMapping, SgTable)> {
     })
 }
 
-/// Returns the reason for the refusal to map memory. Nothing may be mapped after the refusal.
+/// Returns the reason why this memory cannot be mapped. Makes the test fail if anything stays
+/// mapped.
 fn refused(count: u64, layout: Layout) -> Option<Reason> {
     let reason = map(count, layout).err();
     nothing_mapped();
     reason
 }
 
-/// Returns the total length of the ranges that are mapped separately, in bytes.
+/// Returns the total length of the ranges that `dma_map_phys()` has mapped, in bytes.
 fn bytes() -> u64 {
     // CAST: Both types have 64 bits.
     with(|world| world.bar.iter().map(|range| range.len as u64).sum())
 }
 
-/// Returns how often a call was made since the log was emptied, and empties the log.
+/// Returns the number of `event`s since the log was last emptied, and empties the log.
 fn count(event: Event) -> usize {
     log().iter().filter(|have| **have == event).count()
 }
@@ -62,7 +63,7 @@ suite!(
             (Guard::Identity, true, false, false),
             (Guard::Translates, false, true, true),
             (Guard::Blocks, false, true, true),
-            // Linux does not add the offset of a range map to addresses of a BAR.
+            // Linux adds the offsets in `dev->dma_range_map` to addresses of RAM, not of a BAR.
             (Guard::RangeMap, false, false, false),
         ]) {
             guard(guard_is);
@@ -77,9 +78,9 @@ suite!(
         guard(Guard::Nothing);
     }
 
-    /// The mapping includes the memory between the pages. The NIC could reach this memory without
-    /// the mapping as well.
-    fn where_nothing_translates_one_mapping_is_for_all() {
+    /// If nothing translates addresses, one mapping covers all pages and everything that lies
+    /// between them. The NIC could reach all of it without a mapping as well.
+    fn without_translation_one_mapping_covers_all_pages() {
         for guard_is in rows([Guard::Nothing, Guard::Identity]) {
             guard(guard_is);
             log();
@@ -95,21 +96,21 @@ suite!(
             check!((last..=BAR + BAR_LEN).contains(&end));
             drop(mapping);
             logged![BarUnmap];
-            // The NIC does not reach all memory between the pages, so the module maps only the
-            // pages.
+            // The mapping of the whole range fails, as if the NIC did not reach all of it. The
+            // module then maps each page separately.
             fail_once(Call::BarMap, EIO.to_errno())?;
             let mapping = mapped(40, EVERY_OTHER)?;
             same!((mapping.1.entries(), bytes()), (40, 40 * KIB_64));
             drop(mapping);
-            // The NIC reaches neither the memory between the pages nor the pages.
+            // The mapping of the whole range fails, and so does the mapping of the first page.
             fail(Call::BarMap, 1, 2, EIO.to_errno())?;
             same!(
                 refused(40, EVERY_OTHER),
                 Some(Reason::MapResource { mapped: 0 })
             );
         }
-        // The module builds a new scatter list, because entries in the list of physical addresses
-        // have no maximum length.
+        // The list of physical addresses cannot serve as the scatter list, because its entries may
+        // be longer than a segment of the NIC. The module therefore builds a new list.
         for (segment, want) in rows([(1 << 31, 1), (1 << 17, 8), (1 << 16, 16)]) {
             fake_nic_max_segment(segment);
             same!(mapped(16, CONTIGUOUS)?.1.entries(), want);
@@ -118,7 +119,7 @@ suite!(
 
     /// If an address translation is possible, or if the memory is in two BARs, the module maps only
     /// the pages.
-    fn nothing_else_is_mapped_where_anything_may_translate() {
+    fn with_possible_translation_only_the_pages_are_mapped() {
         let in_two_bars: Layout = |page| if page < 20 { BAR } else { SECOND } + page * KIB_64;
         for (guard_is, layout, want) in rows([
             (Guard::Ops, EVERY_OTHER, 40),
@@ -135,8 +136,8 @@ suite!(
         guard(Guard::Nothing);
     }
 
-    /// The IOMMU's page tables are allocated without sleeping, so each step is short. The module
-    /// calls `cond_resched()` between two steps.
+    /// The kernel allocates the IOMMU's page tables without sleeping. The module therefore maps in
+    /// short steps, and calls `cond_resched()` between two steps.
     fn a_long_region_is_mapped_and_unmapped_in_steps_with_rests_between() {
         let pages = 2 * MAX_STEP / KIB_64 + 1;
         for guard_is in rows([Guard::Ops, Guard::Translates]) {
@@ -149,7 +150,7 @@ suite!(
                 _ => logged![IovaAlloc, IovaLink, IovaLink, IovaLink, IovaSync],
             }
             same!(with(|world| world.rests), 2);
-            // Adjacent memory is one entry, up to the NIC's segment size.
+            // Adjacent memory becomes one entry, up to the NIC's segment size.
             same!(mapping.1.entries(), 2);
             drop(mapping);
             match guard_is {
@@ -179,14 +180,14 @@ suite!(
             (Call::IovaLink, 4),
             (Call::IovaSync, 1),
         ]) {
-            // The module maps each range separately instead.
+            // The IOVA mapping fails, so the module maps each range separately.
             fail(call, nth, 1, ENOMEM.to_errno())?;
             let mapping = mapped(4, EVERY_OTHER)?;
             same!((mapping.1.entries(), bytes()), (4, 4 * KIB_64));
             same!(with(|world| world.iovas.len()), 0);
             drop(mapping);
             nothing_mapped();
-            // The mapping of each range fails as well.
+            // The IOVA mapping fails, and so does the separate mapping of the third range.
             fail(call, nth, 1, ENOMEM.to_errno())?;
             fail(Call::BarMap, 3, 1, EIO.to_errno())?;
             let mapped = 2 * KIB_64;
@@ -196,9 +197,9 @@ suite!(
             );
         }
         // The module first asks for IOVA space that is longer than the memory, and then for space
-        // that is just as long. The first request fails in each row. The second request succeeds in
-        // the first row, and fails in the second row. The memory of the last row is short, so the
-        // module makes only the first request.
+        // that is as long as the memory. The first request fails in each row. The second request
+        // succeeds in the first row, and fails in the second row. The memory of the last row is
+        // short, so the module makes only the first request.
         for (pages, times, entries) in rows([(64, 1, 1), (64, 2, 64), (4, 1, 4)]) {
             fail(Call::IovaAlloc, 1, times, ENOMEM.to_errno())?;
             same!(mapped(pages, EVERY_OTHER)?.1.entries(), entries);
@@ -206,9 +207,10 @@ suite!(
         }
     }
 
-    /// The first four allocations are for the list of physical addresses. If no address is
-    /// translated, this list becomes the scatter list. For a contiguous range of DMA addresses, the
-    /// module allocates one short list.
+    /// The first four allocations are for the list of physical addresses. Without a translation,
+    /// this list also serves as the scatter list. Behind an IOMMU, the DMA addresses are
+    /// contiguous, and the scatter list needs one allocation. Otherwise, the scatter list needs
+    /// four more allocations.
     fn a_list_that_cannot_be_allocated_leaves_nothing_mapped() {
         for (guard_is, allocations) in
             rows([(Guard::Ops, 8), (Guard::Nothing, 4), (Guard::Translates, 5)])
@@ -222,9 +224,10 @@ suite!(
         }
     }
 
-    /// The allocation of IOVA space for two runs and the hole between them fails, so the module
-    /// maps each range separately. `dma_map_phys()` returns adjacent addresses for these ranges.
-    /// The module must not let them form a run of 4 GiB.
+    /// For a region of more than 4 GiB, the module asks for IOVA space with a gap, so that no
+    /// contiguous DMA addresses reach 4 GiB. Here, the allocation of this space fails, and the
+    /// module maps each range separately. `dma_map_phys()` returns adjacent addresses for the
+    /// ranges. The module must not let them form 4 GiB of contiguous addresses either.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib() {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;
@@ -236,8 +239,9 @@ suite!(
         nothing_mapped();
     }
 
-    /// The kernel would round the range to whole IOMMU pages, and map adjacent memory too.
-    fn behind_an_iommu_what_is_in_no_whole_pages_of_its_is_refused() {
+    /// The ranges begin and end inside IOMMU pages. The kernel would round each range to whole
+    /// IOMMU pages, and would map adjacent memory too.
+    fn behind_an_iommu_memory_that_fills_no_whole_iommu_pages_is_refused() {
         guard(Guard::Translates);
         let unaligned: Layout = |page| BAR + page * KIB_64 + 2048;
         log();

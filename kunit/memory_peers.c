@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The module's memory_peers.c on the kernel's own sysfs. The directory is in
- * /sys/peermem_kunit, so that it does not disturb the users of /sys/kernel.
+ * Compiles the module's memory_peers.c, which runs on the kernel's real sysfs.
+ * The tests create the directory memory_peers in /sys/peermem_kunit, so that
+ * they do not disturb the users of /sys/kernel.
  */
 
 #include <linux/kernfs.h>
@@ -128,7 +129,8 @@ static struct kernfs_node *step(struct kernfs_node *from, const char *name)
 }
 
 /*
- * Returns the node with these names, and takes a reference. Skips a NULL name.
+ * Returns the sysfs node memory_peers/@client/@file with a reference. Skips a
+ * name that is NULL.
  */
 static struct kernfs_node *walk(const char *client, const char *file)
 {

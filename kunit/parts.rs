@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of scatter lists, PCI devices and modules, which call neither nvidia.ko nor ib_core.
+//! Tests of scatter lists, PCI devices and references to modules. These parts of the module call
+//! neither nvidia.ko nor ib_core.
 
 use kernel::error::to_result;
 
@@ -40,7 +41,7 @@ fn gpu_of(page: &AddrRange) -> Gpus {
     bar_of_page(page).map_or(Gpus::default(), |bar| bar.gpu)
 }
 
-/// Returns the reason why the finder refuses these ranges.
+/// Returns the reason why [`BarFinder`] refuses these ranges.
 fn refused(ranges: &[AddrRange]) -> Option<Reason> {
     let mut bars = BarFinder::default();
     ranges.iter().find_map(|range| bars.lookup(*range).err())
@@ -50,7 +51,7 @@ fn not_found(addr: u64, len: u64) -> Option<Reason> {
     refused(&[AddrRange { addr, len }])
 }
 
-/// Builds a table with `count` entries.
+/// Builds a scatter list with `count` entries.
 fn table(count: u64) -> Result<SgTable, Reason> {
     let (table, ()) = SgTable::build(|table| {
         for addr in 0..count {
@@ -64,9 +65,8 @@ fn table(count: u64) -> Result<SgTable, Reason> {
 suite!(
     mod peermem_parts;
 
-    /// A page holds 128 entries, and a longer list is chained. The list has exactly as many
-    /// allocated entries as used entries, because ib_core walks the allocated entries and counts
-    /// the used ones.
+    /// A page of memory holds 128 entries, and a longer list is a chain of pages. ib_core walks the
+    /// allocated entries, but counts the used entries. The two numbers must therefore be equal.
     fn a_list_has_as_many_entries_as_were_added() {
         check!(table(0).is_err());
         for count in rows([
@@ -85,10 +85,10 @@ suite!(
         }
     }
 
-    /// `sg_alloc_table()` leaves counts in the table if it fails half way.
-    fn a_table_that_could_not_be_allocated_is_not_looked_at() {
-        // The first three allocations are for the chunks. The fourth allocation is for the last
-        // chunk at its exact length.
+    /// If `sg_alloc_table()` fails half way, it leaves entry counts in the table.
+    fn a_table_that_could_not_be_allocated_is_not_read() {
+        // The first three allocations are for one chunk each. The fourth allocation replaces the
+        // last chunk by a chunk of the exact length.
         for nth in rows(1..=4) {
             fail(Call::SgAlloc, nth, 1, ENOMEM.to_errno())?;
             same!(table(THREE_CHUNKS).err(), Some(Reason::NoMemory));
@@ -124,7 +124,8 @@ suite!(
         ]) {
             same!(not_found(addr, len), Some(Reason::NotInBar));
         }
-        // The finder refuses an address with a `struct page` that is not peer-to-peer DMA memory.
+        // [`BarFinder`] refuses an address with a `struct page` that is not peer-to-peer DMA
+        // memory.
         same!(not_found(RAM, KIB_64), Some(Reason::HasStructPages));
         for (addr, ends) in rows([
             (BAR, false),
@@ -168,8 +169,9 @@ suite!(
         same!(fake_pagemap_refs(), 0);
     }
 
-    /// The finder remembers the last BAR, and reuses it only for addresses inside that BAR.
-    fn what_is_remembered_is_still_looked_at() {
+    /// [`BarFinder`] remembers the last BAR, and reuses the result only for addresses inside that
+    /// BAR.
+    fn a_remembered_bar_is_still_checked() {
         let (good, far) = (page(BAR), page(BAR + (8 << 30)));
         for (ranges, want) in rows([
             (&[good, far, page(BAR + KIB_64)][..], None),
@@ -188,7 +190,7 @@ suite!(
         }
     }
 
-    fn a_bounding_range_has_all_of_it_and_lies_in_one_bar() {
+    fn a_bounding_range_contains_all_memory_and_lies_in_one_bar() {
         let bounds = |ranges: &[AddrRange]| {
             let mut bars = BarFinder::default();
             ranges.iter().try_for_each(|range| bars.lookup(*range))?;
@@ -212,7 +214,8 @@ suite!(
         same!(bounds(&[page(BAR), page(SECOND), page(BAR)]), Ok(None));
     }
 
-    /// The reader joins memory on both sides of the boundary between two BARs into one range.
+    /// [`PhysRanges::read`] joins memory on both sides of the boundary between two BARs into one
+    /// range.
     fn bars_side_by_side_are_two() {
         let (last, two) = (THIRD - KIB_64, 2 * KIB_64);
         same!(not_found(last, two), None);
@@ -231,7 +234,7 @@ suite!(
         same!(memory.table.entries(), 1);
     }
 
-    fn a_gpu_that_comes_back_is_another_device_of_the_same_number() {
+    fn a_gpu_that_comes_back_is_another_device_with_the_same_number() {
         to_result(fake_more_gpus(1))?;
         let (gpu, nic) = (gpu_of(&page(BAR)), nic()?);
         same!(gpu_of(&page(MORE)), Gpus::one(1));
@@ -252,7 +255,7 @@ suite!(
         same!(gpu_of(&page(MORE)), Gpus::one(1));
     }
 
-    /// Each finder reuses the results of earlier finders, and thus of earlier registrations.
+    /// A [`BarFinder`] reuses the results of earlier finders, and so of earlier registrations.
     ///
     /// Only 64 GPUs have a number. The module searches for each additional GPU every time, and
     /// remembers nothing about such a GPU.
@@ -266,7 +269,8 @@ suite!(
             let steps = fake_pci_steps() - before;
             (gpu_of(&page(bar)), steps)
         };
-        // The search passes the NIC, the GPU with the large BAR, and the GPUs before this one.
+        // A search looks at the NIC, the GPU with the large BAR, the GPUs before this one, and this
+        // GPU.
         for number in 0..Gpus::MOST {
             same!(find(number), (Gpus::one(number), number + 3));
             remember(Gpus::one(number), &nic, Reach::AsOurs);
@@ -286,8 +290,9 @@ suite!(
         }
         same!(fake_remembered(), 2 * Gpus::MOST);
         same!(find(0), (Gpus::one(0), 0));
-        // Each search visits all devices, so the module searches only once for all pages that lie
-        // in no BAR. For memory with struct pages, the module does not search at all.
+        // A search for an address in no BAR visits all devices. The module stops at the first such
+        // page, so a list of such pages costs one search. For memory with struct pages, the module
+        // does not search.
         let (before, nowhere) = (fake_pci_steps(), [UNASSIGNED; 100]);
         let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
         same!(refused.err(), Some(Reason::NotInBar));
@@ -296,7 +301,7 @@ suite!(
         same!(fake_pci_steps() - before, Gpus::MOST + 5);
     }
 
-    fn what_is_remembered_of_two_devices_goes_with_either() {
+    fn an_answer_is_forgotten_when_one_of_its_two_devices_is_removed() {
         let (first, gpu) = (nic()?, gpu_of(&page(BAR)));
         same!(recall(gpu, &first), None);
         for answer in rows([Reach::AsOurs, Reach::Otherwise, Reach::Denied]) {
@@ -317,7 +322,7 @@ suite!(
         same!(recall(gpu, &second), None);
     }
 
-    fn a_hold_keeps_the_module_until_it_is_dropped() {
+    fn a_reference_keeps_the_module_until_it_is_dropped() {
         let hold = ModuleRef::try_new();
         check!(hold.is_some());
         same!(holds(), 1);
@@ -328,7 +333,7 @@ suite!(
     }
 
     /// The data of a loaded module disappears when that module is unloaded.
-    fn a_neighbour_that_goes_is_not_looked_at() {
+    fn a_module_that_is_being_unloaded_is_not_read() {
         let look = || LoadedModule::find(c"nvidia_peermem_kunit");
         check!(look().is_some_and(|found| found.version() == params::version()));
         same!(holds(), 0);

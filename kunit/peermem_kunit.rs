@@ -3,7 +3,7 @@
 //! KUnit tests of `nvidia-peermem`. The tests run the module's own sources in the kernel, on fakes
 //! of ib_core and nvidia.ko. The tests need no ib_core, no nvidia.ko, and no hardware.
 //!
-//! `root` is the shipped module, including the order of its start and stop. There are two
+//! `root` is the code of the shipped module, including its init and exit. There are two
 //! differences: `root` is not a kernel module here, and its abstractions call the fakes in [`c`].
 //!
 //! The tests are a separate module, and the shipped module contains no part of them. The results

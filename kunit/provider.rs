@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of nvidia.ko's answers: page tables and mappings in every form.
+//! Tests of the module's checks of the page tables and DMA mappings that nvidia.ko returns.
 
 use crate::{
     device::Gpus,
@@ -17,7 +17,7 @@ use crate::{
     setup::*, //
 };
 
-/// Pins `count` pages. nvidia.ko returns a good table to which `change` was applied.
+/// Pins `count` pages. nvidia.ko returns a valid table that `change` has modified.
 fn pin(count: u64, change: impl FnOnce(&mut TableForm)) -> Result<PersistentPin, Reason> {
     with(|world| {
         world.table = TableForm::GOOD;
@@ -102,8 +102,8 @@ suite!(
         }
     }
 
-    /// The module unmaps a mapping that it refuses, if nvidia.ko has returned one.
-    fn a_mapping_is_one_of_2_3_with_the_pages_of_its_table() {
+    /// If nvidia.ko returns a mapping that the module refuses, the module unmaps it.
+    fn a_mapping_has_a_known_version_and_the_pages_of_its_table() {
         type Change = fn(&mut MappingForm);
         let nic = nic()?;
         let refused = |change: Change| {
@@ -167,7 +167,7 @@ suite!(
         logged![PutPersistent];
     }
 
-    /// `ENOMEM` means that the put has done nothing.
+    /// `ENOMEM` means that the put has done nothing, so the module tries again.
     fn a_put_that_fails_with_enomem_for_ever_is_given_up() {
         for (code, want) in rows([(ENOMEM, 11), (EIO, 1)]) {
             let mut puts = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The macro [`suite!`], which declares a KUnit suite, and the common helpers of the cases.
+//! The macro [`suite!`], which declares a KUnit suite, and helpers that all test cases share.
 
 use kernel::{
     bindings::scatterlist,
@@ -84,13 +84,14 @@ macro_rules! suite {
 
 pub(crate) use suite;
 
-/// Start of the tests' GPU memory.
+/// Virtual address of the tests' GPU memory.
 pub(crate) const VA: u64 = 0x7f00_0000_0000;
 /// Number of entries that make a scatter list of three chunks.
 // CAST: Both types have 64 bits.
 pub(crate) const THREE_CHUNKS: u64 = (PAGE_SIZE / size_of::<scatterlist>()) as u64 * 5 / 2;
 
-/// Returns a request for `count` whole pages, from a NIC that supports revocation.
+/// Returns a request to register `count` whole pages, as a driver that supports revocation makes
+/// it.
 pub(crate) fn pages(count: u64) -> Request {
     Request {
         addr: VA,
@@ -101,7 +102,7 @@ pub(crate) fn pages(count: u64) -> Request {
     }
 }
 
-/// Returns the same request from a NIC that does not support revocation.
+/// Returns `request` as a driver without support for revocation would make it.
 pub(crate) fn cannot_lose(request: Request) -> Request {
     Request {
         can_lose: false,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the directory that shows the clients if ib_core does not.
+//! Tests of `/sys/kernel/mm/memory_peers`. The module creates this directory for its clients if
+//! ib_core does not.
 
 use kernel::str::CStr;
 
@@ -28,8 +29,8 @@ fn two() -> [(&'static CStr, &'static PeerStats); 2] {
 suite!(
     mod peermem_showing;
 
-    fn it_is_there_from_show_to_drop_and_not_before() {
-        // The loop runs twice, as for a module that is loaded again.
+    fn the_directory_exists_from_show_to_drop_and_not_before() {
+        // The second round simulates a module that is loaded again.
         for _ in 0..2 {
             let peers = MemoryPeers::probe(FIRST)?;
             check!(!shows(None, None));
@@ -42,7 +43,7 @@ suite!(
         }
     }
 
-    fn that_of_ib_core_is_left_alone() {
+    fn a_directory_of_ib_core_is_left_alone() {
         let peers = MemoryPeers::probe(FIRST)?;
         // Simulates an ib_core that creates the directory when its first client registers.
         occupy(Some(FIRST));
@@ -59,7 +60,7 @@ suite!(
         logged![];
     }
 
-    fn what_was_there_before_is_left_alone() {
+    fn an_existing_directory_is_left_alone() {
         for (client, clients) in rows([
             // The directory of another module lacks a client.
             (None, &two()[..]),
@@ -75,7 +76,7 @@ suite!(
         }
     }
 
-    fn what_could_not_be_made_whole_is_not_there_at_all() {
+    fn an_incomplete_directory_is_removed() {
         for (call, nth, want) in rows([
             (Call::Kobject, 1, &[][..]),
             (Call::Kobject, 2, &[Shows, Hides]),
@@ -91,7 +92,7 @@ suite!(
         }
     }
 
-    fn there_is_one_at_a_time() {
+    fn only_one_directory_is_shown_at_a_time() {
         let peers = MemoryPeers::probe(FIRST)?.show(&two()[..1]);
         same!(MemoryPeers::probe(FIRST).err(), Some(EBUSY));
         check!(shows(Some(FIRST), None));

@@ -39,8 +39,8 @@ number='
 		return value
 	}'
 
-# A frame must not exceed 1 KiB, apart from the registers that a function saves.
-# The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it too.
+# A stack frame must not exceed 1 KiB, apart from the registers that a function
+# saves. The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it too.
 frames=$(printf '%s\n' "$code" | awk "$number"'
 	function ends() { if (size > 1024) print name, size }
 	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = 0 }
@@ -93,8 +93,8 @@ if [ "$arch" = aarch64 ]; then
 	[ -z "$pads" ] || fault "functions without a landing pad:" "$pads"
 fi
 
-# The object's undefined symbols are in our C files, in ib_core, in nvidia.ko,
-# or in every kernel under the same name.
+# Each undefined symbol of the object must be in our C files, ib_core or
+# nvidia.ko, or in every kernel under the same name.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
 for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do
@@ -102,6 +102,6 @@ for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do
 	! printf '%s\n' $known | grep -qx -- "$symbol" || continue
 	grep -qsw -- "$symbol" "$here/../src/helpers.h" "$here/../src/memory_peers.h" "$here/shim.h" \
 		"$here/../rust-bindings/include/nv-p2p.h" "$here/../rust-bindings/include/rdma/peer_mem.h" ||
-		fault "$symbol is none of the symbols that every kernel has"
+		fault "$symbol is not a symbol that every kernel has"
 done
 exit $faults

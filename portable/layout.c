@@ -14,7 +14,10 @@
 #include "../src/helpers.h"
 #include "../src/memory_peers.h"
 
-/* Room<20>, Room<12> and Room<8> of kernel/sync, with lockdep's additions. */
+/*
+ * Mutexes, wait queues and lock classes must fit into Room<20>, Room<12> and
+ * Room<8> of kernel/sync, even with lockdep.
+ */
 static_assert(sizeof(struct mutex) <= 160, "mutexes are too large here");
 static_assert(sizeof(wait_queue_head_t) <= 96,
 	      "PREEMPT_RT with lock debugging is not supported: wait queues are too large");
@@ -45,7 +48,7 @@ AT(struct rb_node, __rb_parent_color, 0);
 AT(struct rb_node, rb_right, 8);
 AT(struct rb_node, rb_left, 16);
 AT(struct rb_root, rb_node, 0);
-/* MIN_ALIGN of kernel/alloc.rs. */
+/* kmalloc() must align to MIN_ALIGN of kernel/alloc.rs. */
 static_assert(ARCH_KMALLOC_MINALIGN >= 8);
 static_assert(sizeof(dma_addr_t) == 8);
 static_assert(sizeof(phys_addr_t) == 8);

@@ -40,8 +40,8 @@ void shim_vfree(void *memory)
 }
 
 /*
- * @level is the digit of KERN_EMERG to KERN_INFO. printk() only takes literal
- * levels.
+ * @level is the digit of a level from KERN_EMERG to KERN_INFO. printk() accepts
+ * only literal levels.
  */
 void shim_print(int level, const char *text, int length)
 {

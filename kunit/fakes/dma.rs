@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! A fake of the kernel's DMA interface: paths between the NIC and memory, and IOMMU addresses.
+//! A fake of the kernel's DMA interface. It simulates several kinds of path between the NIC and
+//! memory, with and without an IOMMU.
 
 use kernel::{
     bindings,
@@ -29,7 +30,8 @@ pub(crate) struct BarRange {
     pub(crate) len: usize,
 }
 
-/// The path between the NIC and memory. The numbers match `fakes.h`.
+/// The kind of path between the NIC and memory. The numbers match `fakes.h`, which describes each
+/// kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Guard {
     Ops,
@@ -41,7 +43,7 @@ pub(crate) enum Guard {
 }
 
 /// A range of IOMMU addresses. This fake only counts the linked bytes. The IOMMU of the test VM
-/// also checks their places in the range.
+/// also checks where in the range each piece is linked.
 pub(crate) struct Iova {
     base: u64,
     len: u64,
@@ -81,13 +83,14 @@ extern "C" fn fake_dma_map(
         return u64::MAX;
     }
     let dma = with(|world| {
-        // Linux adds the offset of a range map to addresses of memory, but not to those of a BAR.
+        // Linux adds the offsets in `dev->dma_range_map` to addresses of RAM, but not to addresses
+        // of a BAR.
         let direct = matches!(
             world.guard,
             Guard::Nothing | Guard::Identity | Guard::RangeMap
         );
         let mut dma = addr + if direct { 0 } else { DMA_OFFSET };
-        // An IOMMU does not allocate an address twice.
+        // The IOMMU code does not allocate an address that is still mapped.
         while world.guard == Guard::Translates && world.bar.iter().any(|have| have.dma == dma) {
             dma += ELSEWHERE;
         }
@@ -156,7 +159,8 @@ extern "C" fn fake_iova_alloc(
     })
 }
 
-/// Changes the number of linked bytes. `change` returns the new number, or an error.
+/// Changes the number of linked bytes of a range. `change` gets the old number, and returns the new
+/// number or an error.
 fn relink(state: &bindings::dma_iova_state, change: impl FnOnce(u64) -> Result<u64, &'static str>) {
     let result = with(|world| {
         let mut iovas = world.iovas.iter_mut();

@@ -32,16 +32,16 @@ use crate::c;
 
 /// `NVIDIA_P2P_PAGE_SIZE_64KB`.
 const SIZE_64: u32 = 1;
-/// Value of the pointer to a page table after nvidia.ko has failed.
+/// Value that nvidia.ko leaves in the pointer to a result when a call fails.
 const GARBAGE: usize = 0xdead_4000;
 
-/// Maps the number of a pinned page to its physical address.
+/// A function from the index of a pinned page to the physical address of the page.
 pub(crate) type Layout = fn(u64) -> u64;
 
 pub(crate) const CONTIGUOUS: Layout = |page| BAR + page * KIB_64;
 pub(crate) const EVERY_OTHER: Layout = |page| BAR + 2 * page * KIB_64;
 
-/// The form of the page tables that nvidia.ko returns.
+/// Properties of the page tables that nvidia.ko returns.
 #[derive(Clone, Copy)]
 pub(crate) struct TableForm {
     pub(crate) version: u32,
@@ -68,7 +68,7 @@ impl TableForm {
     };
 }
 
-/// The form of the DMA mappings that nvidia.ko returns.
+/// Properties of the DMA mappings that nvidia.ko returns.
 #[derive(Clone, Copy)]
 pub(crate) struct MappingForm {
     pub(crate) version: u32,
@@ -91,7 +91,8 @@ impl MappingForm {
 
 pub(super) type FreeCallback = unsafe extern "C" fn(*mut c_void);
 
-/// A page table's memory. `table` points to `list`, and the entries of `list` point to `pages`.
+/// The memory of a page table. `table` points to `list`, and the entries of `list` point to
+/// `pages`.
 struct TableMemory {
     table: c::peermem_page_table,
     pages: KVVec<c::nvidia_p2p_page>,
@@ -114,7 +115,7 @@ impl Pinned {
     }
 }
 
-/// A mapping's memory.
+/// The memory of a DMA mapping.
 struct MappingMemory {
     raw: c::nvidia_p2p_dma_mapping,
     addresses: KVVec<u64>,
@@ -135,12 +136,12 @@ impl World {
     }
 }
 
-/// Returns the number of nvidia.ko's pins.
+/// Returns the number of pins that nvidia.ko holds.
 pub(crate) fn pins() -> usize {
     with(|world| world.pins.len())
 }
 
-/// Returns a page table in the form that the test requires.
+/// Returns a page table for `len` bytes, with the properties in `form`.
 fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     let bytes = KIB_64 << u32::from(form.page_size == 2);
     let entries = (len / bytes).saturating_add_signed(i64::from(form.surplus));
@@ -179,8 +180,8 @@ fn new_table(form: &TableForm, len: u64) -> Result<KBox<TableMemory>> {
     Ok(memory)
 }
 
-/// Pins `len` bytes, for the two pin functions below. Returns the error code and the address of the
-/// table.
+/// Pins `len` bytes, for the two pin functions below. Returns the error code or 0, and the address
+/// of the page table.
 fn pin(
     len: u64,
     failure: Option<c_int>,
@@ -248,10 +249,10 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_get_pages_persistent(
 fn remove_pin(table: usize) -> Option<Pinned> {
     with(|world| {
         let index = world.pin_of(table)?;
-        // The real put unmaps the remaining mappings. The module must unmap them itself all the
-        // same.
+        // The real nvidia.ko would unmap the remaining mappings, but the module must not rely on
+        // this.
         while take_first(&mut world.mappings, |mapping| mapping.table == table).is_some() {
-            fails(c"nvidia.ko", 0, fmt!("unpinned while mapped"));
+            fails(c"nvidia.ko", 0, fmt!("unpinned memory is still mapped"));
         }
         world.pins.remove(index).ok()
     })
@@ -300,7 +301,7 @@ pub(crate) unsafe extern "C" fn nvidia_p2p_put_pages_persistent(
     check!(flags == 0);
     match remove_pin(page_table.addr()) {
         Some(pin) if pin.callback.is_none() => free_pin(pin),
-        _ => fails(c"nvidia.ko", 0, fmt!("no table to put_pages_persistent()")),
+        _ => fails(c"nvidia.ko", 0, fmt!("this table has no persistent pin")),
     }
     0
 }
@@ -393,9 +394,9 @@ pub(crate) fn free_memory() {
     free(|callback, data| unsafe { callback(data) });
 }
 
-/// Frees the memory like [`free_memory`], and makes each callback as if reclaim waited for it.
-/// lockdep then reports a lock that the callback takes, if an earlier allocation was made with that
-/// lock held.
+/// Frees the memory like [`free_memory`], and makes each callback as if memory reclaim waited for
+/// the callback. lockdep then reports each lock that the callback takes and that a thread has held
+/// during an earlier allocation.
 pub(crate) fn free_memory_in_reclaim() {
     // SAFETY: This is process context, in which a callback may run.
     free(|callback, data| unsafe { fake_in_reclaim(callback, data) });
@@ -417,7 +418,7 @@ fn free(call: impl Fn(FreeCallback, *mut c_void)) {
     }
 }
 
-/// Removes the pins that the module could not put, and for which no callback comes.
+/// Removes the remaining pins. The module could not put them, because it got no page table.
 pub(crate) fn forget_pins() {
     let pins = with(|world| mem::take(&mut world.pins));
     pins.into_iter().for_each(free_pin);

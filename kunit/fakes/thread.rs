@@ -92,14 +92,16 @@ unsafe impl Send for Thread {}
 impl Drop for Thread {
     fn drop(&mut self) {
         self.state.done.wait_for_completion();
-        // SAFETY: This thread has a reference to the task, whose function has signalled its end.
+        // SAFETY: This value holds a reference to the task, and the task's function has signalled
+        // its end.
         unsafe { fake_thread_join(self.task.as_ptr()) };
     }
 }
 
 /// # Safety
 ///
-/// `data` must be a [`Start`] of [`Thread::start`]. This function takes ownership of `data`.
+/// `data` must point to a [`Start`] that [`Thread::start`] made. This function takes ownership of
+/// `data`.
 unsafe extern "C" fn thread_main(data: *mut c_void) -> c_int {
     // SAFETY: The caller passes ownership of a `Start`.
     let start = unsafe { <KBox<Start>>::from_raw(data.cast()) };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Allocation that returns errors instead of panicking: boxes and vectors.
+//! Boxes and vectors whose allocations return errors instead of panicking.
 //!
 //! C header: `include/linux/slab.h`. All allocations may sleep: they need process context, with no
 //! spinlock held.
@@ -56,8 +56,8 @@ impl BitOr for Flags {
     }
 }
 
-/// Alignment of every result of `kmalloc()` and `kvmalloc()`, in bytes. `layout.c` asserts the
-/// number.
+/// Minimum alignment of the results of `kmalloc()` and `kvmalloc()`, in bytes. `layout.c` asserts
+/// it.
 const MIN_ALIGN: usize = 8;
 
 /// Allocates uninitialized memory for a `T` with `kmalloc()`. May sleep.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! Types and functions of the kernel's C code, the same for all kernels. `layout.c` asserts the
-//! sizes and offsets below when the module is built. `shim.c` has the functions named `shim_*`.
+//! sizes and offsets below when the module is built. `shim.c` defines the functions named `shim_*`.
 
 #![allow(
     missing_docs,

@@ -114,7 +114,8 @@ pub mod page {
 
 impl<T: ?Sized + core::marker::Unsize<U>, U: ?Sized> CoerceUnsized<KBox<U>> for KBox<T> {}
 
-/// Returns the error of a C function that returns a negative error number, or success.
+/// Converts the return value of a C function. A negative error number becomes an error, and any
+/// other number becomes `Ok`.
 pub fn to_result(returned: c_int) -> Result {
     match returned {
         0.. => Ok(()),
@@ -142,14 +143,14 @@ impl<T> KVVec<T> {
         self.push_within_capacity(value).map_err(|_| AllocError)
     }
 
-    /// Removes the value at `index` and moves the later values.
+    /// Removes the value at `index`, and moves each later value to the place before it.
     pub fn remove(&mut self, index: usize) -> Result<T, RemoveError> {
         let rest = self.get_mut(index..).ok_or(RemoveError)?;
         let (first, after) = rest.split_first_mut().ok_or(RemoveError)?;
         let count = after.len();
         let first = ptr::from_mut(first);
-        // SAFETY: `first` is a value, followed by `count` others. The length shrinks before any
-        // code reads the vector again.
+        // SAFETY: `first` is a value, followed by `count` other values. The length shrinks before
+        // any code reads the vector again.
         let value = unsafe {
             let value = first.read();
             ptr::copy(first.add(1), first, count);
@@ -307,7 +308,7 @@ macro_rules! c_str {
     };
 }
 
-/// Makes an entry of a table of cases.
+/// Makes an entry of a table of test cases.
 #[doc(hidden)]
 pub const fn case(
     name: &'static CStr,
@@ -320,7 +321,7 @@ pub const fn case(
     }
 }
 
-/// The last entry of a table of cases.
+/// The last entry of a table of test cases.
 #[doc(hidden)]
 pub const END: bindings::kunit_case = bindings::kunit_case {
     run_case: None,
@@ -328,7 +329,7 @@ pub const END: bindings::kunit_case = bindings::kunit_case {
     rest: [0; 7],
 };
 
-/// Makes a suite from a table of cases.
+/// Makes a suite from a table of test cases.
 #[doc(hidden)]
 pub const fn suite(name: &str, test_cases: *mut bindings::kunit_case) -> bindings::kunit_suite {
     let mut text = [0; 256];

@@ -18,10 +18,10 @@ use crate::{
     ffi::c_int, //
 };
 
-/// Level of a message about a defect that stops the thread, as the digit of `KERN_EMERG`.
+/// Log level of a panic message: the digit of `KERN_EMERG`.
 pub(crate) const EMERG: c_int = 0;
 
-/// A buffer for one line. `printk()` of Linux 5.10 keeps 976 bytes of a record, including the
+/// A buffer for one line. `printk()` of Linux 5.10 keeps 976 bytes of a log record, including the
 /// module's prefix.
 struct Line {
     text: [u8; Line::LEN],
@@ -86,7 +86,7 @@ impl Write for Line {
     }
 }
 
-/// Logs a line at a level, for the macros below. Any context.
+/// Logs a line at a level, for the macros below. May be called in any context.
 ///
 /// A line longer than 928 bytes is cut.
 #[doc(hidden)]

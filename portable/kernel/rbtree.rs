@@ -23,7 +23,7 @@ use crate::{
 /// A key and its value, linked into a tree.
 #[repr(C)]
 struct Node<K, V> {
-    /// The first field. A pointer to the links is therefore a pointer to the node.
+    /// The first field, so that a pointer to the links is also a pointer to the node.
     links: bindings::rb_node,
     key: K,
     value: V,
@@ -105,8 +105,9 @@ impl<K: Ord, V> RBTree<K, V> {
         let mut place: *mut *mut bindings::rb_node = &raw mut self.root.rb_node;
         // SAFETY: By the type invariant, each node on the way is alive, and `&mut self` excludes
         // other users. `new` is alive and in no tree. `place` is the empty link where the key
-        // belongs. `parent` is the node that has this link, or null for the root. `new` is
-        // therefore linked as `rb_link_node()` links a node, which `rb_insert_color()` requires.
+        // belongs. `parent` is the node that has this link, or null for the root.
+        // `rb_insert_color()` requires a node that is linked as `rb_link_node()` links it. The
+        // writes below link `new` in this way.
         // INVARIANT: `new` came from `KBox::into_raw`. `new` is in its place in the order, and no
         // other node has its key any more.
         unsafe {
@@ -150,15 +151,15 @@ impl<K: Ord, V> RBTree<K, V> {
 
     /// Returns the value of `key`.
     pub fn get(&self, key: &K) -> Option<&V> {
-        // SAFETY: The node belongs to this tree by the type invariant, and is borrowed like the
-        // tree.
+        // SAFETY: The node belongs to this tree by the type invariant, and lives as long as the
+        // tree is borrowed.
         self.find(key).map(|node| unsafe { &(*node).value })
     }
 
     /// Returns a mutable reference to the value of `key`.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        // SAFETY: The node belongs to this tree by the type invariant, and is borrowed like the
-        // tree. `&mut self` excludes other borrows.
+        // SAFETY: The node belongs to this tree by the type invariant, and lives as long as the
+        // tree is borrowed. `&mut self` excludes other borrows.
         self.find(key).map(|node| unsafe { &mut (*node).value })
     }
 

@@ -101,7 +101,8 @@ impl<M: Mr> Drop for Held<M> {
     }
 }
 
-/// A static variable of the module. Each world has its own contents.
+/// A static variable of the module with a lock. Each world has its
+/// own value.
 pub(crate) struct StaticMutex<T>(StdMutex<T>);
 
 impl<T> StaticMutex<T> {
@@ -177,7 +178,7 @@ impl Thread {
     }
 }
 
-/// The lock of a persistent registration, which no callback takes.
+/// The lock of a persistent registration. No callback takes this lock.
 pub(crate) struct Lock<T>(Mutex<T>);
 
 impl<T> Lock<T> {
@@ -228,7 +229,8 @@ impl<T> Monitor<T> {
     }
 }
 
-/// A registration and its entry. The order of the fields is that of the kernel's version.
+/// A registration, and its entry in the registry. The order of the fields is that of the kernel's
+/// version.
 pub(crate) struct Registered<T, L> {
     pub(crate) state: L,
     pub(crate) entry: Entry,
@@ -494,8 +496,8 @@ impl Drop for SgTable {
     }
 }
 
-/// Returns the GPUs of allocations, derived from their addresses. Each GPU has two allocations.
-/// Returns the default if the "gpus" step fails, as the module does for too many GPUs.
+/// Returns the GPUs to which these physical addresses belong. Each GPU has two allocations. Returns
+/// the default if the "gpus" step fails, as the module does for too many GPUs.
 fn gpus(addresses: impl Iterator<Item = u64>) -> Gpus {
     match world().fails("gpus") {
         true => Gpus::default(),
@@ -580,7 +582,7 @@ impl Drop for PersistentPin {
     }
 }
 
-/// The contents of page tables.
+/// The physical addresses of a region, copied from its page tables.
 pub(crate) struct PhysRanges {
     all: Vec<Content>,
     memory: usize,
@@ -645,10 +647,10 @@ impl RevocablePin {
                     held.read(|table| Ok(table.table()))?.read();
                 }
                 let first = held.read(|table| Ok(table.table().read()))?;
-                // The hook runs between two batches of one table.
+                // The hook runs between the reads of two batches of one page table.
                 world.may_allocate();
                 world.hook(&world.on_batch);
-                // A model reads the table once. A second read would only add interleavings.
+                // A loom model reads the table once. A second read would only add interleavings.
                 if SCRIPTED {
                     held.read(|table| Ok(table.table().read()))?;
                 }
@@ -743,7 +745,8 @@ impl Drop for BarMapping {
     fn drop(&mut self) {
         let world = world();
         world.record("unmap");
-        // ib_core calls `unmap` before `release`. Tests may call `release` without `unmap`.
+        // ib_core calls `unmap` before `release`, while the GPU memory exists. A test that acts as
+        // ib_core (`umem` is `None`) may skip `unmap`, so this check is only for ib_core.
         let umem = self.umem.map(|umem| world.ib_core.umem(umem));
         for gpu in self.gpus.iter().filter(|_| umem.is_some()) {
             world.memory(*gpu).read();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
 //! A model of ib_core and an RDMA driver. The model follows the test VM's `peer_mem.c` function by
-//! function, wherever a client can tell the difference. There is one client, which can revoke.
+//! function, wherever a client can tell the difference. The model has one client, which can revoke.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,12 +46,13 @@ pub(crate) struct Umem {
     client: AtomicBool,
     mapping_lock: Mutex<Mapped>,
     context: RefCell<Option<Held<RevocableMr>>>,
-    /// The client's memory behind `context`, from `acquire` until `release` returns.
+    /// A [`Memory`] that stands for the client's context. It exists from `acquire` until `release`
+    /// returns.
     lives: usize,
     /// The scatter list that `dma_map` returned.
     table: Cell<Option<usize>>,
     ticket: Cell<Option<usize>>,
-    /// The memory that the HCA uses after `dma_map`: the mapping, and the GPU memory behind it.
+    /// The memory that the HCA uses after `dma_map`: the DMA mapping, and the mapped GPU memory.
     mapping: RefCell<Vec<usize>>,
     /// The driver's own lock. `true` while the HCA may use the memory.
     hca: Mutex<bool>,
@@ -89,7 +90,7 @@ pub(crate) struct Core {
     all: RefCell<Vec<Arc<Umem>>>,
     /// Tickets that were dropped unused. See `Break::StaleTicket`.
     stale: RefCell<Vec<(usize, usize)>>,
-    /// The reasons of the registrations that failed.
+    /// The reasons why registrations failed.
     pub(crate) refusals: RefCell<Vec<Reason>>,
 }
 
@@ -128,7 +129,7 @@ impl Core {
     }
 
     /// Registers as `ibv_reg_mr()` does: calls `ib_peer_umem_get()`, then the driver reads the
-    /// table and calls `ib_umem_activate_invalidation_notifier()`.
+    /// scatter list and calls `ib_umem_activate_invalidation_notifier()`.
     pub(crate) fn register(&self, allocation: u64) -> Option<Arc<Umem>> {
         self.try_register(allocation)
             .map_err(|reason| self.refusals.borrow_mut().push(reason))
@@ -165,7 +166,7 @@ impl Core {
         umem.table.set(Some(table));
         umem.write_table();
         mapped.state = State::Mapped;
-        // The driver reads the table and gives the memory to the HCA.
+        // The driver reads the scatter list and gives the memory to the HCA.
         world.memory(table).read();
         *umem.hca.lock().expect("no poison") = true;
         mapped.func = true;
@@ -192,8 +193,8 @@ impl Core {
 
     /// Deregisters as OFED 4.9 does: the first thread to claim the registration unmaps and releases
     /// it. If an invalidation comes first, the deregistration waits for the invalidation. If the
-    /// deregistration comes first, an invalidation returns at once. In that case, the HCA has
-    /// already stopped in this model.
+    /// deregistration comes first, an invalidation returns at once. In this model, the
+    /// deregistration has then already stopped the HCA.
     fn deregister_49(&self, umem: &Umem) {
         umem.stop_hca();
         let mut taken = umem.taken.lock().expect("no poison");
@@ -218,7 +219,7 @@ impl Core {
     pub(crate) fn invalidate(&self, ticket: usize, meant: &Umem) {
         let world = world();
         let valid = world.memory(meant.lives);
-        // A ticket belongs to its registration until `release` has returned.
+        // A ticket must be used only until `release` of its registration has returned.
         valid.read();
         let found = {
             let tickets = self.tickets();
@@ -228,8 +229,8 @@ impl Core {
             })
         };
         if let Some(umem) = found {
-            // ib_core may give a number to another registration before the client's `release` has
-            // cleared its ticket.
+            // Once ib_core has erased a ticket, it may give the number to another registration,
+            // even before the client's `release` has cleared its copy of the ticket.
             let erased = meant.ticket.get().is_none();
             assert!(
                 umem.number == meant.number || erased,
@@ -287,12 +288,13 @@ impl Umem {
         result
     }
 
-    /// Writes the first and the last entry, like `peer_trim()` and `peer_untrim()`.
+    /// Writes the first and the last entry of the scatter list, like `peer_trim()` and
+    /// `peer_untrim()`.
     fn write_table(&self) {
         world().memory(self.table.get().expect("mapped")).write();
     }
 
-    /// Frees the scatter list, if it was built. See `Break::EarlyTable`.
+    /// Frees the scatter list if `dma_map` has returned one. See `Break::EarlyTable`.
     pub(crate) fn free_table(&self) {
         if let Some(table) = self.table.get() {
             world().memory(table).free();
@@ -437,8 +439,8 @@ impl Drop for Ticket {
     }
 }
 
-/// Trims the first and the last entry from the peer's pages to the kernel's pages. The result is
-/// the list that an HCA sees.
+/// Shortens the first and the last entry, so that the list begins and ends at kernel pages instead
+/// of peer pages. The result is the list that an HCA sees.
 ///
 /// `entries` cover whole peer pages of `peer` bytes around `[addr, addr + len)`. Kernel pages have
 /// `kernel` bytes. Fails if an entry is too short to be trimmed, where ib_core's unsigned

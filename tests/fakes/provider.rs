@@ -46,7 +46,7 @@ pub(crate) struct Content {
     pub(crate) gpu: usize,
 }
 
-/// A page table, as the caller of `get` holds it. nvidia.ko knows only the pointer. The serial
+/// A page table, as the caller of `get` holds it. nvidia.ko compares only the pointer. The serial
 /// number identifies the pin for the checks.
 #[derive(Clone, Copy)]
 pub(crate) struct PageTable {
@@ -64,7 +64,7 @@ impl PageTable {
     }
 }
 
-/// The end of a pin.
+/// The event that ended a pin.
 #[derive(Clone, Copy)]
 pub(crate) enum End {
     Put,
@@ -97,9 +97,9 @@ pub(crate) struct Provider {
     api: Mutex<()>,
     /// The thread that holds the API lock while it makes callbacks.
     inside: Cell<Option<ThreadId>>,
-    /// Registered pins. Protected by the API lock.
+    /// Pins that were neither put nor called back. Protected by the API lock.
     pins: RefCell<Vec<Pinned>>,
-    /// Start of the memory.
+    /// Start address of the GPU memory.
     start: u64,
     /// The allocations that can be pinned. If the list is empty, one allocation covers all
     /// addresses, and a new allocation replaces it as soon as it is freed. Each allocation has its
@@ -115,17 +115,17 @@ pub(crate) struct Provider {
     pub(crate) unlisted: Cell<bool>,
     /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,
-    /// Error code of all pins. `None` if pins succeed.
+    /// Error code of all calls to pin. `None` if the calls succeed.
     pub(crate) refuses: Cell<Option<i32>>,
-    /// `true` if pins succeed but return no table, which a put would need.
+    /// `true` if calls to pin succeed without returning a page table. A put would need the table.
     pub(crate) no_table: Cell<bool>,
     /// Number of calls to pin so far.
     pub(crate) calls: Cell<u64>,
     /// The range of each call for a persistent pin, even if the call failed.
     pub(crate) spans: RefCell<Vec<Span>>,
-    /// The number of a call to pin that fails, and nvidia.ko's error code.
+    /// The number of the call to pin that must fail, and its error code.
     pub(crate) fail_call: Cell<Option<(u64, i32)>>,
-    /// Runs when nvidia.ko is called to pin.
+    /// Runs at the start of the next call to pin, before the model takes the API lock.
     pub(crate) on_get: Cell<Option<Hook>>,
     /// Runs at the end of the next pin, before it returns.
     pub(crate) on_pin: Cell<Option<Hook>>,
@@ -164,7 +164,7 @@ impl Provider {
         assert_eq!(self.take_log(), want.split(", ").collect::<Vec<_>>());
     }
 
-    /// Returns the allocation that contains `span`, and its number.
+    /// Returns the allocation that contains `span`, and the allocation's index in `layout`.
     fn allocation(&self, span: &Span) -> Option<(usize, Allocation)> {
         let layout = self.layout.borrow();
         if layout.is_empty() && SCRIPTED {
@@ -236,8 +236,8 @@ impl Provider {
         self.pins.borrow().len()
     }
 
-    /// Takes the API lock. The real lock fails with -EIO and a warning if the caller holds it
-    /// already. The module must never cause that.
+    /// Takes the API lock. If the caller already holds the lock, the real nvidia.ko fails with -EIO
+    /// and a warning. The module must never cause this failure.
     fn lock(&self, what: &str) -> MutexGuard<'_, ()> {
         let this = Some(thread::current().id());
         assert_ne!(self.inside.get(), this, "{what} inside a callback");
@@ -249,7 +249,7 @@ impl Provider {
         self.inside.get() == Some(thread)
     }
 
-    /// Returns the lowest free pointer. A pointer that was freed is reused at once.
+    /// Returns the lowest free pointer. The pointer of a freed table is reused at once.
     fn pointer(&self) -> usize {
         let mut pointers = self.pointers.borrow_mut();
         let pointer = (1..).find(|p| !pointers.contains(p)).expect("endless");
@@ -281,16 +281,13 @@ impl Provider {
             };
             let pin = pins.remove(at);
             drop(pins);
-            assert!(
-                !self.unloaded.get(),
-                "a callback into a module that is gone"
-            );
+            assert!(!self.unloaded.get(), "a callback into an unloaded module");
             self.tables.borrow_mut()[pin.table.serial].end = Some(End::Callback);
             world.record("callback");
             self.in_text.fetch_add(1, Ordering::SeqCst);
             (pin.freed)(ptr::without_provenance_mut(pin.number));
             world.ib_core.stale_tickets();
-            // At this place, the callback executes its last instruction, after the drop of its
+            // Here, the callback executes its last instruction. It has already dropped its
             // reference to the module.
             self.in_text.fetch_sub(1, Ordering::SeqCst);
             world.record("callback returns");
@@ -321,7 +318,7 @@ impl Provider {
             drop(self.lock("the fence"));
         }
         let in_text = self.in_text.load(Ordering::SeqCst);
-        assert_eq!(in_text, 0, "the module goes with a callback in it");
+        assert_eq!(in_text, 0, "the module is unloaded during a callback");
         self.unloaded.set(true);
     }
 
@@ -436,7 +433,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
         .position(|pin| listed && pin.table.pointer == table.pointer && pin.process == process);
     if let Some(at) = found {
         let pin = pins.remove(at);
-        assert_eq!(pin.table.serial, table.serial, "somebody else's pin is put");
+        assert_eq!(pin.table.serial, table.serial, "another owner's pin is put");
         of.end = Some(End::Put);
         drop(tables);
         provider.free_table(&world, table);
@@ -446,7 +443,7 @@ pub(crate) fn put_pages(_span: &Span, table: PageTable) -> i32 {
             // The callback came between the check and the put.
             Some(when) => assert!(
                 when > world.put_rwsem_since.get(),
-                "a pin is put whose callback had returned before"
+                "a pin is put after its callback has returned"
             ),
             None => assert!(foreign, "a pin is put twice"),
         }

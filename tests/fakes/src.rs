@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! The files of the module that use only `core` and `env`. The module keeps its `unsafe` code in
-//! other files.
+//! The files of the module that use only `core`, one another, and two modules that `tests/fakes`
+//! replaces: `env` and `revocable_pin`. The module keeps its `unsafe` code in other files.
 
 #![allow(
     unused_qualifications,

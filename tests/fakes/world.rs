@@ -35,36 +35,36 @@ pub(crate) enum Mode {
     Ofed49,
 }
 
-/// A lock or a rule that is disabled, so that a model must fail. See `can_fail`.
+/// A lock or a rule that is disabled in order to make a model fail. See `can_fail`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Break {
     /// `Monitor::wait_while` does not wait.
     NoWait,
     /// `put_rwsem` excludes no thread.
     NoPutRwsem,
-    /// The page table is read after the lock of the pin's entry was released.
+    /// The module reads the page table after it has released the lock of the pin's entry.
     LateRead,
     /// Code that should run under an entry's lock runs without the lock.
     UnlockedEntry,
-    /// An entry is always alive.
+    /// An entry always says that its memory is alive, even after the callback.
     Undead,
-    /// Every process counts as the owner.
+    /// Every process counts as the owner of a pin.
     OneProcess,
-    /// A thread is never recognized as the same thread.
+    /// Two results of `Thread::current()` are never equal, even on one thread.
     Strangers,
     /// A callback uses the ticket that `release` has cleared.
     StaleTicket,
-    /// The scatter list is freed with the mapping.
+    /// The scatter list is freed together with the DMA mapping, before `release`.
     EarlyTable,
     /// A put does nothing and reports success.
     NoPut,
-    /// A callback is not passed on to ib_core.
+    /// The client does not pass a callback on to ib_core.
     Silent,
     /// An entry does not hold a reference to the module.
     NoHold,
-    /// Exit does not wait for the API lock.
+    /// The module's exit does not wait for the API lock.
     NoFence,
-    /// A process that exits counts as running.
+    /// A process that is exiting counts as running.
     NoExit,
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct Registry {
     lock: Mutex<()>,
     /// `true` if a thread of the model reads the registry.
     pub(crate) watched: Cell<bool>,
-    /// Each traced transition, with the registration after it.
+    /// Each traced transition, with the state of the registration after the transition.
     events: RefCell<Vec<(Transition, Option<Registration>)>>,
 }
 
@@ -170,7 +170,7 @@ impl Registry {
                     let before = registrations.insert(slot.number, slot);
                     assert!(
                         before.is_none(),
-                        "{} comes twice in the registry",
+                        "registration {} is in the registry twice",
                         slot.number
                     );
                 }
@@ -203,7 +203,7 @@ pub(crate) struct World {
     memory: RefCell<Vec<Arc<Memory>>>,
     /// The process of each thread. A thread without an entry belongs to process 1.
     processes: RefCell<HashMap<ThreadId, u32>>,
-    /// `true` if the threads that release are exiting.
+    /// `true` if every thread counts as exiting when it releases a registration.
     pub(crate) exits: Cell<bool>,
     /// Number of checks that find no fatal signal. All later checks find one. `None` means that no
     /// check finds a fatal signal.
@@ -212,8 +212,8 @@ pub(crate) struct World {
     pub(crate) max_chunks: Cell<Option<u32>>,
     pub(crate) user: Cell<usize>,
     pub(crate) user_limit: Cell<Option<u64>>,
-    /// The bytes that each user has pinned. The lock of these bytes is a leaf, and the models do
-    /// not explore its order.
+    /// The number of bytes that each user has pinned. The lock that protects these numbers is a
+    /// leaf, so the models do not explore the order in which threads take it.
     pub(crate) usages: RefCell<Usages>,
     /// Locks that callbacks take, and the threads that hold them.
     held: RefCell<Vec<(ThreadId, &'static str)>>,
@@ -228,10 +228,10 @@ pub(crate) struct World {
     pub(crate) ib_core: Core,
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
-    /// Number of the call that fails, counted from now, among the calls to nvidia.ko that map
-    /// memory. `None` if no call fails.
+    /// Number of calls to nvidia.ko's `dma_map_pages()`, up to and including the call that must
+    /// fail. `None` if no call must fail.
     pub(crate) fail_map: Cell<Option<u64>>,
-    /// nvidia.ko's error code for the call to map that fails. `None` means -EIO.
+    /// Error code of each call to nvidia.ko's `dma_map_pages()` that must fail. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,
     /// Value of the module parameter `provider_maps`.
     pub(crate) provider_maps: Cell<bool>,
@@ -246,7 +246,7 @@ pub(crate) struct World {
     /// Remembered answers of nvidia.ko about the path from the HCA to each GPU. `None` means that
     /// the HCA reaches all GPUs.
     pub(crate) answers: RefCell<Option<Vec<(Gpus, Reach)>>>,
-    /// End of a BAR.
+    /// End address of a BAR. `None` means that no page is the last page of a BAR.
     pub(crate) bar_end: Cell<Option<u64>>,
     /// Runs before a persistent pin is put.
     pub(crate) on_unpin: Cell<Option<Hook>>,
@@ -254,11 +254,11 @@ pub(crate) struct World {
     pub(crate) on_revoke: Cell<Option<Hook>>,
     /// Runs while the module maps memory.
     pub(crate) on_map: Cell<Option<Hook>>,
-    /// Runs between two batches of a page table.
+    /// Runs between the reads of two batches of a page table.
     pub(crate) on_batch: Cell<Option<Hook>>,
 }
 
-/// Records that a thread holds a lock that callbacks take, until dropped.
+/// Record of a thread that holds a lock that callbacks take. The drop ends the record.
 pub(crate) struct Held(Arc<World>, ThreadId);
 
 impl Drop for Held {
@@ -286,8 +286,8 @@ pub(crate) fn world() -> Arc<World> {
 }
 
 impl World {
-    /// Runs `f` in a new world, and checks that nothing is left afterwards. ib_core reuses its
-    /// numbers after `tickets` registrations.
+    /// Runs `f` in a new world, and checks that nothing is left afterwards. ib_core has only
+    /// `tickets` ticket numbers, and reuses them.
     pub(crate) fn run(mode: Mode, broken: Option<Break>, tickets: usize, f: impl FnOnce()) {
         let allocation = |number| Allocation::new(number * ALLOCATION, ALLOCATION);
         let world = Arc::new(World {
@@ -303,7 +303,7 @@ impl World {
             .replace((1..=3).map(allocation).collect());
         world.add();
         f();
-        // Each remaining pin was left to its callback.
+        // Only pins that wait for their callbacks can be left here.
         world.free();
         world.check_empty();
         WORLD.set(None);
@@ -431,7 +431,7 @@ impl World {
         let found = held.iter().find(|(thread, _)| *thread == this);
         assert!(
             found.is_none(),
-            "{} is held across an allocation, and a callback waits for it",
+            "{} is held across an allocation, and a callback may wait for this lock",
             found.map_or("", |(_, what)| what)
         );
         drop(held);

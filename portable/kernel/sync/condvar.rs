@@ -26,7 +26,7 @@ use crate::{
     }, //
 };
 
-/// A condition variable: a `wait_queue_head_t`. Process context.
+/// A condition variable: a `wait_queue_head_t`. Needs process context.
 ///
 /// # Invariants
 ///

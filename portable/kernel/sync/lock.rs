@@ -73,8 +73,8 @@ pub struct Lock<T, B: Backend> {
 // SAFETY: An owner of the lock owns the value. A C lock is not tied to a thread while no thread
 // holds it.
 unsafe impl<T: Send, B: Backend> Send for Lock<T, B> {}
-// SAFETY: The threads that share the lock access the value one after another, as if it was sent
-// from thread to thread.
+// SAFETY: The threads that share the lock access the value one after another, as if the value were
+// sent from thread to thread.
 unsafe impl<T: Send, B: Backend> Sync for Lock<T, B> {}
 
 impl<T> Lock<T, mutex::MutexBackend> {

@@ -28,7 +28,7 @@ struct Allocation {
 static MEMORY: Mutex<Option<HashMap<usize, Allocation>>> = Mutex::new(None);
 
 thread_local! {
-    /// Number of allocations of this thread that succeed before one fails.
+    /// Number of allocations of this thread that still succeed. All later allocations fail.
     static SUCCEED: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Sizes of this thread's allocations. The flag is `true` if the kernel logs a failure.
     static REQUESTS: RefCell<Vec<(usize, bool)>> = const { RefCell::new(Vec::new()) };
@@ -204,7 +204,7 @@ fn give_back(guard: &mut Option<Threads>, lock: usize) {
     CHANGED.notify_all();
 }
 
-/// Makes a lock as C code does.
+/// Initializes a lock, as C code does.
 pub(super) fn make_lock(lock: usize, name: &str, class: usize) {
     let name = name.to_owned();
     let lock = (

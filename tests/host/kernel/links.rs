@@ -37,7 +37,7 @@ fn is_left(node: Link, above: Link) -> bool {
     !above.is_null() && get(above, true) == node
 }
 
-/// Makes `node`, which may be null, a child of `above`, or the root if `above` is null.
+/// Makes `node` a child of `above`, or the root if `above` is null. `node` may be null.
 fn link(root: *mut rb_root, above: Link, left: bool, node: Link) {
     // SAFETY: The pointers are nodes of a tree, and its root.
     unsafe {
@@ -81,7 +81,7 @@ pub(super) extern "C-unwind" fn rb_erase(node: Link, root: *mut rb_root) {
     }
     let above = parent(node);
     link(root, above, is_left(node, above), ptr::null_mut());
-    // C leaves the old links in the node.
+    // The kernel's function leaves the old links in the node.
     // SAFETY: `node` is alive, and in no tree any more.
     unsafe { ((*node).rb_left, (*node).rb_right) = links.into() };
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the substitute `kernel` crate, and of the module's node list, which also has `unsafe`
-//! code and uses nothing of the kernel. `portable/kernel/lib.rs` is the root of this test program.
+//! Tests of the substitute `kernel` crate, and of the module's node list. The node list
+//! (`src/node_list.rs`) also has `unsafe` code, and uses nothing of the kernel.
+//! `portable/kernel/lib.rs` is the root of this test program.
 //!
 //! - `fakes`: the functions of `portable/shim.c`, in Rust. The functions panic if the crate breaks
 //!   a contract of C.
 //! - `links`: `rb_insert_color()` and `rb_erase()`, in Rust.
-//! - The other files: one for each part of the crate.
+//! - The other files: the tests, one file for each part of the crate.
 
 mod alloc_tests;
 mod fakes;

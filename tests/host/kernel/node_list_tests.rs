@@ -36,7 +36,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Returns a node that does not move.
 fn node() -> Box<Node<u32>> {
-    // SAFETY: Each test has one list. The list's nodes lie in boxes, and the test removes them.
+    // SAFETY: Each test has one list. The list's nodes lie in boxes, and the test removes each node
+    // from the list before it drops the box.
     Box::new(unsafe { Node::new(CURSOR) })
 }
 
@@ -50,7 +51,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn a_list_is_as_a_vector(steps in steps()) {
+    fn a_list_behaves_like_a_vector(steps in steps()) {
         let mut nodes: Vec<_> = (0..NODES + CURSORS).map(|_| node()).collect();
         let mut list = NodeList::new();
         let mut vector: Vec<usize> = Vec::new();

@@ -22,7 +22,7 @@ struct Part {
 }
 
 impl Part {
-    /// Initializes a part, which records its own address.
+    /// Returns an initializer of a `Part` that stores its own address.
     fn new(short: u16) -> impl PinInit<Self> {
         let closure = pin_init::closure(move |place: *mut Part| {
             // SAFETY: `place` is valid for writes, and both fields are written.

@@ -45,7 +45,8 @@ fn insert(tree: &mut RBTree<u8, Value>, key: u8, value: Value) -> Option<u32> {
     let node = place.into_node(key, value);
     let old = tree.insert(node);
     assert_eq!(requests(), []);
-    // A node has no method that returns its value, so another tree returns the value.
+    // A node has no method that returns its value. This function therefore moves the node to
+    // another tree, and removes the value from that tree.
     let old = old?;
     let mut other = RBTree::new();
     assert!(other.insert(old).is_none());
@@ -129,7 +130,7 @@ fn a_node_of_one_tree_goes_into_another() {
         for key in 0..7_u8 {
             first.insert(place().into_node(key, key));
         }
-        // Key 3 has a child: see `links`.
+        // The node of key 3 has a child, because the trees of `links` are not balanced.
         let node = first
             .insert(place().into_node(3, 30))
             .expect("the old node");

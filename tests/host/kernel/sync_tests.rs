@@ -49,7 +49,7 @@ fn a_mutex_is_held_as_long_as_its_guard() {
 
 #[test]
 fn a_spinlock_of_c_is_borrowed() {
-    // The size of a `spinlock_t` is smaller than the crate's memory for a lock.
+    // A `spinlock_t` is smaller than the memory that the crate reserves for a lock.
     let memory = [0_u32; 1];
     let state: *mut bindings::spinlock_t = from_ref(&memory).cast_mut().cast();
     make_lock(state.addr(), "C's", 0);
@@ -90,7 +90,7 @@ fn a_waiting_thread_releases_the_mutex_and_has_it_again() {
             });
         }
         until_waiting(&*gate.changed, 3);
-        // This wake-up changes nothing, so all three threads wait again.
+        // The gate is still closed at this wake-up, so all three threads wait again.
         gate.changed.notify_all();
         until_waiting(&*gate.changed, 3);
         assert_eq!(passed.load(SeqCst), 0);
@@ -239,7 +239,8 @@ fn orders_are_those_of_their_names() {
     assert_eq!(orders, want);
 }
 
-/// Checks which types are not `Send` or `Sync`. The module's own types assert the opposite.
+/// Checks that some types are not `Send`, `Sync` or `Unpin`. The build of the module checks the
+/// opposite for the types that threads share.
 #[test]
 fn what_belongs_to_a_thread_stays_there() {
     use std::cell::Cell;

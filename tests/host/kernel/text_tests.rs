@@ -122,7 +122,8 @@ fn a_nul_does_not_end_a_line() {
 #[test]
 fn a_file_gets_all_of_the_text() {
     let mut file: Vec<u8> = Vec::new();
-    // SAFETY: The fake of `seq_write()` takes a `Vec<u8>`, which no other code uses.
+    // SAFETY: The fake of `seq_write()` expects a pointer to a `Vec<u8>`. No other code uses `file`
+    // while `seq` exists.
     let seq = unsafe { SeqFile::from_raw(from_mut(&mut file).cast()) };
     let long = "€".repeat(LEN);
     seq_print!(seq, "{}={:#x}\n", "key", 16);
@@ -176,7 +177,7 @@ fn a_delay_is_never_too_short() {
         (2_147_483, 2_147_483_000),
         (2_147_484, LONGEST),
         (i64::MAX, LONGEST),
-        // These are defects of the caller.
+        // A negative delay is a bug in the caller.
         (-1, LONGEST),
         (i64::MIN, LONGEST),
     ] {

@@ -15,7 +15,7 @@ use crate::reason::{Reason, ENOMEM};
 
 const EIO: i32 = -5;
 
-/// Addresses in two allocations.
+/// One address in each of two allocations.
 const ONE: u64 = 0x10_0000;
 const OTHER: u64 = 0x20_0000;
 
@@ -117,15 +117,15 @@ fn a_callback_after_the_put() {
 }
 
 #[test]
-fn a_process_that_exits_is_asked_for() {
+fn the_provider_is_asked_about_a_process_that_exits() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     region.release();
     took("get 1, get 2, alone, put 2, let go, alone, put 1, let go, released");
 }
 
-/// The module makes no put for a process that is no longer listed, because nvidia.ko would return 0
-/// and still call back later.
+/// If nvidia.ko no longer lists the process, the module makes no put. nvidia.ko would return 0 from
+/// the put, and still call back later.
 #[test]
 fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     world().exits.set(true);
@@ -138,8 +138,8 @@ fn a_process_that_exits_unlisted_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The pin for the check fails, but the memory has been freed, and the pin's callback has run. The
-/// module need not keep the entry.
+/// The pin with which the module asks nvidia.ko fails. By then, the memory has been freed and the
+/// callback has run, so the module need not keep the entry.
 #[test]
 fn a_callback_while_the_provider_is_asked() {
     world().exits.set(true);
@@ -152,10 +152,10 @@ fn a_callback_while_the_provider_is_asked() {
     took("get 1, get 2, revoke, let go, alone, let go, released");
 }
 
-/// At the time of the check, the page already belongs to other memory. The module pins that memory
-/// for the check and puts the pin again.
+/// When the module asks nvidia.ko, the page already belongs to other memory. The module pins that
+/// memory and puts the new pin at once.
 #[test]
-fn memory_freed_and_made_anew_while_the_provider_is_asked() {
+fn memory_is_freed_and_allocated_again_while_the_provider_is_asked() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     on_get(World::free);
@@ -166,7 +166,7 @@ fn memory_freed_and_made_anew_while_the_provider_is_asked() {
 
 /// A pin that fails for lack of memory says nothing about nvidia.ko's list of processes.
 #[test]
-fn a_provider_that_cannot_be_asked_keeps_the_entry() {
+fn if_the_provider_cannot_be_asked_the_entry_stays() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     world().provider.refuses.set(Some(ENOMEM));
@@ -178,9 +178,10 @@ fn a_provider_that_cannot_be_asked_keeps_the_entry() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// The pin for the check is an ordinary pin. If this pin cannot be put, its entry stays.
+/// The pin with which the module asks nvidia.ko has its own entry. If this pin cannot be put, its
+/// entry stays.
 #[test]
-fn what_was_pinned_to_ask_and_cannot_be_put_keeps_the_entry() {
+fn a_pin_made_to_ask_that_cannot_be_put_keeps_its_entry() {
     world().exits.set(true);
     let region = Region::new(&[ONE]).expect("pinned");
     world().provider.failing.replace(vec![EIO]);
@@ -236,9 +237,9 @@ fn another_process_keeps_the_entry_until_the_callback() {
     assert_eq!(take_log(), ["revoke", "let go"]);
 }
 
-/// OFED 4.9 releases the region inside the callback, where nvidia.ko would refuse a put. The module
-/// must not wait for `put_rwsem` there: another thread may hold it and wait for the API lock, which
-/// this thread holds.
+/// OFED 4.9 releases the region inside the callback, where nvidia.ko would refuse a put. The
+/// callback must not wait for `put_rwsem` either. Another thread may hold `put_rwsem` and wait for
+/// the API lock, which nvidia.ko holds during the callback.
 #[test]
 fn release_in_a_callback_keeps_the_other_pins_of_the_region() {
     let region = Region::new(&[ONE, OTHER]).expect("pinned");
@@ -282,7 +283,7 @@ fn a_put_that_failed_keeps_the_entry_until_the_callback() {
 }
 
 #[test]
-fn a_callback_waits_for_who_reads_the_table() {
+fn a_callback_waits_for_a_reader_of_the_table() {
     let region = Region::new(&[ONE]).expect("pinned");
     let (done, is_done) = mpsc::channel();
     let shared = world();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of both modes with a registration over several allocations. The search for the borders of
-//! the allocations has its own tests, in the same file as the search.
+//! Tests of registrations that span several allocations, in persistent and in revocable mode. The
+//! search for the borders of the allocations has its own tests, beside the code in `src/chunks`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::revocable::RevocableMr;
 
 const MIB: u64 = 1 << 20;
 
-/// Creates a world with adjacent allocations of these lengths in MiB. A 0 is a hole of 2 MiB.
+/// Creates a world with adjacent allocations of these lengths in MiB. A length of 0 stands for 2
+/// MiB without an allocation. Also returns the total length in bytes.
 fn world(start: u64, mib: &[u64]) -> (Arc<World>, u64) {
     let world = World::at(start);
     let mut at = start;
@@ -109,8 +110,8 @@ fn the_smallest_page_is_that_of_the_region() {
     }
 }
 
-/// Tries a failure of nvidia.ko at each call, and a limit that is too low. Neither mode leaves a
-/// pin.
+/// Makes each call to nvidia.ko fail in turn, and then sets a limit for the number of pins that is
+/// too low. No pin is left in either mode.
 #[test]
 fn all_or_nothing_in_both_modes() {
     let start = 0x33_0000_0000;
@@ -153,8 +154,8 @@ fn all_or_nothing_in_both_modes() {
     );
 }
 
-/// Repeats the search with the signal during a different call to pin each time. The last call is
-/// left out, because no work follows it.
+/// Repeats the registration, each time with the signal during another call to pin. The last call is
+/// left out, because the search ends with it.
 #[test]
 fn a_fatal_signal_ends_the_search_in_both_modes() {
     let start = 0x37_0000_0000;
@@ -179,8 +180,8 @@ fn a_fatal_signal_ends_the_search_in_both_modes() {
     }
 }
 
-/// Frees each part, and each pair of parts, during each call to pin. The call has not returned, so
-/// the callback comes for a region that is still being pinned.
+/// Frees each allocation, and each pair of adjacent allocations, during each call to pin. The call
+/// has not returned, so the callback comes for a region that is still being pinned.
 #[test]
 fn a_callback_at_each_place_of_the_search() {
     let start = 0x34_0000_0000;
@@ -210,8 +211,8 @@ fn a_callback_at_each_place_of_the_search() {
                         assert_eq!(done, call, "the search goes on without a part");
                         revoked += 1;
                     }
-                    // The part was freed before its pin, or nvidia.ko refused the call with that
-                    // number.
+                    // The allocation was freed before the module pinned it, or nvidia.ko refused
+                    // the call during which it was to be freed.
                     Err(Reason::Hole { .. } | Reason::Pin(EINVAL)) => assert!(!came),
                     Ok(mr) => {
                         assert!(!came);
@@ -227,10 +228,10 @@ fn a_callback_at_each_place_of_the_search() {
     assert!(revoked > 10);
 }
 
-/// The loss of any part stops the HCA and unmaps the whole region once. The other parts stay pinned
-/// until `release`.
+/// The loss of any allocation stops the HCA and unmaps the whole region once. The other allocations
+/// stay pinned until `release`.
 #[test]
-fn the_loss_of_a_part_revokes_the_whole() {
+fn the_loss_of_an_allocation_revokes_the_whole_region() {
     for gone in 0..3 {
         let start = 0x35_0000_0000 + gone as u64 * 0x1000_0000;
         let (world, len) = world(start, &[2, 4, 2]);
@@ -245,7 +246,7 @@ fn the_loss_of_a_part_revokes_the_whole() {
         let want = [&["callback"][..], &revocation, &["callback returns"]].concat();
         assert_eq!(world.take_log(), want);
         assert_eq!(world.provider.live(), 2);
-        // The callbacks of the other parts find nothing to do.
+        // The callback of another allocation finds nothing to do.
         let next = world.provider.layout.borrow()[0];
         world.provider.free_part(next.start, next.start + 1);
         assert_eq!(world.take_log(), ["callback", "callback returns"]);

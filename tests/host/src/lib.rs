@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 
-//! Tests of the module's files that use only `core`. Cargo compiles the module's own files. In
-//! place of the kernel, the files use the stand-ins of `tests/fakes`, with locks of `std`.
+//! Tests of the module's files that use the kernel only through `src/env.rs`. Cargo compiles these
+//! files unchanged. In place of the kernel, the files use the stand-ins of `tests/fakes`, with
+//! locks of `std`.
 //!
 //! Tests of pure arithmetic are beside the code, in `src`. The tests here need the stand-ins:
 //!
-//! - `chunks_tests`: both modes over several allocations.
+//! - `chunks_tests`: registrations that span several allocations, in both modes.
 //! - `callback_pin_tests`: a revocable pin, with its release and nvidia.ko's callback in any order.
 //! - `registry_tests`: the time during which the registry shows a registration.
 //! - `persistent_tests`, `revocable_tests`: a registration from start to end, in both modes.

@@ -23,11 +23,11 @@ const RUST: &[&str] = &[
     "rcu::",
 ];
 
-/// The orders, strongest first. The test also compares how often each of the first three stands in
-/// the table and in the code, so that no access becomes weaker unnoticed.
+/// The memory orders, strongest first. The test also compares how often each of the first three
+/// stands in the table and in the code, so that no access becomes weaker unnoticed.
 const ORDERS: [&str; 4] = ["Full", "Release", "Acquire", "Relaxed"];
 
-/// Text that marks access to shared state in C, in addition to variables.
+/// Text that marks access to shared state in C, in addition to definitions of variables.
 const C: &[&str] = &[
     "READ_ONCE(",
     "WRITE_ONCE(",
@@ -193,7 +193,7 @@ fn each_access_to_shared_state_is_in_the_table() {
 }
 
 #[test]
-fn what_the_table_says_to_check_it_is_there() {
+fn each_check_that_the_table_names_exists() {
     let mut text = String::new();
     for directory in [
         "tests/loom/src",

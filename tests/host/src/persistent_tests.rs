@@ -99,7 +99,7 @@ fn what_this_module_cannot_map_nvidia_ko_maps() {
 }
 
 #[test]
-fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
+fn for_a_killed_process_the_provider_does_not_map_instead() {
     let world = World::at(0x5_0000_0000);
     let region = Held::<PersistentMr>::pin(0x5_0000_0000, MIB).expect("pinned");
     world.fail("map");
@@ -111,8 +111,9 @@ fn for_a_process_that_was_killed_no_other_way_of_mapping_is_tried() {
     assert_eq!(world.take_log(), ["pin", "map"]);
 }
 
-/// A region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The module logs the
-/// case if the distance between DMA addresses and virtual addresses is a multiple of 4 GiB.
+/// Here, a region of more than 4 GiB has more than 4 GiB of contiguous DMA addresses. The module
+/// logs this case if the distance between DMA addresses and virtual addresses is a multiple of 4
+/// GiB.
 #[test]
 fn a_list_that_may_get_an_hca_page_above_two_gib_is_logged() {
     const GIB: u64 = 1 << 30;
@@ -181,8 +182,8 @@ const PAGE: u64 = 1 << 16;
 
 /// Steps in which the module asks nvidia.ko if a device reaches a GPU.
 const ASKED: [&str; 4] = ["pin", "provider maps", "provider unmaps", "unpin"];
-/// Steps of the same question if nvidia.ko's DMA address is not the page's physical address. The
-/// module does not know if DMA addresses are translated, and maps the page itself to find out.
+/// The same steps if nvidia.ko's DMA address is not the page's physical address, and the module
+/// does not know if DMA addresses are translated. The module then maps the page itself to find out.
 const ASKED_OF_BOTH: [&str; 6] = [
     "pin",
     "provider maps",
@@ -194,7 +195,7 @@ const ASKED_OF_BOTH: [&str; 6] = [
 const MAPS_ITSELF: [&str; 3] = ["map", "unmap", "unpin"];
 const BY_PROVIDER: [&str; 3] = ["provider maps", "provider unmaps", "unpin"];
 
-/// Creates a world in which nvidia.ko was not asked about any device.
+/// Creates a world in which the module has not yet asked nvidia.ko about any device.
 fn world_of_strangers(start: u64) -> Arc<World> {
     let world = World::at(start);
     world.answers.replace(Some(Vec::new()));
@@ -229,11 +230,12 @@ fn the_provider_is_asked_once_whether_a_device_reaches_a_gpu() {
 }
 
 #[test]
-fn who_maps_follows_from_the_address_that_the_provider_gives() {
+fn the_provider_s_address_decides_which_module_maps() {
     let start = 0x8_1000_0000;
-    // The columns are: the module knows that nothing translates the addresses; the DMA addresses of
-    // this module's mappings are physical addresses; the offset of nvidia.ko's addresses from
-    // physical addresses; the expected steps of the question; this module maps the memory.
+    // The columns are: `true` if the module knows that nothing translates addresses; `true` if the
+    // DMA addresses of this module's mappings are physical addresses; the offset of nvidia.ko's
+    // addresses from physical addresses; the expected steps of the question; `true` if this module
+    // maps the memory.
     for (is_direct, is_identity, offset, asked, own) in [
         (true, true, 0, ASKED.as_slice(), true),
         (true, true, IOMMU_OFFSET, &ASKED, false),
@@ -263,7 +265,8 @@ fn who_maps_follows_from_the_address_that_the_provider_gives() {
     );
 }
 
-/// nvidia.ko returns other addresses, and the module does not know if the addresses are translated.
+/// nvidia.ko returns DMA addresses that differ from the physical addresses. The module does not
+/// know if DMA addresses are translated, and cannot map the page to find out.
 #[test]
 fn without_an_address_of_this_module_there_is_no_answer() {
     let start = 0x8_a000_0000;
@@ -298,7 +301,7 @@ fn without_an_answer_the_provider_maps_and_is_asked_again() {
     assert_eq!(reason, Some(Reason::Map(-5)));
 }
 
-/// Maps a registration, which nvidia.ko refuses with `code`. Returns the steps.
+/// Maps a registration while nvidia.ko refuses every mapping with `code`. Returns the steps.
 fn refused_life(world: &World, start: u64, code: i32) -> Vec<&'static str> {
     let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
     world.take_log();
@@ -363,7 +366,7 @@ fn an_answer_about_another_gpu_is_none() {
         world.is_direct.set(is_direct);
         let region = Held::<PersistentMr>::pin(start, MIB).expect("pinned");
         world.take_log();
-        // Each GPU has two allocations, so the third is on the other GPU.
+        // Each GPU has two allocations, so the third allocation is on the other GPU.
         let mut others: Vec<_> = (1..=2)
             .map(|n| Allocation::new(start - n * MIB, MIB))
             .collect();
@@ -383,7 +386,7 @@ fn an_answer_about_another_gpu_is_none() {
 }
 
 #[test]
-fn the_last_page_of_a_bar_is_not_asked_for() {
+fn the_provider_is_not_asked_about_the_last_page_of_a_bar() {
     let start = 0x8_3000_0000;
     // The columns are: the end of the BAR, the length of the range, and the page that nvidia.ko is
     // asked about.
@@ -409,7 +412,7 @@ fn the_last_page_of_a_bar_is_not_asked_for() {
 }
 
 #[test]
-fn the_page_that_is_asked_for_is_one_of_the_provider_s() {
+fn the_provider_is_asked_about_one_of_its_own_pages() {
     let start = 0x8_4000_0000;
     let world = world_of_strangers(start);
     world.provider.layout.borrow_mut().push(Allocation {
@@ -441,7 +444,7 @@ fn what_this_module_cannot_map_the_provider_does() {
 }
 
 #[test]
-fn of_one_pin_on_two_gpus_the_second_was_not_asked_about() {
+fn the_provider_maps_a_pin_whose_second_gpu_it_was_not_asked_about() {
     let start = 0x40_0000_0000;
     let world = World::at(start);
     let border = start + (1 << 37);

@@ -19,8 +19,8 @@ use crate::revocable::RevocableMr;
 const MIB: u64 = 1 << 20;
 
 fn at(number: u32) -> Option<PciAddress> {
-    // The index is the number that the module assigns to a GPU. The order of the numbers is not
-    // that of the addresses.
+    // The index is the number that the module assigns to a GPU. The numbers are not in the order of
+    // the addresses.
     [0x1_4100, 0x0_8110, 0x0_8108]
         .get(number as usize)
         .map(|at| PciAddress(*at))
@@ -83,7 +83,7 @@ fn registration_info(start: u64, len: u64) -> RegistrationInfo {
 }
 
 #[test]
-fn a_line_has_what_is_promised() {
+fn a_line_has_the_documented_fields() {
     let mut registration = Registration {
         number: 7,
         state: State::Mapped,
@@ -182,7 +182,7 @@ fn a_persistent_life() {
 }
 
 #[test]
-fn a_persistent_one_is_shown_until_it_is_unpinned() {
+fn a_persistent_registration_is_shown_until_it_is_unpinned() {
     let world = World::at(0x41_0000_0000);
     let region = Held::<PersistentMr>::pin(0x41_0000_0000, MIB).expect("pinned");
     let shown = Arc::new(AtomicBool::new(false));
@@ -196,7 +196,7 @@ fn a_persistent_one_is_shown_until_it_is_unpinned() {
 }
 
 #[test]
-fn a_refused_one_never_stands_there() {
+fn a_refused_registration_is_never_shown() {
     let world = World::at(0x42_0000_0000);
     world.provider.refuses.set(Some(ENOMEM));
     assert!(Held::<PersistentMr>::pin(0x42_0000_0000, MIB).is_err());
@@ -269,7 +269,7 @@ fn revoked_until_it_is_released() {
 }
 
 #[test]
-fn the_loss_of_a_second_part_is_none() {
+fn the_loss_of_a_second_allocation_is_not_counted() {
     let world = World::of_parts(0x46_0000_0000, 2, 2 * MIB);
     let mr = Held::<RevocableMr>::pin(0x46_0000_0000, 4 * MIB).expect("pinned");
     world
@@ -283,7 +283,7 @@ fn the_loss_of_a_second_part_is_none() {
 }
 
 #[test]
-fn what_is_lost_before_it_is_there_never_stands_there() {
+fn memory_that_is_lost_during_its_pin_is_never_shown() {
     let world = World::at(0x47_0000_0000);
     world.provider.on_pin.set(Some(Box::new(World::free)));
     let reason = Held::<RevocableMr>::pin(0x47_0000_0000, MIB).err();
@@ -292,9 +292,9 @@ fn what_is_lost_before_it_is_there_never_stands_there() {
     assert_eq!(counts(PinMode::Revocable), Counts::default());
 }
 
-/// nvidia.ko lets only the owner of a pin put it.
+/// nvidia.ko puts a pin only for the process that made the pin.
 #[test]
-fn orphaned_until_it_is_freed_where_a_stranger_releases() {
+fn orphaned_until_the_free_if_another_process_releases() {
     let (world, mr) = up(0x48_0000_0000);
     mr.unmap();
     world.become_process(2);
@@ -315,9 +315,10 @@ fn orphaned_until_it_is_freed_where_a_stranger_releases() {
     );
 }
 
-/// OFED 4.9: the live parts stay pinned until their own callbacks.
+/// In OFED 4.9, the first callback releases the registration. The other allocations stay pinned
+/// until their own callbacks.
 #[test]
-fn orphaned_until_the_last_part_is_freed_where_the_first_ones_callback_releases() {
+fn orphaned_until_the_last_free_if_the_first_callback_releases() {
     let start = 0x49_0000_0000;
     let world = World::of_parts(start, 3, 2 * MIB);
     let mr = Held::<RevocableMr>::pin(start, 6 * MIB).expect("pinned");
@@ -359,7 +360,7 @@ fn no_number_comes_twice() {
 }
 
 #[test]
-fn who_leaves_twice_is_counted_once() {
+fn a_registration_that_ends_twice_is_counted_once() {
     let entry = Entry::default();
     entry.add(registration_info(0, MIB));
     entry.released(true);

@@ -71,7 +71,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
     let start = 0x1c_0000_0000;
     let (first, second) = (Gpus::one(0), Gpus::one(1));
     // The columns are: the remembered answers, the number of the region's allocations (two on each
-    // GPU), and the denial.
+    // GPU), and `true` if the mapping is denied.
     for (answers, count, denied) in [
         (&[][..], 3, false),
         (
@@ -90,7 +90,7 @@ fn a_device_that_was_denied_a_gpu_is_refused() {
         world.take_log();
         let result = mr.map(&PciDevice::default());
         assert_eq!(result.map(drop).err(), denied.then_some(DENIED));
-        // No step asks nvidia.ko.
+        // The module does not ask nvidia.ko.
         let mapped: &[_] = if denied { &[] } else { &["map"] };
         assert_eq!(world.take_log(), mapped);
         assert_eq!(world.answers.borrow().as_deref(), Some(answers));
@@ -256,9 +256,10 @@ fn a_callback_after_release_calls_nobody() {
     assert_eq!(world.take_log(), ["callback", "callback returns"]);
 }
 
-/// The region itself stays until the callback.
+/// `release` frees the list of addresses of a region that was never mapped. The region itself stays
+/// until the callback.
 #[test]
-fn what_was_not_mapped_goes_with_the_release_too() {
+fn release_frees_the_addresses_of_a_region_that_was_not_mapped() {
     let r = Registration::at(0x1b_0000_0000);
     assert_eq!(r.world.alive("the list of addresses"), 1);
     r.world.become_process(2);

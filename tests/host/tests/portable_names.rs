@@ -75,7 +75,7 @@ const MODULE: &str = "src/nvidia_peermem.rs";
 const KUNIT: &str = "kunit/peermem_kunit.rs";
 
 /// Compiles the substitute and its user as one crate. Returns rustc's warnings about unused names.
-/// `planted` is appended to a file of the substitute.
+/// `planted` is code that is appended to a file of the substitute.
 fn unused(root: &str, planted: &str) -> Vec<String> {
     let name = format!(
         "peermem-names-{}-{}-{}",
@@ -173,7 +173,7 @@ fn every_item_is_used() {
 #[test]
 fn every_item_for_kunit_is_used() {
     let mut unused = unused(KUNIT, "");
-    // The module uses the names of the other files.
+    // Only `kunit.rs` counts here, because the module uses the names in the other files.
     unused.retain(|line| line.contains("/kunit.rs"));
     assert!(unused.is_empty(), "\n{}", unused.join("\n"));
 }

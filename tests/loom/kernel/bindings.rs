@@ -94,7 +94,7 @@ pub unsafe fn shim_wait_init(
 
 /// Waits as `shim_wait()` in C does. Each step takes the same lock as in C.
 pub unsafe fn shim_wait(queue: *mut wait_queue_head, lock: *mut mutex) {
-    // SAFETY: The queue was initialized by the function above.
+    // SAFETY: `shim_wait_init()` initialized the queue.
     let queue = unsafe { &*(*queue).0 };
     let waiter = Rc::<Waiter>::default();
     // prepare_to_wait_exclusive()
@@ -118,7 +118,7 @@ pub unsafe fn shim_wait(queue: *mut wait_queue_head, lock: *mut mutex) {
 }
 
 pub unsafe fn shim_wake_all(queue: *mut wait_queue_head) {
-    // SAFETY: The queue was initialized by the function above.
+    // SAFETY: `shim_wait_init()` initialized the queue.
     let mut waiters = unsafe { &*(*queue).0 }.0.lock().expect("no poison");
     for waiter in waiters.drain(..) {
         *waiter.is_running.lock().expect("no poison") = true;

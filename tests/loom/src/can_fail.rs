@@ -14,7 +14,7 @@ use std::process::Command;
 
 use crate::fakes::world::Break;
 
-/// Environment variable that selects the fault of this process.
+/// Environment variable that names the fault for this process.
 const VARIABLE: &str = "PEERMEM_LOOM_BREAK";
 
 /// Makes the table of faults. A row has the fault, the model that must fail, and its message.
@@ -28,10 +28,10 @@ macro_rules! table {
 const BROKEN: &[(Break, &str, &str)] = table![
     NoWait in free_beside_the_end_and_a_second_life_unmaps: "a registration is used during";
     NoWait in free_beside_the_end_and_a_second_life_legacy: "a registration is used during";
-    NoPutRwsem in free_beside_two_lives_unmaps: "somebody else's pin is put";
+    NoPutRwsem in free_beside_two_lives_unmaps: "another owner's pin is put";
     LateRead in free_beside_a_life_unmaps: "a page table is used during";
     UnlockedEntry in free_beside_a_life_unmaps: "a page table is used during";
-    Undead in free_beside_a_life_unmaps: "a pin is put whose callback had returned before";
+    Undead in free_beside_a_life_unmaps: "a pin is put after its callback has returned";
     OneProcess in free_beside_a_life_that_ends_in_another_process: "a callback finds no entry";
     Strangers in free_beside_a_life_ofed49: "deadlock";
     Strangers in release_of_two_pins_inside_a_callback_beside_a_get: "a put inside a callback";
@@ -39,8 +39,8 @@ const BROKEN: &[(Break, &str, &str)] = table![
     EarlyTable in free_beside_a_life_unmaps: "the scatter list is used during";
     NoPut in free_beside_a_life_unmaps: "a callback finds no entry";
     Silent in free_beside_a_life_unmaps: "a DMA mapping is used during";
-    NoHold in free_beside_an_end_in_another_process_and_the_unloading: "a callback into a module that is gone";
-    NoFence in free_beside_an_end_in_another_process_and_the_unloading: "the module goes with a callback in it";
+    NoHold in free_beside_an_end_in_another_process_and_the_unloading: "a callback into an unloaded module";
+    NoFence in free_beside_an_end_in_another_process_and_the_unloading: "the module is unloaded during a callback";
     NoExit in free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading: "a callback";
 ];
 

@@ -2,9 +2,10 @@
 
 //! Models of operations that run concurrently.
 //!
-//! Models with two threads run all interleavings. Models with three threads run those with a
-//! bounded number of preemptions. Memory may be freed before the registration (which then fails),
-//! at any place during it, or after it.
+//! Models with two threads run all interleavings. Models with three threads run the interleavings
+//! with a bounded number of preemptions. The memory may be freed before the registration, at any
+//! point during it, or after it. If the memory is freed before the registration, the registration
+//! fails.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -28,8 +29,8 @@ use crate::registry::State;
 /// preemption is a switch away from a thread that could continue.
 const PREEMPTIONS: usize = 3;
 
-/// Runs `f`, described by `model`, once for every interleaving of its two threads. ib_core has one
-/// ticket, so its number is reused at once.
+/// Runs `f`, described by `model`, once for every interleaving of its two threads. ib_core has only
+/// one ticket number, and so reuses it at once.
 fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let count = check(Builder::new(), None, move || {
         World::run(mode, can_fail::broken(), 1, &f);
@@ -38,7 +39,7 @@ fn explore(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Runs `f`, described by `model`, once for every interleaving of its three threads within the
-/// preemption bound. ib_core has a ticket for each of two registrations.
+/// preemption bound. ib_core has two ticket numbers, one for each registration.
 fn explore_three(model: &str, mode: Mode, f: impl Fn() + Send + Sync + 'static) {
     let builder = Builder::new();
     let bound = builder.preemption_bound.unwrap_or(PREEMPTIONS);
@@ -69,7 +70,7 @@ fn check(
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     builder.preemption_bound = bound;
-    // These limits are high enough that none ends the search early.
+    // No limit ends the search early.
     builder.max_branches = 100_000;
     builder.max_duration = None;
     builder.max_permutations = None;
@@ -99,7 +100,7 @@ fn live(allocation: u64) {
 }
 
 /// Registers memory, and deregisters it in another process: a child after fork, or a process that
-/// got the descriptor.
+/// received the file descriptor.
 fn live_and_die_elsewhere(allocation: u64) {
     let world = world();
     if let Some(umem) = world.ib_core.register(allocation) {
@@ -166,7 +167,7 @@ fn free_beside_the_end(mode: Mode) {
             let umem = world().ib_core.register(1).expect("nobody frees yet");
             let free = spawn(|| free(1));
             world().ib_core.deregister(&umem);
-            // The next registration reuses the number and the pointer.
+            // The next registration reuses the ticket and the table pointer.
             live(2);
             join(free);
         },
@@ -203,7 +204,7 @@ fn free_beside_a_put_that_is_tried_again() {
     );
 }
 
-/// Unloads the module once no reference holds it, at any point of the callback.
+/// Unloads the module as soon as no reference keeps it loaded, at any point of the callback.
 #[test]
 fn free_beside_an_end_in_another_process_and_the_unloading() {
     explore(
@@ -272,7 +273,7 @@ fn look() {
     }
 }
 
-/// The registry shows the loss of memory of a registration that succeeded, whenever the callback
+/// If a registration succeeds, the registry shows the loss of its memory, whenever the callback
 /// comes.
 #[test]
 fn free_beside_a_registration_shows_in_the_registry() {
@@ -294,7 +295,8 @@ fn free_beside_a_registration_shows_in_the_registry() {
     );
 }
 
-/// Runs a reader during a registration whose memory is freed at one place.
+/// Runs a reader of the registry during `life`, a registration whose memory is freed at a fixed
+/// point.
 fn a_reader_beside(model: &str, life: fn()) {
     explore(model, Mode::Unmaps, move || {
         world().registry.watched.set(true);
@@ -415,7 +417,7 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> 
 }
 
 /// OFED 4.9 and a region of two pins: the live pin is not put under the API lock, because another
-/// thread waits for that lock with `put_rwsem` held.
+/// thread may wait for that lock with `put_rwsem` held.
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(

@@ -14,7 +14,8 @@ pub(crate) use loom::thread;
 
 use loom::sync::RwLockWriteGuard;
 
-/// `false`, because the model decides what nvidia.ko and ib_core do, and has its own world.
+/// `false`: loom decides when nvidia.ko and ib_core act, and `World::run` creates the world of a
+/// model before the model runs.
 pub(crate) const SCRIPTED: bool = false;
 
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
