@@ -3,7 +3,7 @@
  * Exports GPU memory as dma-bufs, as nvidia.ko does (kernel-open/nvidia/
  * nv-dmabuf.c).
  *
- * The exporter has neither pin() nor move_notify(): memory has its place in
+ * The exporter has neither pin() nor move_notify(). Memory has a fixed place in
  * BAR1 while it is mapped, and an export is never revoked. The memory and the
  * GPU live until the last descriptor and the last mapping are gone, even if the
  * process has freed the memory. The importer gets -ENOMEM for each mapping that

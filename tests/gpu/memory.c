@@ -145,8 +145,8 @@ module_param_cb(gpu_lost, &gpu_lost_ops, &gpu_lost, 0644);
 MODULE_PARM_DESC(gpu_lost, "Y: memory is freed without callbacks; N: the missing callbacks are made");
 
 /*
- * Ends an allocation. A second thread that ends the same allocation waits for
- * the first.
+ * Ends an allocation. A second thread that ends the same allocation waits until
+ * the first thread has ended it.
  */
 static void alloc_free(struct alloc *alloc)
 {
@@ -309,7 +309,7 @@ static void memory_close(struct vm_area_struct *vma)
 	alloc_put(alloc);
 }
 
-/* Always fails, because the address of GPU memory never changes. */
+/* Always fails. An allocation keeps its address for life. */
 static int memory_mremap(struct vm_area_struct *vma)
 {
 	return -EINVAL;
@@ -437,8 +437,8 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 					      unsigned long flags)
 {
 	/*
-	 * Check the address here. At the time of memory_mmap(), mmap() has
-	 * already unmapped other mappings.
+	 * Check the address here, because mmap() unmaps other mappings before
+	 * it calls memory_mmap().
 	 */
 	if (flags & MAP_FIXED)
 		return IS_ALIGNED(addr, STANDIN_GRANULE) ? addr : -EINVAL;

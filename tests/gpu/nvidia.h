@@ -211,14 +211,14 @@ struct alloc {
  * @first: first page in @vidmem
  * @pages: number of pages
  * @tgid: the process that pinned
- * @persistent: the mode
+ * @persistent: true for a persistent pin, false for a revocable pin
  * @foreign_put: another process has tried to put the pin
  * @lost: the pin is persistent, and its put has failed; API lock
  * @free_callback: NULL until registered
  * @data: argument of the callback
  * @lock: protects @mappings
  * @mappings: DMA mappings of the table
- * @table: the client's part, last because the older layout is shorter
+ * @table: the client's page table, last because older versions are shorter
  */
 struct pin {
 	u64 magic;
@@ -402,7 +402,7 @@ enum counter {
 
 #define FIRST_EVENT_COUNTER	GET_PAGES
 
-/* Places that can fail on request. */
+/* Places at which a call can fail on request. */
 enum fail_site {
 	FAIL_GET_PAGES,
 	FAIL_GET_PAGES_REGISTER,
@@ -432,7 +432,7 @@ static inline void uncount(enum counter counter)
 	count_add(counter, -1);
 }
 
-/* Clients' calls and their cycles; see spent.h. */
+/* Measurement of one client's call; see spent.h. */
 struct spent {
 	enum spent_on on;
 	u64 begin;
