@@ -63,7 +63,9 @@ static struct slot *slot_of(unsigned long key)
 	return NULL;
 }
 
-/* Frees a slot and closes the gap, so that the entries behind it are found. */
+/*
+ * Frees a slot and closes the gap, so that a search finds the entries after it.
+ */
 static void slot_free(struct slot *slot)
 {
 	unsigned long gap = slot - slots, at = gap, home;

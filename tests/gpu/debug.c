@@ -102,7 +102,8 @@ void spent_end(struct spent spent)
 
 /*
  * Failures on request. "N errno" makes the Nth call from now fail, once. "0"
- * disarms the failure. The caller imitates the effects of the failure.
+ * disarms the failure. The caller of fail_here() imitates the effects of the
+ * failure.
  */
 struct fail {
 	const char *name;

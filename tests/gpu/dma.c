@@ -48,7 +48,7 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
  * @pages: number of mapped 64 KiB pages
  * @coherent: true if the pages have struct pages, and are mapped together
  * @sgt: scatter table of a coherent mapping
- * @dma: the part that the client gets
+ * @dma: the mapping that the client gets
  */
 struct mapping {
 	struct list_head node;
@@ -165,7 +165,9 @@ int upper_dma_map_pages(struct pci_dev *peer,
 	if (!peer || !table || !dma_mapping)
 		return -EINVAL;
 
-	/* The table is read without a lock. */
+	/*
+	 * No lock is held yet, so the table may be freed during these checks.
+	 */
 	pin = container_of(table, struct pin, table);
 	if (!is_live(pin, "dma_map"))
 		return -EINVAL;

@@ -21,7 +21,9 @@
 #include "nvidia.h"
 
 
-/* Context that runs the callbacks when a mapping is freed. */
+/*
+ * Threads that can free memory, and run the callbacks, after munmap and exit.
+ */
 static const char * const context_names[] = { "caller", "kthread" };
 static int free_context;
 
@@ -153,7 +155,7 @@ static void alloc_free(struct alloc *alloc)
 	struct vidmem *mem;
 	bool lost;
 
-	/* No client can get here from its callback. */
+	/* This cannot fail, because no callback calls this function. */
 	if (WARN_ON(api_lock()))
 		return;
 	if (!alloc->registered) {
@@ -251,7 +253,10 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 	return false;
 }
 
-/* Like memory_find(), but also finds memory that admits the process. */
+/*
+ * Like memory_find(), but also finds memory to which its owner has admitted the
+ * process.
+ */
 struct alloc *memory_find_listed(pid_t tgid, u64 va)
 {
 	struct alloc *alloc = memory_find(tgid, va);
@@ -620,7 +625,7 @@ static void client_end(struct client *client)
 	listed = is_listed(client);
 	mutex_unlock(&mem_lock);
 
-	/* No client can get here from its callback. */
+	/* This cannot fail, because no callback calls this function. */
 	if (listed && !WARN_ON(api_lock())) {
 		mutex_lock(&mem_lock);
 		list_for_each_entry_safe(guest, next, &guests, node) {

@@ -88,7 +88,7 @@ struct sg_table;
  * @bar1: contents of the BAR, if memory can move (nvidia/bar1.c)
  * @pinned: number of 64 KiB pages with at least one pin; mem_lock
  * @refs: number of persistent pins and dma-bufs; mem_lock
- * @opens: @refs and open files. At 0 the GPU stops; mem_lock
+ * @opens: number of open files, plus @refs. At 0 the GPU stops; mem_lock
  * @stopped: true from the stop until the GPU is opened again; mem_lock
  * @idle: woken when @refs falls to 0
  */
@@ -144,7 +144,7 @@ static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
  * @mapping: the CPU's mappings of the memory, or NULL; place_sem
  * @offset: offset of the memory in @mapping
  * @extents: the parts of the memory that are in BAR1; API lock
- * @kept: persistent pins by their page tables; API lock
+ * @kept: persistent pins, sorted by page table; API lock
  */
 struct vidmem {
 	struct kref kref;
@@ -176,7 +176,7 @@ struct vidmem {
  * @gone: the memory must not be mapped any more; place_sem
  * @registered: written under mem_lock and API lock
  * @pins: revocable pins, oldest first; API lock
- * @tables: revocable pins by their page tables (nvidia/); API lock
+ * @tables: revocable pins, sorted by page table (nvidia/); API lock
  * @work: frees the memory in a kernel thread
  */
 struct alloc {
@@ -204,7 +204,7 @@ struct alloc {
  * struct pin - a pin with its page table (p2p.c)
  * @magic: PIN_MAGIC while the pin is alive
  * @size: size of the allocation that begins with this structure
- * @node: in the list of pins of its mode; API lock
+ * @node: in the list of revocable or of persistent pins; API lock
  * @of_alloc: in alloc->pins; API lock
  * @alloc: NULL for a persistent pin, and once the memory has been freed
  * @vidmem: referenced, NULL once detached
@@ -330,7 +330,10 @@ void bar1_release_gpu(struct gpu *gpu);
 int bar1_add_memory(struct vidmem *mem);
 void bar1_release_memory(struct vidmem *mem);
 
-/* Returns the first page for memory outside BAR1, away from BAR1's pages. */
+/*
+ * Returns the first page of the BAR's second half. New memory is allocated
+ * there, because pins move memory to the first free pages of the BAR.
+ */
 static inline unsigned long bar1_home(const struct gpu *gpu)
 {
 	return gpu->pages / 2;
@@ -369,8 +372,8 @@ void proc_add_gpu(struct gpu *gpu);
 /* debug.c */
 
 /*
- * Counters of states come first, then counters of events. Writing to the file
- * resets the events only.
+ * Counters of states come first, then counters of events. Writing to the
+ * debugfs file resets only the counters of events.
  */
 enum counter {
 	PINS_LIVE,

@@ -242,8 +242,8 @@ free_pin:
 
 /*
  * Attaches a pin to the memory of [@va, @va + @length), which must lie in one
- * allocation that lists the calling process. Checks the address first, then the
- * GPU, and then the flags.
+ * allocation to which the calling process has access. Checks the address first,
+ * then the GPU, and then the flags.
  */
 static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		      struct page_info *info)
@@ -459,7 +459,10 @@ free:
 	return ret;
 }
 
-/* Finds the table by its address. Returns 0 even if there is no such table. */
+/*
+ * Puts the pin whose table has this address. Returns 0 even if there is no such
+ * pin.
+ */
 int upper_put_pages(u64 token, u32 va_space, u64 va,
 		    struct nvidia_p2p_page_table *table)
 {

@@ -13,7 +13,7 @@
  *				reads as "left=N hits=N"
  *	sg_table_edit		"1": ib_core changes the head of the next
  *				scatter list that it returns, as a later
- *				version might; reads as above
+ *				version might; reads as sg_kmalloc
  *	module_put		"1": the next module_put() of nvidia_peermem
  *				returns through hold/module_put_done
  *	hold/module_put_done	see linux/test_hold.h

@@ -34,7 +34,7 @@ struct slot {
 
 /**
  * struct bar1 - the BAR of a GPU
- * @taken: bitmap of pages that are pinned or have a layout; mem_lock
+ * @taken: bitmap of pages that are pinned or belong to a layout; mem_lock
  * @buffer: for exchanging two pages; place_sem
  * @slot: contents of each page; mem_lock
  */
@@ -244,7 +244,10 @@ static struct extent *extent_add(struct vidmem *mem, struct list_head *before,
 		else if (!mem->in_place)
 			ret = extent_move(mem, extent);
 		if (!ret) {
-			/* The HCA may write to any of the pages. */
+			/*
+			 * All pages may contain data now, because an HCA may
+			 * write to them.
+			 */
 			bitmap_set(mem->content, first, pages);
 			gpu->pinned += pages;
 			count_add(BAR_BYTES_PINNED, (u64)pages * STANDIN_PAGE_SIZE);
