@@ -31,7 +31,7 @@ MODULE_PARM_DESC(coherent_start, "start address of the reserved RAM that is memo
 
 static uint coherent_mib;
 module_param(coherent_mib, uint, 0444);
-MODULE_PARM_DESC(coherent_mib, "size of the RAM at coherent_start in MiB; 0: no such memory");
+MODULE_PARM_DESC(coherent_mib, "size of the RAM at coherent_start in MiB; 0: no coherent memory");
 
 static bool coherent;
 module_param(coherent, bool, 0644);

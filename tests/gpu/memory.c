@@ -53,7 +53,10 @@ MODULE_PARM_DESC(free_context, "thread that frees memory after munmap and exit: 
 /* Held for writing while memory is freed or moved, to exclude faults. */
 DECLARE_RWSEM(place_sem);
 
-/* Protects the owners of memory, and the free and pinned parts of a BAR. */
+/*
+ * Protects the lists of allocations and clients, and the bitmaps and counters
+ * of a BAR.
+ */
 DEFINE_MUTEX(mem_lock);
 
 /* Registered allocations. Protected by mem_lock. */

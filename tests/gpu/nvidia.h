@@ -49,9 +49,9 @@
 
 /*
  * Attributes of DMA mappings. A page may be mapped any number of times.
- * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
- * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that attribute
- * report even the second mapping of a page, except mappings with
+ * CONFIG_DMA_API_DEBUG reports more than eight mappings of a page as a leak,
+ * unless DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that
+ * attribute report even the second mapping of a page, except mappings with
  * DMA_ATTR_SKIP_CPU_SYNC. A BAR needs no sync, because it is not cached.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -118,9 +118,9 @@ struct gpu {
 };
 
 /*
- * Returns true if a range of the BAR can be mapped for a device. The real driver
- * takes the last byte of the BAR for the first byte after the BAR. The last page
- * of a BAR can therefore not be mapped.
+ * Returns true if a range of the BAR can be mapped for a device. The real
+ * driver calculates the end of the BAR one byte too low, so it cannot map the
+ * last page of a BAR.
  */
 static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
 			       u64 length)

@@ -54,7 +54,7 @@ MODULE_PARM_DESC(table_entries_delta, "number added to the entry count that page
  */
 static bool table_reuse;
 module_param(table_reuse, bool, 0644);
-MODULE_PARM_DESC(table_reuse, "the next page table has the address of the last one freed, where the sizes agree");
+MODULE_PARM_DESC(table_reuse, "the next page table gets the address of the page table that was freed last, if the sizes agree");
 
 static struct pin *spare_pin;
 static size_t spare_size;

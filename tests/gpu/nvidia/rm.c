@@ -35,7 +35,7 @@ TEST_HOLD(dma_map_before_insert);
 
 static bool table_reuse;
 module_param(table_reuse, bool, 0644);
-MODULE_PARM_DESC(table_reuse, "the next page table has the address of the last one freed");
+MODULE_PARM_DESC(table_reuse, "the next page table gets the address of the page table that was freed last");
 
 static bool dma_permute;
 module_param(dma_permute, bool, 0644);
