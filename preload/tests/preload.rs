@@ -225,7 +225,7 @@ fn every_symbol_version_and_dlopen() {
 }
 
 #[test]
-fn a_failure_keeps_the_error_and_is_said_once() {
+fn a_failure_keeps_the_error_and_is_printed_once() {
     let says = [
         "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
         "older than 5.12",
@@ -277,7 +277,7 @@ fn host_memory_costs_nothing() {
 
 /// If a program has no CUDA, a registration that fails does not search the file system for libcuda.
 #[test]
-fn without_cuda_nothing_is_searched() {
+fn without_cuda_no_directory_is_searched() {
     let run = Run {
         before: &["env", "LD_DEBUG=libs"],
         ..RUN

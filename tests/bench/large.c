@@ -10,10 +10,10 @@
  * fallback, as kvmalloc() has.
  *
  * /sys/kernel/debug/bench/page_order: Writing "1" switches the simulation on.
- * The write fails with EIO if a self-test finds that other allocations are
- * refused, or that one of these allocations is not refused.
- * Writing "0" switches the simulation off. A read returns
- * "on=0|1 refused=N given=N".
+ * The write fails with EIO if a self-test finds that an allocation by other
+ * code is refused, or that a large allocation by a client's function is not
+ * refused. Writing "0" switches the simulation off. A read returns "on=0|1
+ * refused=N given=N".
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>

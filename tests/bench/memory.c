@@ -5,7 +5,7 @@
  *
  * The counts come from the tracepoints of the allocators. An allocation by a
  * thread that is in a client's function, outside nvidia.ko, belongs to the
- * client until anybody frees it. The size of an allocation is the size that the
+ * client until it is freed. The size of an allocation is the size that the
  * allocator reserved for it. Compound pages are not counted as pages, because
  * they belong to the slab allocator or to large kmalloc() calls, which are
  * counted as objects.
@@ -91,8 +91,7 @@ static void slot_free(struct slot *slot)
 static const char * const allocators[] = { "sheaf", "__pcs_" };
 
 /*
- * Cache of call sites: true for those in the functions above. Protected by
- * lock.
+ * Call sites, and whether each is in one of these functions. Protected by lock.
  */
 static struct site {
 	unsigned long address;
@@ -286,7 +285,7 @@ static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
 	return simple_read_from_buffer(buf, len, pos, text, n);
 }
 
-/* Only one process at a time may use the file. */
+/* Starts or stops the counting. Only one process at a time may use the file. */
 static ssize_t memory_write(struct file *file, const char __user *buf,
 			    size_t len, loff_t *pos)
 {
